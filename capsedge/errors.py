@@ -1,0 +1,67 @@
+"""Errors that a person can act on. Every one says what failed, why, and what mends it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the ``capsedge`` command (documented in docs/cli.md)."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    ENVIRONMENT = 3
+    PARITY = 4
+    UNSUPPORTED = 5
+    ARTEFACT = 6
+
+
+class CapsedgeError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        what: what failed, in one sentence.
+        why: the cause, with the numbers or names found.
+        fix: the command or the change that mends it.
+    """
+
+    exit_code: ExitCode = ExitCode.BUG
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        self.what, self.why, self.fix = what, why, fix
+        super().__init__("\n".join(part for part in (what, why, fix) if part))
+
+
+class UsageError(CapsedgeError, ValueError):
+    """The caller's input is wrong: an option, a file, an image, an array or a shape."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ShapeError(UsageError):
+    """An operator or a session got a tensor of the wrong shape or type."""
+
+
+class EnvironmentProblem(CapsedgeError):
+    """Something is missing or broken on this machine: a package, a library, space on the disk."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class ParityError(CapsedgeError):
+    """A comparison ended outside its tolerance, or accuracy dropped too far."""
+
+    exit_code = ExitCode.PARITY
+
+
+class UnsupportedModelError(CapsedgeError):
+    """A model that is readable but cannot be exported or run by capsedge."""
+
+    exit_code = ExitCode.UNSUPPORTED
+
+
+class ArtefactError(CapsedgeError):
+    """An artefact is damaged, foreign, or does not fit this machine."""
+
+    exit_code = ExitCode.ARTEFACT

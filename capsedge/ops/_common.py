@@ -1,0 +1,160 @@
+"""What the operators share: checks, windows, matrix votes, accumulation type, gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsedge.errors import ShapeError
+
+
+def accumulation_dtype(x: Tensor) -> torch.dtype:
+    """Type in which an operator computes: FP32 for the half types, else the input's own."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def expect_shape(operator: str, name: str, x: Tensor, wanted: Sequence[int | str]) -> None:
+    """Raise unless ``x`` has the wanted shape; strings in ``wanted`` are free dimensions.
+
+    Raises:
+        ShapeError: names the operator, the input, the shape found and the shape wanted.
+    """
+    fits = x.ndim == len(wanted) and all(
+        isinstance(w, str) or int(d) == w
+        for d, w in zip(x.shape, wanted, strict=False)
+        if not isinstance(w, str)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{operator}: input '{name}' has shape {list(x.shape)}",
+            f"wanted [{', '.join(str(w) for w in wanted)}]",
+        )
+
+
+def expect_same_dtype(operator: str, **tensors: Tensor) -> None:
+    """Raise unless all tensors share one floating-point type.
+
+    Raises:
+        ShapeError: names the operator and each input's type.
+    """
+    dtypes = {t.dtype for t in tensors.values()}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        found = ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')}" for n, t in tensors.items())
+        raise ShapeError(f"{operator}: inputs must share one floating-point type", f"found {found}")
+
+
+def expect(operator: str, condition: bool, message: str) -> None:
+    """Raise ``ShapeError('<operator>: <message>')`` unless the condition holds."""
+    if not condition:
+        raise ShapeError(f"{operator}: {message}")
+
+
+def matrix_side(operator: str, pose_size: int) -> int:
+    """Side of the square matrix that a pose of ``pose_size`` elements is.
+
+    Raises:
+        ShapeError: the size is no square.
+    """
+    side = math.isqrt(pose_size)
+    expect(operator, side * side == pose_size, f"pose size {pose_size} is not a square")
+    return side
+
+
+def output_grid(
+    operator: str, height: int, width: int, kernel: tuple[int, int], strides: Sequence[int]
+) -> tuple[int, int]:
+    """Grid of a capsule convolution without padding: ``(in - kernel) // stride + 1`` per axis.
+
+    Raises:
+        ShapeError: the strides are not two positive numbers, or the window exceeds the grid.
+    """
+    expect(
+        operator, len(strides) == 2 and min(strides) >= 1, f"strides {list(strides)}, wanted two >= 1"
+    )
+    expect(
+        operator,
+        height >= kernel[0] and width >= kernel[1],
+        f"window {kernel[0]}x{kernel[1]} is larger than the {height}x{width} grid",
+    )
+    return (height - kernel[0]) // strides[0] + 1, (width - kernel[1]) // strides[1] + 1
+
+
+def windows(x: Tensor, kernel: tuple[int, int], strides: Sequence[int]) -> Tensor:
+    """Children seen by each parent position.
+
+    Args:
+        x: map of capsules ``[N, H, W, C, P]``.
+
+    Returns:
+        ``[N, H', W', Kh*Kw*C, P]``, children ordered by row, column, type.
+    """
+    n, _, _, c, p = x.shape
+    w = x.unfold(1, kernel[0], strides[0]).unfold(2, kernel[1], strides[1])
+    w = w.permute(0, 1, 2, 5, 6, 3, 4)
+    return w.reshape(n, w.shape[1], w.shape[2], kernel[0] * kernel[1] * c, p)
+
+
+def votes(children: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """Votes ``V = pose @ W``, the pose read as a ``rows`` x ``K`` matrix.
+
+    Args:
+        children: ``[N, H', W', I, rows*K]``.
+        weight: ``[I, M, K, L]``, or ``[1, C, M, K, L]`` flattened alike.
+        rows: rows of the pose matrix; 1 for a vector pose.
+
+    Returns:
+        ``[N, H', W', I, M, rows*L]``.
+    """
+    n, h, w, i, p = children.shape
+    m, k, out = weight.shape[1:]
+    x = children.reshape(n * h * w, i, rows, k).permute(1, 0, 2, 3).reshape(i, n * h * w * rows, k)
+    y = torch.bmm(x, weight.permute(0, 2, 1, 3).reshape(i, k, m * out))
+    y = y.reshape(i, n, h, w, rows, m, out).permute(1, 2, 3, 0, 5, 4, 6)
+    return y.reshape(n, h, w, i, m, rows * out)
+
+
+def register_gradient(
+    op: torch.library.CustomOpDef, definition: Callable[..., Any], tensor_count: int
+) -> None:
+    """Give a custom operator the gradient of its definition.
+
+    The votes are not kept between forward and backward: the definition runs again in backward, as
+    with activation checkpointing, so that training needs no more memory than the largest layer.
+
+    Args:
+        op: the operator; its first ``tensor_count`` arguments are tensors, the rest are attributes.
+        definition: the same computation in differentiable PyTorch.
+    """
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:tensor_count])
+        ctx.attributes = inputs[tensor_count:]
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad[:tensor_count]
+        inputs = [
+            t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, wanted, strict=True)
+        ]
+        with torch.enable_grad():
+            outputs = definition(*inputs, *ctx.attributes)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        used = [
+            (o, g)
+            for o, g in zip(outputs, grads, strict=True)
+            if g is not None and o.requires_grad
+        ]
+        variables = [t for t in inputs if t.requires_grad]
+        found: tuple[Tensor | None, ...] = (None,) * len(variables)
+        if used:
+            found = torch.autograd.grad(
+                [o for o, _ in used], variables, [g for _, g in used], allow_unused=True
+            )
+        each = iter(found)
+        result = [next(each) if need else None for need in wanted]
+        return (*result, *(None for _ in ctx.attributes))
+
+    op.register_autograd(backward, setup_context=setup_context)

@@ -1,0 +1,216 @@
+"""``capsedge::EMRouting``: matrix capsules with EM routing, Hinton et al. 2018, procedure 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from capsedge.ops._common import (
+    accumulation_dtype,
+    expect,
+    expect_same_dtype,
+    expect_shape,
+    matrix_side,
+    output_grid,
+    register_gradient,
+    votes,
+    windows,
+)
+
+EPSILON = 1e-6
+
+
+def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tensor:
+    """Scaled grid coordinates of every child as an addition to its votes ``[1, H, W, 1, P]``."""
+    add = like.new_zeros((height, width, side * side))
+    rows = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) / height
+    columns = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) / width
+    # The right-hand column of the vote matrix: row coordinate first, column coordinate second.
+    add[:, :, side - 1] = rows[:, None]
+    add[:, :, 2 * side - 1] = columns[None, :]
+    return add[None, :, :, None, :]
+
+
+def _define(
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    coordinate_addition: bool,
+    shared: bool,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = accumulation_dtype(pose)
+    n, height, width, types, size = pose.shape
+    side = matrix_side("EMRouting", size)
+    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
+    m = weight.shape[3]
+    w = weight.to(dtype)
+    if shared:
+        w = w.expand(height, width, types, m, side, side)
+        strides = (1, 1)
+    w = w.reshape(-1, m, side, side)
+
+    v = votes(windows(pose.to(dtype), kernel, strides), w, side)
+    if coordinate_addition:
+        add = _child_coordinates(height, width, side, v).expand(1, height, width, types, size)
+        v = v + windows(add, kernel, strides).unsqueeze(4)
+    a_child = windows(a.to(dtype).unsqueeze(-1), kernel, strides)
+
+    responsibility = torch.full_like(v[..., 0], 1.0 / m)
+    for iteration in range(iterations):
+        # M-step (steps 3 to 7 of the procedure).
+        r = (responsibility * a_child).unsqueeze(-1)
+        mass = r.sum(3)
+        mean = (r * v).sum(3) / (mass + epsilon)
+        deviation = (v - mean.unsqueeze(3)).square()
+        variance = (r * deviation).sum(3) / (mass + epsilon) + epsilon
+        log_variance = variance.log()
+        cost = (size * beta_u.to(dtype) + 0.5 * log_variance.sum(-1)) * mass.squeeze(-1)
+        logit = inverse_temperatures[iteration] * (beta_a.to(dtype) - cost)
+        if iteration + 1 < iterations:
+            # E-step, in the log domain; the constant of the Gaussian cancels in the softmax.
+            log_p = -0.5 * (
+                (deviation / variance.unsqueeze(3)).sum(-1) + log_variance.sum(-1).unsqueeze(3)
+            )
+            responsibility = (log_p + logsigmoid(logit).unsqueeze(3)).softmax(-1)
+    return (
+        mean.to(pose.dtype),
+        logit.sigmoid().to(pose.dtype),
+        responsibility.to(pose.dtype).contiguous(),
+    )
+
+
+@torch.library.custom_op("capsedge::em_routing", mutates_args=())
+def _op(
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    coordinate_addition: bool,
+    shared: bool,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _define(
+        pose,
+        a,
+        weight,
+        beta_u,
+        beta_a,
+        iterations,
+        strides,
+        inverse_temperatures,
+        coordinate_addition,
+        shared,
+        epsilon,
+    )
+
+
+@_op.register_fake
+def _(
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    coordinate_addition: bool,
+    shared: bool,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    n, height, width, types, size = pose.shape
+    m = weight.shape[3]
+    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
+    grid = (1, 1) if shared else output_grid("EMRouting", height, width, kernel, strides)
+    return (
+        pose.new_empty((n, *grid, m, size)),
+        pose.new_empty((n, *grid, m)),
+        pose.new_empty((n, *grid, kernel[0] * kernel[1] * types, m)),
+    )
+
+
+register_gradient(_op, _define, 5)
+
+
+def em_routing(
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    *,
+    inverse_temperatures: Sequence[float],
+    strides: Sequence[int] = (1, 1),
+    coordinate_addition: bool = False,
+    shared: bool = False,
+    epsilon: float = EPSILON,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit each parent's Gaussian to its children's votes by expectation maximisation.
+
+    A child's responsibilities sum to one over the parents of one output position.
+
+    Args:
+        pose: matrix poses of the children ``[N, H, W, C, P]``, ``P`` a square number.
+        a: activations of the children ``[N, H, W, C]``, each in [0, 1].
+        weight: ``[Kh, Kw, C, M, √P, √P]``; a vote is ``pose @ W``. With ``shared``: ``Kh = Kw = 1``.
+        beta_u: cost of describing a child by no parent, per parent type ``[M]``.
+        beta_a: cost of activating a parent, per parent type ``[M]``.
+        inverse_temperatures: λ of each iteration; their number is the number of iterations ``T``.
+        strides: of the window, rows and columns.
+        coordinate_addition: adds each child's scaled position to the right-hand column of its votes.
+        shared: class capsules: one window over the whole grid, one matrix for all its positions.
+        epsilon: added to the mass under each quotient and to each variance.
+
+    Returns:
+        Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]`` and the responsibilities of the last
+        M-step ``[N, H', W', I, M]``, of the type of ``pose``. Half types are computed in FP32.
+
+    Raises:
+        ShapeError: a shape, type or attribute is wrong; the message names it.
+
+    Source: Hinton, Sabour, Frosst 2018, procedure 1 and section 4.
+    """
+    name = "EMRouting"
+    expect_shape(name, "pose", pose, ["N", "H", "W", "C", "P"])
+    n, height, width, types, size = pose.shape
+    side = matrix_side(name, size)
+    expect_shape(name, "a", a, ["N", height, width, types])
+    expect_shape(name, "weight", weight, ["Kh", "Kw", types, "M", side, side])
+    m = weight.shape[3]
+    expect_shape(name, "beta_u", beta_u, [m])
+    expect_shape(name, "beta_a", beta_a, [m])
+    expect_same_dtype(name, pose=pose, a=a, weight=weight, beta_u=beta_u, beta_a=beta_a)
+    if shared:
+        expect(name, tuple(weight.shape[:2]) == (1, 1), "shared weights need a 1x1 window")
+    else:
+        output_grid(name, height, width, (weight.shape[0], weight.shape[1]), strides)
+    expect(name, len(inverse_temperatures) >= 1, "no inverse temperature: one per iteration")
+    expect(name, not coordinate_addition or side >= 2, "coordinate addition needs poses of 2x2 or more")
+    expect(name, epsilon > 0, f"epsilon {epsilon}, wanted > 0")
+    result: tuple[Tensor, Tensor, Tensor] = _op(
+        pose,
+        a,
+        weight,
+        beta_u,
+        beta_a,
+        len(inverse_temperatures),
+        list(strides),
+        list(inverse_temperatures),
+        coordinate_addition,
+        shared,
+        epsilon,
+    )
+    return result

@@ -1,0 +1,51 @@
+"""``capsedge::Squash``: the capsule non-linearity of Sabour et al. 2017, equation 1."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from capsedge.ops._common import accumulation_dtype, expect, register_gradient
+
+EPSILON = 1e-8
+
+
+def _define(x: Tensor, axis: int, epsilon: float) -> Tensor:
+    y = x.to(accumulation_dtype(x))
+    n2 = (y * y).sum(axis, keepdim=True)
+    return (y * (n2 / (1 + n2) / torch.sqrt(n2 + epsilon))).to(x.dtype)
+
+
+@torch.library.custom_op("capsedge::squash", mutates_args=())
+def _op(x: Tensor, axis: int, epsilon: float) -> Tensor:
+    return _define(x, axis, epsilon)
+
+
+@_op.register_fake
+def _(x: Tensor, axis: int, epsilon: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+register_gradient(_op, _define, 1)
+
+
+def squash(x: Tensor, axis: int = -1, epsilon: float = EPSILON) -> Tensor:
+    """Keep the direction, make the length ``n² / (1 + n²)``.
+
+    Args:
+        x: any floating-point tensor ``[..., P]``; half types are computed in FP32.
+        axis: the axis of the pose.
+        epsilon: added to ``n²`` under the root, so that the zero vector gives zero; positive.
+
+    Returns:
+        A tensor of the shape and type of ``x``.
+
+    Raises:
+        ShapeError: no floating-point type, no such axis, or an epsilon that is not positive.
+
+    Source: Sabour, Frosst, Hinton 2017, equation 1.
+    """
+    expect("Squash", x.dtype.is_floating_point, f"input 'x' has type {x.dtype}, wanted a float")
+    expect("Squash", -x.ndim <= axis < x.ndim, f"axis {axis} of an input with {x.ndim} dimensions")
+    expect("Squash", epsilon > 0, f"epsilon {epsilon}, wanted > 0")
+    return _op(x, axis, epsilon)
