@@ -1,0 +1,49 @@
+"""What the verbs share: options, printing, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from capsedge.errors import CapsedgeError, ExitCode
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def log(message: str) -> None:
+    """Say something to the person; the standard output is for results."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def print_json(document: Any) -> None:
+    """Print a result as one JSON document."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def report(error: CapsedgeError, as_json: bool) -> None:
+    """Print an error for a person (stderr), or as JSON (stdout) where JSON was asked for."""
+    if as_json:
+        print_json(
+            {
+                "error": error.what,
+                "why": error.why,
+                "fix": error.fix,
+                "exit_code": int(error.exit_code),
+            }
+        )
+    log(f"error: {error}")
+
+
+def report_bug(error: BaseException) -> None:
+    """Print an unexpected error; its traceback only with CAPSEDGE_DEBUG=1."""
+    if os.environ.get("CAPSEDGE_DEBUG") == "1":
+        raise error
+    log(
+        f"error: capsedge failed unexpectedly: {type(error).__name__}: {error}\n"
+        "This is a bug. Run again with CAPSEDGE_DEBUG=1 for the traceback and report both."
+    )
+    raise SystemExit(int(ExitCode.BUG))
