@@ -1,0 +1,284 @@
+"""The registry: every case that every backend is checked against.
+
+A case is an operator, its dimensions, its ONNX attributes and the kind of its inputs. Its printed form
+(``str(case)``) names it, filters it (``--filter`` is a regular expression over it) and seeds it.
+
+>>> from tests.conformance.cases import CASES, make
+>>> example = make(CASES[0], "float16")      # inputs, what the oracle wants, tolerances
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import inputs, oracle
+from .tolerance import Tolerance, tolerance
+
+DTYPES = ("float64", "float32", "float16")
+# What an ONNX node has, and what only the PyTorch operators have beside it.
+OUTPUTS = {
+    "Squash": ("y",),
+    "DynamicRouting": ("v",),
+    "EMRouting": ("pose", "a"),
+    "AttentionRouting": ("pose",),
+}
+EXTRA_OUTPUTS = {
+    "Squash": (),
+    "DynamicRouting": ("couplings",),
+    "EMRouting": ("couplings",),
+    "AttentionRouting": ("couplings",),
+}
+_ORACLES = {
+    "Squash": oracle.squash,
+    "DynamicRouting": oracle.dynamic_routing,
+    "EMRouting": oracle.em_routing,
+    "AttentionRouting": oracle.attention_routing,
+}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "x".join(_text(v) for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case; ``dims`` are the letters of docs/operators.md, ``attributes`` those of the node."""
+
+    operator: str
+    dims: Mapping[str, Any]
+    attributes: Mapping[str, Any]
+    kind: str = "normal"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    heavy: bool = False  # a layer of a published model: for `performance`, marked slow in pytest
+
+    def __str__(self) -> str:
+        parts = {**self.dims, **self.attributes, **self.options, "kind": self.kind}
+        return f"{self.operator}({','.join(f'{k}={_text(v)}' for k, v in parts.items())})"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, the ONNX node's first."""
+        return OUTPUTS[self.operator] + EXTRA_OUTPUTS[self.operator]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A case in one storage type: inputs as stored, the oracle's float64 outputs, tolerances."""
+
+    inputs: Mapping[str, NDArray[Any]]
+    wanted: Mapping[str, NDArray[np.float64]]
+    tolerances: Mapping[str, Tolerance]
+
+
+def evaluate(case: Case, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
+    """The oracle's outputs by name for any input values."""
+    found = _ORACLES[case.operator](*arrays.values(), **case.attributes)
+    results = found if isinstance(found, tuple) else (found,)
+    return dict(zip(case.outputs, results, strict=True))
+
+
+@lru_cache(maxsize=32)
+def _make(name: str, dtype: str) -> Example:
+    case = BY_NAME[name]
+    arrays = inputs.build(
+        case.operator, case.dims, {**case.attributes, **case.options}, case.kind, name, dtype
+    )
+    wanted = evaluate(case, arrays)
+    limits = {
+        output: tolerance(case.operator, output, case.kind, dtype, inputs.votes_size(case.kind, dtype))
+        for output in case.outputs
+    }
+    return Example(arrays, wanted, limits)
+
+
+def make(case: Case, dtype: str) -> Example:
+    """Inputs rounded to ``dtype``, the oracle's answer for the rounded values, and the tolerances."""
+    return _make(str(case), dtype)
+
+
+def _squash_cases() -> Iterator[Case]:
+    def case(shape: tuple[int, ...], axis: int = -1, epsilon: float = 1e-8, kind: str = "normal") -> Case:
+        return Case("Squash", {"shape": shape}, {"axis": axis, "epsilon": epsilon}, kind)
+
+    for kind in inputs.KINDS["Squash"]:
+        for shape in ((5, 16), (3, 7, 11), (2, 13, 1)):
+            yield case(shape, kind=kind)
+    for axis in (-3, -2, -1, 0, 1, 2):
+        yield case((3, 5, 7), axis=axis)
+    for size in (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 64):
+        yield case((3, size))
+    for epsilon in (1e-12, 1e-5, 1e-3):
+        for kind in ("normal", "tiny"):
+            yield case((4, 9), epsilon=epsilon, kind=kind)
+    yield case((6,))
+    yield case((0, 10, 8))
+    yield case((2, 3, 2, 5, 4), axis=3)
+    yield Case("Squash", {"shape": (16, 1152, 8)}, {"axis": -1, "epsilon": 1e-8}, heavy=True)
+
+
+def _dynamic_cases() -> Iterator[Case]:
+    def case(
+        n: int, i: int, j: int, pin: int, pout: int, iterations: int = 3, leaky: int = 0,
+        epsilon: float = 1e-8, kind: str = "normal", prior: int = 1, bias: int = 1, heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "DynamicRouting",
+            {"N": n, "I": i, "J": j, "Pin": pin, "Pout": pout},
+            {"iterations": iterations, "leaky": leaky, "epsilon": epsilon},
+            kind,
+            {"prior": prior, "bias": bias},
+            heavy,
+        )
+
+    for leaky, prior, bias, t in itertools.product((0, 1), (0, 1), (0, 1), (1, 2, 3, 4, 5)):
+        yield case(2, 7, 3, 5, 4, t, leaky, prior=prior, bias=bias)
+    for kind in inputs.KINDS["DynamicRouting"]:
+        for leaky in (0, 1):
+            yield case(2, 9, 5, 8, 16, 3, leaky, kind=kind)
+            yield case(1, 3, 7, 3, 5, 2, leaky, kind=kind)
+    odd = (
+        (1, 1, 1, 1, 1), (1, 13, 2, 3, 17), (7, 3, 11, 4, 8), (3, 31, 10, 8, 16), (2, 1, 5, 8, 16),
+        (2, 9, 1, 4, 6), (1, 65, 4, 7, 3), (1, 5, 67, 2, 9), (2, 17, 33, 16, 31), (1, 40, 10, 8, 16),
+    )  # fmt: skip
+    for dims in odd:
+        for t, leaky in ((1, 0), (3, 0), (2, 1)):
+            yield case(*dims, iterations=t, leaky=leaky)
+    yield case(0, 5, 4, 3, 6)
+    yield case(0, 5, 4, 3, 6, 1, 1)
+    yield case(2, 7, 3, 5, 4, epsilon=1e-3)
+    yield case(7, 128, 10, 8, 16, prior=0, bias=0)
+    # CapsNet on MNIST, and Tsai et al.'s dynamic routing with 100 classes at a tenth of its children.
+    yield case(1, 1152, 10, 8, 16, prior=0, heavy=True)
+    yield case(16, 1152, 10, 8, 16, prior=0, heavy=True)
+    yield case(1, 1152, 10, 8, 16, leaky=1, prior=1, heavy=True)
+    yield case(2, 200, 100, 16, 16, 2, prior=0, bias=0, heavy=True)
+
+
+def gentle(iterations: int) -> tuple[float, ...]:
+    """The customary schedule of the inverse temperature, ``0.01 (1 - 0.95^t)``."""
+    return tuple(round(0.01 * (1 - 0.95**t), 9) for t in range(1, iterations + 1))
+
+
+def _em_cases() -> Iterator[Case]:
+    def case(
+        n: int, h: int, w: int, c: int, kh: int, kw: int, m: int, p: int,
+        lambdas: tuple[float, ...] = gentle(3), strides: tuple[int, int] = (1, 1),
+        coordinates: int = 0, shared: int = 0, epsilon: float = 1e-6, kind: str = "normal",
+        heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "EMRouting",
+            {"N": n, "H": h, "W": w, "C": c, "Kh": kh, "Kw": kw, "M": m, "P": p},
+            {
+                "iterations": len(lambdas),
+                "strides": strides,
+                "inverse_temperatures": lambdas,
+                "coordinate_addition": coordinates,
+                "shared": shared,
+                "epsilon": epsilon,
+            },
+            kind,
+            heavy=heavy,
+        )
+
+    for coordinates, t in itertools.product((0, 1), (1, 2, 3, 4, 5)):
+        yield case(2, 3, 4, 2, 2, 3, 3, 4, gentle(t), coordinates=coordinates)
+        yield case(2, 3, 2, 2, 1, 1, 5, 16, gentle(t), coordinates=coordinates, shared=1)
+    for strides in ((1, 1), (2, 2), (3, 3), (1, 2), (3, 1), (2, 3)):
+        for coordinates in (0, 1):
+            yield case(1, 7, 5, 2, 3, 2, 3, 4, gentle(2), strides, coordinates)
+    for kind in inputs.KINDS["EMRouting"]:
+        yield case(2, 3, 3, 3, 3, 3, 5, 16, kind=kind)
+        yield case(1, 4, 3, 2, 2, 2, 3, 9, kind=kind, strides=(2, 1), coordinates=1)
+        yield case(1, 3, 2, 4, 1, 1, 7, 16, kind=kind, coordinates=1, shared=1)
+    for lambdas in ((0.0,), (0.5, 1.0), (1.0, 2.0, 3.0), (0.01, 0.01, 0.01)):
+        yield case(2, 3, 3, 2, 2, 2, 5, 16, lambdas)
+    for epsilon in (1e-8, 1e-4, 1e-2):
+        yield case(1, 3, 3, 2, 2, 2, 5, 16, epsilon=epsilon)
+    odd = (
+        (1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1, 3, 4), (2, 1, 1, 13, 1, 1, 1, 16),
+        (1, 3, 3, 1, 3, 3, 17, 1), (7, 2, 2, 3, 2, 2, 2, 16), (1, 5, 3, 3, 5, 1, 11, 9),
+        (1, 2, 2, 7, 1, 1, 33, 16), (1, 1, 7, 2, 1, 3, 4, 25), (2, 3, 3, 8, 3, 3, 8, 16),
+    )  # fmt: skip
+    for dims in odd:
+        yield case(*dims)
+        yield case(*dims, gentle(2), coordinates=1) if dims[-1] >= 4 else case(*dims, gentle(1))
+    yield case(0, 4, 4, 2, 3, 3, 3, 16)
+    yield case(0, 4, 4, 2, 1, 1, 3, 16, shared=1, coordinates=1)
+    yield case(1, 4, 4, 16, 3, 3, 16, 16)
+    # Matrix capsules on smallNORB, A=B=C=D=32, on small grids: both convolutions and the classes.
+    yield case(1, 5, 5, 32, 3, 3, 32, 16, strides=(2, 2), heavy=True)
+    yield case(2, 4, 4, 32, 3, 3, 32, 16, heavy=True)
+    yield case(1, 5, 5, 32, 1, 1, 5, 16, coordinates=1, shared=1, heavy=True)
+
+
+def _attention_cases() -> Iterator[Case]:
+    def case(
+        n: int, h: int, w: int, c: int, kh: int, kw: int, m: int, pin: int, p: int,
+        matrix: int = 1, strides: tuple[int, int] = (1, 1), agreement: float | None = None,
+        epsilon: float = 1e-5, kind: str = "normal", parent: int = 1, heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "AttentionRouting",
+            {"N": n, "H": h, "W": w, "C": c, "Kh": kh, "Kw": kw, "M": m, "Pin": pin, "P": p},
+            {
+                "strides": strides,
+                "matrix_pose": matrix,
+                "agreement_scale": float(p**-0.5) if agreement is None else agreement,
+                "epsilon": epsilon,
+            },
+            kind,
+            {"parent": parent, "grid": ((h - kh) // strides[0] + 1, (w - kw) // strides[1] + 1)},
+            heavy,
+        )
+
+    poses = ((1, 16, 16), (0, 8, 12))
+    for strides in ((1, 1), (2, 2), (3, 3), (1, 2), (3, 1), (2, 3)):
+        for matrix, pin, p in poses:
+            for parent in (0, 1):
+                yield case(2, 6, 5, 2, 3, 2, 3, pin, p, matrix, strides, parent=parent)
+    for kind in inputs.KINDS["AttentionRouting"]:
+        for matrix, pin, p in poses:
+            yield case(2, 3, 3, 3, 3, 3, 5, pin, p, matrix, kind=kind)
+            yield case(1, 1, 1, 7, 1, 1, 3, pin, p, matrix, kind=kind)
+            yield case(1, 3, 2, 2, 2, 1, 4, pin, p, matrix, kind=kind, parent=0)
+    for agreement in (0.0, 0.1, 1.0, 3.0):
+        for matrix, pin, p in poses:
+            yield case(1, 3, 3, 2, 2, 2, 5, pin, p, matrix, agreement=agreement)
+    for epsilon in (1e-8, 1e-3, 0.1):
+        yield case(1, 3, 3, 2, 2, 2, 5, 16, 16, epsilon=epsilon)
+    odd = (
+        (1, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1, 1, 3, 1, 0), (1, 1, 1, 13, 1, 1, 1, 16, 16, 1),
+        (2, 1, 1, 5, 1, 1, 17, 7, 31, 0), (7, 2, 2, 3, 2, 2, 2, 4, 4, 1), (1, 5, 3, 3, 5, 1, 11, 9, 9, 1),
+        (1, 1, 7, 2, 1, 3, 4, 25, 25, 1), (1, 2, 2, 7, 2, 2, 33, 16, 16, 1), (2, 3, 3, 8, 3, 3, 8, 36, 36, 1),
+        (1, 3, 3, 4, 3, 3, 8, 36, 64, 0), (1, 2, 2, 5, 1, 1, 10, 64, 16, 0),
+    )  # fmt: skip
+    for dims in odd:
+        for parent in (0, 1):
+            yield case(*dims, parent=parent)
+    yield case(0, 4, 4, 2, 3, 3, 3, 16, 16)
+    yield case(0, 4, 4, 2, 3, 3, 3, 5, 7, 0)
+    yield case(1, 4, 4, 16, 3, 3, 16, 16, 16)
+    # Tsai et al.'s Table 8 model on small grids: both convolutional layers and the two dense ones.
+    yield case(1, 5, 5, 32, 3, 3, 32, 16, 16, strides=(2, 2), heavy=True)
+    yield case(2, 4, 4, 32, 3, 3, 32, 16, 16, heavy=True)
+    yield case(1, 1, 1, 800, 1, 1, 10, 16, 16, heavy=True)
+    yield case(1, 4, 4, 32, 3, 3, 32, 36, 64, 0, heavy=True)
+
+
+CASES: tuple[Case, ...] = (
+    *_squash_cases(),
+    *_dynamic_cases(),
+    *_em_cases(),
+    *_attention_cases(),
+)
+BY_NAME = {str(case): case for case in CASES}

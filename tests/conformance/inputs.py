@@ -1,0 +1,144 @@
+"""Input values of a case: numpy only, seeded by the case's name, rounded to the storage type."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# normal      unit normal poses; weights scaled so that votes have unit variance
+# zeros       all poses zero
+# tiny        norms from 1e-20 to 1e-3 (float16: from its smallest number)
+# huge        norms up to 1e18 in Squash and 1e15 elsewhere, within float16 up to thousands
+# ties        all parents alike: couplings exactly uniform
+# saturated   agreements (dynamic, attention) or activations (EM) so strong that couplings are 0 or 1
+# a-zero/one  EM: every activation 0, or 1
+# agreeing    EM: all votes for a parent within 1 % of each other, variances near 1e-4
+KINDS = {
+    "Squash": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "DynamicRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "EMRouting": (
+        "normal", "zeros", "tiny", "huge", "ties", "saturated", "a-zero", "a-one", "agreeing",
+    ),
+    "AttentionRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+}  # fmt: skip
+
+
+def votes_size(kind: str, dtype: str) -> float:
+    """Typical size of one vote's element: absolute errors of a pose grow with it."""
+    if kind == "huge":
+        return 1e3 if dtype == "float16" else 1e15
+    return 1.0
+
+
+def _factors(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str) -> Array:
+    """What the unit normal poses are multiplied by; one factor a pose."""
+    if kind == "zeros":
+        return np.zeros(shape)
+    if kind == "tiny":
+        return np.asarray(10.0 ** rng.uniform(-7 if dtype == "float16" else -20, -3, shape))
+    return np.full(shape, 10.0 if kind == "saturated" else votes_size(kind, dtype))
+
+
+def build(
+    operator: str,
+    dims: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    kind: str,
+    name: str,
+    dtype: str,
+) -> dict[str, NDArray[Any]]:
+    """The operator's inputs by name, in the order of the specification, of type ``dtype``.
+
+    ``settings`` are the node's attributes and the case's options together.
+    """
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    arrays = {
+        "Squash": _squash,
+        "DynamicRouting": _dynamic,
+        "EMRouting": _em,
+        "AttentionRouting": _attention,
+    }[operator](rng, dims, settings, kind, dtype)
+    return {key: np.ascontiguousarray(value, dtype=dtype) for key, value in arrays.items()}
+
+
+def _squash(
+    rng: np.random.Generator, d: Mapping[str, Any], _: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    shape = d["shape"]
+    x = rng.standard_normal(shape)
+    rows = (*shape[:-1], 1)
+    if kind == "huge":
+        top = 3.5 if dtype == "float16" else 17.5
+        x *= 10.0 ** rng.uniform(2, top, rows)
+    elif kind == "ties":
+        x = np.sign(x)
+    elif kind == "saturated":
+        x[..., 0] = 1e3  # one element carries the whole norm
+    else:
+        x *= _factors(rng, rows, kind, dtype)
+    return {"x": x}
+
+
+def _dynamic(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    n, i, j, pin, pout = (d[k] for k in ("N", "I", "J", "Pin", "Pout"))
+    u = rng.standard_normal((n, i, pin)) * _factors(rng, (n, i, 1), kind, dtype)
+    weight = rng.standard_normal((i, j, pout, pin)) * pin**-0.5
+    log_prior = rng.standard_normal((i, j)) * s["prior"]
+    bias = 0.1 * rng.standard_normal((j, pout)) * s["bias"]
+    if kind == "ties":
+        weight[:] = weight[:, :1]
+        log_prior[:] = log_prior[:, :1]
+        bias[:] = bias[:1]
+    return {"u": u, "weight": weight, "log_prior": log_prior, "bias": bias}
+
+
+def _em(
+    rng: np.random.Generator, d: Mapping[str, Any], _: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    n, h, w, c, kh, kw, m, p = (d[k] for k in ("N", "H", "W", "C", "Kh", "Kw", "M", "P"))
+    side = round(p**0.5)
+    factor_kind = "normal" if kind in ("saturated", "ties") else kind
+    pose = rng.standard_normal((n, h, w, c, p)) * _factors(rng, (n, h, w, c, 1), factor_kind, dtype)
+    a = rng.uniform(0, 1, (n, h, w, c))
+    weight = rng.standard_normal((kh, kw, c, m, side, side)) * side**-0.5
+    beta_u = 0.3 * rng.standard_normal(m)
+    beta_a = rng.standard_normal(m)
+    if kind == "ties":
+        weight[:] = weight[:, :, :, :1]
+        beta_u[:] = beta_u[0]
+        beta_a[:] = beta_a[0]
+    elif kind == "saturated":
+        a = np.round(a)
+        beta_a *= 1e4
+    elif kind == "agreeing":
+        pose = rng.standard_normal(p) + 0.01 * rng.standard_normal(pose.shape)
+        weight = rng.standard_normal((m, side, side)) * side**-0.5
+        weight = weight + 0.01 * rng.standard_normal((kh, kw, c, m, side, side)) * side**-0.5
+    elif kind in ("a-zero", "a-one"):
+        a = np.full_like(a, 0.0 if kind == "a-zero" else 1.0)
+    return {"pose": pose, "a": a, "weight": weight, "beta_u": beta_u, "beta_a": beta_a}
+
+
+def _attention(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    n, h, w, c, kh, kw, m, pin, p = (d[k] for k in ("N", "H", "W", "C", "Kh", "Kw", "M", "Pin", "P"))
+    side = round(pin**0.5)
+    matrix = (side, side) if s["matrix_pose"] else (pin, p)
+    pose = rng.standard_normal((n, h, w, c, pin)) * _factors(rng, (n, h, w, c, 1), kind, dtype)
+    parent = rng.standard_normal((n, *s["grid"], m, p)) * s["parent"]
+    weight = rng.standard_normal((kh, kw, c, m, *matrix)) * matrix[0] ** -0.5
+    scale = 1 + 0.2 * rng.standard_normal(p)
+    bias = 0.2 * rng.standard_normal(p)
+    if kind == "ties":
+        weight[:] = weight[:, :, :, :1]
+        parent[:] = parent[:, :, :, :1]
+    return {"pose": pose, "parent": parent, "weight": weight, "scale": scale, "bias": bias}

@@ -1,0 +1,172 @@
+"""The four modes over backends, cases and storage types; each yields rows."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from .backends import Backend, missing_outputs
+from .cases import Case, evaluate, make
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result. ``value`` is the error over its tolerance, or milliseconds in `performance`."""
+
+    backend: str
+    case: str
+    dtype: str
+    verdict: str  # ok, FAILED, skipped, supported
+    value: float | None = None
+    detail: str = ""
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("backend", "case", "dtype", "verdict", "value", "detail")
+
+    def fields(self) -> dict[str, object]:
+        """As a line of the comma-separated output."""
+        return {name: getattr(self, name) for name in self.FIELDS}
+
+    def __str__(self) -> str:
+        value = "" if self.value is None else f" {self.value:.3g}"
+        return f"{self.backend} {self.dtype} {self.case}: {self.verdict}{value} {self.detail}".rstrip()
+
+
+def _reason(backend: Backend, case: Case, dtype: str) -> str:
+    return backend.unavailable() or backend.supports(case, dtype)
+
+
+def check(backend: Backend, case: Case, dtype: str) -> Row:
+    """Run one case and compare it with the oracle."""
+    if reason := _reason(backend, case, dtype):
+        return Row(backend.name, str(case), dtype, "skipped", detail=reason)
+    example = make(case, dtype)
+    before = {name: array.copy() for name, array in example.inputs.items()}
+    outputs = backend.prepare(case, example.inputs, dtype)()
+    problems = [f"output '{name}' is missing" for name in missing_outputs(case, outputs)]
+    worst = 0.0
+    for name, found in outputs.items():
+        wanted, limit = example.wanted[name], example.tolerances[name]
+        if found.shape != wanted.shape or found.dtype != np.dtype(dtype):
+            problems.append(
+                f"output '{name}' is {found.dtype} {list(found.shape)}, wanted {dtype} {list(wanted.shape)}"
+            )
+            continue
+        if any(np.shares_memory(found, array) for array in example.inputs.values()):
+            problems.append(f"output '{name}' shares memory with an input")
+        excess = limit.excess(found, wanted)
+        worst = max(worst, excess)
+        if excess > 1:
+            difference = np.abs(found.astype(np.float64) - wanted)
+            problems.append(
+                f"output '{name}': largest error {difference.max():.3g} is {excess:.3g} times the"
+                f" tolerance (atol {limit.atol:.2g}, rtol {limit.rtol:.2g}: {limit.reason})"
+            )
+    problems += [
+        f"input '{name}' was changed"
+        for name, array in before.items()
+        if array.tobytes() != example.inputs[name].tobytes()
+    ]
+    verdict = "FAILED" if problems else "ok"
+    return Row(backend.name, str(case), dtype, verdict, worst, "; ".join(problems))
+
+
+def check_gradient(backend: Backend, case: Case) -> Row:
+    """Compare directional derivatives in float64 with the oracle's central differences.
+
+    Five points instead of two, so that the step can be wide enough for the oracle's rounding.
+    """
+    name, dtype = str(case), "float64"
+    gradient = getattr(backend, "gradient", None)
+    reason = "no gradients" if gradient is None else _reason(backend, case, dtype)
+    if not reason and case.kind not in ("normal", "ties", "a-one"):
+        reason = "finite differences need inputs of ordinary size"
+    if reason:
+        return Row(backend.name, name, dtype, "skipped", detail=reason)
+    assert gradient is not None
+    example = make(case, dtype)
+    rng = np.random.default_rng(zlib.crc32(name.encode()) + 1)
+    cotangents = {key: rng.standard_normal(x.shape) for key, x in example.wanted.items()}
+    found = gradient(case, example.inputs, cotangents)
+    problems, worst, step = [], 0.0, 1e-4
+    for key, x in example.inputs.items():
+        direction = rng.standard_normal(x.shape)
+
+        def along(distance: float, key: str = key, direction: np.ndarray = direction) -> float:
+            moved = {**example.inputs, key: example.inputs[key] + distance * direction}
+            outputs = evaluate(case, moved)
+            return float(sum((outputs[o] * cotangents[o]).sum() for o in outputs))
+
+        wanted = (
+            8 * (along(step) - along(-step)) - (along(2 * step) - along(-2 * step))
+        ) / (12 * step)
+        got = float((found[key] * direction).sum())
+        scale = float(np.abs(found[key] * direction).sum()) + 1e-3
+        excess = abs(got - wanted) / (1e-5 * scale)
+        worst = max(worst, excess)
+        if not excess <= 1:
+            problems.append(f"by '{key}': {got:.9g}, finite differences say {wanted:.9g}")
+    verdict = "FAILED" if problems else "ok"
+    return Row(backend.name, name, dtype, verdict, worst, "; ".join(problems))
+
+
+def test(backends: Sequence[Backend], cases: Sequence[Case], dtypes: Sequence[str]) -> Iterator[Row]:
+    """Every case in every type on every backend, against the oracle."""
+    for case in cases:
+        for dtype in dtypes:
+            for backend in backends:
+                yield check(backend, case, dtype)
+
+
+def gradient(
+    backends: Sequence[Backend], cases: Sequence[Case], dtypes: Sequence[str]
+) -> Iterator[Row]:
+    """Gradients in float64 against finite differences of the oracle."""
+    for case in cases:
+        for backend in backends:
+            yield check_gradient(backend, case)
+
+
+def performance(
+    backends: Sequence[Backend], cases: Sequence[Case], dtypes: Sequence[str]
+) -> Iterator[Row]:
+    """Median milliseconds of a call, after two calls that do not count, for at least 0.2 s."""
+    for case in cases:
+        for dtype in dtypes:
+            for backend in backends:
+                if reason := _reason(backend, case, dtype):
+                    yield Row(backend.name, str(case), dtype, "skipped", detail=reason)
+                    continue
+                run = backend.prepare(case, make(case, dtype).inputs, dtype)
+                run()
+                run()
+                times: list[float] = []
+                while len(times) < 5 or (sum(times) < 0.2 and len(times) < 1000):
+                    start = time.perf_counter()
+                    run()
+                    times.append(time.perf_counter() - start)
+                low, median, high = np.percentile(times, (10, 50, 90)) * 1e3
+                detail = f"ms, 10th to 90th percentile {low:.3g} to {high:.3g}, {len(times)} calls"
+                yield Row(backend.name, str(case), dtype, "ok", float(median), detail)
+
+
+def support(
+    backends: Sequence[Backend], cases: Sequence[Case], dtypes: Sequence[str]
+) -> Iterator[Row]:
+    """What each backend takes, and why it does not take the rest."""
+    for case in cases:
+        for dtype in dtypes:
+            for backend in backends:
+                reason = _reason(backend, case, dtype)
+                yield Row(
+                    backend.name, str(case), dtype, "skipped" if reason else "supported", None, reason
+                )
+
+
+MODES: dict[
+    str, Callable[[Sequence[Backend], Sequence[Case], Sequence[str]], Iterator[Row]]
+] = {"test": test, "gradient": gradient, "performance": performance, "support": support}

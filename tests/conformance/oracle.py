@@ -1,0 +1,223 @@
+"""The four operators in float64 numpy, as the papers' procedures read: one loop an index.
+
+Written from docs/operators.md and the papers, apart from the PyTorch definitions; imports neither torch
+nor onnx. Every function takes arrays of any floating-point type and returns float64. Slow on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+def _double(x: ArrayLike) -> Array:
+    return np.asarray(x, dtype=np.float64)
+
+
+def _softmax(logits: Array) -> Array:
+    shifted = np.exp(logits - logits.max())
+    result: Array = shifted / shifted.sum()
+    return result
+
+
+def _squash_vector(s: Array, epsilon: float) -> Array:
+    n2 = float(s @ s)
+    return s * (n2 / (1.0 + n2)) / np.sqrt(n2 + epsilon)
+
+
+def _positions(
+    height: int, width: int, kernel: tuple[int, int], strides: Sequence[int]
+) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Output row, output column, and the input cells of that window by row, then column."""
+    for out_y in range((height - kernel[0]) // strides[0] + 1):
+        for out_x in range((width - kernel[1]) // strides[1] + 1):
+            top, left = out_y * strides[0], out_x * strides[1]
+            cells = [(top + dy, left + dx) for dy in range(kernel[0]) for dx in range(kernel[1])]
+            yield out_y, out_x, cells
+
+
+def squash(x: ArrayLike, axis: int = -1, epsilon: float = 1e-8) -> Array:
+    """Sabour et al. 2017, equation 1; ``x [..., P, ...]`` with the pose along ``axis``."""
+    vectors = np.moveaxis(_double(x), axis, -1)
+    y = np.zeros_like(vectors)
+    for index in np.ndindex(vectors.shape[:-1]):
+        y[index] = _squash_vector(vectors[index], epsilon)
+    return np.moveaxis(y, -1, axis)
+
+
+def dynamic_routing(
+    u: ArrayLike,
+    weight: ArrayLike,
+    log_prior: ArrayLike,
+    bias: ArrayLike,
+    iterations: int,
+    leaky: bool,
+    epsilon: float,
+) -> tuple[Array, Array]:
+    """Sabour et al. 2017, procedure 1: ``v [N, J, Pout]`` and the last sum's couplings ``[N, I, J]``."""
+    u, weight, log_prior, bias = map(_double, (u, weight, log_prior, bias))
+    images = u.shape[0]
+    children, parents, size = weight.shape[:3]
+    v = np.zeros((images, parents, size))
+    couplings = np.zeros((images, children, parents))
+    for n in range(images):
+        u_hat = np.zeros((children, parents, size))
+        for i in range(children):
+            for j in range(parents):
+                u_hat[i, j] = weight[i, j] @ u[n, i]
+        b = log_prior.copy()
+        for iteration in range(iterations):
+            for i in range(children):
+                if leaky:
+                    couplings[n, i] = _softmax(np.append(b[i], 0.0))[:-1]
+                else:
+                    couplings[n, i] = _softmax(b[i])
+            for j in range(parents):
+                s = couplings[n, :, j] @ u_hat[:, j] + bias[j]
+                v[n, j] = _squash_vector(s, epsilon)
+            if iteration < iterations - 1:
+                for i in range(children):
+                    for j in range(parents):
+                        b[i, j] += u_hat[i, j] @ v[n, j]
+    return v, couplings
+
+
+def _em_position(
+    votes: Array,
+    a: Array,
+    beta_u: Array,
+    beta_a: Array,
+    inverse_temperatures: Sequence[float],
+    epsilon: float,
+) -> tuple[Array, Array, Array]:
+    """Procedure 1 for one parent position; ``votes [I, M, P]``, ``a [I]``."""
+    children, parents, size = votes.shape
+    responsibility = np.full((children, parents), 1.0 / parents)
+    mean = np.zeros((parents, size))
+    variance = np.zeros((parents, size))
+    argument = np.zeros(parents)
+    for iteration, inverse_temperature in enumerate(inverse_temperatures):
+        for j in range(parents):
+            r = responsibility[:, j] * a
+            mass = r.sum()
+            mean[j] = r @ votes[:, j] / (mass + epsilon)
+            variance[j] = r @ (votes[:, j] - mean[j]) ** 2 / (mass + epsilon) + epsilon
+            cost = (size * beta_u[j] + 0.5 * np.log(variance[j]).sum()) * mass
+            argument[j] = inverse_temperature * (beta_a[j] - cost)
+        if iteration < len(inverse_temperatures) - 1:
+            log_a = -np.logaddexp(0.0, -argument)
+            for i in range(children):
+                square = (votes[i] - mean) ** 2 / variance
+                responsibility[i] = _softmax(log_a - 0.5 * (square + np.log(variance)).sum(axis=1))
+    # exp of the log-sigmoid: no overflow for large negative arguments.
+    return mean, np.exp(-np.logaddexp(0.0, -argument)), responsibility
+
+
+def em_routing(
+    pose: ArrayLike,
+    a: ArrayLike,
+    weight: ArrayLike,
+    beta_u: ArrayLike,
+    beta_a: ArrayLike,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    coordinate_addition: bool,
+    shared: bool,
+    epsilon: float,
+) -> tuple[Array, Array, Array]:
+    """Hinton et al. 2018, procedure 1.
+
+    Returns:
+        Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]``, responsibilities of the last M-step
+        ``[N, H', W', I, M]``.
+    """
+    pose, a, weight, beta_u, beta_a = map(_double, (pose, a, weight, beta_u, beta_a))
+    assert iterations == len(inverse_temperatures)
+    images, height, width, types, size = pose.shape
+    side = round(size**0.5)
+    parents = weight.shape[3]
+    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
+    positions = list(_positions(height, width, kernel, (1, 1) if shared else strides))
+    rows, columns = positions[-1][0] + 1, positions[-1][1] + 1
+    children = kernel[0] * kernel[1] * types
+
+    out_pose = np.zeros((images, rows, columns, parents, size))
+    out_a = np.zeros((images, rows, columns, parents))
+    couplings = np.zeros((images, rows, columns, children, parents))
+    for n in range(images):
+        for out_y, out_x, cells in positions:
+            votes = np.zeros((children, parents, size))
+            child_a = np.zeros(children)
+            i = 0
+            for cell, (y, x) in enumerate(cells):
+                for c in range(types):
+                    child_a[i] = a[n, y, x, c]
+                    matrix = pose[n, y, x, c].reshape(side, side)
+                    for j in range(parents):
+                        w = weight[0, 0, c, j] if shared else weight[divmod(cell, kernel[1])][c, j]
+                        vote = matrix @ w
+                        if coordinate_addition:
+                            vote[0, side - 1] += (y + 0.5) / height
+                            vote[1, side - 1] += (x + 0.5) / width
+                        votes[i, j] = vote.reshape(size)
+                    i += 1
+            place = (n, out_y, out_x)
+            out_pose[place], out_a[place], couplings[place] = _em_position(
+                votes, child_a, beta_u, beta_a, inverse_temperatures, epsilon
+            )
+    return out_pose, out_a, couplings
+
+
+def attention_routing(
+    pose: ArrayLike,
+    parent: ArrayLike,
+    weight: ArrayLike,
+    scale: ArrayLike,
+    bias: ArrayLike,
+    strides: Sequence[int],
+    matrix_pose: bool,
+    agreement_scale: float,
+    epsilon: float,
+) -> tuple[Array, Array]:
+    """One pass of Tsai et al. 2020, procedure 1.
+
+    Returns:
+        Poses ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``.
+    """
+    pose, parent, weight, scale, bias = map(_double, (pose, parent, weight, scale, bias))
+    images, height, width, types, size_in = pose.shape
+    kernel = (weight.shape[0], weight.shape[1])
+    parents, size = parent.shape[3:]
+    rows_of_pose = round(size_in**0.5) if matrix_pose else 1
+    children = kernel[0] * kernel[1] * types
+
+    out = np.zeros(parent.shape)
+    couplings = np.zeros((*parent.shape[:3], children, parents))
+    for n in range(images):
+        for out_y, out_x, cells in _positions(height, width, kernel, strides):
+            s = np.zeros((parents, size))
+            i = 0
+            for cell, (y, x) in enumerate(cells):
+                for c in range(types):
+                    matrix = pose[n, y, x, c].reshape(rows_of_pose, -1)
+                    vote = np.zeros((parents, size))
+                    agreement = np.zeros(parents)
+                    for j in range(parents):
+                        w = weight[divmod(cell, kernel[1])][c, j]
+                        vote[j] = (matrix @ w).reshape(size)
+                        agreement[j] = agreement_scale * (parent[n, out_y, out_x, j] @ vote[j])
+                    coupling = _softmax(agreement)
+                    couplings[n, out_y, out_x, i] = coupling
+                    s += coupling[:, None] * vote
+                    i += 1
+            for j in range(parents):
+                mean = s[j].sum() / size
+                variance = ((s[j] - mean) ** 2).sum() / size
+                normal = (s[j] - mean) / np.sqrt(variance + epsilon)
+                out[n, out_y, out_x, j] = normal * scale + bias
+    return out, couplings

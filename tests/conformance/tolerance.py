@@ -1,0 +1,58 @@
+"""How far from the float64 oracle a backend may be, by storage type, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``|found - wanted| <= atol + rtol |wanted|``, element by element."""
+
+    atol: float
+    rtol: float
+    reason: str
+
+    def excess(self, found: NDArray[np.generic], wanted: NDArray[np.float64]) -> float:
+        """Largest error as a multiple of what is allowed; infinite for a NaN."""
+        if wanted.size == 0:
+            return 0.0
+        error = np.abs(found.astype(np.float64) - wanted)
+        worst = float(np.max(error / (self.atol + self.rtol * np.abs(wanted))))
+        return worst if np.isfinite(worst) else float("inf")
+
+
+# By operator and storage. float16 outputs add their own rounding below.
+_BASE = {
+    ("Squash", "float64"): Tolerance(1e-30, 1e-13, "a sum of squares and four roundings"),
+    ("Squash", "float32"): Tolerance(1e-30, 4e-6, "a sum of squares and four roundings"),
+    ("DynamicRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("DynamicRouting", "float32"): Tolerance(
+        2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
+    ),
+    ("AttentionRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("AttentionRouting", "float32"): Tolerance(
+        1e-5, 2e-5, "one softmax, sums of hundreds of terms; layer normalization of unit variance"
+    ),
+    ("EMRouting", "float64"): Tolerance(1e-11, 1e-9, "squared deviations over small variances"),
+    ("EMRouting", "float32"): Tolerance(
+        2e-5, 1e-4, "sums over the pose in the exponent, of squared deviations over variances"
+    ),
+}
+
+
+def tolerance(operator: str, output: str, kind: str, dtype: str, size: float) -> Tolerance:
+    """Tolerance of one output; ``size`` is the typical size of a vote's element."""
+    base = _BASE[operator, "float32" if dtype == "float16" else dtype]
+    atol, rtol, reason = base.atol, base.rtol, base.reason
+    if operator == "EMRouting" and output == "pose":
+        # A mean of votes of either sign: its rounding error is that of the votes, not of their mean.
+        atol *= size
+    if dtype == "float16":
+        # Computed in FP32 from the rounded inputs, then rounded once: 2^-11 relative, 2^-25 absolute.
+        atol, rtol = atol + 6e-8, rtol + 6e-4
+        reason += "; output rounded to 11 bits"
+    return Tolerance(atol, rtol, reason)
