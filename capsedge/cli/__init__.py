@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from capsedge.cli import _common
+from capsedge.cli import _common, doctor, inspect
 from capsedge.errors import CapsedgeError
 
 app = typer.Typer(
@@ -35,6 +35,8 @@ def _main(
 
 
 # Verbs: from capsedge.cli import export; app.command("export")(export.command)
+app.command("inspect")(inspect.command)
+app.command("doctor")(doctor.command)
 
 
 def main() -> None:

@@ -1,0 +1,47 @@
+"""``capsedge doctor``: what this machine has, what works, what mends the rest."""
+
+from __future__ import annotations
+
+import typer
+
+from capsedge.cli import _common
+from capsedge.cli._tables import print_table
+from capsedge.errors import ExitCode
+
+JOBS = {
+    "infer": "Classify images here (the base job)",
+    "faster": "Fused kernels",
+    "export": "Export, verify and train (workstation)",
+    "gpu": "NVIDIA GPU",
+    "compare": "Comparisons",
+}
+
+
+def command(as_json: _common.Json = False) -> None:
+    """List what is installed, what works, what each missing part costs and the command that mends it.
+
+    Exit code 0 if images can be classified on this machine, else 3.
+    """
+    from capsedge.runtime.environment import diagnose
+
+    diagnosis = diagnose()
+    if as_json:
+        _common.print_json(diagnosis.to_dict())
+    else:
+        print_table("This machine", ("", ""), list(diagnosis.machine.items()))
+        for job, title in JOBS.items():
+            lines = [c for c in diagnosis.checks if c.job == job]
+            print_table(title, ("", "", ""), [(c.name, c.status, c.found) for c in lines])
+        amiss = [c for c in diagnosis.checks if c.status != "ok"]
+        if amiss:
+            print("What is missing")
+            for check in amiss:
+                print(f"  {check.name}: {check.cost}.\n    -> {check.fix}")
+            print()
+        print(
+            "PASSED: images can be classified here"
+            if diagnosis.ready
+            else "FAILED: the base job does not work"
+        )
+    if not diagnosis.ready:
+        raise typer.Exit(int(ExitCode.ENVIRONMENT))

@@ -1,0 +1,125 @@
+"""``capsedge inspect``: what a model file or a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli import _common
+from capsedge.cli._tables import print_table, size
+from capsedge.errors import UsageError
+
+if TYPE_CHECKING:
+    from capsedge.runtime.inspection import Inspection, RoutingLayer
+    from capsedge.runtime.onnx_structure import Shape
+
+
+def command(
+    file: Annotated[
+        Path, typer.Argument(help="An ONNX file of any tool, or a .safetensors checkpoint.")
+    ],
+    batch: Annotated[str, typer.Option(help="Batch sizes for the votes' memory.")] = "1,8",
+    as_json: _common.Json = False,
+) -> None:
+    """Show metadata, operators, sizes, and the votes' memory by layer and batch."""
+    from capsedge.runtime.inspection import inspect
+
+    try:
+        batches = sorted({int(part) for part in batch.split(",")})
+    except ValueError:
+        raise UsageError(
+            f"Batch sizes '{batch}'.", "Wanted whole numbers.", "Use --batch 1,8."
+        ) from None
+    found = inspect(file, batches)
+    if as_json:
+        _common.print_json(found.to_dict())
+    else:
+        _show(found, batches)
+
+
+def _show(found: Inspection, batches: list[int]) -> None:
+    print_table("File", ("", ""), _facts(found))
+    for title, values in (("Inputs", found.inputs), ("Outputs", found.outputs)):
+        if values:
+            print_table(
+                title,
+                ("name", "type", "shape"),
+                [(v.name, v.type, _dimensions(v.shape)) for v in values],
+            )
+    operators = [
+        (domain, operator, str(count))
+        for domain, counts in found.operators.items()
+        for operator, count in counts.items()
+    ]
+    if operators:
+        print_table("Operators", ("domain", "operator", "nodes"), operators)
+    if found.functions:
+        print_table(
+            "Function bodies",
+            ("function", "overload", "nodes", "calls"),
+            [
+                (f"{f['domain']}.{f['name']}", f["overload"], str(f["nodes"]), str(f["calls"]))
+                for f in found.functions
+            ],
+        )
+    if found.routing:
+        print_table(
+            "Votes' memory (votes: FP32 tensor of an unfused graph; moved: all bytes of a fused kernel)",
+            (
+                "layer",
+                "operator",
+                "positions x children x parents x pose",
+                *(f"{kind}, batch {n}" for n in batches for kind in ("votes", "moved")),
+            ),
+            [_layer(layer, batches) for layer in found.routing],
+        )
+
+
+def _layer(layer: RoutingLayer, batches: list[int]) -> tuple[str, ...]:
+    if not layer.votes:
+        return (layer.name, layer.operator, "not stated in the file", *["?"] * (2 * len(batches)))
+    sizes = (layer.positions, layer.children, layer.parents, layer.pose)
+    cells = (size(of[n]) for n in batches for of in (layer.votes, layer.fused))
+    return (layer.name, layer.operator, " x ".join(map(str, sizes)), *cells)
+
+
+def _dimensions(shape: Shape | None) -> str:
+    return "unknown" if shape is None else "x".join(map(str, shape)) or "scalar"
+
+
+def _facts(found: Inspection) -> list[tuple[str, str]]:
+    facts = [("file", found.path), ("size", size(found.bytes)), ("sha256", found.sha256)]
+    stored = ", ".join(
+        f"{t.elements:,} {t.type} in {t.tensors} ({size(t.bytes)})" for t in found.tensors
+    )
+    facts += [("parameters", f"{found.parameters:,}"), ("tensors", stored or "none")]
+    if found.external_data:
+        facts.append(("external data", "weights lie in other files beside this one"))
+    if found.kind == "onnx":
+        opsets = ", ".join(
+            f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()
+        )
+        facts.append(("format", f"ONNX IR {found.ir_version}, opset {opsets}"))
+        facts.append(("producer", found.producer or "not stated"))
+    meta = found.metadata
+    if meta is not None:
+        facts += [
+            ("architecture", meta.architecture),
+            ("routing", f"{meta.routing}, {meta.iterations} iterations"),
+            ("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"),
+            ("task", meta.task),
+            ("precision", meta.precision),
+            ("checkpoint", meta.checkpoint_sha256 or "not stated"),
+        ]
+        if meta.preprocessing is not None:
+            p = meta.preprocessing
+            facts.append(("input image", f"{p.channels}x{p.height}x{p.width}, {p.resize}, scale {p.scale:.6g}, "
+                          f"mean {list(p.mean)}, std {list(p.std)}"))  # fmt: skip
+        facts += [(f"parity {key}", str(value)) for key, value in meta.parity.items()]
+    elif found.kind == "onnx":
+        facts.append(("metadata", "none of capsedge: a file of another tool"))
+    for key, value in (found.configuration or {}).items():
+        facts.append((f"config {key}", str(value)))
+    return facts

@@ -1,0 +1,273 @@
+"""What an artefact holds, without running it: ``capsedge inspect``."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime.files import sha256
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.onnx_structure import TYPES, Graph, Node, Shape, Value, read_structure
+
+DOMAIN = "capsedge"
+LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
+BITS = dict(TYPES.values())
+SAFETENSORS_TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Stored tensors of one element type."""
+
+    type: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RoutingLayer:
+    """A routing node and the memory of its votes.
+
+    Attributes:
+        name, operator: of the node.
+        positions, children, parents, pose: votes are ``[N, positions, children, parents, pose]``; None
+            where the file does not say the shapes.
+        votes: batch -> bytes of that tensor in FP32, which an unfused graph writes and reads back.
+        fused: batch -> bytes that a fused kernel moves: inputs, weights and outputs, once each.
+    """
+
+    name: str
+    operator: str
+    positions: int | None = None
+    children: int | None = None
+    parents: int | None = None
+    pose: int | None = None
+    votes: dict[int, int] = field(default_factory=dict)
+    fused: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Inspection:
+    """What ``inspect`` found; ``to_dict`` is the document that ``--json`` prints."""
+
+    path: str
+    kind: str
+    bytes: int
+    sha256: str
+    tensors: list[Tensors]
+    ir_version: int | None = None
+    opsets: dict[str, int] = field(default_factory=dict)
+    producer: str = ""
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    operators: dict[str, dict[str, int]] = field(default_factory=dict)
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    routing: list[RoutingLayer] = field(default_factory=list)
+    external_data: bool = False
+    metadata: ModelMetadata | None = None
+    configuration: dict[str, Any] | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all floating-point tensors in the file."""
+        return sum(t.elements for t in self.tensors if "float" in t.type)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {"schema": 1, "parameters": self.parameters, **asdict(self)}
+
+
+def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
+    """Look into an ONNX file of any tool, or a safetensors checkpoint.
+
+    Args:
+        path: the file; its content tells its kind, not its name.
+        batches: batch sizes for which the votes' memory is computed.
+
+    Raises:
+        UsageError: no such file, or a batch below 1.
+        ArtefactError: the file is damaged or of no known kind.
+    """
+    path = Path(path)
+    if not batches or min(batches) < 1:
+        raise UsageError(
+            f"Batch sizes {list(batches)}.", "A batch has one image or more.", "Use --batch 1,8."
+        )
+    try:
+        with open(path, "rb") as f:
+            head = f.read(9)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read {path}.",
+            f"{error.strerror}.",
+            "Name an ONNX file or a checkpoint that exists.",
+        ) from error
+    if head[:4] == b"PK\x03\x04":
+        raise UsageError(
+            f"{path} is a PyTorch archive (.pt).",
+            "Its content is a pickle, which inspect does not open.",
+            "Inspect the .safetensors checkpoint, or export it with `capsedge export --checkpoint`.",
+        )
+    if head[8:9] == b"{":
+        return _checkpoint(path)
+    return _onnx(path, batches)
+
+
+def _checkpoint(path: Path) -> Inspection:
+    size = path.stat().st_size
+    groups: dict[str, list[int]] = {}
+    configuration = None
+    try:
+        with open(path, "rb") as f:
+            (length,) = struct.unpack("<Q", f.read(8))
+            if length > min(LONGEST_HEADER, size - 8):
+                raise ValueError(f"the header claims {length} bytes, the file has {size}")
+            header = json.loads(f.read(length))
+        properties = header.pop("__metadata__", {})
+        if "capsedge.config" in properties:
+            configuration = json.loads(properties["capsedge.config"])
+        for name, tensor in header.items():
+            begin, end = tensor["data_offsets"]
+            if not 0 <= begin <= end <= size - 8 - length:
+                raise ValueError(f"tensor '{name}' lies outside the file")
+            kind = SAFETENSORS_TYPES.get(tensor["dtype"], str(tensor["dtype"]))
+            group = groups.setdefault(kind, [0, 0, 0])
+            group[0] += 1
+            group[1] += math.prod(int(d) for d in tensor["shape"])
+            group[2] += end - begin
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+        raise ArtefactError(
+            f"{path} is no readable safetensors checkpoint.",
+            f"{type(error).__name__}: {error}.",
+            "Copy it again, or save it again with capsedge.",
+        ) from error
+    tensors = [Tensors(kind, *counts) for kind, counts in sorted(groups.items())]
+    return Inspection(
+        str(path), "checkpoint", size, sha256(path), tensors, configuration=configuration
+    )
+
+
+def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
+    model = read_structure(path)
+    graph = model.graph
+    used: dict[str, Counter[str]] = {DOMAIN: Counter(), "standard": Counter()}
+    for node in graph.walk():
+        kind = {DOMAIN: DOMAIN, "": "standard"}.get(node.domain, node.domain)
+        used.setdefault(kind, Counter())[node.op] += 1
+    calls = Counter((node.domain, node.op, node.overload) for node in graph.walk())
+    groups: dict[str, list[int]] = {}
+    for tensor in (*graph.initializers, *_constants(graph)):
+        group = groups.setdefault(tensor.type, [0, 0, 0])
+        elements = tensor.elements or 0
+        group[0] += 1
+        group[1] += elements
+        group[2] += (elements * BITS.get(tensor.type, 0) + 7) // 8
+    stored = {t.name for t in graph.initializers}
+    shapes = {
+        v.name: v.shape
+        for v in (*graph.values, *graph.inputs, *graph.outputs, *graph.initializers)
+        if v.shape is not None
+    }
+    return Inspection(
+        path=str(path),
+        kind="onnx",
+        bytes=path.stat().st_size,
+        sha256=sha256(path),
+        tensors=[Tensors(kind, *counts) for kind, counts in sorted(groups.items())],
+        ir_version=model.ir_version,
+        opsets=model.opsets,
+        producer=model.producer,
+        inputs=[v for v in graph.inputs if v.name not in stored],
+        outputs=graph.outputs,
+        operators={kind: dict(sorted(count.items())) for kind, count in used.items()},
+        functions=[
+            {
+                "domain": f.domain,
+                "name": f.name,
+                "overload": f.overload,
+                "nodes": sum(1 for _ in f.walk()),
+                "calls": calls[(f.domain, f.name, f.overload)],
+            }
+            for f in model.functions
+        ],
+        routing=[
+            _votes(node, shapes, batches)
+            for node in graph.nodes
+            if node.domain == DOMAIN and node.op in _GEOMETRY
+        ],
+        external_data=model.external_data,
+        metadata=ModelMetadata.from_properties(model.metadata),
+    )
+
+
+def _constants(graph: Graph) -> list[Value]:
+    values = (node.attributes.get("value") for node in graph.walk() if node.op == "Constant")
+    return [v for v in values if isinstance(v, Value)]
+
+
+def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> RoutingLayer:
+    """Votes of a capsedge routing node (docs/operators.md gives the shapes)."""
+    name = node.name or (node.outputs[0] if node.outputs else "")
+    try:
+        positions, children, parents, pose = _GEOMETRY[node.op](node, shapes)
+        per_image = sum(_per_image(shapes[n]) for n in (*_data(node), *node.outputs) if n)
+        weights = sum(math.prod(_known(shapes[n])) for n in node.inputs if n not in _data(node))
+    except (KeyError, IndexError, ValueError, ZeroDivisionError):
+        return RoutingLayer(name, node.op)  # shapes that the file does not state
+    votes = positions * children * parents * pose
+    return RoutingLayer(
+        name,
+        node.op,
+        positions,
+        children,
+        parents,
+        pose,
+        votes={n: 4 * n * votes for n in batches},
+        fused={n: 4 * (n * per_image + weights) for n in batches},
+    )
+
+
+def _known(shape: Shape) -> tuple[int, ...]:
+    if not all(isinstance(d, int) for d in shape):
+        raise ValueError("a free dimension")
+    return tuple(int(d) for d in shape)
+
+
+def _per_image(shape: Shape) -> int:
+    return math.prod(_known(shape[1:]))
+
+
+def _data(node: Node) -> tuple[str, ...]:
+    """Inputs with a batch dimension; the others are weights."""
+    return node.inputs[: 1 if node.op == "DynamicRouting" else 2]
+
+
+def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
+    children, parents, pose, _ = _known(shapes[node.inputs[1]])
+    return 1, children, parents, pose
+
+
+def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
+    rows, columns, types, parents, _, last = _known(shapes[node.inputs[2]])
+    height, width, _, size = _known(shapes[node.inputs[0]][1:])
+    if node.op == "AttentionRouting" and not node.attributes.get("matrix_pose", 1):
+        size = last
+    if node.attributes.get("shared", 0):
+        return 1, height * width * types, parents, size
+    down, right = node.attributes.get("strides") or (1, 1)
+    positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
+    return positions, rows * columns * types, parents, size
+
+
+_GEOMETRY = {"DynamicRouting": _dynamic, "EMRouting": _map, "AttentionRouting": _map}

@@ -1,0 +1,273 @@
+"""``capsedge inspect``: what it shows, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from capsedge.cli import app
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime.inspection import inspect
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+
+onnx = pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[export]'")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+
+def _zeros(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.zeros(shape, np.float32), name)
+
+
+def _save(path: Path, nodes, inputs, outputs, initializers=(), values=(), metadata=None) -> Path:
+    def info(name, shape):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info(*v) for v in inputs],
+        [info(*v) for v in outputs],
+        list(initializers),
+        value_info=[info(*v) for v in values],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("capsedge", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    for key, value in (metadata or {}).items():
+        model.metadata_props.add(key=key, value=value)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def routed(tmp_path: Path) -> Path:
+    """All three routing operators, with shapes as an exported file states them."""
+    nodes = [
+        helper.make_node(
+            "EMRouting", ["p", "a", "We", "bu", "ba"], ["pe", "ae"], name="conv", domain="capsedge",
+            strides=[2, 2], inverse_temperatures=[0.1, 0.2], iterations=2,
+        ),
+        helper.make_node(
+            "AttentionRouting", ["pe", "par", "Wa", "s", "b"], ["pa"], name="fc", domain="capsedge",
+            strides=[1, 1], matrix_pose=1,
+        ),
+        helper.make_node("Reshape", ["pa", "to"], ["u"]),
+        helper.make_node(
+            "DynamicRouting", ["u", "W", "z", "bias"], ["v"], name="digits", domain="capsedge", iterations=3,
+        ),
+    ]  # fmt: skip
+    meta = ModelMetadata(
+        architecture="capsnet",
+        configuration={"name": "x"},
+        routing="dynamic",
+        iterations=3,
+        class_names=("zero", "one"),
+        preprocessing=Preprocessing(7, 7, 1),
+    )
+    return _save(
+        tmp_path / "m.onnx",
+        nodes,
+        [("p", ["N", 7, 7, 2, 4]), ("a", ["N", 7, 7, 2]), ("par", ["N", 1, 1, 5, 4])],
+        [("v", ["N", 2, 3])],
+        [
+            _zeros("We", 3, 3, 2, 6, 2, 2), _zeros("bu", 6), _zeros("ba", 6),
+            _zeros("Wa", 3, 3, 6, 5, 2, 2), _zeros("s", 4), _zeros("b", 4),
+            _zeros("W", 5, 2, 3, 4), _zeros("z", 5, 2), _zeros("bias", 2, 3),
+            numpy_helper.from_array(np.array([-1, 5, 4]), "to"),
+        ],
+        [("pe", ["N", 3, 3, 6, 4]), ("ae", ["N", 3, 3, 6]), ("pa", ["N", 1, 1, 5, 4]), ("u", ["N", 5, 4])],
+        meta.to_properties(),
+    )  # fmt: skip
+
+
+def test_votes_memory_of_every_operator(routed: Path) -> None:
+    conv, fc, digits = inspect(routed, [1, 8]).routing
+    assert (conv.positions, conv.children, conv.parents, conv.pose) == (9, 18, 6, 4)
+    assert conv.votes == {1: 9 * 18 * 6 * 4 * 4, 8: 8 * 9 * 18 * 6 * 4 * 4}
+    # pose and activation in, weights and betas, pose and activation out
+    per_image, weights = 7 * 7 * 2 * 5 + 9 * 6 * 5, 9 * 2 * 6 * 4 + 12
+    assert conv.fused == {1: 4 * (per_image + weights), 8: 4 * (8 * per_image + weights)}
+    assert (fc.positions, fc.children, fc.parents, fc.pose) == (1, 54, 5, 4)
+    assert (digits.positions, digits.children, digits.parents, digits.pose) == (1, 5, 2, 3)
+
+
+def test_facts_operators_and_parameters(routed: Path) -> None:
+    found = inspect(routed)
+    assert found.operators["capsedge"] == {
+        "AttentionRouting": 1,
+        "DynamicRouting": 1,
+        "EMRouting": 1,
+    }
+    assert found.operators["standard"] == {"Reshape": 1}
+    wanted = sum(
+        numpy_helper.to_array(t).size
+        for t in onnx.load(routed).graph.initializer
+        if t.data_type == TensorProto.FLOAT
+    )
+    assert found.parameters == wanted
+    assert found.opsets == {"": 20, "capsedge": 1} and found.ir_version == 10
+    assert found.metadata is not None and found.metadata.class_names == ("zero", "one")
+    assert found.inputs[0].shape == ("N", 7, 7, 2, 4)
+
+
+def test_command_prints_text_and_json(routed: Path) -> None:
+    text = CliRunner().invoke(app, ["inspect", str(routed), "--batch", "4"])
+    assert text.exit_code == 0
+    assert "votes, batch 4" in text.stdout and "EMRouting" in text.stdout
+    result = CliRunner().invoke(app, ["inspect", str(routed), "--json", "--batch", "4"])
+    document = json.loads(result.stdout)
+    assert document["schema"] == 1 and document["metadata"]["iterations"] == 3
+    assert document["routing"][0]["votes"]["4"] == 4 * 9 * 18 * 6 * 4 * 4
+
+
+def test_a_shape_that_the_file_does_not_state(tmp_path: Path) -> None:
+    node = helper.make_node("DynamicRouting", ["u", "W", "z", "b"], ["v"], domain="capsedge")
+    path = _save(
+        tmp_path / "m.onnx",
+        [node],
+        [("u", ["N", None, 4]), ("W", [None, 2, 3, 4]), ("z", [None, 2]), ("b", [2, 3])],
+        [("v", ["N", 2, 3])],
+    )
+    assert inspect(path).routing[0].votes == {}
+    assert "not stated" in CliRunner().invoke(app, ["inspect", str(path)]).stdout
+
+
+def test_file_of_another_tool(tmp_path: Path) -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["t"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("t", TensorProto.FLOAT, ["N"])],
+    )
+    nodes = [
+        helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner),
+        helper.make_node("Foreign", ["y"], ["q"], domain="com.example", numbers=[1, 2]),
+        helper.make_node("Constant", [], ["k"], value=_zeros("", 3, 5)),
+    ]
+    path = _save(tmp_path / "m.onnx", nodes, [("x", ["N"]), ("c", [])], [("y", ["N"])])
+    found = inspect(path)
+    assert found.metadata is None
+    assert found.operators["com.example"] == {"Foreign": 1}
+    assert found.operators["standard"] == {"Constant": 1, "If": 1, "Relu": 2}
+    assert found.parameters == 15
+    assert "another tool" in CliRunner().invoke(app, ["inspect", str(path)]).stdout
+
+
+def test_every_truncation_is_refused_or_read(routed: Path, tmp_path: Path) -> None:
+    """No cut makes anything but our own error; a cut between top-level fields leaves a whole file."""
+    data = routed.read_bytes()
+    cut = tmp_path / "cut.onnx"
+    refused = 0
+    for end in range(0, len(data), 7):
+        cut.write_bytes(data[:end])
+        try:
+            inspect(cut)
+        except ArtefactError:
+            refused += 1
+    assert refused > len(data) // 7 // 2
+
+
+def test_flipped_bytes_raise_nothing_else(routed: Path, tmp_path: Path) -> None:
+    data = bytearray(routed.read_bytes())
+    rng = np.random.default_rng(0)
+    bad = tmp_path / "bad.onnx"
+    for _ in range(300):
+        damaged = bytearray(data)
+        for at in rng.integers(0, len(data), 4):
+            damaged[at] = rng.integers(0, 256)
+        bad.write_bytes(damaged)
+        try:
+            inspect(bad)
+        except ArtefactError:
+            continue
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x0a" * 50, b"\xff" * 64], ids=str)
+def test_not_an_onnx_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.onnx"
+    path.write_bytes(content)
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert isinstance(result.exception, ArtefactError)
+
+
+def _safetensors(path: Path, header: dict, payload: bytes = b"", length: int | None = None) -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + payload)
+    return path
+
+
+def test_checkpoint_without_torch_or_safetensors(tmp_path: Path) -> None:
+    path = _safetensors(
+        tmp_path / "c.safetensors",
+        {
+            "__metadata__": {"capsedge.config": '{"routing": "em"}'},
+            "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+            "n": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]},
+        },
+        bytes(32),
+    )
+    found = inspect(path)
+    assert found.kind == "checkpoint" and found.parameters == 6
+    assert found.configuration == {"routing": "em"}
+    assert "config routing" in CliRunner().invoke(app, ["inspect", str(path)]).stdout
+
+
+@pytest.mark.parametrize(
+    ("header", "length"),
+    [
+        ({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}, None),
+        ({"w": {"dtype": "F32", "shape": [9], "data_offsets": [-4, 0]}}, None),
+        ({"w": {"shape": [9]}}, None),
+        ({"w": 3}, None),
+        ({"__metadata__": {"capsedge.config": "{"}}, None),
+        ({}, 2**63),
+    ],
+)
+def test_damaged_checkpoint(tmp_path: Path, header: dict, length: int | None) -> None:
+    path = _safetensors(tmp_path / "c.safetensors", header, b"", length)
+    with pytest.raises(ArtefactError):
+        inspect(path)
+
+
+def test_pickles_are_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    path.write_bytes(b"PK\x03\x04" + bytes(64))
+    with pytest.raises(UsageError, match="pickle"):
+        inspect(path)
+
+
+def test_exit_codes_of_the_command(tmp_path: Path, routed: Path) -> None:
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(routed.read_bytes()[:200])
+    for arguments, code in (
+        ([str(routed)], 0),
+        ([str(cut)], 6),
+        ([str(tmp_path / "none.onnx")], 2),
+        ([str(tmp_path)], 2),
+        ([str(routed), "--batch", "0"], 2),
+        ([str(routed), "--batch", "many"], 2),
+    ):
+        program = [
+            sys.executable,
+            "-c",
+            "from capsedge.cli import main; main()",
+            "inspect",
+            *arguments,
+        ]
+        done = subprocess.run(program, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_needs_neither_torch_nor_onnx(routed: Path) -> None:
+    code = (
+        "import sys; from capsedge.runtime.inspection import inspect; inspect(sys.argv[1]);"
+        "assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(routed)], check=True)
