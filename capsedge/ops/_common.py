@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
 from capsedge.errors import ShapeError
 
@@ -24,9 +25,7 @@ def expect_shape(operator: str, name: str, x: Tensor, wanted: Sequence[int | str
         ShapeError: names the operator, the input, the shape found and the shape wanted.
     """
     fits = x.ndim == len(wanted) and all(
-        isinstance(w, str) or int(d) == w
-        for d, w in zip(x.shape, wanted, strict=False)
-        if not isinstance(w, str)
+        d == w for d, w in zip(x.shape, wanted, strict=True) if not isinstance(w, str)
     )
     if not fits:
         raise ShapeError(
@@ -73,7 +72,9 @@ def output_grid(
         ShapeError: the strides are not two positive numbers, or the window exceeds the grid.
     """
     expect(
-        operator, len(strides) == 2 and min(strides) >= 1, f"strides {list(strides)}, wanted two >= 1"
+        operator,
+        len(strides) == 2 and min(strides) >= 1,
+        f"strides {list(strides)}, wanted two >= 1",
     )
     expect(
         operator,
@@ -109,7 +110,7 @@ def votes(children: Tensor, weight: Tensor, rows: int) -> Tensor:
     Returns:
         ``[N, H', W', I, M, rows*L]``.
     """
-    n, h, w, i, p = children.shape
+    n, h, w, i = children.shape[:4]
     m, k, out = weight.shape[1:]
     x = children.reshape(n * h * w, i, rows, k).permute(1, 0, 2, 3).reshape(i, n * h * w * rows, k)
     y = torch.bmm(x, weight.permute(0, 2, 1, 3).reshape(i, k, m * out))
@@ -117,9 +118,7 @@ def votes(children: Tensor, weight: Tensor, rows: int) -> Tensor:
     return y.reshape(n, h, w, i, m, rows * out)
 
 
-def register_gradient(
-    op: torch.library.CustomOpDef, definition: Callable[..., Any], tensor_count: int
-) -> None:
+def register_gradient(op: CustomOpDef, definition: Callable[..., Any], tensor_count: int) -> None:
     """Give a custom operator the gradient of its definition.
 
     The votes are not kept between forward and backward: the definition runs again in backward, as
@@ -137,15 +136,14 @@ def register_gradient(
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad[:tensor_count]
         inputs = [
-            t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, wanted, strict=True)
+            t.detach().requires_grad_(need)
+            for t, need in zip(ctx.saved_tensors, wanted, strict=True)
         ]
         with torch.enable_grad():
             outputs = definition(*inputs, *ctx.attributes)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         used = [
-            (o, g)
-            for o, g in zip(outputs, grads, strict=True)
-            if g is not None and o.requires_grad
+            (o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad
         ]
         variables = [t for t in inputs if t.requires_grad]
         found: tuple[Tensor | None, ...] = (None,) * len(variables)

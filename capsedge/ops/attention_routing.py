@@ -79,7 +79,9 @@ def _(
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
     children = weight.shape[0] * weight.shape[1] * weight.shape[2]
-    return parent.new_empty(parent.shape), parent.new_empty((*parent.shape[:3], children, weight.shape[3]))
+    return parent.new_empty(parent.shape), parent.new_empty(
+        (*parent.shape[:3], children, weight.shape[3])
+    )
 
 
 register_gradient(_op, _define, 5)

@@ -48,7 +48,7 @@ def _define(
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = accumulation_dtype(pose)
-    n, height, width, types, size = pose.shape
+    height, width, types, size = pose.shape[1:]
     side = matrix_side("EMRouting", size)
     kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
     m = weight.shape[3]
@@ -185,7 +185,7 @@ def em_routing(
     """
     name = "EMRouting"
     expect_shape(name, "pose", pose, ["N", "H", "W", "C", "P"])
-    n, height, width, types, size = pose.shape
+    height, width, types, size = pose.shape[1:]
     side = matrix_side(name, size)
     expect_shape(name, "a", a, ["N", height, width, types])
     expect_shape(name, "weight", weight, ["Kh", "Kw", types, "M", side, side])
@@ -198,7 +198,9 @@ def em_routing(
     else:
         output_grid(name, height, width, (weight.shape[0], weight.shape[1]), strides)
     expect(name, len(inverse_temperatures) >= 1, "no inverse temperature: one per iteration")
-    expect(name, not coordinate_addition or side >= 2, "coordinate addition needs poses of 2x2 or more")
+    expect(
+        name, not coordinate_addition or side >= 2, "coordinate addition needs poses of 2x2 or more"
+    )
     expect(name, epsilon > 0, f"epsilon {epsilon}, wanted > 0")
     result: tuple[Tensor, Tensor, Tensor] = _op(
         pose,

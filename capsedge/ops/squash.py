@@ -48,4 +48,5 @@ def squash(x: Tensor, axis: int = -1, epsilon: float = EPSILON) -> Tensor:
     expect("Squash", x.dtype.is_floating_point, f"input 'x' has type {x.dtype}, wanted a float")
     expect("Squash", -x.ndim <= axis < x.ndim, f"axis {axis} of an input with {x.ndim} dimensions")
     expect("Squash", epsilon > 0, f"epsilon {epsilon}, wanted > 0")
-    return _op(x, axis, epsilon)
+    y: Tensor = _op(x, axis, epsilon)
+    return y

@@ -1,0 +1,145 @@
+"""``capsedge train``: train a model of the registry on a data set."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capsedge.cli._common import Json, log, print_json
+from capsedge.errors import EnvironmentProblem, UsageError
+
+
+def command(
+    model: Annotated[str, typer.Option("--model", help="Name of the model to train.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            help="Folder of the data: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
+            "test.npz, or train/ and test/ with one sub-folder of images a class.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder of the run: checkpoint, history, state.")
+    ],
+    iters: Annotated[
+        int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", min=1)] = 10,
+    batch: Annotated[int, typer.Option("--batch", min=1)] = 128,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 3e-3,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule",
+            help="one-cycle (Adam), exponential (Adam, Sabour et al.) or multistep (SGD, Tsai et al.).",
+        ),
+    ] = "one-cycle",
+    shift: Annotated[int, typer.Option("--shift", min=0, help="Random shift in pixels.")] = 2,
+    flip: Annotated[bool, typer.Option("--flip", help="Random mirroring.")] = False,
+    pairs: Annotated[
+        str,
+        typer.Option("--pairs", help="none, overlap (MultiMNIST) or diverse (DiverseMultiMNIST)."),
+    ] = "none",
+    average: Annotated[
+        float,
+        typer.Option("--average", min=0.0, max=0.99999, help="Decay of the weights' average."),
+    ] = 0.999,
+    seed: Annotated[int, typer.Option("--seed")] = 1,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="Use only the first N images of each split."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1)] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model; the folder gets model.safetensors, history.jsonl and the state to resume."""
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "Training needs torch.", str(error), "pip install 'capsedge[export]'"
+        ) from error
+    from capsedge.models import get_config
+    from capsedge.training.data import LabelledImages, load_images
+    from capsedge.training.loop import Recipe, train
+
+    config = get_config(model)
+    if iters is not None:
+        config = config.replace(iterations=iters)
+    recipe = Recipe(
+        epochs=epochs,
+        batch=batch,
+        schedule=schedule,
+        learning_rate=learning_rate,
+        shift=shift,
+        flip=flip,
+        pairs=pairs,
+        average=average,
+        seed=seed,
+    )
+    if threads:
+        torch.set_num_threads(threads)
+
+    def load(split: str) -> LabelledImages:
+        images = load_images(data, split, config.preprocessing)
+        return LabelledImages(images.images[:limit], images.labels[:limit]) if limit else images
+
+    training = load("train")
+    try:
+        test: LabelledImages | None = load("test")
+    except UsageError as error:
+        log(f"no test images: {error.what}")
+        test = None
+    log(f"{model}: {len(training)} training images, {len(test) if test else 0} test images")
+
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        bar: Any = Progress(console=Console(stderr=True))
+    else:
+        bar = None
+    lines: list[dict[str, Any]] = []
+
+    def done(line: dict[str, Any]) -> None:
+        lines.append(line)
+        accuracy = f", test accuracy {line['test_accuracy']:.4f}" if "test_accuracy" in line else ""
+        log(
+            f"epoch {line['epoch']}/{epochs}: loss {line['loss']:.5f}{accuracy}, {line['seconds']} s"
+        )
+
+    def run(progress: Any = None) -> None:
+        train(
+            config,
+            recipe,
+            training,
+            test,
+            output,
+            resume=resume,
+            progress=progress,
+            epoch_done=done,
+        )
+
+    if bar is None:
+        run()
+    else:
+        with bar:
+            task = bar.add_task("training")
+            run(
+                lambda epoch, step, steps, loss: bar.update(
+                    task, total=steps * epochs, completed=epoch * steps + step + 1
+                )
+            )
+    checkpoint = output / "model.safetensors"
+    if as_json:
+        print_json({"checkpoint": str(checkpoint), "epochs": lines})
+    else:
+        print(checkpoint)
+        log(f"next: capsedge export --checkpoint {checkpoint} -o {output / 'model.onnx'}")

@@ -1,0 +1,67 @@
+"""The three families of capsule networks, built by name or from a configuration.
+
+Configurations and names need no torch; ``build`` and the modules do, and are imported when asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from capsedge.models.config import ModelConfig
+from capsedge.models.registry import MODELS, get_config
+
+if TYPE_CHECKING:
+    from capsedge.models.attention_capsules import AttentionCapsules
+    from capsedge.models.base import CapsuleModel, CapsuleOutput
+    from capsedge.models.capsnet import CapsNet
+    from capsedge.models.matrix_capsules import MatrixCapsules
+
+__all__ = [
+    "MODELS",
+    "AttentionCapsules",
+    "CapsNet",
+    "CapsuleModel",
+    "CapsuleOutput",
+    "MatrixCapsules",
+    "ModelConfig",
+    "build",
+    "get_config",
+]
+
+_HOMES = {
+    "AttentionCapsules": "attention_capsules",
+    "CapsNet": "capsnet",
+    "CapsuleModel": "base",
+    "CapsuleOutput": "base",
+    "MatrixCapsules": "matrix_capsules",
+}
+_MODULES = {
+    "capsnet": "CapsNet",
+    "matrix-capsules": "MatrixCapsules",
+    "attention-capsules": "AttentionCapsules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def build(model: str | ModelConfig, **changes: Any) -> CapsuleModel:
+    """Build a model with fresh weights.
+
+    Args:
+        model: a name of ``MODELS`` or a configuration.
+        changes: fields of the configuration to change, such as ``iterations=2``.
+
+    Raises:
+        UsageError: no model has this name, or a field has an impossible value.
+    """
+    config = get_config(model) if isinstance(model, str) else model
+    if changes:
+        config = config.replace(**changes)
+    module = __getattr__(_MODULES[config.architecture])
+    built: CapsuleModel = module(config)
+    return built

@@ -1,0 +1,82 @@
+"""CapsNet with dynamic routing (Sabour, Frosst, Hinton 2017)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from capsedge import ops
+from capsedge.models.base import CapsuleModel, CapsuleOutput
+from capsedge.models.config import CapsNetConfig
+from capsedge.models.layers import DynamicCapsules, PrimaryCapsules, output_size
+
+
+class CapsNet(CapsuleModel):
+    """Stem, squashed primary capsules, routed layers; lengths of the class capsules."""
+
+    config: CapsNetConfig
+
+    def __init__(self, config: CapsNetConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.primary = PrimaryCapsules(
+            self.stem_channels,
+            c.primary_types,
+            c.primary_dim,
+            c.primary_kernel,
+            c.primary_stride,
+            c.primary_padding,
+        )
+        grid = output_size(
+            self._grid_after_stem(), c.primary_kernel, c.primary_stride, c.primary_padding
+        )
+        types, dim = c.primary_types, c.primary_dim
+        layers: list[nn.Module] = []
+        for layer in c.capsule_layers:
+            routed = DynamicCapsules(
+                grid,
+                types,
+                dim,
+                layer.types,
+                c.capsule_dim,
+                kernel=layer.kernel,
+                stride=layer.stride,
+                iterations=c.iterations,
+            )
+            layers.append(routed)
+            grid, types, dim = routed.grid, layer.types, c.capsule_dim
+        self.capsules = nn.Sequential(*layers)
+        self.classes = DynamicCapsules(
+            grid,
+            types,
+            dim,
+            c.classes,
+            c.capsule_dim,
+            iterations=c.iterations,
+            leaky=c.leaky,
+            bias=c.class_bias,
+            learned_priors=c.learned_priors,
+        )
+        self.classifier = nn.Linear(c.capsule_dim, 1) if c.linear_classifier else None
+        if self.classifier is not None:
+            self.score_name = "logits"
+        if c.decoder:
+            channels, height, width = self._picture
+            sizes = (c.classes * c.capsule_dim, *c.decoder)
+            hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
+            self.decoder = nn.Sequential(
+                *hidden, nn.Linear(sizes[-1], channels * height * width), nn.Sigmoid()
+            )
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        """See ``CapsuleModel.forward``."""
+        pose = ops.squash(self.primary(self.stem(images)))
+        for layer in self.capsules:
+            pose, _ = layer(pose)
+        pose, couplings = self.classes(pose)
+        poses, couplings = pose.flatten(1, 3), couplings.flatten(1, 3)
+        if self.classifier is not None:
+            return CapsuleOutput(self.classifier(poses).squeeze(-1), poses, couplings)
+        return CapsuleOutput(torch.linalg.vector_norm(poses, dim=-1), poses, couplings)

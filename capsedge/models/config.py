@@ -1,0 +1,221 @@
+"""Configurations: what builds a model, and what its checkpoint stores. No torch needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from capsedge.errors import UsageError
+from capsedge.runtime.metadata import TASKS, Preprocessing
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution of the stem, then batch normalization if asked for, then ReLU.
+
+    Attributes:
+        channels, kernel, stride: as usual.
+        padding: pixels on each side, or ``same``: as much as makes the output ``ceil(in / stride)``,
+            the odd pixel at the end.
+        bias, batch_norm: which parameters there are.
+    """
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int | str = 0
+    bias: bool = True
+    batch_norm: bool = False
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """The residual stem of Tsai et al. 2020: a 3x3 convolution, then stages of basic blocks.
+
+    Attributes:
+        stages: (channels, blocks, stride of the first block) of each stage.
+    """
+
+    stages: tuple[tuple[int, int, int], ...] = ((64, 3, 1), (128, 4, 2))
+
+
+@dataclass(frozen=True)
+class CapsuleConv:
+    """A convolutional capsule layer: its number of types, window and stride; no padding."""
+
+    types: int
+    kernel: int
+    stride: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What all families have.
+
+    Attributes:
+        class_names: one a class; their number is the number of class capsules.
+        preprocessing: size, channels and scaling of the input.
+        stem: the layers before the primary capsules.
+        primary_types: number of primary capsule types.
+        primary_kernel, primary_stride, primary_padding: of the primary convolution.
+        capsule_layers: convolutional capsule layers between primary and class capsules.
+        iterations: routing iterations.
+        task: ``single-label`` or ``multi-label``.
+    """
+
+    architecture: ClassVar[str]
+    routing: ClassVar[str]
+
+    class_names: tuple[str, ...]
+    preprocessing: Preprocessing
+    stem: tuple[Conv, ...] | ResNet
+    primary_types: int
+    primary_kernel: int = 1
+    primary_stride: int = 1
+    primary_padding: int | str = 0
+    capsule_layers: tuple[CapsuleConv, ...] = ()
+    iterations: int = 3
+    task: str = "single-label"
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise UsageError(
+                f"Routing cannot run {self.iterations} iterations.", "", "Ask for 1 or more."
+            )
+        if self.task not in TASKS:
+            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(TASKS)}.")
+        if not self.class_names:
+            raise UsageError("A model needs at least one class.")
+
+    @property
+    def classes(self) -> int:
+        """Number of class capsules."""
+        return len(self.class_names)
+
+    def replace(self, **changes: Any) -> ModelConfig:
+        """The same configuration with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values that ``config_from_dict`` reads back."""
+        values = dataclasses.asdict(self)
+        values["stem"] = (
+            {"resnet": self.stem.stages} if isinstance(self.stem, ResNet) else values["stem"]
+        )
+        return {"architecture": self.architecture, **values}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapsNetConfig(ModelConfig):
+    """CapsNet with dynamic routing (Sabour et al. 2017).
+
+    Attributes:
+        primary_dim: elements of a primary capsule's pose.
+        capsule_dim: elements of a pose in the layers after it; the class capsules' too.
+        leaky: "none of the above" in the class layer.
+        class_bias: whether class capsules have a bias inside the squash, as in the authors' release.
+        learned_priors: whether start logits are parameters (equation 3 speaks of log priors).
+        decoder: hidden sizes of the reconstruction decoder; none if empty.
+        linear_classifier: one linear map shared by all class capsules gives logits, instead of their
+            lengths (the dynamic-routing model of Tsai et al. on DiverseMultiMNIST).
+    """
+
+    architecture: ClassVar[str] = "capsnet"
+    routing: ClassVar[str] = "dynamic"
+
+    primary_dim: int = 8
+    capsule_dim: int = 16
+    leaky: bool = False
+    class_bias: bool = True
+    learned_priors: bool = False
+    decoder: tuple[int, ...] = ()
+    linear_classifier: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixCapsulesConfig(ModelConfig):
+    """Matrix capsules with EM routing (Hinton et al. 2018).
+
+    Attributes:
+        pose_side: side of the pose matrix.
+        inverse_temperature: final λ of the schedule ``λ_t = final (1 - 0.95^t)``, t = 1, 2, ...
+        epsilon: of the EM statistics.
+    """
+
+    architecture: ClassVar[str] = "matrix-capsules"
+    routing: ClassVar[str] = "em"
+
+    pose_side: int = 4
+    inverse_temperature: float = 0.01
+    epsilon: float = 1e-4
+
+    @property
+    def inverse_temperatures(self) -> tuple[float, ...]:
+        """λ of each iteration."""
+        return tuple(
+            self.inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCapsulesConfig(ModelConfig):
+    """Capsules with inverted dot-product attention routing (Tsai et al. 2020).
+
+    Attributes:
+        pose_dim: elements of every pose.
+        matrix_pose: square matrix poses, or vectors.
+        dense_layers: types of fully connected capsule layers between the convolutional ones and the
+            class capsules.
+        concurrent: all layers route at once, pass by pass; otherwise one layer after the other.
+    """
+
+    architecture: ClassVar[str] = "attention-capsules"
+    routing: ClassVar[str] = "attention"
+
+    pose_dim: int = 16
+    matrix_pose: bool = True
+    dense_layers: tuple[int, ...] = ()
+    concurrent: bool = True
+    iterations: int = 2
+
+
+FAMILIES: dict[str, type[ModelConfig]] = {
+    c.architecture: c for c in (CapsNetConfig, MatrixCapsulesConfig, AttentionCapsulesConfig)
+}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
+    """Build a configuration from what ``ModelConfig.to_dict`` gave.
+
+    Raises:
+        UsageError: an unknown architecture, or fields that do not fit it.
+    """
+    rest = dict(values)
+    architecture = rest.pop("architecture", None)
+    family = FAMILIES.get(str(architecture))
+    if family is None:
+        raise UsageError(
+            f"Unknown architecture '{architecture}'.", f"Known: {', '.join(sorted(FAMILIES))}."
+        )
+    try:
+        stem = rest.pop("stem")
+        rest["stem"] = (
+            ResNet(_tuples(list(stem["resnet"])))
+            if isinstance(stem, Mapping)
+            else tuple(Conv(**c) for c in stem)
+        )
+        rest["preprocessing"] = Preprocessing(**rest["preprocessing"])
+        rest["capsule_layers"] = tuple(CapsuleConv(**c) for c in rest.get("capsule_layers", ()))
+        return family(**{k: _tuples(v) for k, v in rest.items()})
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(
+            "The model configuration cannot be read.", f"{type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,250 @@
+"""Layers: stems, primary capsules, and one capsule layer per routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from capsedge import ops
+from capsedge.models.config import Conv, ResNet
+
+
+class Padded(nn.Conv2d):
+    """A convolution that also knows ``same``: output ``ceil(in / stride)``, odd pixel at the end."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int | str = 0,
+        bias: bool = True,
+    ) -> None:
+        self.same = padding == "same"
+        super().__init__(
+            inputs, outputs, kernel, stride, 0 if self.same else int(padding), bias=bias
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, C, H, W]`` to ``[N, C', H', W']``."""
+        if self.same:
+            totals = [
+                max((-(-size // s) - 1) * s + k - size, 0)
+                for size, s, k in zip(x.shape[2:], self.stride, self.kernel_size, strict=True)
+            ]
+            (top, left) = (t // 2 for t in totals)
+            x = nn.functional.pad(x, (left, totals[1] - left, top, totals[0] - top))
+        return super().forward(x)
+
+
+class Residual(nn.Module):
+    """A basic block of two 3x3 convolutions (He et al. 2016), as in the stem of Tsai et al."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, C, H, W]`` to ``[N, C', H', W']``."""
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def output_size(
+    grid: tuple[int, int], kernel: int, stride: int, padding: int | str
+) -> tuple[int, int]:
+    """Rows and columns that a square convolution makes of a grid."""
+    if padding == "same":
+        return -(-grid[0] // stride), -(-grid[1] // stride)
+    p = 2 * int(padding)
+    return (grid[0] + p - kernel) // stride + 1, (grid[1] + p - kernel) // stride + 1
+
+
+def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequential, int]:
+    """The layers before the capsules, and the number of channels that they end with."""
+    layers: list[nn.Module] = []
+    if isinstance(config, ResNet):
+        first = config.stages[0][0]
+        layers += [
+            nn.Conv2d(channels, first, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(first),
+            nn.ReLU(),
+        ]
+        channels = first
+        for width, blocks, stride in config.stages:
+            for index in range(blocks):
+                layers.append(Residual(channels, width, stride if index == 0 else 1))
+                channels = width
+    else:
+        for c in config:
+            layers.append(Padded(channels, c.channels, c.kernel, c.stride, c.padding, c.bias))
+            if c.batch_norm:
+                layers.append(nn.BatchNorm2d(c.channels))
+            layers.append(nn.ReLU())
+            channels = c.channels
+    return nn.Sequential(*layers), channels
+
+
+class PrimaryCapsules(nn.Module):
+    """A convolution whose channels are read as capsule types times pose elements."""
+
+    def __init__(
+        self,
+        inputs: int,
+        types: int,
+        dim: int,
+        kernel: int = 1,
+        stride: int = 1,
+        padding: int | str = 0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.types, self.dim = types, dim
+        self.conv = Padded(inputs, types * dim, kernel, stride, padding, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, C, H, W]`` to a map of capsules ``[N, H', W', types, dim]``."""
+        y: Tensor = self.conv(x)
+        return y.permute(0, 2, 3, 1).reshape(-1, y.shape[2], y.shape[3], self.types, self.dim)
+
+
+class DynamicCapsules(nn.Module):
+    """Capsules routed by agreement (Sabour et al. 2017), dense or over a window.
+
+    Args:
+        grid: rows and columns of the children's map.
+        kernel: side of the window; None for one window over the whole grid (dense).
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        types_in: int,
+        dim_in: int,
+        types: int,
+        dim: int,
+        *,
+        kernel: int | None = None,
+        stride: int = 1,
+        iterations: int,
+        leaky: bool = False,
+        bias: bool = False,
+        learned_priors: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernel = grid if kernel is None else (kernel, kernel)
+        self.stride, self.iterations, self.leaky = stride, iterations, leaky
+        self.grid = (
+            (grid[0] - self.kernel[0]) // stride + 1,
+            (grid[1] - self.kernel[1]) // stride + 1,
+        )
+        children = self.kernel[0] * self.kernel[1] * types_in
+        self.weight = nn.Parameter(0.1 * torch.randn(children, types, dim, dim_in))
+        self.bias = nn.Parameter(torch.full((types, dim), 0.1)) if bias else None
+        self.log_prior = nn.Parameter(torch.zeros(children, types)) if learned_priors else None
+
+    def forward(self, pose: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, H, W, C, Pin]`` to ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``."""
+        (kh, kw), s = self.kernel, self.stride
+        window = pose.unfold(1, kh, s).unfold(2, kw, s).permute(0, 1, 2, 5, 6, 3, 4)
+        u = window.reshape(-1, self.weight.shape[0], self.weight.shape[3])
+        v, c = ops.dynamic_routing(
+            u,
+            self.weight,
+            self.log_prior,
+            self.bias,
+            iterations=self.iterations,
+            leaky=self.leaky,
+        )
+        h, w = self.grid
+        return v.reshape(-1, h, w, *v.shape[1:]), c.reshape(-1, h, w, *c.shape[1:])
+
+
+class EMCapsules(nn.Module):
+    """Matrix capsules (Hinton et al. 2018), over a window or, ``shared``, as class capsules."""
+
+    def __init__(
+        self,
+        types_in: int,
+        types: int,
+        side: int,
+        *,
+        kernel: int = 1,
+        stride: int = 1,
+        shared: bool = False,
+        inverse_temperatures: Sequence[float],
+        epsilon: float,
+    ) -> None:
+        super().__init__()
+        self.stride, self.shared, self.epsilon = stride, shared, epsilon
+        self.inverse_temperatures = tuple(inverse_temperatures)
+        # A vote keeps the variance of the pose: it sums `side` products.
+        self.weight = nn.Parameter(
+            torch.randn(kernel, kernel, types_in, types, side, side) / side**0.5
+        )
+        self.beta_u = nn.Parameter(torch.zeros(types))
+        self.beta_a = nn.Parameter(torch.zeros(types))
+
+    def forward(self, pose: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``[N, H, W, C, P]`` and ``[N, H, W, C]`` to poses, activations and couplings."""
+        return ops.em_routing(
+            pose,
+            a,
+            self.weight,
+            self.beta_u,
+            self.beta_a,
+            inverse_temperatures=self.inverse_temperatures,
+            strides=(self.stride, self.stride),
+            coordinate_addition=self.shared,
+            shared=self.shared,
+            epsilon=self.epsilon,
+        )
+
+
+class AttentionCapsules(nn.Module):
+    """Capsules routed by inverted dot-product attention (Tsai et al. 2020); one call is one pass."""
+
+    def __init__(
+        self,
+        kernel: tuple[int, int],
+        types_in: int,
+        types: int,
+        dim: int,
+        *,
+        stride: int = 1,
+        matrix_pose: bool,
+    ) -> None:
+        super().__init__()
+        self.stride, self.matrix_pose = stride, matrix_pose
+        side = round(dim**0.5) if matrix_pose else dim
+        children = kernel[0] * kernel[1] * types_in
+        self.weight = nn.Parameter(
+            torch.randn(*kernel, types_in, types, side, side) * (types / (side * children)) ** 0.5
+        )
+        self.scale = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, pose: Tensor, parent: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Poses ``[N, H, W, C, P]`` and the parents of the pass before to parents and couplings."""
+        return ops.attention_routing(
+            pose,
+            parent,
+            self.weight,
+            self.scale,
+            self.bias,
+            strides=(self.stride, self.stride),
+            matrix_pose=self.matrix_pose,
+        )

@@ -1,0 +1,56 @@
+"""Matrix capsules with EM routing (Hinton, Sabour, Frosst 2018)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from capsedge.models.base import CapsuleModel, CapsuleOutput
+from capsedge.models.config import MatrixCapsulesConfig
+from capsedge.models.layers import EMCapsules, PrimaryCapsules
+
+
+class MatrixCapsules(CapsuleModel):
+    """Stem, primary poses and activations, convolutional EM layers, shared class capsules."""
+
+    config: MatrixCapsulesConfig
+
+    def __init__(self, config: MatrixCapsulesConfig) -> None:
+        super().__init__(config)
+        c = config
+        shape = (c.primary_kernel, c.primary_stride, c.primary_padding)
+        size = c.pose_side**2
+        self.primary_pose = PrimaryCapsules(self.stem_channels, c.primary_types, size, *shape)
+        self.primary_activation = PrimaryCapsules(self.stem_channels, c.primary_types, 1, *shape)
+        types, layers = c.primary_types, []
+        schedule = c.inverse_temperatures
+        for layer in c.capsule_layers:
+            layers.append(
+                EMCapsules(
+                    types,
+                    layer.types,
+                    c.pose_side,
+                    kernel=layer.kernel,
+                    stride=layer.stride,
+                    inverse_temperatures=schedule,
+                    epsilon=c.epsilon,
+                )
+            )
+            types = layer.types
+        self.capsules = nn.ModuleList(layers)
+        self.classes = EMCapsules(
+            types,
+            c.classes,
+            c.pose_side,
+            shared=True,
+            inverse_temperatures=schedule,
+            epsilon=c.epsilon,
+        )
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        """See ``CapsuleModel.forward``; the scores are the class capsules' activations."""
+        x = self.stem(images)
+        pose, a = self.primary_pose(x), self.primary_activation(x).squeeze(-1).sigmoid()
+        for layer in self.capsules:
+            pose, a, _ = layer(pose, a)
+        pose, a, couplings = self.classes(pose, a)
+        return CapsuleOutput(a.flatten(1), pose.flatten(1, 3), couplings.flatten(1, 3))

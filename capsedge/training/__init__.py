@@ -1,0 +1,1 @@
+"""Training: enough to make the trained models honestly. Needs torch."""

@@ -1,0 +1,288 @@
+"""The training loop: recipes, schedules, resumable runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from capsedge.checkpoint import save_checkpoint
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.models import CapsuleModel, CapsuleOutput, build
+from capsedge.models.config import ModelConfig
+from capsedge.runtime.files import replacing, write_text
+from capsedge.training import augment
+from capsedge.training.data import LabelledImages
+from capsedge.training.losses import (
+    cross_entropy_loss,
+    margin_loss,
+    reconstruction_loss,
+    spread_loss,
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Attributes:
+        epochs, batch: as usual.
+        schedule: ``one-cycle`` (Adam), ``exponential`` (Adam, times 0.96 every 2000 steps: the released
+            code of Sabour et al. 2017) or ``multistep`` (SGD with momentum 0.9 and weight decay 5e-4,
+            a tenth at 3/7 and 5/7 of the epochs: the released code of Tsai et al. 2020).
+        learning_rate: the peak.
+        shift: largest random shift in pixels.
+        flip: random mirroring.
+        pairs: ``none``, ``overlap`` (MultiMNIST) or ``diverse`` (DiverseMultiMNIST).
+        average: decay of the moving average of the weights that is kept and evaluated; 0 keeps the
+            weights as they are.
+        seed: of initial weights, order and augmentation.
+    """
+
+    epochs: int = 10
+    batch: int = 128
+    schedule: str = "one-cycle"
+    learning_rate: float = 3e-3
+    shift: int = 2
+    flip: bool = False
+    pairs: str = "none"
+    average: float = 0.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("one-cycle", "exponential", "multistep"):
+            raise UsageError(f"Unknown schedule '{self.schedule}'.")
+        if self.pairs not in ("none", "overlap", "diverse"):
+            raise UsageError(f"Unknown pairing '{self.pairs}'.")
+        if min(self.epochs, self.batch) < 1:
+            raise UsageError("Epochs and batch size start at 1.")
+
+
+Progress = Callable[[int, int, int, float], None]
+"""Called with (epoch, step, steps of an epoch, loss)."""
+
+
+def to_input(images: NDArray[np.uint8] | Tensor, config: ModelConfig) -> Tensor:
+    """uint8 images ``[N, H, W, C]`` scaled to [0, 1] as ``[N, C, H, W]``."""
+    x = images if isinstance(images, Tensor) else torch.from_numpy(images.copy())
+    if x.shape[3] != config.preprocessing.channels:
+        raise UsageError(
+            f"The images have {x.shape[3]} channels.",
+            f"The model takes {config.preprocessing.channels}.",
+        )
+    scaled: Tensor = x.permute(0, 3, 1, 2).float() * config.preprocessing.scale
+    return scaled
+
+
+def normalize(images: Tensor, config: ModelConfig) -> Tensor:
+    """Subtract the mean and divide by the deviation of the model's preprocessing."""
+    p = config.preprocessing
+    return (images - torch.tensor(p.mean).view(1, -1, 1, 1)) / torch.tensor(p.std).view(1, -1, 1, 1)
+
+
+def centre(images: Tensor, config: ModelConfig) -> Tensor:
+    """Crop or pad to the model's input size, centred."""
+    h, w = config.preprocessing.height, config.preprocessing.width
+    dy, dx = h - images.shape[2], w - images.shape[3]
+    return nn.functional.pad(images, (dx // 2, dx - dx // 2, dy // 2, dy - dy // 2))
+
+
+def _loss(model: CapsuleModel, out: CapsuleOutput, targets: Tensor, progress: float) -> Tensor:
+    if model.score_name == "logits":
+        return cross_entropy_loss(out.scores, targets)
+    if model.config.routing == "em":
+        return spread_loss(out.scores, targets, min(0.2 + 0.7 * 2 * progress, 0.9))
+    return margin_loss(out.scores, targets)
+
+
+def _optimizer(
+    model: nn.Module, recipe: Recipe, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    total = steps * recipe.epochs
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    if recipe.schedule == "multistep":
+        optimizer = torch.optim.SGD(
+            model.parameters(), recipe.learning_rate, momentum=0.9, weight_decay=5e-4
+        )
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(
+            optimizer, [total * 3 // 7, total * 5 // 7]
+        )
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
+        if recipe.schedule == "exponential":
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.96 ** (1 / 2000))
+        else:
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total)
+    return optimizer, scheduler
+
+
+@torch.no_grad()
+def predict_all(model: CapsuleModel, data: LabelledImages, batch: int = 256) -> Tensor:
+    """Scores ``[N, J]`` of all images in evaluation mode."""
+    model.eval()
+    scores = []
+    for start in range(0, len(data), batch):
+        x = centre(to_input(data.images[start : start + batch], model.config), model.config)
+        scores.append(model(normalize(x, model.config)).scores)
+    return torch.cat(scores)
+
+
+def _moving_average(model: nn.Module, average: nn.Module, decay: float) -> None:
+    for theirs, ours in zip(
+        average.state_dict().values(), model.state_dict().values(), strict=True
+    ):
+        if theirs.dtype.is_floating_point:
+            theirs.lerp_(ours, 1 - decay)
+        else:
+            theirs.copy_(ours)
+
+
+def train(
+    config: ModelConfig,
+    recipe: Recipe,
+    data: LabelledImages,
+    test: LabelledImages | None,
+    folder: Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    epoch_done: Callable[[dict[str, Any]], None] | None = None,
+) -> CapsuleModel:
+    """Train a model; after every epoch ``folder`` holds all that is needed to go on.
+
+    Writes ``model.safetensors`` (the result), ``last.pt`` (for ``resume``), ``history.jsonl`` (one line an
+    epoch). A resumed run ends with the numbers of an uninterrupted one: order and augmentation of an
+    epoch depend on the seed and the epoch alone.
+
+    Raises:
+        UsageError: images do not fit the model, or the folder holds a run and ``resume`` is off.
+        ArtefactError: the run to resume is damaged or of another configuration.
+    """
+    if data.labels.max(initial=0) >= config.classes:
+        raise UsageError(
+            f"The data has class {data.labels.max()}.", f"The model has {config.classes} classes."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    last, history_file = folder / "last.pt", folder / "history.jsonl"
+    if last.exists() and not resume:
+        raise UsageError(
+            f"{folder} already holds a run.", "", "Add --resume to go on with it, or name another."
+        )
+    torch.manual_seed(recipe.seed)
+    model = build(config)
+    average = copy.deepcopy(model) if recipe.average else model
+    steps = len(data) // recipe.batch
+    if steps == 0:
+        raise UsageError(f"{len(data)} images make no batch of {recipe.batch}.")
+    optimizer, scheduler = _optimizer(model, recipe, steps)
+    history: list[dict[str, Any]] = []
+    parts: dict[str, Any] = {
+        "model": model,
+        "average": average,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+    }
+    identity = json.dumps([config.to_dict(), asdict(recipe)], sort_keys=True)
+    if resume and last.exists():
+        try:
+            state = torch.load(last, weights_only=True)
+        except Exception as error:
+            raise ArtefactError(f"{last} cannot be read.", str(error)) from error
+        if state["identity"] != identity:
+            raise ArtefactError(
+                f"{last} was made with other settings.", "", "Resume with the settings of the run."
+            )
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        history = json.loads(state["history"])
+
+    labels = torch.as_tensor(data.labels)
+    started = time.monotonic()
+    for epoch in range(len(history), recipe.epochs):
+        rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(data), generator=rng)
+        model.train()
+        total = 0.0
+        for step in range(steps):
+            index = order[step * recipe.batch : (step + 1) * recipe.batch]
+            loss = _batch_loss(
+                model,
+                to_input(data.images[index.numpy()], config),
+                labels[index],
+                recipe,
+                rng,
+                (epoch * steps + step) / (recipe.epochs * steps),
+            )
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            scheduler.step()
+            if recipe.average:
+                # A short memory at first, or the average would keep the initial weights for long.
+                done = epoch * steps + step
+                _moving_average(model, average, min(recipe.average, (1 + done) / (10 + done)))
+            total += loss.item()
+            if progress:
+                progress(epoch, step, steps, loss.item())
+        line: dict[str, Any] = {
+            "epoch": epoch + 1,
+            "loss": total / steps,
+            "seconds": round(time.monotonic() - started, 1),
+        }
+        if test is not None and config.task == "single-label":
+            right = predict_all(average, test).argmax(1).numpy() == test.labels
+            line["test_accuracy"] = float(right.mean())
+            line["test_images"] = len(test)
+        history.append(line)
+        write_text(history_file, "".join(json.dumps(x) + "\n" for x in history))
+        state = {n: p.state_dict() for n, p in parts.items()}
+        with replacing(last) as temporary:
+            torch.save({**state, "identity": identity, "history": json.dumps(history)}, temporary)
+        save_checkpoint(
+            average,
+            folder / "model.safetensors",
+            {"capsedge.training": json.dumps({"recipe": asdict(recipe), "last": line})},
+        )
+        if epoch_done:
+            epoch_done(line)
+    return average.eval()
+
+
+def _batch_loss(
+    model: CapsuleModel,
+    images: Tensor,
+    labels: Tensor,
+    recipe: Recipe,
+    rng: torch.Generator,
+    progress: float,
+) -> Tensor:
+    config = model.config
+    if recipe.pairs == "none":
+        x = augment.shift(centre(images, config), recipe.shift, rng)
+        pictures, owners = x.unsqueeze(1), labels.unsqueeze(1)
+    else:
+        size = (config.preprocessing.height, config.preprocessing.width)
+        x, owners, pictures = augment.overlap(
+            images, labels, size, rng, diverse=recipe.pairs == "diverse"
+        )
+    if recipe.flip:
+        x = augment.flip(x, rng)
+        pictures = x.unsqueeze(1)
+    targets = torch.zeros(len(x), config.classes).scatter_(1, owners, 1.0)
+    out = model(normalize(x, config))
+    loss = _loss(model, out, targets, progress)
+    if model.decoder is not None:
+        for k in range(owners.shape[1]):
+            decoded = model.reconstruct_class(out.poses, owners[:, k])
+            loss = loss + 0.0005 * reconstruction_loss(decoded, pictures[:, k])
+    return loss
