@@ -1,0 +1,72 @@
+"""Function bodies of the four operators in standard ONNX operators, specialised to a node's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from capsedge.exporters.bodies import attention, dynamic, em, squash
+from capsedge.exporters.bodies._builder import Body, Shape
+from capsedge.exporters.operators import DOMAIN, OPERATORS
+from capsedge.exporters.rewrites import Rewrites
+
+_BUILDERS = {
+    "Squash": squash.build,
+    "DynamicRouting": dynamic.build,
+    "EMRouting": em.build,
+    "AttentionRouting": attention.build,
+}
+
+
+def function_body(
+    operator: str,
+    shapes: list[Shape],
+    attributes: dict[str, Any],
+    rewrites: Rewrites | None = None,
+    *,
+    opset: int = 20,
+    overload: str = "",
+    domain: str = DOMAIN,
+    couplings: bool = False,
+    compute: int = TensorProto.FLOAT,
+) -> onnx.FunctionProto:
+    """The ONNX function that computes one operator for given input shapes and attributes.
+
+    Args:
+        operator: ``Squash``, ``DynamicRouting``, ``EMRouting`` or ``AttentionRouting``.
+        shapes: of its inputs, in order; None for the free batch.
+        attributes: all of the node's attributes.
+        rewrites: the exact rewrites to use; all by default.
+        opset: of the standard operators.
+        overload: tells the functions of one operator apart.
+        domain: of the function.
+        couplings: adds the couplings as the last output.
+        compute: element type of the arithmetic (FP32; the tests use FP64).
+    """
+    spec = OPERATORS[operator]
+    body = Body(
+        operator,
+        dict(zip(spec.inputs, shapes, strict=True)),
+        attributes,
+        rewrites or Rewrites(),
+        couplings,
+        compute,
+    )
+    _BUILDERS[operator](body)
+    outputs = [*spec.outputs, *(["couplings"] if couplings else [])]
+    function = helper.make_function(
+        domain,
+        operator,
+        [body.formal(n) for n in spec.inputs],
+        [body.formal(n) for n in outputs],
+        body.nodes,
+        [helper.make_opsetid("", opset)],
+        attributes=list(spec.attributes),
+        overload=overload,
+    )
+    return function
+
+
+__all__ = ["Shape", "function_body"]

@@ -1,0 +1,93 @@
+"""Body of ``capsedge::EMRouting``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from capsedge.exporters.bodies._builder import Body
+from capsedge.exporters.bodies._votes import grid, votes, weighted_sum, window_index, windows
+
+
+def _coordinates(height: int, width: int, side: int) -> np.ndarray:
+    """Scaled position of every cell as an addition to its votes ``[H*W, P]`` (section 4 of the paper)."""
+    add = np.zeros((height, width, side * side))
+    add[:, :, side - 1] = ((np.arange(height) + 0.5) / height)[:, None]
+    add[:, :, 2 * side - 1] = ((np.arange(width) + 0.5) / width)[None, :]
+    return add.reshape(height * width, side * side)
+
+
+def build(b: Body) -> None:
+    """Write the body: Hinton et al. 2018, procedure 1, unrolled.
+
+    Votes, deviations are ``[N·S, M, I, P]``; responsibilities ``[N·S, M, I]``.
+    """
+    _, height, width, types, size = (int(d or 0) for d in b.shapes["pose"])
+    kh, kw, _, m, side, _ = (int(d or 0) for d in b.shapes["weight"])
+    shared = bool(b.attributes["shared"])
+    kernel = (height, width) if shared else (kh, kw)
+    strides = (1, 1) if shared else (b.attributes["strides"][0], b.attributes["strides"][1])
+    index = window_index(height, width, kernel, strides)
+    s, cells = index.shape
+    i = cells * types
+    iterations, epsilon = b.attributes["iterations"], b.attributes["epsilon"]
+    temperatures = b.attributes["inverse_temperatures"]
+
+    weight = b.input("weight")
+    if shared:
+        weight = b.op("Expand", b.reshape(weight, 1, types, m, side, side), b.ints([cells, 1, 1, 1, 1]))
+    matrix = b.transpose(b.reshape(weight, i, m, side, side), 0, 2, 1, 3)
+    children = windows(b, b.input("pose"), height, width, types * size, index)
+    v = votes(b, children, b.reshape(matrix, i, side, m * side), (s, i, side, side, m, side))
+    if b.attributes["coordinate_addition"]:
+        add = np.repeat(_coordinates(height, width, side)[index], types, axis=1)  # [S, I, P]
+        v = b.op("Add", b.reshape(v, -1, s, m, i, size), b.constant(add[:, None]))
+        v = b.reshape(v, -1, m, i, size)
+    a_child = windows(b, b.input("a"), height, width, types, index)
+    a_child = b.reshape(a_child, -1, 1, i)
+    beta_u = b.reshape(b.op("Mul", b.input("beta_u"), b.constant(size)), 1, m)
+    beta_a = b.reshape(b.input("beta_a"), 1, m)
+    eps = b.constant(epsilon)
+
+    responsibility = ""
+    mean = logit = ""
+    for iteration in range(iterations):
+        # M-step. The first pass divides every child equally.
+        if iteration == 0:
+            share = b.op("Mul", a_child, b.constant(1.0 / m))
+            r = b.op("Add", share, b.constant(np.zeros((1, m, 1))))
+        else:
+            r = b.op("Mul", responsibility, a_child)
+        mass = b.reduce_sum(r, 2)  # [N·S, M, 1]
+        divisor = b.op("Unsqueeze", b.op("Add", mass, eps), b.ints([3]))
+        mean = b.op("Div", weighted_sum(b, r, v), divisor)  # [N·S, M, 1, P]
+        difference = b.op("Sub", v, mean)
+        deviation = b.op("Mul", difference, difference)
+        variance = b.op("Add", b.op("Div", weighted_sum(b, r, deviation), divisor), eps)
+        log_variance = b.op(
+            "Mul", b.op("ReduceSum", b.op("Log", variance), b.ints([2, 3]), keepdims=0), b.constant(0.5)
+        )  # [N·S, M]
+        cost = b.op("Mul", b.op("Add", beta_u, log_variance), b.reshape(mass, -1, m))
+        logit = b.op("Mul", b.op("Sub", beta_a, cost), b.constant(temperatures[iteration]))
+        if iteration + 1 == iterations and b.rewrites.dead_update:
+            break
+        # E-step in the log domain. ln sigmoid(x) = -softplus(-x).
+        previous = responsibility
+        precision = b.op("Div", b.constant(0.5), b.reshape(variance, -1, m, size, 1))
+        distance = b.reshape(b.op("MatMul", deviation, precision), -1, m, i)
+        log_a = b.op("Neg", b.op("Softplus", b.op("Neg", logit)))
+        prior = b.reshape(b.op("Sub", log_a, log_variance), -1, m, 1)
+        responsibility = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
+        if iteration + 1 == iterations:
+            responsibility = previous  # the E-step just written reaches no output
+
+    h, w = (1, 1) if shared else grid(height, width, kernel, strides)
+    b.result("pose_out", b.reshape(mean, -1, h, w, m, size))
+    b.result("a_out", b.reshape(b.op("Sigmoid", logit), -1, h, w, m))
+    if b.couplings:
+        if not responsibility:
+            zero = b.op("Mul", a_child, b.constant(0.0))
+            responsibility = b.op("Add", zero, b.constant(np.full((1, m, 1), 1.0 / m)))
+        c = b.transpose(responsibility, 0, 2, 1)
+        b.result("couplings", b.reshape(c, -1, h, w, i, m))
+
+

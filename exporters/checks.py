@@ -1,0 +1,146 @@
+"""What a file must pass before it is written: validity, a load in ONNX Runtime, parity with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from capsedge.errors import CapsedgeError, ParityError
+from capsedge.exporters import proto
+from capsedge.exporters.report import CaseParity
+
+
+def validate(model: onnx.ModelProto) -> None:
+    """Full check and strict shape inference.
+
+    Raises:
+        CapsedgeError: the graph is not valid ONNX: a bug of the exporter.
+    """
+    problems = proto.check_operators(model)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+        proto.inferred(model)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        problems.append(str(error))
+    if problems:
+        raise CapsedgeError(
+            "The exported graph is not valid ONNX.",
+            "; ".join(problems),
+            "This is a bug of the exporter; please report it with the model.",
+        )
+
+
+def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.InferenceSession:
+    """Load a model in ONNX Runtime on the CPU.
+
+    Raises:
+        CapsedgeError: ONNX Runtime refuses it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        raise CapsedgeError(
+            "ONNX Runtime cannot load the exported model.", str(error).strip()
+        ) from error
+
+
+Case = tuple[str, list[Tensor]]
+
+
+def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
+    """Random and hard inputs of the shapes and types of the example, one list of tensors a case.
+
+    Zeros; values of 1e-6 and 1e3 times the usual; all equal (every child ties); one spike. Integer
+    inputs repeat the example.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def fill(kind: str, batch: int) -> list[Tensor]:
+        inputs = []
+        for x in example:
+            shape = (batch, *x.shape[1:])
+            if not x.dtype.is_floating_point:
+                inputs.append(x[:1].expand(shape).contiguous())
+                continue
+            value = torch.rand(shape, generator=generator)
+            if kind == "normal":
+                value = torch.randn(shape, generator=generator)
+            elif kind == "zero":
+                value = torch.zeros(shape)
+            elif kind == "tiny":
+                value *= 1e-6
+            elif kind == "huge":
+                value *= 1e3
+            elif kind == "equal":
+                value = torch.full(shape, 0.5)
+            elif kind == "spike":
+                value = torch.zeros(shape)
+                value.flatten(1)[:, value[0].numel() // 2] = 1.0
+            inputs.append(value.to(x.dtype))
+        return inputs
+
+    kinds = ("uniform", "normal", "zero", "tiny", "huge", "equal", "spike")
+    return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
+
+
+def compare(
+    session: onnxruntime.InferenceSession,
+    module: nn.Module,
+    names: Sequence[str],
+    cases: Sequence[Case],
+    atol: float,
+    rtol: float,
+) -> tuple[CaseParity, ...]:
+    """Compare a loaded file with the eager module on every case.
+
+    Args:
+        module: returns a tuple of tensors, one for each name.
+
+    Raises:
+        ParityError: an output is past ``atol + rtol·|reference|``, or is not finite.
+    """
+    results = []
+    feeds = [i.name for i in session.get_inputs()]
+    for case, tensors in cases:
+        with torch.no_grad():
+            wanted = [t.numpy() for t in module(*tensors)]
+        arrays = dict(zip(feeds, [t.numpy() for t in tensors], strict=True))
+        found = session.run(list(names), arrays)
+        for name, f, w in zip(names, found, wanted, strict=True):
+            results.append(_compare(case, name, np.asarray(f), w, atol, rtol))
+    failed = [r for r in results if not r.passed]
+    if failed:
+        worst = max(failed, key=lambda r: r.excess)
+        raise ParityError(
+            "The exported model does not compute what PyTorch computes; nothing was written.",
+            f"Output '{worst.output}' on input '{worst.case}': largest difference {worst.max_abs:.3g}, "
+            f"{worst.excess:.3g} times the tolerance (atol {atol:g}, rtol {rtol:g}); "
+            f"{len(failed)} of {len(results)} comparisons failed.",
+            "Allow more with --atol or --rtol, or find the rewrite at fault with --no-rewrite.",
+        )
+    return tuple(results)
+
+
+def _compare(
+    case: str, name: str, found: np.ndarray, wanted: np.ndarray, atol: float, rtol: float
+) -> CaseParity:
+    if found.shape != wanted.shape or not np.isfinite(found.astype(np.float64)).all():
+        infinite = float("inf")
+        return CaseParity(case, name, infinite, infinite, infinite, False)
+    difference = np.abs(found.astype(np.float64) - wanted)
+    size = np.abs(wanted.astype(np.float64))
+    excess = float((difference / (atol + rtol * size)).max(initial=0.0))
+    relative = float((difference / np.maximum(size, atol)).max(initial=0.0, where=size > atol))
+    return CaseParity(
+        case, name, float(difference.max(initial=0.0)), relative, excess, excess <= 1.0
+    )

@@ -1,0 +1,59 @@
+"""From the nodes of the translation to the file's graph: ``capsedge`` nodes, or standard ones with couplings."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper, inliner
+
+from capsedge.exporters import proto
+from capsedge.exporters.bodies import Shape, function_body
+from capsedge.exporters.operators import DOMAIN, OPERATORS, VERSION, attributes_of
+from capsedge.exporters.rewrites import Rewrites
+
+TORCH_DOMAIN = "capsedge.torch"
+_EXPANDED = "capsedge.expanded"
+
+
+def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
+    """Replace every translated node.
+
+    A node whose couplings nobody reads becomes a ``capsedge`` node. One whose couplings are read becomes standard
+    operators that give both, since the ONNX operators have no such output.
+
+    Raises:
+        ValueError: an input of a node has no shape.
+    """
+    proto.strip_notes(model)
+    proto.fold_fills(model)
+    shapes = proto.shapes_of(model)
+    read = {i for n in model.graph.node for i in n.input} | {o.name for o in model.graph.output}
+    expanded = 0
+    for node in proto.operator_nodes(model, TORCH_DOMAIN):
+        spec = OPERATORS[node.op_type]
+        if spec.couplings and node.output[-1] in read:
+            expanded += 1
+            node.domain, node.overload = _EXPANDED, str(expanded)
+            inputs: list[Shape] = [shapes[i] for i in node.input]
+            model.functions.append(
+                function_body(
+                    node.op_type,
+                    inputs,
+                    attributes_of(node),
+                    rewrites,
+                    opset=proto.opset_of(model),
+                    overload=node.overload,
+                    domain=_EXPANDED,
+                    couplings=True,
+                )
+            )
+        else:
+            node.domain = DOMAIN
+            del node.output[len(spec.outputs) :]
+    proto.set_opset(model, TORCH_DOMAIN, None)
+    proto.set_opset(model, DOMAIN, VERSION)
+    if expanded:
+        model.opset_import.append(helper.make_opsetid(_EXPANDED, 1))
+        model = inliner.inline_local_functions(model)
+        proto.set_opset(model, _EXPANDED, None)
+    proto.remove_unused_tensors(model)
+    return model

@@ -1,0 +1,85 @@
+"""The four operators as ONNX sees them: names of inputs, outputs and attributes (docs/operators.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import AttributeProto
+
+DOMAIN = "capsedge"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the domain.
+
+    Attributes:
+        name: its type in ONNX.
+        inputs: formal inputs, in order.
+        outputs: outputs of the ONNX node, in order.
+        attributes: attribute names and their ``AttributeProto`` types; every node carries them all.
+        couplings: whether the PyTorch operator returns couplings after the outputs.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, int]
+    couplings: bool = True
+
+
+OPERATORS = {
+    o.name: o
+    for o in (
+        Operator(
+            "Squash",
+            ("x",),
+            ("y",),
+            {"axis": AttributeProto.INT, "epsilon": AttributeProto.FLOAT},
+            couplings=False,
+        ),
+        Operator(
+            "DynamicRouting",
+            ("u", "weight", "log_prior", "bias"),
+            ("v",),
+            {
+                "iterations": AttributeProto.INT,
+                "leaky": AttributeProto.INT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+        ),
+        Operator(
+            "EMRouting",
+            ("pose", "a", "weight", "beta_u", "beta_a"),
+            ("pose_out", "a_out"),
+            {
+                "iterations": AttributeProto.INT,
+                "strides": AttributeProto.INTS,
+                "inverse_temperatures": AttributeProto.FLOATS,
+                "coordinate_addition": AttributeProto.INT,
+                "shared": AttributeProto.INT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+        ),
+        Operator(
+            "AttentionRouting",
+            ("pose", "parent", "weight", "scale", "bias"),
+            ("pose_out",),
+            {
+                "strides": AttributeProto.INTS,
+                "matrix_pose": AttributeProto.INT,
+                "agreement_scale": AttributeProto.FLOAT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+        ),
+    )
+}
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of a node as Python values."""
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -1,0 +1,220 @@
+"""Reading and changing an ONNX ModelProto: shapes, constants, dead nodes, functions. Knows no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from capsedge.exporters.bodies import Shape, function_body
+from capsedge.exporters.operators import DOMAIN, OPERATORS, VERSION, attributes_of
+from capsedge.exporters.rewrites import Rewrites
+
+_FOLD_LIMIT = 1 << 24  # bytes of one folded constant
+
+
+def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with shapes inferred, strictly: a contradiction is an error."""
+    return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def shapes_of(model: onnx.ModelProto) -> dict[str, Shape]:
+    """Shape of every tensor of the graph that has one; None for a dimension without a number."""
+    graph = model.graph
+    shapes: dict[str, Shape] = {}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        kind = value.type.tensor_type
+        if kind.HasField("shape"):
+            shapes[value.name] = tuple(
+                d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim
+            )
+    for tensor in graph.initializer:
+        shapes[tensor.name] = tuple(tensor.dims)
+    return shapes
+
+
+def constants_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """Initializers and Constant nodes of the graph by name."""
+    found = {t.name: t for t in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            found[node.output[0]] = node.attribute[0].t
+    return found
+
+
+def operator_nodes(model: onnx.ModelProto, domain: str = DOMAIN) -> list[onnx.NodeProto]:
+    """The capsule operators of the graph, in order."""
+    return [n for n in model.graph.node if n.domain == domain]
+
+
+def operator_counts(model: onnx.ModelProto) -> dict[str, int]:
+    """How many nodes of each type the graph has; capsule operators as ``capsedge::Type``."""
+    return dict(
+        sorted(
+            Counter(
+                f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.node
+            ).items()
+        )
+    )
+
+
+def remove_dead_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Remove the nodes and initializers that reach no output; returns the nodes removed."""
+    graph = model.graph
+    live = {o.name for o in graph.output}
+    kept, removed = [], []
+    for node in reversed(graph.node):
+        if any(o in live for o in node.output):
+            kept.append(node)
+            live.update(node.input)
+        else:
+            removed.append(node)
+    _replace(graph.node, reversed(kept))
+    remove_unused_tensors(model)
+    return list(reversed(removed))
+
+
+def remove_unused_tensors(model: onnx.ModelProto) -> None:
+    """Remove the initializers and value descriptions that no node uses."""
+    graph = model.graph
+    used = {i for n in graph.node for i in n.input} | {o.name for o in graph.output}
+    made = {o for n in graph.node for o in n.output}
+    _replace(graph.initializer, [t for t in graph.initializer if t.name in used])
+    _replace(graph.value_info, [v for v in graph.value_info if v.name in used and v.name in made])
+
+
+def _replace(field: object, items: Iterable[object]) -> None:
+    items = list(items)
+    del field[:]  # type: ignore[attr-defined]
+    field.extend(items)  # type: ignore[attr-defined]
+
+
+def fold_fills(model: onnx.ModelProto) -> None:
+    """Turn ``ConstantOfShape`` of a constant shape into an initializer (zeros that stand for "none")."""
+    constants = constants_of(model)
+    kept = []
+    for node in model.graph.node:
+        if node.op_type == "ConstantOfShape" and node.input[0] in constants:
+            shape = numpy_helper.to_array(constants[node.input[0]])
+            fill = numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, "f4")
+            if int(np.prod(shape)) * fill.itemsize <= _FOLD_LIMIT:
+                value = np.full(shape, fill.reshape(-1)[0], fill.dtype)
+                model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+                continue
+        kept.append(node)
+    _replace(model.graph.node, kept)
+    remove_unused_tensors(model)
+
+
+def strip_notes(model: onnx.ModelProto) -> None:
+    """Remove what the exporter wrote about the machine it ran on: stack traces, source paths."""
+    graph = model.graph
+    graph.name = "capsedge"
+    for item in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        del item.metadata_props[:]
+        item.doc_string = ""
+    del graph.metadata_props[:]
+    del model.metadata_props[:]
+    model.doc_string = ""
+
+
+def set_opset(model: onnx.ModelProto, domain: str, version: int | None) -> None:
+    """Import a domain at a version, or no longer (None). The default domain stays first."""
+    entries = [e for e in model.opset_import if e.domain != domain]
+    if version is not None:
+        entries.append(helper.make_opsetid(domain, version))
+    _replace(model.opset_import, sorted(entries, key=lambda e: e.domain))
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Opset of the standard operators."""
+    return next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+
+
+def attach_functions(
+    model: onnx.ModelProto,
+    rewrites: Rewrites | None = None,
+    *,
+    compute: int = onnx.TensorProto.FLOAT,
+) -> None:
+    """Give every capsule operator its function body, one overload for each (attributes, input shapes).
+
+    Raises:
+        ValueError: the shape of an input is not known.
+    """
+    shapes = shapes_of(model)
+    overloads: dict[object, str] = {}
+    for node in operator_nodes(model):
+        attributes = attributes_of(node)
+        inputs = [shapes.get(name) for name in node.input]
+        if any(s is None for s in inputs):
+            raise ValueError(f"no shape for an input of {node.op_type} '{node.name}'")
+        known: list[Shape] = [s for s in inputs if s is not None]
+        key = (node.op_type, str(sorted(attributes.items())), str(known))
+        if key not in overloads:
+            same = sum(1 for k in overloads if isinstance(k, tuple) and k[0] == node.op_type)
+            overloads[key] = str(same + 1)
+            model.functions.append(
+                function_body(
+                    node.op_type,
+                    known,
+                    attributes,
+                    rewrites,
+                    opset=opset_of(model),
+                    overload=overloads[key],
+                    compute=compute,
+                )
+            )
+        node.overload = overloads[key]
+    if overloads:
+        set_opset(model, DOMAIN, VERSION)
+
+
+def strip_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose capsule operators have no function bodies: it runs only where they are kernels."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
+    for node in operator_nodes(copy):
+        node.overload = ""
+    return copy
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in standard operators only: function bodies inlined, constants folded.
+
+    Raises:
+        ValueError: a capsule operator has no function body.
+    """
+    from onnx import inliner
+    from onnxscript import optimizer
+
+    copy = inliner.inline_local_functions(model)
+    left = sorted({n.op_type for n in operator_nodes(copy)})
+    if left:
+        raise ValueError(f"no function body for {', '.join(left)}")
+    set_opset(copy, DOMAIN, None)
+    copy = inferred(copy)
+    optimized = optimizer.optimize(
+        copy, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT, inline=False
+    )
+    optimized.ir_version = model.ir_version
+    remove_dead_nodes(optimized)
+    return optimized
+
+
+def check_operators(model: onnx.ModelProto) -> list[str]:
+    """What is wrong with the capsule operators of a model: unknown types, missing attributes."""
+    problems = []
+    for node in operator_nodes(model):
+        spec = OPERATORS.get(node.op_type)
+        if spec is None:
+            problems.append(f"unknown operator {node.op_type}")
+        elif set(attributes_of(node)) != set(spec.attributes):
+            problems.append(f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}")
+        elif len(node.input) != len(spec.inputs) or not all(node.input):
+            problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
+    return problems

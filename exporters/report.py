@@ -1,0 +1,80 @@
+"""What an export did and measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CaseParity:
+    """One output of one input case: exported file against the eager FP32 module.
+
+    Attributes:
+        case: name of the input case and its batch.
+        output: name of the output.
+        max_abs: largest absolute difference.
+        max_rel: largest ``difference / |reference|`` where the reference exceeds the absolute tolerance.
+        excess: largest ``difference / (atol + rtol·|reference|)``; the case passes up to 1.
+        passed: whether it is inside the tolerance.
+    """
+
+    case: str
+    output: str
+    max_abs: float
+    max_rel: float
+    excess: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """The result of an export.
+
+    Attributes:
+        path: the file; it does not exist after a dry run.
+        size: bytes of the file.
+        opset, ir_version: of the file.
+        ops: ``auto``, ``fused`` or ``portable``.
+        inputs, outputs: name and shape; a string is a free dimension.
+        operators: nodes by type.
+        functions: function bodies in the file.
+        rewrites: what each exact rewrite did.
+        atol, rtol: tolerances of the comparison.
+        parity: every comparison made.
+        dry_run: whether the file was left unwritten.
+    """
+
+    path: Path
+    size: int
+    opset: int
+    ir_version: int
+    ops: str
+    inputs: dict[str, list[int | str]]
+    outputs: dict[str, list[int | str]]
+    operators: dict[str, int]
+    functions: int
+    rewrites: dict[str, str]
+    atol: float
+    rtol: float
+    parity: tuple[CaseParity, ...]
+    dry_run: bool = False
+
+    @property
+    def max_abs(self) -> float:
+        """Largest absolute difference over all outputs and cases."""
+        return max(p.max_abs for p in self.parity)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        values = asdict(self)
+        values["path"] = str(self.path)
+        values["parity"] = {
+            "atol": self.atol,
+            "rtol": self.rtol,
+            "max_abs": self.max_abs,
+            "cases": values.pop("parity"),
+        }
+        del values["atol"], values["rtol"]
+        return values

@@ -1,0 +1,280 @@
+"""PyTorch module in, proven ONNX file out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
+from capsedge.exporters import checks, modules, proto
+from capsedge.exporters.lowering import lower
+from capsedge.exporters.modules import Subject
+from capsedge.exporters.report import CaseParity, ExportReport
+from capsedge.exporters.rewrites import Rewrites
+from capsedge.exporters.translation import translation_table
+from capsedge.models import CapsuleModel, build
+from capsedge.runtime.files import write_bytes
+from capsedge.runtime.metadata import ModelMetadata
+
+IR_VERSION = 10
+OPSETS = range(18, 22)
+OPS = ("auto", "fused", "portable")
+ATOL, RTOL = 1e-5, 1e-4
+
+
+def export(
+    model: nn.Module,
+    path: Path | str,
+    *,
+    example: Tensor | Sequence[Tensor] | None = None,
+    iterations: int | None = None,
+    opset: int = 20,
+    ops: str = "auto",
+    batch: int | None = None,
+    extra_outputs: Sequence[str] = (),
+    output_names: Sequence[str] | None = None,
+    rewrites: Rewrites | None = None,
+    atol: float = ATOL,
+    rtol: float = RTOL,
+    metadata: ModelMetadata | None = None,
+    checkpoint_sha256: str = "",
+    dry_run: bool = False,
+) -> ExportReport:
+    """Export a capsule network to one self-contained ONNX file and prove it equal.
+
+    The file is checked (full check, strict shape inference), loaded and run in ONNX Runtime and compared with the
+    module on random and hard inputs before anything is written.
+
+    Args:
+        model: one of the package's models, or any module that uses ``capsedge.ops``.
+        path: the file to write.
+        example: input of a module of your own: a tensor, or a tuple of them, batch first.
+        iterations: routing iterations, instead of the model's own (the package's models).
+        opset: of the standard operators, 18 to 21.
+        ops: ``auto``: capsule operators with function bodies; ``fused``: without; ``portable``: standard
+            operators only.
+        batch: fixes the batch; free when left out.
+        extra_outputs: ``reconstruction``, ``couplings`` (the package's models).
+        output_names: of a module of your own, instead of its dict's or named tuple's.
+        rewrites: the exact rewrites to use; all by default.
+        atol, rtol: tolerance of the comparison, ``atol + rtol·|reference|``.
+        metadata: what the file of a module of your own says of itself.
+        checkpoint_sha256: checksum of the checkpoint, for the metadata.
+        dry_run: do everything but write.
+
+    Raises:
+        UsageError: an argument is wrong, or the file cannot be written there.
+        UnsupportedModelError: the module cannot be captured by ``torch.export`` or its shapes are not fixed.
+        ParityError: the file would differ from the module.
+        EnvironmentProblem: the disk is full.
+    """
+    _check_arguments(opset, ops, batch, iterations, atol, rtol)
+    path = Path(path)
+    rewrites = rewrites or Rewrites()
+    if isinstance(model, CapsuleModel):
+        if iterations is not None and iterations != model.config.iterations:
+            changed = build(model.config, iterations=iterations)
+            changed.load_state_dict(model.state_dict())
+            model = changed.train(model.training)
+        subject = modules.of_capsule_model(model, extra_outputs, batch, checkpoint_sha256)
+    else:
+        if iterations is not None or extra_outputs:
+            raise UsageError(
+                "A module of your own has its own iterations and outputs.",
+                "",
+                "Set them in the module; leave 'iterations' and 'extra_outputs' out.",
+            )
+        with _evaluating(model):
+            subject = modules.of_module(model, example, batch, output_names, metadata)
+
+    with _evaluating(model):
+        proto_model, rewritten = to_proto(subject, opset, batch, rewrites)
+        proto_model = _with_ops(proto_model, ops, rewrites)
+        checks.validate(proto_model)
+        parity = _prove(proto_model, ops, rewrites, subject, batch, atol, rtol)
+    if subject.metadata is not None:
+        _write_metadata(proto_model, subject.metadata, parity, atol, rtol)
+    data = proto_model.SerializeToString()
+    if not dry_run:
+        write_bytes(path, data)
+    return ExportReport(
+        path=path,
+        size=len(data),
+        opset=opset,
+        ir_version=proto_model.ir_version,
+        ops=ops,
+        inputs=_signature(proto_model.graph.input),
+        outputs=_signature(proto_model.graph.output),
+        operators=proto.operator_counts(proto_model),
+        functions=len(proto_model.functions),
+        rewrites=rewritten,
+        atol=atol,
+        rtol=rtol,
+        parity=parity,
+        dry_run=dry_run,
+    )
+
+
+def _check_arguments(
+    opset: int, ops: str, batch: int | None, iterations: int | None, atol: float, rtol: float
+) -> None:
+    if opset not in OPSETS:
+        raise UsageError(
+            f"Opset {opset} cannot be exported.",
+            f"The function bodies are written for opsets {OPSETS[0]} to {OPSETS[-1]}.",
+            "Use 20, the newest that every TensorRT from 10.0 on reads.",
+        )
+    if ops not in OPS:
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+    for name, value in (("batch", batch), ("iterations", iterations)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}.", "It must be at least 1.")
+    if not (atol >= 0 and rtol >= 0 and atol + rtol > 0):
+        raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The module in evaluation mode and FP32 checked; its own mode afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def to_proto(
+    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites
+) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Capture the module and lower it to ``capsedge`` nodes without functions; says what was rewritten.
+
+    Raises:
+        UnsupportedModelError: torch cannot capture the module, or a shape depends on more than the batch.
+    """
+    free = tuple({0: torch.export.Dim("N")} for _ in subject.example) if batch is None else None
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                subject.module,
+                subject.example,
+                dynamo=True,
+                opset_version=opset,
+                dynamic_shapes=free if free is None else {"inputs": free} if _variadic(subject) else free,
+                input_names=list(subject.inputs),
+                output_names=list(subject.outputs),
+                custom_translation_table=translation_table(),
+                verbose=False,
+            )
+    except CapsedgeError:
+        raise
+    except Exception as error:  # torch raises many kinds here, none of them ours
+        raise UnsupportedModelError(
+            "PyTorch cannot capture this module as a graph.",
+            _first_lines(error),
+            "Remove data-dependent control flow, or fix the batch with batch= (--batch).",
+        ) from error
+    assert program is not None
+    model = program.model_proto
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "capsedge", _version()
+    try:
+        model = lower(model, rewrites)
+    except KeyError as error:
+        raise UnsupportedModelError(
+            "A capsule operator has an input of unknown shape.", f"Tensor {error}."
+        ) from error
+    return model, {}
+
+
+def _variadic(subject: Subject) -> bool:
+    return isinstance(subject.module, modules._Flat)
+
+
+def _version() -> str:
+    import capsedge
+
+    return capsedge.__version__
+
+
+def _first_lines(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    text = str(cause).strip() or type(cause).__name__
+    return "\n".join(text.splitlines()[:3])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's notes about torchvision and its own deprecations; errors still raise."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.ModelProto:
+    if ops == "fused":
+        return model
+    proto.attach_functions(model, rewrites)
+    return proto.inline_functions(model) if ops == "portable" else model
+
+
+def _prove(
+    model: onnx.ModelProto,
+    ops: str,
+    rewrites: Rewrites,
+    subject: Subject,
+    batch: int | None,
+    atol: float,
+    rtol: float,
+) -> tuple[CaseParity, ...]:
+    runnable = model
+    if ops == "fused":
+        # A fused file runs only with the kernels; its graph is proven with the function bodies.
+        runnable = onnx.ModelProto()
+        runnable.CopyFrom(model)
+        proto.attach_functions(runnable, rewrites)
+    cases = checks.input_cases(subject.example, (1, 3) if batch is None else (batch,))
+    session = checks.session_of(runnable)
+    return checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
+
+
+def _write_metadata(
+    model: onnx.ModelProto,
+    metadata: ModelMetadata,
+    parity: tuple[CaseParity, ...],
+    atol: float,
+    rtol: float,
+) -> None:
+    worst = max(parity, key=lambda p: p.excess)
+    measured = {
+        "against": "PyTorch eager FP32",
+        "torch": torch.__version__,
+        "comparisons": len(parity),
+        "max_abs": max(p.max_abs for p in parity),
+        "worst": dataclasses.asdict(worst),
+        "atol": atol,
+        "rtol": rtol,
+    }
+    properties = dataclasses.replace(metadata, parity=measured).to_properties()
+    onnx.helper.set_model_props(model, properties)
+
+
+def _signature(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:
+    return {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values
+    }
