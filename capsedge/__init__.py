@@ -1,3 +1,78 @@
-"""capsedge: export, prove and run trained capsule networks at the edge."""
+"""capsedge: export, prove and run trained capsule networks at the edge.
+
+The names are loaded when they are first used, so that a device needs only what it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from capsedge.errors import (
+        ArtefactError,
+        CapsedgeError,
+        EnvironmentProblem,
+        ExitCode,
+        ParityError,
+        ShapeError,
+        UnsupportedModelError,
+        UsageError,
+    )
+    from capsedge.exporters import export
+    from capsedge.runtime.prediction import Prediction
+    from capsedge.runtime.session import Session, load
+    from capsedge.verification import verify
+
+_HOMES = {
+    "load": "capsedge.runtime.session",
+    "Session": "capsedge.runtime.session",
+    "Prediction": "capsedge.runtime.prediction",
+    "export": "capsedge.exporters",
+    "verify": "capsedge.verification",
+    **dict.fromkeys(
+        (
+            "ArtefactError",
+            "CapsedgeError",
+            "EnvironmentProblem",
+            "ExitCode",
+            "ParityError",
+            "ShapeError",
+            "UnsupportedModelError",
+            "UsageError",
+        ),
+        "capsedge.errors",
+    ),
+}
+
+__all__ = [
+    "ArtefactError",
+    "CapsedgeError",
+    "EnvironmentProblem",
+    "ExitCode",
+    "ParityError",
+    "Prediction",
+    "Session",
+    "ShapeError",
+    "UnsupportedModelError",
+    "UsageError",
+    "__version__",
+    "export",
+    "load",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's module when the name is first used (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'capsedge' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""What runs on the device: sessions, image input, metadata, files. Imports neither torch nor onnx."""

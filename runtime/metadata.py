@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ PREFIX = "capsedge."
 
 RESIZE_RULES = ("stretch", "pad", "crop")
 TASKS = ("single-label", "multi-label")
+MAX_INPUT = 2**26  # values of one input image
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,19 @@ class Preprocessing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(v) for v in self.mean))
         object.__setattr__(self, "std", tuple(float(v) for v in self.std))
+        for side in (self.height, self.width, self.channels):
+            if type(side) is not int:
+                raise ValueError(f"input size {side!r} is not a whole number")
         if min(self.height, self.width, self.channels) < 1:
             raise ValueError(
                 f"input size {self.channels}x{self.height}x{self.width} is not positive"
             )
+        if self.height * self.width * self.channels > MAX_INPUT:
+            raise ValueError(
+                f"input size {self.channels}x{self.height}x{self.width} is over {MAX_INPUT:,} values"
+            )
+        if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))) or 0.0 in self.std:
+            raise ValueError("scale, mean and std must be finite numbers, and std not zero")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
                 raise ValueError(f"{name} has {len(values)} values for {self.channels} channels")
@@ -112,7 +123,7 @@ class ModelMetadata:
             if values["task"] not in TASKS:
                 raise ValueError(f"task '{values['task']}'")
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             if isinstance(error, ArtefactError):
                 raise
             raise ArtefactError(

@@ -1,0 +1,146 @@
+"""ONNX Runtime on the CPU: the one place that touches its API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ArtefactError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+_FATAL = (
+    4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
+)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a model.
+
+    Attributes:
+        name: its name in the graph.
+        shape: sizes; a string or None is a free dimension.
+        dtype: numpy's name of the element type, or ONNX Runtime's where numpy has none.
+    """
+
+    name: str
+    shape: tuple[int | str | None, ...]
+    dtype: str
+
+
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+    **{f"tensor({s}int{b})": f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)},
+}
+
+
+def _import() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime"
+        raise EnvironmentProblem(
+            "ONNX Runtime is not installed." if missing else "ONNX Runtime cannot be imported.",
+            "" if missing else f"{error}.",
+            "pip install 'capsedge[cpu]'",
+        ) from error
+    return onnxruntime
+
+
+def available_threads() -> int:
+    """Threads to ask ONNX Runtime for; 0 leaves it its own choice, a thread per physical core.
+
+    ONNX Runtime counts the machine's cores, also where the process may use only some of them.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return 0
+    allowed = len(os.sched_getaffinity(0))
+    return allowed if allowed < (os.cpu_count() or 1) else 0
+
+
+class OnnxRuntimeBackend:
+    """A model loaded into ONNX Runtime.
+
+    Args:
+        data: the ONNX file.
+        name: what errors call it.
+        threads: threads of one inference; None leaves the choice to ONNX Runtime.
+        library: the custom-op library to register.
+
+    Raises:
+        EnvironmentProblem: ONNX Runtime is missing, or the library does not load into it.
+        ArtefactError: ONNX Runtime refuses the model.
+    """
+
+    def __init__(self, data: bytes, name: str, threads: int | None, library: Path | None) -> None:
+        ort = _import()
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = available_threads() if threads is None else threads
+        options.inter_op_num_threads = 1
+        if library is not None:
+            try:
+                options.register_custom_ops_library(str(library))
+            except Exception as error:
+                raise EnvironmentProblem(
+                    f"The operator library {library} does not load into ONNX Runtime {ort.__version__}.",
+                    _first_line(error),
+                    "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
+                ) from error
+        try:
+            self._session: onnxruntime.InferenceSession = ort.InferenceSession(
+                data,
+                options,
+                providers=["CPUExecutionProvider"],
+                enable_fallback=0,  # it would print, and try the same provider again
+            )
+            self.inputs = _ports(self._session.get_inputs())
+            self.outputs = _ports(self._session.get_outputs())
+        except Exception as error:
+            raise ArtefactError(
+                f"ONNX Runtime {ort.__version__} cannot load {name}.",
+                _first_line(error),
+                "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
+            ) from error
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _FATAL
+        self._name = name
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """All outputs by name, for inputs that have been checked."""
+        names = [port.name for port in self.outputs]
+        try:
+            values = self._session.run(names, dict(feeds), self._run_options)
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
+            raise ArtefactError(
+                f"ONNX Runtime failed while running {self._name} on {shapes}.",
+                _first_line(error),
+                "If the shapes are those that the model was made for, the file is damaged: export it again.",
+            ) from error
+        return dict(zip(names, map(np.asarray, values), strict=True))
+
+
+def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:
+    return tuple(
+        Port(node.name, tuple(node.shape or ()), _DTYPES.get(node.type, node.type))
+        for node in nodes
+    )
+
+
+def _first_line(error: BaseException, limit: int = 300) -> str:
+    """ONNX Runtime's message without its prefix, source positions and stack."""
+    text = str(error).strip().splitlines()
+    line = text[0] if text else type(error).__name__
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,0 +1,92 @@
+"""What a model says about one image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Label:
+    """One class found in an image.
+
+    Attributes:
+        name: the class.
+        index: its number.
+        score: length of the capsule, or probability (`Prediction.score_kind`).
+        pose: ``[P]``, the pose of the class's capsule.
+    """
+
+    name: str
+    index: int
+    score: float
+    pose: NDArray[np.float32]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "label": self.name,
+            "index": self.index,
+            "score": self.score,
+            "pose": [float(v) for v in self.pose],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a model says about one image.
+
+    Attributes:
+        labels: the classes asked for, best first; several labels with a threshold may be none.
+        scores: ``[J]``, one a class.
+        poses: ``[J, P]``, one a class.
+        score_kind: ``length`` of the class's capsule, or ``probability`` (softmax of the logits of a model for one
+            label, sigmoid for several).
+    """
+
+    labels: tuple[Label, ...]
+    scores: NDArray[np.float64]
+    poses: NDArray[np.float32]
+    score_kind: str
+
+    @property
+    def label(self) -> str | None:
+        """The best label; None where a threshold left none."""
+        return self.labels[0].name if self.labels else None
+
+    @property
+    def score(self) -> float | None:
+        """The best label's score; None where a threshold left none."""
+        return self.labels[0].score if self.labels else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "labels": [label.to_dict() for label in self.labels],
+            "scores": [float(v) for v in self.scores],
+            "score_kind": self.score_kind,
+        }
+
+
+def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[np.float64], str]:
+    """Scores ``[N, J]`` and their kind, from the model's output ``lengths`` or ``logits``."""
+    values = output.astype(np.float64)
+    if name == "lengths":
+        return values, "length"
+    if several:
+        # the two halves never overflow
+        small = np.exp(-np.abs(values))
+        return np.where(values >= 0, 1.0, small) / (1.0 + small), "probability"
+    values = np.exp(values - values.max(axis=-1, keepdims=True))
+    return values / values.sum(axis=-1, keepdims=True), "probability"
+
+
+def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:
+    """Class numbers, best first, equals in the order of their numbers: at least ``threshold``, at most ``top_k``."""
+    order = [int(j) for j in np.argsort(-scores, kind="stable")]
+    if threshold is not None:
+        order = [j for j in order if scores[j] >= threshold]
+    return order[:top_k]

@@ -1,0 +1,392 @@
+"""Loading a model and running it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
+from capsedge.runtime import onnx_file
+from capsedge.runtime.images import prepare
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.native_library import find_library
+from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port
+from capsedge.runtime.prediction import Label, Prediction, choose, scores_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Ops: TypeAlias = Literal["auto", "fused", "portable"]
+OneImage: TypeAlias = "str | os.PathLike[str] | Image | NDArray[Any]"
+
+OPS = ("auto", "fused", "portable")
+SCORES = ("lengths", "logits")
+MAX_THREADS = 1024
+DEFAULT_THRESHOLD = (
+    0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
+)
+_CHUNK = 64  # images of one run of a model with a free batch; bounds memory
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    ops: str = "auto",
+) -> Session:
+    """Load a model.
+
+    Args:
+        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can `run`.
+        device: ``cpu``.
+        threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
+        ops: ``auto`` runs capsedge's nodes with its operator library where it is installed and with the function
+            bodies of the file where it is not; ``fused`` insists on the library, ``portable`` never uses it.
+
+    Raises:
+        UsageError: the file cannot be read, or an argument is wrong.
+        EnvironmentProblem: ONNX Runtime or the operator library is missing.
+        ArtefactError: the file is damaged, reaches for other files, or is refused by ONNX Runtime.
+    """
+    path = Path(path)
+    if ops not in OPS:
+        raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(
+            f"threads is {threads}.", f"Wanted: 1 to {MAX_THREADS}.", "Leave it out for one a core."
+        )
+    if device != "cpu":
+        raise EnvironmentProblem(
+            f"The device '{device}' cannot be used.",
+            "This version of capsedge runs models on the CPU.",
+            "Use the device 'cpu'.",
+        )
+    if path.suffix == ".engine":
+        raise EnvironmentProblem(
+            f"{path} is a TensorRT engine.",
+            "This version of capsedge runs ONNX files, on the CPU.",
+            "Load the ONNX file that the engine was built from.",
+        )
+    data = onnx_file.read_bytes(path)
+    summary = onnx_file.summarize(data, str(path))
+    if summary.external:
+        raise ArtefactError(
+            f"{path} keeps weights in other files.",
+            f"{len(summary.external)} tensors are external, the first is '{summary.external[0]}'. "
+            "capsedge reads self-contained files only, so that a model never opens other files.",
+            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
+        )
+    metadata = ModelMetadata.from_properties(summary.metadata)
+    library = _library(path, summary, ops)
+    backend = OnnxRuntimeBackend(data, str(path), threads, library)
+    return Session(path, backend, metadata, "fused" if library else "portable")
+
+
+def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
+    """The library to register, as ``ops`` asks."""
+    if not summary.capsedge_nodes:
+        if ops == "fused":
+            raise UsageError(
+                f"{path} has no capsedge nodes that the operator library could run.",
+                "It was exported with `--ops portable`, or by another tool.",
+                "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
+            )
+        return None
+    library = None if ops == "portable" else find_library()
+    if library is not None:
+        return library
+    if ops == "fused":
+        raise EnvironmentProblem(
+            "The operator library of capsedge is not installed.",
+            "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
+            "Install a compiler and then `pip install --force-reinstall --no-deps capsedge`, or use ops 'auto'.",
+        )
+    if summary.missing_functions:
+        raise EnvironmentProblem(
+            f"{path} runs only with the operator library of capsedge.",
+            f"Its {', '.join(summary.missing_functions)} nodes have no function body, and "
+            + ("ops is 'portable'." if ops == "portable" else "the library is not installed."),
+            "Export it again with `capsedge export --ops auto`, or load it where the library is installed.",
+        )
+    return None
+
+
+class Session:
+    """A loaded model. Safe to use from several threads at once.
+
+    Attributes:
+        path: the file it came from.
+        metadata: what the file says of itself; None for a file of another tool.
+        inputs, outputs: name, shape and type of each.
+        ops: ``fused`` where capsedge's nodes run in its operator library, else ``portable``.
+    """
+
+    def __init__(
+        self, path: Path, backend: OnnxRuntimeBackend, metadata: ModelMetadata | None, ops: str
+    ) -> None:
+        self.path = path
+        self.metadata = metadata
+        self.inputs: tuple[Port, ...] = backend.inputs
+        self.outputs: tuple[Port, ...] = backend.outputs
+        self.ops = ops
+        self._backend = backend
+        if metadata is not None:
+            self._check_metadata(metadata)
+
+    def __repr__(self) -> str:
+        return f"<capsedge.Session {self.path} ops={self.ops}>"
+
+    def _check_metadata(self, metadata: ModelMetadata) -> None:
+        """The file's words against its graph."""
+        names = [port.name for port in self.outputs]
+        scores = [port for port in self.outputs if port.name in SCORES]
+        why = ""
+        if len(self.inputs) != 1 or len(self.inputs[0].shape) != 4:
+            why = f"It has {len(self.inputs)} inputs; wanted: one, images [N, C, H, W]."
+        elif len(scores) != 1 or "poses" not in names:
+            why = f"Its outputs are {', '.join(names)}; wanted: lengths or logits, and poses."
+        else:
+            p = metadata.preprocessing
+            found = self.inputs[0].shape[1:]
+            if p is not None and not _fits((p.channels, p.height, p.width), found):
+                why = f"It prepares images {[p.channels, p.height, p.width]} for an input {list(found)}."
+            classes = scores[0].shape[1:]
+            if metadata.class_names and not _fits((len(metadata.class_names),), classes):
+                why = f"It names {len(metadata.class_names)} classes, {scores[0].name} has {list(classes)}."
+        if why:
+            raise ArtefactError(
+                f"The metadata of {self.path} does not fit its graph.",
+                why,
+                "Export the model again with `capsedge export`.",
+            )
+
+    @property
+    def batch(self) -> int | None:
+        """The batch size the file is fixed to; None if it is free."""
+        size = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
+        return size if isinstance(size, int) else None
+
+    def run(self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run the model on arrays as they are.
+
+        Args:
+            arrays: one array for a model with one input, or all inputs by name.
+
+        Returns:
+            Every output by name.
+
+        Raises:
+            ShapeError: the shape or the type of an input is wrong.
+            UsageError: an input is missing, unknown, or has NaN or infinite values.
+        """
+        feeds = self._named(arrays)
+        for port in self.inputs:
+            feeds[port.name] = _checked(port, feeds[port.name])
+        return self._backend.run(feeds)
+
+    def _named(self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        wanted = [port.name for port in self.inputs]
+        if not isinstance(arrays, Mapping):
+            if len(wanted) != 1:
+                raise UsageError(
+                    f"This model has {len(wanted)} inputs and one array was given.",
+                    f"Its inputs: {', '.join(wanted) or 'none'}.",
+                    "Pass a dictionary of arrays by input name.",
+                )
+            return {wanted[0]: arrays}
+        missing = [name for name in wanted if name not in arrays]
+        unknown = [str(name) for name in arrays if name not in wanted]
+        if missing or unknown:
+            raise UsageError(
+                "The arrays do not match the model's inputs.",
+                f"Missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}.",
+                f"Its inputs: {', '.join(wanted)}.",
+            )
+        return dict(arrays)
+
+    def prepare(
+        self, image: OneImage, invert: bool = False, name: str = "the image"
+    ) -> NDArray[np.float32]:
+        """The model's input ``[C, H, W]`` for one image, by the file's own preprocessing.
+
+        Raises:
+            UsageError: the image cannot be read or does not fit.
+            ArtefactError: the file says nothing of preprocessing.
+        """
+        if isinstance(image, os.PathLike):
+            image = Path(image)
+        return prepare(image, self._preprocessing(), invert, name)
+
+    def _preprocessing(self) -> Preprocessing:
+        metadata = self._metadata()
+        if metadata.preprocessing is None:
+            raise ArtefactError(
+                f"{self.path} does not say how an image becomes its input.",
+                "Its metadata has no preprocessing.",
+                "Give prepared float arrays [N, C, H, W], or name the preprocessing when exporting.",
+            )
+        return metadata.preprocessing
+
+    def _metadata(self) -> ModelMetadata:
+        if self.metadata is None:
+            raise ArtefactError(
+                f"{self.path} was not made by capsedge: it names neither its classes nor its preprocessing.",
+                "The file has no metadata under 'capsedge.'.",
+                "Use `Session.run(arrays)`, or export the model with `capsedge export`.",
+            )
+        return self.metadata
+
+    def predict(
+        self,
+        images: OneImage | Sequence[OneImage],
+        top_k: int | None = None,
+        threshold: float | None = None,
+        invert: bool = False,
+    ) -> list[Prediction]:
+        """Classify images.
+
+        Args:
+            images: one image (a file, a Pillow image, an array of pixels ``[H, W]`` or ``[H, W, C]``), a sequence of
+                them, a batch of pixels ``[N, H, W, C]``, or a batch of floats ``[N, C, H, W]`` prepared as for `run`.
+            top_k: at most so many labels. Without it and without a threshold: the best one of a model for
+                one label, those of at least 0.5 of a model for several.
+            threshold: only labels with at least this score.
+            invert: for dark ink on a light ground.
+
+        Returns:
+            One prediction an image.
+
+        Raises:
+            UsageError: an image cannot be read or does not fit, or an argument is wrong.
+            ArtefactError: the file was not made by capsedge.
+        """
+        metadata = self._metadata()
+        several = metadata.task == "multi-label"
+        if top_k is not None and top_k < 1:
+            raise UsageError(
+                f"top_k is {top_k}.", "Wanted: 1 or more.", "Leave it out for the best label."
+            )
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise UsageError(
+                f"threshold is {threshold:g}.",
+                "Scores go from 0 to 1.",
+                "Use a number between them.",
+            )
+        if top_k is None and threshold is None:
+            if several:
+                threshold = DEFAULT_THRESHOLD
+            else:
+                top_k = 1
+        predictions: list[Prediction] = []
+        for batch in self._batches(images, invert):
+            outputs = self._run_batch(batch)
+            predictions += self._read(outputs, several, top_k, threshold)
+        return predictions
+
+    def _batches(
+        self, images: OneImage | Sequence[OneImage], invert: bool
+    ) -> Iterator[NDArray[np.float32]]:
+        """Prepared batches ``[n, C, H, W]``, as large as one run takes."""
+        size = self.batch or _CHUNK
+        if isinstance(images, np.ndarray) and images.ndim == 4 and images.dtype.kind == "f":
+            if invert:
+                raise UsageError(
+                    "Prepared arrays cannot be inverted.",
+                    "invert works on pixels, before the model's preprocessing.",
+                    "Give pixels as uint8 [N, H, W, C].",
+                )
+            checked = _checked(self.inputs[0], images, any_batch=True)
+            yield from (checked[i : i + size] for i in range(0, len(checked), size))
+            return
+        several: Iterable[OneImage]
+        if isinstance(images, np.ndarray):
+            several = images if images.ndim == 4 else [images]
+        elif isinstance(images, Sequence) and not isinstance(images, (str, bytes)):
+            several = images
+        else:
+            several = [images]
+        batch: list[NDArray[np.float32]] = []
+        for number, image in enumerate(several):
+            batch.append(self.prepare(image, invert, f"image {number}"))
+            if len(batch) == size:
+                yield np.stack(batch)
+                batch = []
+        if batch:
+            yield np.stack(batch)
+
+    def _run_batch(self, batch: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """Run ``[n, C, H, W]``; a batch short of the file's fixed size is filled with black images."""
+        count = len(batch)
+        if self.batch is not None and count < self.batch:
+            rest = np.zeros((self.batch - count, *batch.shape[1:]), np.float32)
+            batch = np.concatenate([batch, rest])
+        outputs = self.run(batch.astype(self.inputs[0].dtype, copy=False))
+        return {name: value[:count] for name, value in outputs.items()}
+
+    def _read(
+        self,
+        outputs: Mapping[str, NDArray[Any]],
+        several: bool,
+        top_k: int | None,
+        threshold: float | None,
+    ) -> Iterator[Prediction]:
+        name = next(n for n in SCORES if n in outputs)
+        classes = outputs[name].shape[1]
+        names = self._metadata().class_names or tuple(str(j) for j in range(classes))
+        if not np.isfinite(outputs[name]).all():
+            raise ArtefactError(
+                f"{self.path} computed {name} that are NaN or infinite.",
+                "The weights may be damaged, or their range too large for the file's precision.",
+                "Run `capsedge verify` on the file.",
+            )
+        scores, kind = scores_of(outputs[name], name, several)
+        for row, poses in zip(scores, outputs["poses"], strict=True):
+            poses = poses.astype(np.float32)
+            labels = tuple(
+                Label(names[j], j, float(row[j]), poses[j]) for j in choose(row, top_k, threshold)
+            )
+            yield Prediction(labels, row, poses, kind)
+
+
+def _fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    """Whether sizes agree with declared ones, of which some may be free."""
+    return len(found) == len(declared) and all(
+        not isinstance(d, int) or d == f for f, d in zip(found, declared, strict=True)
+    )
+
+
+def _checked(port: Port, array: object, any_batch: bool = False) -> NDArray[Any]:
+    """An input that fits its port; with ``any_batch`` the first dimension and the float type are free."""
+    if not isinstance(array, np.ndarray):
+        raise ShapeError(
+            f"Input '{port.name}' is a {type(array).__name__}.",
+            f"Wanted: a numpy array {list(port.shape)} of {port.dtype}.",
+            "Convert it with `numpy.asarray`.",
+        )
+    if not any_batch and str(array.dtype) != port.dtype:
+        raise ShapeError(
+            f"Input '{port.name}' has the type {array.dtype}.",
+            f"Wanted: {port.dtype}.",
+            f"Convert it: `array.astype('{port.dtype}')`.",
+        )
+    wanted = (None, *port.shape[1:]) if any_batch else port.shape
+    if not _fits(array.shape, wanted):
+        free = ["N" if d is None else d for d in wanted]
+        raise ShapeError(
+            f"Input '{port.name}' has the shape {list(array.shape)}.",
+            f"Wanted: {free}.".replace("'", ""),
+            "Reshape the array, or prepare the image with `Session.prepare`.",
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise UsageError(
+            f"Input '{port.name}' has values that are NaN or infinite.",
+            f"{int((~np.isfinite(array)).sum())} of {array.size} values; wanted: finite numbers.",
+            "Clean the array before inference.",
+        )
+    return array
