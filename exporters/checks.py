@@ -107,7 +107,8 @@ def compare(
         module: returns a tuple of tensors, one for each name.
 
     Raises:
-        ParityError: an output is past ``atol + rtol·|reference|``, or is not finite.
+        ParityError: an output is past ``atol + rtol·size``, the size being the largest magnitude along the
+            reference's last axis (the pose), or is not finite.
     """
     results = []
     feeds = [i.name for i in session.get_inputs()]
@@ -138,9 +139,10 @@ def _compare(
         infinite = float("inf")
         return CaseParity(case, name, infinite, infinite, infinite, False)
     difference = np.abs(found.astype(np.float64) - wanted)
-    size = np.abs(wanted.astype(np.float64))
+    # Rounding follows the size of a pose (the last axis), not that of its smallest element.
+    size = np.abs(wanted.astype(np.float64)).max(axis=-1, keepdims=True, initial=0.0)
     excess = float((difference / (atol + rtol * size)).max(initial=0.0))
-    relative = float((difference / np.maximum(size, atol)).max(initial=0.0, where=size > atol))
+    relative = float((difference / np.maximum(size, atol)).max(initial=0.0))
     return CaseParity(
         case, name, float(difference.max(initial=0.0)), relative, excess, excess <= 1.0
     )

@@ -15,8 +15,9 @@ class CaseParity:
         case: name of the input case and its batch.
         output: name of the output.
         max_abs: largest absolute difference.
-        max_rel: largest ``difference / |reference|`` where the reference exceeds the absolute tolerance.
-        excess: largest ``difference / (atol + rtol·|reference|)``; the case passes up to 1.
+        max_rel: largest ``difference / size``, the size being the largest magnitude along the reference's last axis
+            (the pose), at least ``atol``.
+        excess: largest ``difference / (atol + rtol·size)``; the case passes up to 1.
         passed: whether it is inside the tolerance.
     """
 

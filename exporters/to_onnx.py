@@ -65,7 +65,7 @@ def export(
         extra_outputs: ``reconstruction``, ``couplings`` (the package's models).
         output_names: of a module of your own, instead of its dict's or named tuple's.
         rewrites: the exact rewrites to use; all by default.
-        atol, rtol: tolerance of the comparison, ``atol + rtol·|reference|``.
+        atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
         metadata: what the file of a module of your own says of itself.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything but write.
