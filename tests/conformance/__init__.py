@@ -1,1 +1,1 @@
-"""Conformance of every backend with docs/operators.md: one registry of cases, four modes over it."""
+"""Conformance of every backend with docs/operators.md: one registry of cases, four modes."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .cases import OUTPUTS, Case
+from .cases import OUTPUTS, Case, make
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -84,22 +84,103 @@ class Torch:
     def _call(case: Case, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
         from capsedge import ops
 
-        operator = {
+        operators: dict[str, Callable[..., Any]] = {
             "Squash": ops.squash,
             "DynamicRouting": ops.dynamic_routing,
             "EMRouting": ops.em_routing,
             "AttentionRouting": ops.attention_routing,
-        }[case.operator]
+        }
         attributes = dict(case.attributes)
-        attributes.pop("iterations" if case.operator == "EMRouting" else "", None)
+        if case.operator == "EMRouting":
+            del attributes["iterations"]  # the number of inverse temperatures
         for flag in ("leaky", "coordinate_addition", "shared", "matrix_pose"):
             if flag in attributes:
                 attributes[flag] = bool(attributes[flag])
-        found = operator(*tensors.values(), **attributes)
+        found = operators[case.operator](*tensors.values(), **attributes)
         return found if isinstance(found, tuple) else (found,)
 
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Torch(),)}
+class OrtFunctions:
+    """A one-node ONNX model with the exporter's function body, in ONNX Runtime without our library."""
+
+    name = "ort-functions"
+
+    def unavailable(self) -> str:
+        try:
+            import capsedge.exporters.bodies  # noqa: F401
+            import onnxruntime  # noqa: F401
+        except ImportError as error:
+            return f"{error}: pip install 'capsedge[export]'"
+        return ""
+
+    def supports(self, case: Case, dtype: str) -> str:
+        if dtype == "float64" and case.operator == "AttentionRouting":
+            return "ONNX Runtime's LayerNormalization keeps its statistics in FP32"
+        if dtype == "float64" and case.operator == "EMRouting":
+            return "ONNX Runtime has no Softplus for float64"
+        if (
+            case.operator == "DynamicRouting"
+            and case.dims["N"] == 0
+            and case.attributes["iterations"] > 1
+        ):
+            return "ONNX Runtime's MatMul does not broadcast a dimension of 1 against one of 0"
+        return ""
+
+    def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(
+            self._model(case, inputs, dtype), options, providers=["CPUExecutionProvider"]
+        )
+        return lambda: dict(zip(case.outputs, session.run(None, dict(inputs)), strict=True))
+
+    @staticmethod
+    def _model(case: Case, inputs: Arrays, dtype: str) -> bytes:
+        import onnx
+        from capsedge.exporters.bodies import function_body
+        from onnx import TensorProto, helper
+
+        # Outputs are named apart from inputs: EMRouting has a pose and an activation on both sides.
+        outputs = [f"out_{name}" for name in case.outputs]
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        function = function_body(
+            case.operator,
+            [(None, *x.shape[1:]) if _has_batch(name) else x.shape for name, x in inputs.items()],
+            dict(case.attributes),
+            couplings="couplings" in case.outputs,
+            compute=TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT,
+        )
+        node = helper.make_node(
+            case.operator, list(inputs), outputs, domain=function.domain, **case.attributes
+        )
+        graph = helper.make_graph(
+            [node],
+            "case",
+            [
+                helper.make_tensor_value_info(
+                    name, element, ["N", *x.shape[1:]] if _has_batch(name) else x.shape
+                )
+                for name, x in inputs.items()
+            ],
+            [
+                helper.make_tensor_value_info(f"out_{name}", element, [None] * wanted.ndim)
+                for name, wanted in make(case, dtype).wanted.items()
+            ],
+        )
+        opsets = [*function.opset_import, helper.make_opsetid(function.domain, 1)]
+        model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10)
+        onnx.checker.check_model(model)
+        return bytes(model.SerializeToString())
+
+
+def _has_batch(name: str) -> bool:
+    return name in ("x", "u", "pose", "a", "parent")
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Torch(), OrtFunctions())}
 
 
 def missing_outputs(case: Case, outputs: Arrays) -> list[str]:

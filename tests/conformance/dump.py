@@ -1,6 +1,6 @@
 """Cases as files for programs in any language.
 
-``DIR/cases.tsv`` has one line a file: file name, storage type, ``1`` if heavy, the case's printed form.
+``DIR/cases.tsv`` has one line a file: name, storage type, ``1`` if heavy, printed form.
 A ``.case`` file is, all little-endian:
 
     bytes 0-7     "CAPSCASE"
@@ -16,9 +16,9 @@ The header:
      "inputs":  [{"name", "dtype", "shape", "offset", "bytes"}],   in the order of the specification
      "outputs": [{"name", "dtype", "shape", "offset", "bytes", "atol", "rtol", "node"}]}
 
-``offset`` counts from the start of the file. Inputs have the storage type; outputs are the oracle's in
-float64, with the tolerance of that storage type. ``node`` is 1 for outputs that the ONNX node has and 0 for
-couplings. ``strides`` of a shared EMRouting are written but not used.
+``offset`` counts from the start of the file. Inputs have the storage type; outputs are the oracle's
+in float64, with the tolerance of that storage type. ``node`` is 1 for outputs that the ONNX node has
+and 0 for couplings.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 # tiny        norms from 1e-20 to 1e-3 (float16: from its smallest number)
 # huge        norms up to 1e18 in Squash and 1e15 elsewhere, within float16 up to thousands
 # ties        all parents alike: couplings exactly uniform
-# saturated   agreements (dynamic, attention) or activations (EM) so strong that couplings are 0 or 1
+# saturated   agreements (dynamic, attention) or activations (EM) so strong that they are 0 or 1
 # a-zero/one  EM: every activation 0, or 1
 # agreeing    EM: all votes for a parent within 1 % of each other, variances near 1e-4
 KINDS = {
@@ -130,7 +130,8 @@ def _em(
 def _attention(
     rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
 ) -> dict[str, Array]:
-    n, h, w, c, kh, kw, m, pin, p = (d[k] for k in ("N", "H", "W", "C", "Kh", "Kw", "M", "Pin", "P"))
+    n, h, w, c, kh, kw, m = (d[k] for k in ("N", "H", "W", "C", "Kh", "Kw", "M"))
+    pin, p = d["Pin"], d["P"]
     side = round(pin**0.5)
     matrix = (side, side) if s["matrix_pose"] else (pin, p)
     pose = rng.standard_normal((n, h, w, c, pin)) * _factors(rng, (n, h, w, c, 1), kind, dtype)

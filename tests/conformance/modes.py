@@ -33,7 +33,8 @@ class Row:
 
     def __str__(self) -> str:
         value = "" if self.value is None else f" {self.value:.3g}"
-        return f"{self.backend} {self.dtype} {self.case}: {self.verdict}{value} {self.detail}".rstrip()
+        text = f"{self.backend} {self.dtype} {self.case}: {self.verdict}{value} {self.detail}"
+        return text.rstrip()
 
 
 def _reason(backend: Backend, case: Case, dtype: str) -> str:
@@ -46,14 +47,19 @@ def check(backend: Backend, case: Case, dtype: str) -> Row:
         return Row(backend.name, str(case), dtype, "skipped", detail=reason)
     example = make(case, dtype)
     before = {name: array.copy() for name, array in example.inputs.items()}
-    outputs = backend.prepare(case, example.inputs, dtype)()
+    try:
+        outputs = backend.prepare(case, example.inputs, dtype)()
+    except Exception as error:  # whatever a backend raises is a result of its own in the table
+        detail = f"{type(error).__name__}: {error}"
+        return Row(backend.name, str(case), dtype, "FAILED", float("inf"), detail)
     problems = [f"output '{name}' is missing" for name in missing_outputs(case, outputs)]
     worst = 0.0
     for name, found in outputs.items():
         wanted, limit = example.wanted[name], example.tolerances[name]
         if found.shape != wanted.shape or found.dtype != np.dtype(dtype):
             problems.append(
-                f"output '{name}' is {found.dtype} {list(found.shape)}, wanted {dtype} {list(wanted.shape)}"
+                f"output '{name}' is {found.dtype} {list(found.shape)},"
+                f" wanted {dtype} {list(wanted.shape)}"
             )
             continue
         if any(np.shares_memory(found, array) for array in example.inputs.values()):
@@ -101,9 +107,9 @@ def check_gradient(backend: Backend, case: Case) -> Row:
             outputs = evaluate(case, moved)
             return float(sum((outputs[o] * cotangents[o]).sum() for o in outputs))
 
-        wanted = (
-            8 * (along(step) - along(-step)) - (along(2 * step) - along(-2 * step))
-        ) / (12 * step)
+        wanted = (8 * (along(step) - along(-step)) - (along(2 * step) - along(-2 * step))) / (
+            12 * step
+        )
         got = float((found[key] * direction).sum())
         scale = float(np.abs(found[key] * direction).sum()) + 1e-3
         excess = abs(got - wanted) / (1e-5 * scale)
@@ -114,7 +120,9 @@ def check_gradient(backend: Backend, case: Case) -> Row:
     return Row(backend.name, name, dtype, verdict, worst, "; ".join(problems))
 
 
-def test(backends: Sequence[Backend], cases: Sequence[Case], dtypes: Sequence[str]) -> Iterator[Row]:
+def test(
+    backends: Sequence[Backend], cases: Sequence[Case], dtypes: Sequence[str]
+) -> Iterator[Row]:
     """Every case in every type on every backend, against the oracle."""
     for case in cases:
         for dtype in dtypes:
@@ -162,11 +170,13 @@ def support(
         for dtype in dtypes:
             for backend in backends:
                 reason = _reason(backend, case, dtype)
-                yield Row(
-                    backend.name, str(case), dtype, "skipped" if reason else "supported", None, reason
-                )
+                verdict = "skipped" if reason else "supported"
+                yield Row(backend.name, str(case), dtype, verdict, detail=reason)
 
 
-MODES: dict[
-    str, Callable[[Sequence[Backend], Sequence[Case], Sequence[str]], Iterator[Row]]
-] = {"test": test, "gradient": gradient, "performance": performance, "support": support}
+MODES: dict[str, Callable[[Sequence[Backend], Sequence[Case], Sequence[str]], Iterator[Row]]] = {
+    "test": test,
+    "gradient": gradient,
+    "performance": performance,
+    "support": support,
+}

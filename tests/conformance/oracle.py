@@ -1,7 +1,8 @@
 """The four operators in float64 numpy, as the papers' procedures read: one loop an index.
 
-Written from docs/operators.md and the papers, apart from the PyTorch definitions; imports neither torch
-nor onnx. Every function takes arrays of any floating-point type and returns float64. Slow on purpose.
+Written from docs/operators.md and the papers, apart from the PyTorch definitions; imports neither
+torch nor onnx. Every function takes arrays of any floating-point type and returns float64. Slow on
+purpose.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def _softmax(logits: Array) -> Array:
 
 def _squash_vector(s: Array, epsilon: float) -> Array:
     n2 = float(s @ s)
-    return s * (n2 / (1.0 + n2)) / np.sqrt(n2 + epsilon)
+    y: Array = s * (n2 / (1.0 + n2)) / np.sqrt(n2 + epsilon)
+    return y
 
 
 def _positions(
@@ -58,7 +60,7 @@ def dynamic_routing(
     leaky: bool,
     epsilon: float,
 ) -> tuple[Array, Array]:
-    """Sabour et al. 2017, procedure 1: ``v [N, J, Pout]`` and the last sum's couplings ``[N, I, J]``."""
+    """Sabour et al. 2017, procedure 1: ``v [N, J, Pout]``, couplings ``[N, I, J]`` of the last sum."""
     u, weight, log_prior, bias = map(_double, (u, weight, log_prior, bias))
     images = u.shape[0]
     children, parents, size = weight.shape[:3]
@@ -133,8 +135,8 @@ def em_routing(
     """Hinton et al. 2018, procedure 1.
 
     Returns:
-        Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]``, responsibilities of the last M-step
-        ``[N, H', W', I, M]``.
+        Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]``, responsibilities of the last
+        M-step ``[N, H', W', I, M]``.
     """
     pose, a, weight, beta_u, beta_a = map(_double, (pose, a, weight, beta_u, beta_a))
     assert iterations == len(inverse_temperatures)

@@ -1,15 +1,19 @@
 """Every backend that this machine has, on every case and in every storage type, against the oracle.
 
-The same as ``python -m tests.conformance test`` and ``gradient``; that command filters and tabulates.
+The same as ``python -m tests.conformance test`` and ``gradient``, which filter and tabulate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from . import modes, oracle
-from .backends import BACKENDS
+from .backends import BACKENDS, Arrays
 from .cases import BY_NAME, CASES, DTYPES, Case, evaluate, make
 from .dump import decode, encode
 
@@ -29,7 +33,21 @@ def test_case(backend: str, case: Case, dtype: str) -> None:
     assert row.verdict == "ok", row.detail
 
 
-@pytest.mark.parametrize("case", LIGHT)
+def _big(case: Case) -> bool:
+    """Differences of the oracle take 20 evaluations: seconds for these."""
+    parents = case.dims.get("J", case.dims.get("M", 1))
+    children = case.dims.get("I") or case.dims.get("C", 1) * case.dims.get("Kh", 1)
+    return bool(case.dims.get("N", 1) * parents * children > 60)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=[pytest.mark.slow] if _big(case) else [])
+        for case in CASES
+        if not case.heavy
+    ],
+)
 def test_gradient(case: Case) -> None:
     row = modes.check_gradient(BACKENDS["torch"], case)
     if row.verdict == "skipped":
@@ -47,7 +65,7 @@ def test_a_wrong_answer_fails() -> None:
     class Broken:
         name = "broken"
 
-        def __init__(self, break_it):  # type: ignore[no-untyped-def]
+        def __init__(self, break_it: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
             self.break_it = break_it
 
         def unavailable(self) -> str:
@@ -56,15 +74,15 @@ def test_a_wrong_answer_fails() -> None:
         def supports(self, case: Case, dtype: str) -> str:
             return ""
 
-        def prepare(self, case, inputs, dtype):  # type: ignore[no-untyped-def]
+        def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
             wanted = make(case, dtype).wanted
             return lambda: {k: self.break_it(x.copy()).astype(dtype) for k, x in wanted.items()}
 
-    def off(x: np.ndarray) -> np.ndarray:
+    def off(x: NDArray[Any]) -> NDArray[Any]:
         x.flat[0] += 2 * (2e-6 + 2e-5 * abs(x.flat[0]))
         return x
 
-    def nan(x: np.ndarray) -> np.ndarray:
+    def nan(x: NDArray[Any]) -> NDArray[Any]:
         x.flat[-1] = np.nan
         return x
 
@@ -93,7 +111,7 @@ def test_files_hold_the_case(operator: str) -> None:
 
 
 def test_inputs_are_the_same_in_every_process() -> None:
-    """Files written once and cases built later must agree: seeds come from names, not from order."""
+    """Files written once and cases built later agree: seeds come from names, not from order."""
     example = make(next(c for c in CASES if c.operator == "Squash"), "float64")
     assert example.inputs["x"].shape == (5, 16)
     np.testing.assert_allclose(example.inputs["x"][0, 0], FIRST, rtol=1e-15)
@@ -112,8 +130,8 @@ def test_oracle_on_numbers_worked_by_hand() -> None:
     np.testing.assert_allclose(leaky, [[[1 / 3, 1 / 3]]])
     # Two children voting 1 and 3 with activation 1 for one parent: mean 2, variance 1 (+ epsilon).
     mean, a, r = oracle.em_routing(
-        np.array([1.0, 3.0]).reshape(1, 1, 1, 2, 1), np.ones((1, 1, 1, 2)), np.ones((1, 1, 2, 1, 1, 1)),
-        [0.25], [1.0], 1, (1, 1), (1.0,), False, False, 1e-12,
+        np.array([1.0, 3.0]).reshape(1, 1, 1, 2, 1), np.ones((1, 1, 1, 2)),
+        np.ones((1, 1, 2, 1, 1, 1)), [0.25], [1.0], 1, (1, 1), (1.0,), False, False, 1e-12,
     )  # fmt: skip
     np.testing.assert_allclose(mean.ravel(), [2.0])
     np.testing.assert_allclose(r.ravel(), [1.0, 1.0])
@@ -131,7 +149,7 @@ def test_oracle_keeps_children_apart_by_row_column_type() -> None:
     """A window of 2x2 cells over 3x3, stride 1: the couplings' order is the specification's."""
     case = next(
         c for c in CASES
-        if c.operator == "AttentionRouting" and c.dims["Kh"] == 3 and c.dims["Kw"] == 2 and c.dims["C"] == 2
+        if c.operator == "AttentionRouting" and [c.dims[k] for k in ("Kh", "Kw", "C")] == [3, 2, 2]
     )  # fmt: skip
     example = make(case, "float64")
     # Moving the parent's pose at one place by a vote of child i raises that child's agreement most.

@@ -62,10 +62,10 @@ def tolerance(operator: str, output: str, kind: str, dtype: str, size: float) ->
         factor, why = _KINDS[operator, kind]
         atol, rtol, reason = factor * atol, factor * rtol, f"{reason}; {why}"
     if operator == "EMRouting" and output == "pose":
-        # A mean of votes of either sign: its rounding error is that of the votes, not of their mean.
+        # A mean of votes of either sign: its rounding error is the votes', not their mean's.
         atol *= size
     if dtype == "float16":
-        # Computed in FP32 from the rounded inputs, then rounded once: 2^-11 relative, 2^-25 absolute.
+        # FP32 from the rounded inputs, then one rounding: 2^-11 relative, 2^-25 absolute.
         atol, rtol = atol + 6e-8, rtol + 6e-4
         reason += "; output rounded to 11 bits"
     return Tolerance(atol, rtol, reason)
