@@ -26,6 +26,7 @@ OneImage: TypeAlias = "str | os.PathLike[str] | Image | NDArray[Any]"
 
 OPS = ("auto", "fused", "portable")
 SCORES = ("lengths", "logits")
+RECONSTRUCTION = "reconstruction"
 MAX_THREADS = 1024
 DEFAULT_THRESHOLD = (
     0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
@@ -172,6 +173,11 @@ class Session:
         size = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
         return size if isinstance(size, int) else None
 
+    def class_name(self, index: int) -> str:
+        """Name of a class; its number where the file names none."""
+        names = self.metadata.class_names if self.metadata else ()
+        return names[index] if names else str(index)
+
     def run(self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run the model on arrays as they are.
 
@@ -188,7 +194,7 @@ class Session:
         feeds = self._named(arrays)
         for port in self.inputs:
             feeds[port.name] = _checked(port, feeds[port.name])
-        return self._backend.run(feeds)
+        return self._backend.run(feeds, [port.name for port in self.outputs])
 
     def _named(self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         wanted = [port.name for port in self.inputs]
@@ -285,7 +291,7 @@ class Session:
                 top_k = 1
         predictions: list[Prediction] = []
         for batch in self._batches(images, invert):
-            outputs = self._run_batch(batch)
+            outputs = self._run_batch(batch, [self._score_name(), "poses"])
             predictions += self._read(outputs, several, top_k, threshold)
         return predictions
 
@@ -320,14 +326,47 @@ class Session:
         if batch:
             yield np.stack(batch)
 
-    def _run_batch(self, batch: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    def reconstruct(
+        self, images: OneImage | Sequence[OneImage], invert: bool = False
+    ) -> NDArray[np.float32]:
+        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one from each class's capsule.
+
+        Raises:
+            UsageError: the file has no decoder; else as `predict`.
+        """
+        self.check_reconstruction()
+        pictures = [
+            self._run_batch(batch, [RECONSTRUCTION])[RECONSTRUCTION]
+            for batch in self._batches(images, invert)
+        ]
+        if not pictures:
+            raise UsageError("There are no images to reconstruct.", "", "Give at least one.")
+        return np.concatenate(pictures).astype(np.float32, copy=False)
+
+    def check_reconstruction(self) -> None:
+        """Raise a UsageError if the file has no decoder."""
+        self._metadata()
+        if RECONSTRUCTION not in [port.name for port in self.outputs]:
+            raise UsageError(
+                f"{self.path} cannot reconstruct images.",
+                f"It has no output '{RECONSTRUCTION}'.",
+                "Export the model with its decoder: `capsedge export --with reconstruction`.",
+            )
+
+    def _run_batch(
+        self, batch: NDArray[np.float32], outputs: Sequence[str]
+    ) -> dict[str, NDArray[Any]]:
         """Run ``[n, C, H, W]``; a batch short of the file's fixed size is filled with black images."""
         count = len(batch)
         if self.batch is not None and count < self.batch:
             rest = np.zeros((self.batch - count, *batch.shape[1:]), np.float32)
             batch = np.concatenate([batch, rest])
-        outputs = self.run(batch.astype(self.inputs[0].dtype, copy=False))
-        return {name: value[:count] for name, value in outputs.items()}
+        port = self.inputs[0]
+        found = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
+        return {name: value[:count] for name, value in found.items()}
+
+    def _score_name(self) -> str:
+        return next(port.name for port in self.outputs if port.name in SCORES)
 
     def _read(
         self,
@@ -336,9 +375,7 @@ class Session:
         top_k: int | None,
         threshold: float | None,
     ) -> Iterator[Prediction]:
-        name = next(n for n in SCORES if n in outputs)
-        classes = outputs[name].shape[1]
-        names = self._metadata().class_names or tuple(str(j) for j in range(classes))
+        name = self._score_name()
         if not np.isfinite(outputs[name]).all():
             raise ArtefactError(
                 f"{self.path} computed {name} that are NaN or infinite.",
@@ -349,7 +386,7 @@ class Session:
         for row, poses in zip(scores, outputs["poses"], strict=True):
             poses = poses.astype(np.float32)
             labels = tuple(
-                Label(names[j], j, float(row[j]), poses[j]) for j in choose(row, top_k, threshold)
+                Label(self.class_name(j), j, float(row[j]), poses[j]) for j in choose(row, top_k, threshold)
             )
             yield Prediction(labels, row, poses, kind)
 
