@@ -1,7 +1,7 @@
 """From an image to the input tensor of a model.
 
-The steps and their arithmetic are specified in docs/runtime.md ("Images"), so that C++ computes the same bits. Pillow
-only decodes.
+The steps and their arithmetic are specified in docs/runtime.md ("Images"), so that C++ computes
+the same bits. Pillow only decodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.resize import MAX_SIDE, resize
 
@@ -198,8 +198,9 @@ def prepare(
     """Make the input of a model from one image.
 
     Args:
-        image: a PNG or JPEG file, a Pillow image, or an array of pixels ``[H, W]`` or ``[H, W, C]``: uint8, uint16, bool,
-            or floats in 0..1. C is 1, 2 (grey and alpha), 3, 4 (RGB and alpha), or what the model wants.
+        image: a PNG or JPEG file, a Pillow image, or an array of pixels ``[H, W]`` or ``[H, W,
+            C]``: uint8, uint16, bool, or floats in 0..1. C is 1, 2 (grey and alpha), 3, 4 (RGB and
+            alpha), or what the model wants.
         preprocessing: from the model's metadata.
         invert: for dark ink on a light ground.
         name: what errors call an image that has no file name.
@@ -302,7 +303,8 @@ def _either(numbers: tuple[int, ...]) -> str:
 
 
 def _to_channels(pixels: NDArray[Any], wanted: int, invert: bool) -> NDArray[np.float32]:
-    """Pixels ``[h, w, C]`` as float32 0..255 in the model's channels: inverted, composited on black, grey or RGB."""
+    """Pixels ``[h, w, C]`` as float32 0..255 in the model's channels: inverted, composited on
+    black, grey or RGB."""
     values = pixels.astype(np.float32)
     if pixels.dtype == np.uint16:
         values = values / np.float32(257)

@@ -1,8 +1,9 @@
 """A first look into an ONNX file with nothing but the standard library.
 
-The device has no ``onnx`` package, and a file that somebody sent must be judged before ONNX Runtime is handed its
-bytes. So the protobuf wire format (https://protobuf.dev/programming-guides/encoding) is walked here, weights are
-stepped over, and what the runtime must know is collected: metadata, ``capsedge`` nodes, functions, external data.
+The device has no ``onnx`` package, and a file that somebody sent must be judged before ONNX
+Runtime is handed its bytes. So the protobuf wire format
+(https://protobuf.dev/programming-guides/encoding) is walked here, weights are stepped over, and
+what the runtime must know is collected: metadata, ``capsedge`` nodes, functions, external data.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class OnnxSummary:
         return sorted({name for name, _ in bare})
 
 
-class _Malformed(Exception):
+class _Malformed(Exception):  # noqa: N818
     """The bytes are not the message they should be."""
 
 

@@ -14,7 +14,8 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files import write_bytes
 from capsedge.runtime.metadata import Preprocessing
 
-# Red and green are those of the MultiMNIST figure of Sabour et al. 2017; where both digits have ink it is yellow.
+# Red and green are those of the MultiMNIST figure of Sabour et al. 2017; where both digits have
+# ink it is yellow.
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (1.0, 0.0, 0.0),
     "green": (0.0, 1.0, 0.0),

@@ -43,8 +43,8 @@ class Prediction:
         labels: the classes asked for, best first; several labels with a threshold may be none.
         scores: ``[J]``, one a class.
         poses: ``[J, P]``, one a class.
-        score_kind: ``length`` of the class's capsule, or ``probability`` (softmax of the logits of a model for one
-            label, sigmoid for several).
+        score_kind: ``length`` of the class's capsule, or ``probability`` (softmax of the logits of
+            a model for one label, sigmoid for several).
     """
 
     labels: tuple[Label, ...]
@@ -85,7 +85,8 @@ def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[n
 
 
 def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:
-    """Class numbers, best first, equals in the order of their numbers: at least ``threshold``, at most ``top_k``."""
+    """Class numbers, best first, equals in the order of their numbers: at least ``threshold``, at
+    most ``top_k``."""
     order = [int(j) for j in np.argsort(-scores, kind="stable")]
     if threshold is not None:
         order = [j for j in order if scores[j] >= threshold]

@@ -1,7 +1,8 @@
 """Resizing, specified to the last bit in docs/runtime.md ("Resizing"): C++ runs the same steps.
 
-A separable triangle filter. Where the image shrinks the triangle is as much wider, so that every source pixel counts
-(antialiasing); where it grows this is linear interpolation. Positions and weights are integers until one division.
+A separable triangle filter. Where the image shrinks the triangle is as much wider, so that every
+source pixel counts (antialiasing); where it grows this is linear interpolation. Positions and
+weights are integers until one division.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ MAX_SIDE = 32768  # keeps the integers of `taps` below 2**53, hence exact as dou
 def taps(source: int, target: int, index: int) -> tuple[int, NDArray[np.float32]]:
     """First source pixel and the weights of the following ones, for target pixel ``index``.
 
-    With n source and m target pixels the centres are ``k + 1/2`` and ``(i + 1/2) n/m``. The triangle's half width
-    is ``max(n, m)/m`` source pixels. Everything times ``2m`` is a whole number:
+    With n source and m target pixels the centres are ``k + 1/2`` and ``(i + 1/2) n/m``. The
+    triangle's half width is ``max(n, m)/m`` source pixels. Everything times ``2m`` is a whole number:
 
         w_ik = 2 max(n, m) - |(2k + 1) m - (2i + 1) n|        where positive
 
@@ -44,7 +45,8 @@ def resize_rows(
 
     Args:
         source, target: number of rows before and after.
-        rows: gives the source rows ``[first:last]`` as float32, so that a large photograph is never float32 whole.
+        rows: gives the source rows ``[first:last]`` as float32, so that a large photograph is
+            never float32 whole.
 
     Returns:
         ``[target, ...]``: for each target row ``sum_k weight_k * row_k`` in ascending k, every product and

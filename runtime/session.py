@@ -47,8 +47,9 @@ def load(
         path: an ONNX file; those of ``capsedge export`` can `predict`, any other can `run`.
         device: ``cpu``.
         threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
-        ops: ``auto`` runs capsedge's nodes with its operator library where it is installed and with the function
-            bodies of the file where it is not; ``fused`` insists on the library, ``portable`` never uses it.
+        ops: ``auto`` runs capsedge's nodes with its operator library where it is installed and
+            with the function bodies of the file where it is not; ``fused`` insists on the library,
+            ``portable`` never uses it.
 
     Raises:
         UsageError: the file cannot be read, or an argument is wrong.
@@ -106,7 +107,8 @@ def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | Non
         raise EnvironmentProblem(
             "The operator library of capsedge is not installed.",
             "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
-            "Install a compiler and then `pip install --force-reinstall --no-deps capsedge`, or use ops 'auto'.",
+            "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
+            "or use ops 'auto'.",
         )
     if summary.missing_functions:
         raise EnvironmentProblem(
@@ -258,8 +260,9 @@ class Session:
         """Classify images.
 
         Args:
-            images: one image (a file, a Pillow image, an array of pixels ``[H, W]`` or ``[H, W, C]``), a sequence of
-                them, a batch of pixels ``[N, H, W, C]``, or a batch of floats ``[N, C, H, W]`` prepared as for `run`.
+            images: one image (a file, a Pillow image, an array of pixels ``[H, W]`` or ``[H, W,
+                C]``), a sequence of them, a batch of pixels ``[N, H, W, C]``, or a batch of floats
+                ``[N, C, H, W]`` prepared as for `run`.
             top_k: at most so many labels. Without it and without a threshold: the best one of a model for
                 one label, those of at least 0.5 of a model for several.
             threshold: only labels with at least this score.
@@ -329,7 +332,8 @@ class Session:
     def reconstruct(
         self, images: OneImage | Sequence[OneImage], invert: bool = False
     ) -> NDArray[np.float32]:
-        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one from each class's capsule.
+        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one from
+        each class's capsule.
 
         Raises:
             UsageError: the file has no decoder; else as `predict`.
@@ -386,7 +390,8 @@ class Session:
         for row, poses in zip(scores, outputs["poses"], strict=True):
             poses = poses.astype(np.float32)
             labels = tuple(
-                Label(self.class_name(j), j, float(row[j]), poses[j]) for j in choose(row, top_k, threshold)
+                Label(self.class_name(j), j, float(row[j]), poses[j])
+                for j in choose(row, top_k, threshold)
             )
             yield Prediction(labels, row, poses, kind)
 

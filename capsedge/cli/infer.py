@@ -26,12 +26,17 @@ _ACTIVE = 0.5  # score from which on a second capsule is drawn
 def command(
     images: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, or folders of them.")],
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="ONNX file; else the one that comes with capsedge.")
+        Path | None,
+        typer.Option("--model", "-m", help="ONNX file; else the one that comes with capsedge."),
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", min=1, help="Show the K best classes.")] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, help="Show the K best classes.")
+    ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option("--threshold", min=0, max=1, help="Show every class with at least this score."),
+        typer.Option(
+            "--threshold", min=0, max=1, help="Show every class with at least this score."
+        ),
     ] = None,
     invert: Annotated[
         bool, typer.Option("--invert", help="Dark ink on a light ground, as on paper.")
@@ -48,7 +53,8 @@ def command(
         int | None, typer.Option("--threads", min=1, help="Threads of one inference.")
     ] = None,
     ops: Annotated[
-        str, typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies).")
+        str,
+        typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies)."),
     ] = "auto",
     as_json: _common.Json = False,
 ) -> None:
@@ -172,9 +178,7 @@ def _draw(
     assert session.metadata.preprocessing is not None
     drawn: dict[int, dict[int, str]] = {}
     pictures = session.reconstruct(batch)
-    for (number, prediction), prepared, picture in zip(
-        found.items(), batch, pictures, strict=True
-    ):
+    for (number, prediction), prepared, picture in zip(found.items(), batch, pictures, strict=True):
         classes = [label.index for label in prediction.labels][: len(COLOURS)]
         if limit is not None:
             active = choose(prediction.scores, limit, _ACTIVE)
