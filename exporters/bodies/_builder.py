@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
-
 from capsedge.exporters.rewrites import Rewrites
+from onnx import TensorProto, helper, numpy_helper
 
 Shape = tuple[int | None, ...]
 
@@ -67,6 +66,19 @@ class Body:
         output = f"{self.operator}_{op_type}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
         return output
+
+    def mark(self, value: str, name: str) -> str:
+        """Rename a value just made to ``<operator>_<name>``, so that verification finds it in the body.
+
+        Couplings are ``[N·S or 1, M, I]``, poses ``[N·S, M, 1, P]``, logits of activations ``[N·S, M]``.
+        """
+        marked = f"{self.operator}_{name}"
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for k, old in enumerate(names):
+                    if old == value:
+                        names[k] = marked
+        return marked
 
     def constant(self, value: Any) -> str:
         """A constant in the type of the arithmetic."""

@@ -29,6 +29,7 @@ def build(b: Body) -> None:
     v = votes(b, children, b.reshape(matrix, i, k, m * out), (s, i, rows, k, m, out))
     parent = b.op("Mul", b.input("parent"), b.constant(b.attributes["agreement_scale"]))
     couplings = b.op("Softmax", agreement(b, v, parent, m, i, size), axis=1)
+    couplings = b.mark(couplings, "iter1_couplings")
     y = b.op(
         "LayerNormalization",
         weighted_sum(b, couplings, v),
@@ -37,6 +38,7 @@ def build(b: Body) -> None:
         axis=-1,
         epsilon=b.attributes["epsilon"],
     )
+    y = b.mark(y, "iter1_pose")
     h, w = grid(height, width, (kh, kw), strides)
     b.result("pose_out", b.reshape(y, -1, h, w, m, size))
     if b.couplings:

@@ -31,7 +31,7 @@ def build(b: Body) -> None:
     # The start logits are those of every image.
     logits = b.transpose(b.reshape(b.input("log_prior"), 1, i, j), 0, 2, 1)
 
-    couplings = _softmax_over_parents(b, logits, leaky)
+    couplings = b.mark(_softmax_over_parents(b, logits, leaky), "iter1_couplings")
     start = logits
     v = ""
     total = ""
@@ -42,13 +42,16 @@ def build(b: Body) -> None:
         scaled = b.op("Mul", b.reshape(weight_matrix, i, size, j, out), b.reshape(c, i, 1, j, 1))
         s = b.op("MatMul", b.reshape(u, -1, i * size), b.reshape(scaled, i * size, j * out))
         v = squash(b, b.op("Add", b.reshape(s, -1, j, 1, out), bias), -1, epsilon)
+        v = b.mark(v, "iter1_pose")
         iterations = 0
     else:
         u_hat = votes(b, u, weight_matrix, (1, i, 1, size, j, out))
     for iteration in range(iterations):
         if iteration:
             couplings = _softmax_over_parents(b, logits, leaky)
+            couplings = b.mark(couplings, f"iter{iteration + 1}_couplings")
         v = squash(b, b.op("Add", weighted_sum(b, couplings, u_hat), bias), -1, epsilon)
+        v = b.mark(v, f"iter{iteration + 1}_pose")
         if iteration + 1 == iterations and b.rewrites.dead_update:
             break
         if b.rewrites.logit_free:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from capsedge.exporters.bodies._builder import Body
 from capsedge.exporters.bodies._votes import grid, votes, weighted_sum, window_index, windows
 
@@ -34,7 +33,9 @@ def build(b: Body) -> None:
 
     weight = b.input("weight")
     if shared:
-        weight = b.op("Expand", b.reshape(weight, 1, types, m, side, side), b.ints([cells, 1, 1, 1, 1]))
+        weight = b.op(
+            "Expand", b.reshape(weight, 1, types, m, side, side), b.ints([cells, 1, 1, 1, 1])
+        )
     matrix = b.transpose(b.reshape(weight, i, m, side, side), 0, 2, 1, 3)
     children = windows(b, b.input("pose"), height, width, types * size, index)
     v = votes(b, children, b.reshape(matrix, i, side, m * side), (s, i, side, side, m, side))
@@ -60,14 +61,18 @@ def build(b: Body) -> None:
         mass = b.reduce_sum(r, 2)  # [N·S, M, 1]
         divisor = b.op("Unsqueeze", b.op("Add", mass, eps), b.ints([3]))
         mean = b.op("Div", weighted_sum(b, r, v), divisor)  # [N·S, M, 1, P]
+        mean = b.mark(mean, f"iter{iteration + 1}_pose")
         difference = b.op("Sub", v, mean)
         deviation = b.op("Mul", difference, difference)
         variance = b.op("Add", b.op("Div", weighted_sum(b, r, deviation), divisor), eps)
         log_variance = b.op(
-            "Mul", b.op("ReduceSum", b.op("Log", variance), b.ints([2, 3]), keepdims=0), b.constant(0.5)
+            "Mul",
+            b.op("ReduceSum", b.op("Log", variance), b.ints([2, 3]), keepdims=0),
+            b.constant(0.5),
         )  # [N·S, M]
         cost = b.op("Mul", b.op("Add", beta_u, log_variance), b.reshape(mass, -1, m))
         logit = b.op("Mul", b.op("Sub", beta_a, cost), b.constant(temperatures[iteration]))
+        logit = b.mark(logit, f"iter{iteration + 1}_logit")
         if iteration + 1 == iterations and b.rewrites.dead_update:
             break
         # E-step in the log domain. ln sigmoid(x) = -softplus(-x).
@@ -77,6 +82,7 @@ def build(b: Body) -> None:
         log_a = b.op("Neg", b.op("Softplus", b.op("Neg", logit)))
         prior = b.reshape(b.op("Sub", log_a, log_variance), -1, m, 1)
         responsibility = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
+        responsibility = b.mark(responsibility, f"iter{iteration + 2}_couplings")
         if iteration + 1 == iterations:
             responsibility = previous  # the E-step just written reaches no output
 
@@ -89,5 +95,3 @@ def build(b: Body) -> None:
             responsibility = b.op("Add", zero, b.constant(np.full((1, m, 1), 1.0 / m)))
         c = b.transpose(responsibility, 0, 2, 1)
         b.result("couplings", b.reshape(c, -1, h, w, i, m))
-
-
