@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import onnx
-from onnx import helper, inliner
-
 from capsedge.exporters import proto
 from capsedge.exporters.bodies import Shape, function_body
-from capsedge.exporters.operators import DOMAIN, OPERATORS, VERSION, attributes_of
+from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN, VERSION, attributes_of
 from capsedge.exporters.rewrites import Rewrites
+from onnx import helper, inliner
 
-TORCH_DOMAIN = "capsedge.torch"
 _EXPANDED = "capsedge.expanded"
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from capsedge.runtime.metadata import ModelMetadata
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.models import CapsuleModel
-from capsedge.runtime.metadata import ModelMetadata
 
 EXTRA_OUTPUTS = ("reconstruction", "couplings")
 
@@ -52,7 +53,7 @@ class _WithExtras(nn.Module):
         return tuple(outputs)
 
 
-class _Flat(nn.Module):
+class Flat(nn.Module):
     """A user's module whose dict, named tuple, tuple or tensor is a plain tuple."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -61,6 +62,33 @@ class _Flat(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(_named(self.module(*inputs)).values())
+
+
+class RoutingCalls(TorchDispatchMode):  # type: ignore[misc]
+    """Records the first output of every routing operator that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "capsedge" and isinstance(result, tuple):
+            self.outputs.append(result[0])
+        return result
+
+
+class KeepingAllPasses(nn.Module):
+    """A module that also returns the poses of every routing pass, so that no pass is dropped as dead."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        with RoutingCalls() as calls:
+            outputs = self.module(*inputs)
+        return (*outputs, *calls.outputs)
 
 
 def _named(result: Any) -> dict[str, Tensor]:
@@ -164,4 +192,4 @@ def of_module(
                 f"The module has {len(names)} outputs: {', '.join(names)}.",
             )
         names = tuple(output_names)
-    return Subject(_Flat(module).eval(), tuple(inputs[: len(tensors)]), names, tensors, metadata)
+    return Subject(Flat(module).eval(), tuple(inputs[: len(tensors)]), names, tensors, metadata)

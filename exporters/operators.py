@@ -11,6 +11,7 @@ from onnx import AttributeProto
 
 DOMAIN = "capsedge"
 VERSION = 1
+TORCH_DOMAIN = "capsedge.torch"  # of the nodes made while torch exports; in no file
 
 
 @dataclass(frozen=True)

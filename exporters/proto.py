@@ -7,11 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
-
 from capsedge.exporters.bodies import Shape, function_body
 from capsedge.exporters.operators import DOMAIN, OPERATORS, VERSION, attributes_of
 from capsedge.exporters.rewrites import Rewrites
+from onnx import helper, numpy_helper
 
 _FOLD_LIMIT = 1 << 24  # bytes of one folded constant
 
@@ -61,20 +60,23 @@ def operator_counts(model: onnx.ModelProto) -> dict[str, int]:
     )
 
 
-def remove_dead_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """Remove the nodes and initializers that reach no output; returns the nodes removed."""
+def remove_dead_nodes(model: onnx.ModelProto, keep_domain: str | None = None) -> int:
+    """Remove the nodes and initializers that reach no output; returns how many nodes.
+
+    Args:
+        keep_domain: nodes of this domain, and what they need, stay although they reach no output.
+    """
     graph = model.graph
     live = {o.name for o in graph.output}
-    kept, removed = [], []
+    kept = []
     for node in reversed(graph.node):
-        if any(o in live for o in node.output):
+        if node.domain == keep_domain or any(o in live for o in node.output):
             kept.append(node)
             live.update(node.input)
-        else:
-            removed.append(node)
+    removed = len(graph.node) - len(kept)
     _replace(graph.node, reversed(kept))
     remove_unused_tensors(model)
-    return list(reversed(removed))
+    return removed
 
 
 def remove_unused_tensors(model: onnx.ModelProto) -> None:
@@ -99,7 +101,9 @@ def fold_fills(model: onnx.ModelProto) -> None:
     for node in model.graph.node:
         if node.op_type == "ConstantOfShape" and node.input[0] in constants:
             shape = numpy_helper.to_array(constants[node.input[0]])
-            fill = numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, "f4")
+            fill = (
+                numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, "f4")
+            )
             if int(np.prod(shape)) * fill.itemsize <= _FOLD_LIMIT:
                 value = np.full(shape, fill.reshape(-1)[0], fill.dtype)
                 model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
@@ -214,7 +218,9 @@ def check_operators(model: onnx.ModelProto) -> list[str]:
         if spec is None:
             problems.append(f"unknown operator {node.op_type}")
         elif set(attributes_of(node)) != set(spec.attributes):
-            problems.append(f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}")
+            problems.append(
+                f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}"
+            )
         elif len(node.input) != len(spec.inputs) or not all(node.input):
             problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
     return problems

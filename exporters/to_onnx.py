@@ -8,21 +8,24 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
-from torch import Tensor, nn
-
-from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters import checks, modules, proto
+from capsedge.exporters.first_pass import replace_uniform_passes
 from capsedge.exporters.lowering import lower
 from capsedge.exporters.modules import Subject
+from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN
 from capsedge.exporters.report import CaseParity, ExportReport
 from capsedge.exporters.rewrites import Rewrites
 from capsedge.exporters.translation import translation_table
-from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files import write_bytes
 from capsedge.runtime.metadata import ModelMetadata
+from torch import Tensor, nn
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
+from capsedge.models import CapsuleModel, build
 
 IR_VERSION = 10
 OPSETS = range(18, 22)
@@ -160,15 +163,20 @@ def to_proto(
     Raises:
         UnsupportedModelError: torch cannot capture the module, or a shape depends on more than the batch.
     """
-    free = tuple({0: torch.export.Dim("N")} for _ in subject.example) if batch is None else None
+    module: nn.Module = subject.module
+    if not rewrites.light_cone:
+        # torch.export drops what reaches no output by itself; as outputs, all passes stay.
+        module = modules.KeepingAllPasses(module).eval()
+    with torch.no_grad(), modules.RoutingCalls() as calls:
+        subject.module(*subject.example)
     try:
         with _quiet():
             program = torch.onnx.export(
-                subject.module,
+                module,
                 subject.example,
                 dynamo=True,
                 opset_version=opset,
-                dynamic_shapes=free if free is None else {"inputs": free} if _variadic(subject) else free,
+                dynamic_shapes=_free_batch(module, subject) if batch is None else None,
                 input_names=list(subject.inputs),
                 output_names=list(subject.outputs),
                 custom_translation_table=translation_table(),
@@ -186,17 +194,33 @@ def to_proto(
     model = program.model_proto
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
+    captured = sum(
+        OPERATORS[n.op_type].couplings for n in proto.operator_nodes(model, TORCH_DOMAIN)
+    )
     try:
         model = lower(model, rewrites)
     except KeyError as error:
         raise UnsupportedModelError(
             "A capsule operator has an input of unknown shape.", f"Tensor {error}."
         ) from error
-    return model, {}
+    # The passes kept alive as outputs go on as ordinary tensors.
+    model.graph.value_info.extend(model.graph.output[len(subject.outputs) :])
+    del model.graph.output[len(subject.outputs) :]
+    said = {name: "on" if on else "off" for name, on in dataclasses.asdict(rewrites).items()}
+    if rewrites.light_cone:
+        said["light_cone"] = f"on: {len(calls.outputs) - captured} dead passes left out"
+    if rewrites.first_pass_uniform:
+        linear = replace_uniform_passes(model)
+        said["first_pass_uniform"] = f"on: {linear} attention passes made linear layers"
+    proto.remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
+    return model, said
 
 
-def _variadic(subject: Subject) -> bool:
-    return isinstance(subject.module, modules._Flat)
+def _free_batch(module: nn.Module, subject: Subject) -> Any:
+    """Names the first dimension of every input ``N``, in the form of the module's signature."""
+    dims = tuple({0: torch.export.Dim("N")} for _ in subject.example)
+    variadic = isinstance(module, (modules.Flat, modules.KeepingAllPasses))
+    return {"inputs": dims} if variadic else dims
 
 
 def _version() -> str:

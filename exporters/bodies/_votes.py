@@ -8,11 +8,12 @@ reads the votes once and writes nothing of their size.
 from __future__ import annotations
 
 import numpy as np
-
 from capsedge.exporters.bodies._builder import Body
 
 
-def grid(height: int, width: int, kernel: tuple[int, int], strides: tuple[int, int]) -> tuple[int, int]:
+def grid(
+    height: int, width: int, kernel: tuple[int, int], strides: tuple[int, int]
+) -> tuple[int, int]:
     """Output grid of a capsule convolution without padding."""
     return (height - kernel[0]) // strides[0] + 1, (width - kernel[1]) // strides[1] + 1
 
@@ -42,9 +43,7 @@ def windows(b: Body, x: str, height: int, width: int, cell: int, index: np.ndarr
     return b.op("Gather", flat, b.ints(order.tolist()), axis=1)
 
 
-def votes(
-    b: Body, children: str, weight: str, sizes: tuple[int, int, int, int, int, int]
-) -> str:
+def votes(b: Body, children: str, weight: str, sizes: tuple[int, int, int, int, int, int]) -> str:
     """Votes ``[N·S, M, I, R·L]``.
 
     Args:
