@@ -321,7 +321,8 @@ def _to_channels(pixels: NDArray[Any], wanted: int, invert: bool) -> NDArray[np.
     if wanted == 3:
         return np.repeat(values, 3, axis=-1)
     red, green, blue = (np.float32(_LUMA[c]) * values[..., c : c + 1] for c in range(3))
-    return ((red + green) + blue) / np.float32(_LUMA_UNIT)
+    grey: NDArray[np.float32] = ((red + green) + blue) / np.float32(_LUMA_UNIT)
+    return grey
 
 
 def _fit(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:

@@ -58,7 +58,8 @@ def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
     """``[C, H, W]`` of 0..1 as ``[H, W, 3]``; other than three channels are shown grey."""
     if len(values) != 3:
         values = np.repeat(values.mean(axis=0, keepdims=True), 3, axis=0)
-    return np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8).transpose(1, 2, 0)
+    pixels: NDArray[np.uint8] = np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)
+    return pixels.transpose(1, 2, 0)
 
 
 def check_sheet(target: Path | str, rows: int) -> None:

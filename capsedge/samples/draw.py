@@ -263,12 +263,14 @@ def on_paper(picture: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np
     paper = light[:, :, None] * np.array([1.0, 0.995, 0.97])
     pen = np.array([38.0, 40.0, 74.0])
     cover = picture[:, :, None] / 255.0
-    return np.rint(np.clip(paper * (1 - cover) + pen * cover, 0, 255)).astype(np.uint8)
+    mixed: NDArray[np.uint8] = np.rint(np.clip(paper * (1 - cover) + pen * cover, 0, 255)).astype(np.uint8)
+    return mixed
 
 
 def _bell(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Roughly normal deviates; sums of uniform ones stay the same from one numpy to the next."""
-    return (rng.random((12, *shape)).sum(axis=0) - 6.0).astype(np.float64)
+    total: NDArray[np.float64] = rng.random((12, *shape)).sum(axis=0) - 6.0
+    return total
 
 
 def samples(seed: int = 7) -> dict[str, NDArray[np.uint8]]:
