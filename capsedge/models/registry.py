@@ -191,7 +191,7 @@ MODELS: dict[str, ModelConfig] = {
         class_names=DIGITS,
         preprocessing=_MNIST,
         stem=_DIGITS_STEM,
-        primary_types=16,
+        primary_types=8,
         capsule_layers=(CapsuleConv(16, 3, 2),),
         iterations=2,
     ),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import math
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.images import prepare, read_image
 from capsedge.runtime.metadata import Preprocessing
 
 MAX_BYTES = 4 << 30
@@ -59,7 +61,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             if zero != 0 or kind != 8 or not 1 <= dims <= 4:
                 raise UsageError(f"{path} is no idx file of bytes.", f"magic {zero:#x} {kind:#x}")
             shape = struct.unpack(f">{dims}I", f.read(4 * dims))
-            size = int(np.prod(shape, dtype=np.int64))
+            size = math.prod(shape)
             if size > MAX_BYTES:
                 raise UsageError(f"{path} claims {size} bytes.", "That is not read.")
             data = f.read(size + 1)
@@ -78,6 +80,7 @@ class _ArraysOnly(pickle.Unpickler):
         ("numpy._core.multiarray", "_reconstruct"),
         ("numpy", "ndarray"),
         ("numpy", "dtype"),
+        ("_codecs", "encode"),  # how protocol 2 writes bytes
     }
 
     def __init__(self, file: BinaryIO) -> None:
@@ -102,13 +105,12 @@ def _read_cifar_batch(path: Path) -> tuple[NDArray[np.uint8], list[int]]:
 
 def _read_folder(folder: Path, prep: Preprocessing) -> LabelledImages:
     """One sub-folder a class, in alphabetical order; images are resized as the model's input is."""
-    from capsedge.runtime.images import read_pixels, resize_pixels
-
+    plain = replace(prep, scale=1.0, mean=(0.0,), std=(1.0,))
     images, labels = [], []
     for index, sub in enumerate(sorted(p for p in folder.iterdir() if p.is_dir())):
         for file in sorted(sub.iterdir()):
             if file.suffix.lower() in SUFFIXES:
-                pixels = resize_pixels(read_pixels(file, prep.channels), prep)
+                pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
                 images.append(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
                 labels.append(index)
     if not images:

@@ -1,0 +1,38 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both make their own environment in .venv.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format bench clean
+
+help: ## Show this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Export the default model, prove it equal, classify the sample images
+	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh
+
+lint: $(READY) ## Style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHON="$(abspath $(BIN))/python" tools/types.sh
+
+test: lint ## The fast tests, as CI runs them
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+test-all: lint ## Slow tests too
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) build out dist

@@ -1,0 +1,24 @@
+"""What all tests share. One thread each: the suite runs on as many processes as there are cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def mnist() -> Path:
+    """The folder of the original MNIST files, or a skip that says how to get them."""
+    data = Path(os.environ.get("CAPSEDGE_DATA", ROOT.parent / "shared" / "data"))
+    if not (data / "mnist" / "t10k-images-idx3-ubyte.gz").exists():
+        pytest.skip(
+            f"MNIST is not in {data / 'mnist'}: put the four original idx files there, or set "
+            "CAPSEDGE_DATA to the folder that holds mnist/ (docs/data.md)"
+        )
+    return data / "mnist"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# What the README's first screen promises: export, prove, infer. Needs `capsedge` on the path.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p out/demo
+
+show() {
+  printf '\n$ %s\n' "$*"
+  "$@"
+}
+
+show capsedge export --routing dynamic --iters 3 --with reconstruction -o out/demo/digits.onnx
+show capsedge verify out/demo/digits.onnx -o out/demo/certificate.json
+show capsedge infer --model out/demo/digits.onnx capsedge/samples
