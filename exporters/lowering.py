@@ -53,5 +53,6 @@ def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
         model.opset_import.append(helper.make_opsetid(_EXPANDED, 1))
         model = inliner.inline_local_functions(model)
         proto.set_opset(model, _EXPANDED, None)
+        model = proto.fold_constants(model)
     proto.remove_unused_tensors(model)
     return model

@@ -194,20 +194,26 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         ValueError: a capsule operator has no function body.
     """
     from onnx import inliner
-    from onnxscript import optimizer
 
     copy = inliner.inline_local_functions(model)
     left = sorted({n.op_type for n in operator_nodes(copy)})
     if left:
         raise ValueError(f"no function body for {', '.join(left)}")
     set_opset(copy, DOMAIN, None)
-    copy = inferred(copy)
-    optimized = optimizer.optimize(
-        copy, input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT, inline=False
+    folded = fold_constants(copy)
+    remove_dead_nodes(folded)
+    return folded
+
+
+def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with constants folded (weight layouts, casts to the same type) and no ``Constant`` nodes."""
+    from onnxscript import optimizer
+
+    folded = optimizer.optimize(
+        inferred(model), input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT, inline=False
     )
-    optimized.ir_version = model.ir_version
-    remove_dead_nodes(optimized)
-    return optimized
+    folded.ir_version = model.ir_version
+    return folded
 
 
 def check_operators(model: onnx.ModelProto) -> list[str]:

@@ -17,7 +17,8 @@ class CaseParity:
         max_abs: largest absolute difference.
         max_rel: largest ``difference / size``, the size being the largest magnitude along the reference's last axis
             (the pose), at least ``atol``.
-        excess: largest ``difference / (atol + rtol·size)``; the case passes up to 1.
+        reference_error: largest difference of the module from itself in FP64: how well FP32 defines the output.
+        excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
         passed: whether it is inside the tolerance.
     """
 
@@ -25,6 +26,7 @@ class CaseParity:
     output: str
     max_abs: float
     max_rel: float
+    reference_error: float
     excess: float
     passed: bool
 

@@ -82,23 +82,11 @@ def export(
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     path = Path(path)
     rewrites = rewrites or Rewrites()
-    if isinstance(model, CapsuleModel):
-        if iterations is not None and iterations != model.config.iterations:
-            changed = build(model.config, iterations=iterations)
-            changed.load_state_dict(model.state_dict())
-            model = changed.train(model.training)
-        subject = modules.of_capsule_model(model, extra_outputs, batch, checkpoint_sha256)
-    else:
-        if iterations is not None or extra_outputs:
-            raise UsageError(
-                "A module of your own has its own iterations and outputs.",
-                "",
-                "Set them in the module; leave 'iterations' and 'extra_outputs' out.",
-            )
-        with _evaluating(model):
-            subject = modules.of_module(model, example, batch, output_names, metadata)
-
+    _check_parameters(model)
     with _evaluating(model):
+        subject = _subject(
+            model, example, iterations, batch, extra_outputs, output_names, metadata, checkpoint_sha256
+        )
         proto_model, rewritten = to_proto(subject, opset, batch, rewrites)
         proto_model = _with_ops(proto_model, ops, rewrites)
         checks.validate(proto_model)
@@ -144,9 +132,46 @@ def _check_arguments(
         raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
 
 
+def _check_parameters(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type != "cpu" or (
+            tensor.dtype.is_floating_point and tensor.dtype != torch.float32
+        ):
+            raise UsageError(
+                "Export starts from an FP32 module on the CPU.",
+                f"'{name}' is {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}.",
+                "Call model.float().cpu() first; `capsedge quantize` makes FP16 and INT8 files.",
+            )
+
+
+def _subject(
+    model: nn.Module,
+    example: Tensor | Sequence[Tensor] | None,
+    iterations: int | None,
+    batch: int | None,
+    extra_outputs: Sequence[str],
+    output_names: Sequence[str] | None,
+    metadata: ModelMetadata | None,
+    checkpoint_sha256: str,
+) -> Subject:
+    if not isinstance(model, CapsuleModel):
+        if iterations is not None or extra_outputs:
+            raise UsageError(
+                "A module of your own has its own iterations and outputs.",
+                "",
+                "Set them in the module; leave 'iterations' and 'extra_outputs' out.",
+            )
+        return modules.of_module(model, example, batch, output_names, metadata)
+    if iterations is not None and iterations != model.config.iterations:
+        changed = build(model.config, iterations=iterations)
+        changed.load_state_dict(model.state_dict())
+        model = changed.eval()
+    return modules.of_capsule_model(model, extra_outputs, batch, checkpoint_sha256)
+
+
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode and FP32 checked; its own mode afterwards."""
+    """The module in evaluation mode; its own mode afterwards."""
     training = model.training
     model.eval()
     try:

@@ -1,0 +1,206 @@
+"""``capsedge export``: a trained network to one ONNX file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capsedge.cli._common import Json, log, print_json
+from capsedge.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from capsedge.exporters.report import ExportReport
+    from capsedge.models import CapsuleModel
+
+REWRITES = {
+    "first-pass": "first_pass_uniform",
+    "light-cone": "light_cone",
+    "dead-update": "dead_update",
+    "logit-free": "logit_free",
+}
+
+
+def command(
+    model: Annotated[
+        str | None, typer.Option("--model", help="Name of a model; see `capsedge zoo`.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Checkpoint: .safetensors or .pt.")
+    ] = None,
+    routing: Annotated[
+        str | None, typer.Option("--routing", help="dynamic, em or attention.")
+    ] = None,
+    iters: Annotated[
+        int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The file; <model>.onnx by default.")
+    ] = None,
+    opset: Annotated[int, typer.Option("--opset", help="ONNX opset, 18 to 21.")] = 20,
+    ops: Annotated[
+        str,
+        typer.Option(
+            "--ops",
+            help="auto: capsule operators with function bodies; fused: without bodies; "
+            "portable: standard operators only.",
+        ),
+    ] = "auto",
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Fix the batch size instead of leaving it free.")
+    ] = None,
+    dynamic_batch: Annotated[
+        bool, typer.Option("--dynamic-batch", help="Leave the batch size free (the default).")
+    ] = False,
+    extra: Annotated[
+        str, typer.Option("--with", help="More outputs: reconstruction, couplings (comma between).")
+    ] = "",
+    no_rewrite: Annotated[
+        list[str] | None,
+        typer.Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
+    ] = None,
+    atol: Annotated[float, typer.Option("--atol", help="Absolute tolerance of the comparison.")] = 1e-5,
+    rtol: Annotated[float, typer.Option("--rtol", help="Relative tolerance, of a pose's size.")] = 1e-4,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do everything but write the file.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Export a trained network to one ONNX file, compared with PyTorch before it is written."""
+    if dynamic_batch and batch is not None:
+        raise UsageError("--dynamic-batch and --batch exclude each other.", "", "Give one of them.")
+    if iters is not None and iters < 1:
+        raise UsageError(
+            f"Routing cannot run {iters} iterations.", "", "Give --iters a number of 1 or more."
+        )
+    unknown = [name for name in no_rewrite or [] if name not in REWRITES]
+    if unknown:
+        raise UsageError(
+            f"There is no rewrite '{unknown[0]}'.", "", f"Known: {', '.join(REWRITES)}."
+        )
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "Export needs PyTorch and ONNX.", f"{error}.", "pip install 'capsedge[export]'"
+        ) from error
+    from capsedge.exporters import Rewrites, export
+    from capsedge.runtime.files import sha256
+
+    source, file, name, trained = _source(model, checkpoint, routing)
+    target = output or Path(f"{name}.onnx")
+    if not trained:
+        log(
+            f"warning: {name} has no trained weights in this package: exporting its random initial "
+            "weights. The file is for measuring speed; it classifies nothing."
+        )
+    report = export(
+        source,
+        target,
+        iterations=iters,
+        opset=opset,
+        ops=ops,
+        batch=batch,
+        extra_outputs=[e.strip() for e in extra.split(",") if e.strip()],
+        rewrites=Rewrites(**{REWRITES[n]: False for n in no_rewrite or []}),
+        atol=atol,
+        rtol=rtol,
+        checkpoint_sha256=sha256(file) if file else "",
+        dry_run=dry_run,
+    )
+    following = _next_commands(report, file)
+    if as_json:
+        print_json(
+            {
+                **json.loads(json.dumps(report.to_dict())),
+                "model": name,
+                "checkpoint": str(file) if file else None,
+                "trained": trained,
+                "next": following,
+            }
+        )
+    else:
+        _print(report, name, file, following)
+
+
+def _source(
+    name: str | None, checkpoint: Path | None, routing: str | None
+) -> tuple[CapsuleModel, Path | None, str, bool]:
+    """The model to export, its checkpoint, its name, and whether its weights are trained.
+
+    Raises:
+        UsageError: the options contradict each other, or name nothing.
+    """
+    from capsedge.checkpoint import load_checkpoint
+    from capsedge.models import build, get_config
+    from capsedge.zoo import ROUTINGS, zoo_checkpoint
+
+    if name is not None and checkpoint is not None:
+        raise UsageError("--model and --checkpoint exclude each other.", "", "Give one of them.")
+    if name is None and checkpoint is None:
+        checkpoint = zoo_checkpoint(routing or "dynamic")
+        if not checkpoint.is_file():
+            raise EnvironmentProblem(
+                "The trained models are not in this installation.",
+                f"{checkpoint} is missing.",
+                "Install capsedge again, or name a checkpoint with --checkpoint.",
+            )
+    if name is not None:
+        config = get_config(name)
+        for zoo in ROUTINGS:
+            if zoo_checkpoint(zoo).stem == name and zoo_checkpoint(zoo).is_file():
+                checkpoint = zoo_checkpoint(zoo)
+    if checkpoint is not None:
+        source = load_checkpoint(checkpoint)
+        config, title = source.config, name or checkpoint.stem
+    else:
+        import torch
+
+        torch.manual_seed(0)
+        source, title = build(config).eval(), str(name)
+    if routing is not None and config.routing != routing:
+        raise UsageError(
+            f"{title} routes by {config.routing}, not by {routing}.",
+            "The routing belongs to the trained weights.",
+            "Leave --routing out, or name another model.",
+        )
+    return source, checkpoint, title, checkpoint is not None
+
+
+def _next_commands(report: ExportReport, checkpoint: Path | None) -> list[str]:
+    if report.dry_run:
+        return []
+    against = f" --checkpoint {checkpoint}" if checkpoint else ""
+    return [
+        f"capsedge verify {report.path}{against}",
+        f"capsedge infer --model {report.path} image.png",
+    ]
+
+
+def _print(report: ExportReport, name: str, checkpoint: Path | None, following: list[str]) -> None:
+    def shapes(values: dict[str, list[int | str]]) -> str:
+        return ", ".join(f"{k} {v}".replace("'", "") for k, v in values.items())
+
+    lines: dict[str, Any] = {
+        "model": f"{name} ({checkpoint or 'untrained weights'})",
+        "file": f"{report.path}{' (not written: dry run)' if report.dry_run else ''}",
+        "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
+        "inputs": shapes(report.inputs),
+        "outputs": shapes(report.outputs),
+        "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
+        + f"; {report.functions} function bodies",
+        "rewrites": "; ".join(f"{k.replace('_', '-')} {v}" for k, v in report.rewrites.items()),
+        "parity": f"{len(report.parity)} comparisons with PyTorch, largest difference "
+        f"{report.max_abs:.2e} (atol {report.atol:g}, rtol {report.rtol:g})",
+    }
+    for key, value in lines.items():
+        print(f"{key:<10} {value}")
+    if following:
+        log("next:")
+        for line in following:
+            log(f"  {line}")
