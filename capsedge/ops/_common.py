@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,13 @@ from capsedge.errors import ShapeError
 def accumulation_dtype(x: Tensor) -> torch.dtype:
     """Type in which an operator computes: FP32 for the half types, else the input's own."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Keeps autocast out of a definition, whose products would otherwise run in half precision."""
+    if not torch.amp.is_autocast_available(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def expect_shape(operator: str, name: str, x: Tensor, wanted: Sequence[int | str]) -> None:
@@ -139,18 +147,20 @@ def register_gradient(op: CustomOpDef, definition: Callable[..., Any], tensor_co
             t.detach().requires_grad_(need)
             for t, need in zip(ctx.saved_tensors, wanted, strict=True)
         ]
-        with torch.enable_grad():
+        with torch.enable_grad(), no_autocast(inputs[0]):
             outputs = definition(*inputs, *ctx.attributes)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        used = [
-            (o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad
-        ]
-        variables = [t for t in inputs if t.requires_grad]
-        found: tuple[Tensor | None, ...] = (None,) * len(variables)
-        if used:
-            found = torch.autograd.grad(
-                [o for o, _ in used], variables, [g for _, g in used], allow_unused=True
-            )
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            used = [
+                (o, g)
+                for o, g in zip(outputs, grads, strict=True)
+                if g is not None and o.requires_grad
+            ]
+            variables = [t for t in inputs if t.requires_grad]
+            found: tuple[Tensor | None, ...] = (None,) * len(variables)
+            if used:
+                found = torch.autograd.grad(
+                    [o for o, _ in used], variables, [g for _, g in used], allow_unused=True
+                )
         each = iter(found)
         result = [next(each) if need else None for need in wanted]
         return (*result, *(None for _ in ctx.attributes))

@@ -14,6 +14,7 @@ from capsedge.ops._common import (
     expect_same_dtype,
     expect_shape,
     matrix_side,
+    no_autocast,
     output_grid,
     register_gradient,
     votes,
@@ -61,9 +62,10 @@ def _op(
     agreement_scale: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    return _define(
-        pose, parent, weight, scale, bias, strides, matrix_pose, agreement_scale, epsilon
-    )
+    with no_autocast(pose):
+        return _define(
+            pose, parent, weight, scale, bias, strides, matrix_pose, agreement_scale, epsilon
+        )
 
 
 @_op.register_fake

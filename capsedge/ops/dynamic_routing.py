@@ -10,6 +10,7 @@ from capsedge.ops._common import (
     expect,
     expect_same_dtype,
     expect_shape,
+    no_autocast,
     register_gradient,
 )
 from capsedge.ops.squash import EPSILON
@@ -60,7 +61,8 @@ def _op(
     leaky: bool,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    return _define(u, weight, log_prior, bias, iterations, leaky, epsilon)
+    with no_autocast(u):
+        return _define(u, weight, log_prior, bias, iterations, leaky, epsilon)
 
 
 @_op.register_fake

@@ -14,6 +14,7 @@ from capsedge.ops._common import (
     expect_same_dtype,
     expect_shape,
     matrix_side,
+    no_autocast,
     output_grid,
     register_gradient,
     votes,
@@ -102,19 +103,20 @@ def _op(
     shared: bool,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _define(
-        pose,
-        a,
-        weight,
-        beta_u,
-        beta_a,
-        iterations,
-        strides,
-        inverse_temperatures,
-        coordinate_addition,
-        shared,
-        epsilon,
-    )
+    with no_autocast(pose):
+        return _define(
+            pose,
+            a,
+            weight,
+            beta_u,
+            beta_a,
+            iterations,
+            strides,
+            inverse_temperatures,
+            coordinate_addition,
+            shared,
+            epsilon,
+        )
 
 
 @_op.register_fake
