@@ -1,0 +1,110 @@
+#include <algorithm>
+
+#include "operator.h"
+#include "router.h"
+
+namespace capsedge {
+
+namespace {
+
+constexpr char kName[] = "AttentionRouting";
+enum Input { kPose, kParent, kWeight, kScale, kBias };
+
+WeightLayout layout_of(const Shape& weight) {
+  // [Kh, Kw, C, M, K, L]
+  return {weight[0] * weight[1] * weight[2], weight[3], weight[4], weight[5], weight[4] * weight[5], weight[5], 1};
+}
+
+class AttentionRouting : public Operator {
+ public:
+  AttentionRouting(const Attributes& attributes, const Level& level)
+      : Operator(level),
+        strides_(attributes.strides(kName)),
+        matrix_(attributes.flag(kName, "matrix_pose", true)),
+        scale_(attributes.number(kName, "agreement_scale")),
+        epsilon_(attributes.positive(kName, "epsilon", 1e-5f)) {}
+
+  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
+    expect(in.size() == 5, kName, "wanted five inputs");
+    expect_shape(kName, "pose", in[kPose], {"N", "H", "W", "C", "Pin"});
+    const Shape& pose = in[kPose];
+    const Shape& weight = in[kWeight];
+    if (matrix_) {
+      const int64_t side = matrix_side(kName, pose[4]);
+      expect_shape(kName, "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
+    } else {
+      expect_shape(kName, "weight", weight, {"Kh", "Kw", pose[3], "M", pose[4], "P"});
+    }
+    const int64_t size = matrix_ ? pose[4] : weight[5];
+    const Grid grid = output_grid(kName, pose, weight[0], weight[1], strides_);
+    expect_shape(kName, "parent", in[kParent], {pose[0], grid.height, grid.width, weight[3], size});
+    expect_shape(kName, "scale", in[kScale], {size});
+    expect_shape(kName, "bias", in[kBias], {size});
+    return {in[kParent]};
+  }
+
+  void constant(size_t index, const Tensor& tensor) override {
+    if (index == kWeight && tensor.shape.size() == 6) weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+  }
+
+  void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
+    const Shape& shape = in[kPose].shape;
+    const Shape& weight_shape = in[kWeight].shape;
+    const Shape& parent_shape = in[kParent].shape;
+    if (shape[0] == 0) return;
+    const int64_t size = shape[4], parents = weight_shape[3], inner = weight_shape[4], columns = weight_shape[5];
+    const int64_t rows = matrix_ ? inner : 1, grid_height = parent_shape[1], grid_width = parent_shape[2];
+    const Floats pose(in[kPose], level_), parent(in[kParent], level_);
+    const Floats scale(in[kScale], level_), bias(in[kBias], level_);
+    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level_, threads);
+    FloatOutput result(results[0], level_);
+
+    const std::vector<Child> places =
+        children_of({shape[1], shape[2], shape[3], weight_shape[0], weight_shape[1], false});
+    // A matrix pose has rows enough to share a reading of the weights; vectors go four positions at a time,
+    // along a row of the grid, or over the batch where the grid is one position.
+    const bool one_position = grid_height * grid_width == 1;
+    const int64_t along = one_position ? shape[0] : grid_width;
+    const int64_t units = rows == 1 && columns * parents <= 512 ? std::min<int64_t>(along, 4) : 1;
+    const int64_t cell = shape[3] * size, image = shape[1] * shape[2] * cell;
+    Routing routing{};
+    routing.votes = plan_votes(level_, places, weight.data(), size, rows, inner, columns, parents, units);
+    routing.children = static_cast<int64_t>(places.size());
+    routing.weight_floats = elements(weight_shape);
+    routing.passes = 1;
+    routing.unit_stride = one_position ? image : strides_[1] * cell;
+    const int64_t lines = one_position ? 1 : shape[0] * grid_height;
+    for (int64_t line = 0; line < lines; ++line) {
+      const float* first =
+          pose.data() + (line / grid_height) * image + (line % grid_height) * strides_[0] * shape[2] * cell;
+      for (int64_t u = 0; u < along; u += units)
+        routing.groups.push_back(
+            {first + u * routing.unit_stride, line * along + u, static_cast<int>(std::min(units, along - u))});
+    }
+    routing.scale = scale_;
+    const Votes& votes = routing.votes;
+    const int64_t unit_size = parents * votes.pose_elements;
+    routing.start = [&](int64_t unit, float* query) { from_parents(votes, parent.data() + unit * unit_size, query); };
+    routing.finish = [&](int64_t unit, bool, float* sum, float*) {
+      level_.finish_norm(sum, scale.data(), bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum);
+      to_parents(votes, sum, result.data() + unit * unit_size);
+    };
+    route(routing, level_, threads);
+    result.store();
+  }
+
+ private:
+  const Shape strides_;
+  const bool matrix_;
+  const float scale_;
+  const float epsilon_;
+  Buffer weight_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operator> make_attention_routing(const Attributes& attributes, const Level& level) {
+  return std::make_unique<AttentionRouting>(attributes, level);
+}
+
+}  // namespace capsedge

@@ -1,0 +1,135 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "capsedge/capsedge.h"
+#include "dispatch.h"
+#include "operator.h"
+
+struct capsedge_operator {
+  std::unique_ptr<capsedge::Operator> made;
+};
+
+namespace {
+
+using namespace capsedge;
+
+class ListedAttributes : public Attributes {
+ public:
+  ListedAttributes(const capsedge_attribute* list, int32_t count) : list_(list), count_(count) {}
+  bool find(const char* name, std::vector<int64_t>& values) const override { return get(name, values); }
+  bool find(const char* name, std::vector<float>& values) const override { return get(name, values); }
+
+ private:
+  template <typename T>
+  bool get(const char* name, std::vector<T>& values) const {
+    for (int32_t i = 0; i < count_; ++i) {
+      if (std::strcmp(list_[i].name, name) != 0) continue;
+      values.clear();
+      for (int32_t k = 0; k < list_[i].count; ++k) values.push_back(static_cast<T>(list_[i].values[k]));
+      return true;
+    }
+    return false;
+  }
+
+  const capsedge_attribute* list_;
+  int32_t count_;
+};
+
+Tensor tensor_of(const capsedge_tensor& t) {
+  return {t.data, Shape(t.shape, t.shape + t.rank), t.type == CAPSEDGE_FLOAT16 ? Type::kFloat16 : Type::kFloat};
+}
+
+// Starts threads for each call: enough for tests; a runtime has its own pool.
+Threads started_threads(int32_t& count) {
+  return {[](void* pool, size_t pieces, void (*body)(void*, size_t), void* user) {
+            std::atomic<size_t> next{0};
+            const auto work = [&] {
+              for (size_t i; (i = next.fetch_add(1)) < pieces;) body(user, i);
+            };
+            std::vector<std::thread> helpers;
+            const auto extra = std::min<size_t>(static_cast<size_t>(*static_cast<int32_t*>(pool)), pieces) - 1;
+            for (size_t i = 0; i < extra; ++i) helpers.emplace_back(work);
+            work();
+            for (std::thread& helper : helpers) helper.join();
+          },
+          &count};
+}
+
+template <typename F>
+int guarded(char* error, size_t error_size, F&& f) {
+  std::string text;
+  try {
+    f();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    text = "not enough memory";
+  } catch (const std::exception& e) {
+    text = e.what();
+  } catch (...) {
+    text = "unknown failure";
+  }
+  if (error_size > 0) {
+    const size_t length = std::min(text.size(), error_size - 1);
+    std::memcpy(error, text.data(), length);
+    error[length] = '\0';
+  }
+  return 1;
+}
+
+}  // namespace
+
+const char* capsedge_levels(void) {
+  static const std::string names = [] {
+    std::string text;
+    for (const Level* level : levels_here()) text += (text.empty() ? "" : ",") + std::string(level->name);
+    return text;
+  }();
+  return names.c_str();
+}
+
+int capsedge_create(const char* name, const capsedge_attribute* attributes, int32_t count, capsedge_operator** created,
+                    char* error, size_t error_size) {
+  return guarded(error, error_size, [&] {
+    auto made = make_operator(name, ListedAttributes(attributes, count), choose_level());
+    *created = new capsedge_operator{std::move(made)};
+  });
+}
+
+const char* capsedge_level_of(const capsedge_operator* created) { return created->made->level().name; }
+
+int capsedge_constant(capsedge_operator* created, int32_t index, const capsedge_tensor* tensor, char* error,
+                      size_t error_size) {
+  return guarded(error, error_size,
+                 [&] { created->made->constant(static_cast<size_t>(index), tensor_of(*tensor)); });
+}
+
+int capsedge_run(const capsedge_operator* created, const capsedge_tensor* inputs, int32_t input_count,
+                 const capsedge_tensor* outputs, int32_t output_count, int32_t threads, char* error,
+                 size_t error_size) {
+  return guarded(error, error_size, [&] {
+    std::vector<Tensor> in;
+    std::vector<Shape> shapes;
+    for (int32_t i = 0; i < input_count; ++i) {
+      in.push_back(tensor_of(inputs[i]));
+      shapes.push_back(in.back().shape);
+    }
+    const std::vector<Shape> wanted = created->made->outputs(shapes);
+    std::vector<Output> out;
+    for (int32_t i = 0; i < output_count; ++i) {
+      const Tensor t = tensor_of(outputs[i]);
+      if (static_cast<size_t>(i) >= wanted.size() || t.shape != wanted[static_cast<size_t>(i)])
+        throw Error("output " + std::to_string(i) + " has shape " + to_text(t.shape) + ": wanted " +
+                    (static_cast<size_t>(i) < wanted.size() ? to_text(wanted[static_cast<size_t>(i)]) : "none"));
+      out.push_back({outputs[i].data, t.shape, t.type});
+    }
+    if (out.size() != wanted.size()) throw Error("wanted " + std::to_string(wanted.size()) + " outputs");
+    int32_t count = std::max(threads, 1);
+    created->made->run(in, out, started_threads(count));
+  });
+}
+
+void capsedge_destroy(capsedge_operator* created) { delete created; }

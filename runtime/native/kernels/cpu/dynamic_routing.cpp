@@ -1,0 +1,110 @@
+#include <algorithm>
+
+#include "operator.h"
+#include "router.h"
+
+namespace capsedge {
+
+namespace {
+
+constexpr char kName[] = "DynamicRouting";
+enum Input { kPose, kWeight, kPrior, kBias };
+
+WeightLayout layout_of(const Shape& weight) {
+  // [I, J, Pout, Pin]
+  return {weight[0], weight[1], weight[3], weight[2], weight[2] * weight[3], 1, weight[3]};
+}
+
+class DynamicRouting : public Operator {
+ public:
+  DynamicRouting(const Attributes& attributes, const Level& level)
+      : Operator(level),
+        iterations_(attributes.integer(kName, "iterations", 3)),
+        leaky_(attributes.flag(kName, "leaky", false)),
+        epsilon_(attributes.positive(kName, "epsilon", 1e-8f)) {
+    expect(iterations_ >= 1 && iterations_ <= 1000, kName,
+           "attribute 'iterations' is " + std::to_string(iterations_) + ": wanted 1 or more (at most 1000)");
+  }
+
+  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
+    expect(in.size() == 4, kName, "wanted four inputs");
+    expect_shape(kName, "u", in[kPose], {"N", "I", "Pin"});
+    expect_shape(kName, "weight", in[kWeight], {in[kPose][1], "J", "Pout", in[kPose][2]});
+    expect_shape(kName, "log_prior", in[kPrior], {in[kPose][1], in[kWeight][1]});
+    expect_shape(kName, "bias", in[kBias], {in[kWeight][1], in[kWeight][2]});
+    return {{in[kPose][0], in[kWeight][1], in[kWeight][2]}};
+  }
+
+  void constant(size_t index, const Tensor& tensor) override {
+    if (index == kWeight && tensor.shape.size() == 4) {
+      weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+    } else if (index == kPrior) {
+      prior_ = std::make_unique<Prior>(tensor, level_);
+    }
+  }
+
+  void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
+    const Shape& shape = in[kPose].shape;
+    const Shape& weight_shape = in[kWeight].shape;
+    const int64_t images = shape[0], children = shape[1], size = shape[2];
+    const int64_t parents = weight_shape[1], out = weight_shape[2];
+    if (images == 0) return;
+    const Floats pose(in[kPose], level_);
+    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level_, threads);
+    std::unique_ptr<Prior> own_prior;
+    if (!prior_) own_prior = std::make_unique<Prior>(in[kPrior], level_);
+    const Prior& prior = prior_ ? *prior_ : *own_prior;
+    const Floats bias_in(in[kBias], level_);
+    FloatOutput v(results[0], level_);
+
+    const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
+    // Images that share a reading of the weights, as long as their votes fit the cache together.
+    const int64_t units = out * parents <= 512 ? std::min<int64_t>(images, 4) : 1;
+    Routing routing{};
+    routing.votes = plan_votes(level_, places, weight.data(), size, 1, size, out, parents, units);
+    routing.children = children;
+    routing.weight_floats = elements(weight_shape);
+    routing.passes = static_cast<int>(iterations_);
+    routing.unit_stride = children * size;
+    for (int64_t n = 0; n < images; n += units)
+      routing.groups.push_back(
+          {pose.data() + n * routing.unit_stride, n, static_cast<int>(std::min(units, images - n))});
+    routing.scale = 1.0f;
+    routing.prior = prior.zero ? nullptr : prior.values.data();
+    routing.leaky = leaky_;
+    const Votes& votes = routing.votes;
+    Buffer bias(static_cast<int64_t>(votes.pose_elements) * votes.lanes);
+    from_parents(votes, bias_in.data(), bias.data());
+    // The logits after t passes are log_prior + vote · (v of pass 1 + ... + v of pass t): the query is that sum.
+    routing.finish = [&](int64_t image, bool last, float* sum, float* query) {
+      level_.finish_squash(sum, bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum, query);
+      if (last) to_parents(votes, sum, v.data() + image * parents * out);
+    };
+    route(routing, level_, threads);
+    v.store();
+  }
+
+ private:
+  struct Prior {
+    Prior(const Tensor& tensor, const Level& level) : values(tensor, level, kSlack) {
+      const float* first = values.data();
+      zero = std::all_of(first, first + elements(tensor.shape), [](float x) { return x == 0; });
+    }
+    Floats values;
+    bool zero;
+  };
+
+  const int64_t iterations_;
+  const bool leaky_;
+  const float epsilon_;
+  Buffer weight_;
+  std::unique_ptr<Prior> prior_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operator> make_dynamic_routing(const Attributes& attributes, const Level& level) {
+  return std::make_unique<DynamicRouting>(attributes, level);
+}
+
+}  // namespace capsedge

@@ -1,0 +1,187 @@
+// EM routing: the E-step of a block of children and the M-step that follows it, over votes in the first-level cache.
+//
+// The M-step's mean and variance come from one pass over the children. Σ r V² - (Σ r V)² / Σ r would cancel when
+// votes agree, so each block's squares are taken about the block's own mean and blocks are merged by the formula
+// of Chan, Golub and LeVeque (1979), which subtracts only means from each other.
+#pragma once
+
+#include "level.h"
+#include "softmax.h"
+#include "votes.h"
+
+namespace capsedge {
+namespace CAPSEDGE_LEVEL {
+
+// logits[c][m] = offset[m] - ½ Σ_h (votes[c][h][m] - mean[h][m])² precision[h][m] for C children.
+template <int C>
+CAPSEDGE_INLINE void log_density(const EmPass& pass, const float* votes, float* logits) {
+  const Votes& shape = pass.votes;
+  const int parents = shape.parents, lanes = shape.lanes;
+  for (int v = 0; v < lanes; v += W) {
+    V distance[C] = {};
+    for (int h = 0; h < shape.pose_elements; ++h) {
+      const V mean = load(pass.mean + h * lanes + v), precision = load(pass.precision + h * lanes + v);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        const V d = load(votes + c * shape.tile_stride + h * parents + v) - mean;
+        distance[c] = madd(d * d, precision, distance[c]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c)
+      store(logits + c * lanes + v, madd(distance[c], splat(-0.5f), load(pass.offset + v)));
+  }
+}
+
+// How a part of the children, its mass, mean and squares given, enters moments gathered so far.
+struct Merge {
+  V share;   // of the part in the mass of both
+  V weight;  // share times the mass gathered before
+};
+CAPSEDGE_INLINE Merge merge_masses(V before, V part) {
+  const V both = before + part;
+  const V share = both > V{} ? part / both : V{};
+  return {share, share * before};
+}
+CAPSEDGE_INLINE void merge_element(const Merge& merge, V part_mean, V part_squares, float* mean, float* squares) {
+  const V old = load(mean);
+  const V step = part_mean - old;
+  store(mean, madd(step, merge.share, old));
+  store(squares, madd(step * step, merge.weight, load(squares) + part_squares));
+}
+
+// Moments of a block of `count` children for H elements of the pose, merged into what is there.
+template <int H>
+CAPSEDGE_INLINE void block_moments(const EmPass& pass, int count, const float* votes, const float* share, int h,
+                                   int v, V inverse_mass, const Merge& merge) {
+  const Votes& shape = pass.votes;
+  const int parents = shape.parents, lanes = shape.lanes;
+  V mean[H] = {}, squares[H] = {};
+  const float* vote = votes + h * parents + v;
+  for (int c = 0; c < count; ++c) {
+    const V r = load(share + c * lanes + v);
+#pragma GCC unroll 8
+    for (int i = 0; i < H; ++i) mean[i] = madd(load(vote + c * shape.tile_stride + i * parents), r, mean[i]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < H; ++i) mean[i] = mean[i] * inverse_mass;
+  for (int c = 0; c < count; ++c) {
+    const V r = load(share + c * lanes + v);
+#pragma GCC unroll 8
+    for (int i = 0; i < H; ++i) {
+      const V d = load(vote + c * shape.tile_stride + i * parents) - mean[i];
+      squares[i] = madd(d * d, r, squares[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < H; ++i)
+    merge_element(merge, mean[i], squares[i], pass.moments.mean + (h + i) * lanes + v,
+                  pass.moments.squares + (h + i) * lanes + v);
+}
+
+// Below this a mass weighs nothing beside epsilon, and its inverse may not be a number.
+CAPSEDGE_INLINE V safe_inverse(V mass) { return mass > splat(1e-30f) ? 1.0f / mass : V{}; }
+
+static void clear_moments(int elements, int lanes, const Moments& moments) {
+  for (int v = 0; v < lanes; v += W) store(moments.mass + v, V{});
+  for (int64_t i = 0; i < static_cast<int64_t>(elements) * lanes; i += W) {
+    store(moments.mean + i, V{});
+    store(moments.squares + i, V{});
+  }
+}
+
+// The child's place in the grid, added to the last column of the first two rows of its votes.
+CAPSEDGE_INLINE void add_coordinates(const EmPass& pass, int child, float* votes) {
+  const Votes& shape = pass.votes;
+  const Child& place = shape.children[child];
+  const float coordinates[2] = {(static_cast<float>(pass.row0 + place.row) + 0.5f) * pass.row_scale,
+                                (static_cast<float>(pass.column0 + place.column) + 0.5f) * pass.column_scale};
+  for (int r = 0; r < 2; ++r) {
+    float* vote = votes + ((r + 1) * shape.columns - 1) * static_cast<int64_t>(shape.parents);
+    for (int m = 0; m < shape.parents; ++m) vote[m] += coordinates[r];
+  }
+}
+
+static void em(const EmPass& pass) {
+  const Votes& shape = pass.votes;
+  const int lanes = shape.lanes, elements = shape.pose_elements;
+  float* share = pass.scratch;
+  float* votes = pass.scratch + kBlock * lanes;
+  clear_moments(elements, lanes, pass.moments);
+
+  for (int first = pass.first; first < pass.last; first += kBlock) {
+    const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
+    for (int c = 0; c < count; ++c) {
+      float* mine = votes + c * shape.tile_stride;
+      make_votes(shape, pass.pose, shape.inner, shape.rows, first + c, mine);
+      if (pass.coordinates) add_coordinates(pass, first + c, mine);
+    }
+    if (!pass.first_pass) {
+      int c = 0;
+      for (; c + 8 <= count; c += 8) log_density<8>(pass, votes + c * shape.tile_stride, share + c * lanes);
+      for (; c < count; ++c) log_density<1>(pass, votes + c * shape.tile_stride, share + c * lanes);
+    }
+    for (int c = 0; c < count; ++c) {
+      const float a = pass.activation[shape.children[first + c].capsule];
+      if (pass.first_pass) {
+        for (int v = 0; v < lanes; v += W) store(share + c * lanes + v, splat(a / static_cast<float>(shape.parents)));
+      } else {
+        softmax(share + c * lanes, shape.parents, lanes, false, a);
+      }
+    }
+    for (int v = 0; v < lanes; v += W) {
+      V mass{};
+      for (int c = 0; c < count; ++c) mass = mass + load(share + c * lanes + v);
+      const V before = load(pass.moments.mass + v);
+      const Merge merge = merge_masses(before, mass);
+      const V inverse = safe_inverse(mass);
+      int h = 0;
+      for (; h + 8 <= elements; h += 8) block_moments<8>(pass, count, votes, share, h, v, inverse, merge);
+      for (; h < elements; ++h) block_moments<1>(pass, count, votes, share, h, v, inverse, merge);
+      store(pass.moments.mass + v, before + mass);
+    }
+  }
+}
+
+static void em_merge(int elements, int lanes, const Moments& into, const Moments& from) {
+  for (int v = 0; v < lanes; v += W) {
+    const V before = load(into.mass + v), part = load(from.mass + v);
+    const Merge merge = merge_masses(before, part);
+    for (int64_t at = v; at < static_cast<int64_t>(elements) * lanes; at += lanes)
+      merge_element(merge, load(from.mean + at), load(from.squares + at), into.mean + at, into.squares + at);
+    store(into.mass + v, before + part);
+  }
+}
+
+static void em_finish(const EmFinish& f) {
+  const int lanes = f.lanes;
+  for (int v = 0; v < lanes; v += W) {
+    const V mass = load(f.moments.mass + v);
+    const V inverse = 1.0f / (mass + f.epsilon);
+    const V shrink = mass * inverse;  // the specification divides by mass + epsilon, not by the mass
+    V log_variances{};
+    for (int h = 0; h < f.pose_elements; ++h) {
+      const int64_t at = static_cast<int64_t>(h) * lanes + v;
+      const V centre = load(f.moments.mean + at);
+      const V mean = centre * shrink;
+      const V gap = centre - mean;
+      const V squares = madd(gap * gap, mass, load(f.moments.squares + at));
+      const V variance = madd(squares, inverse, splat(f.epsilon));
+      store(f.mean + at, mean);
+      store(f.precision + at, 1.0f / variance);
+      log_variances = log_variances + log(variance);
+    }
+    const V half = log_variances * 0.5f;
+    const V cost = madd(splat(static_cast<float>(f.pose_elements)), load(f.beta_u + v), half) * mass;
+    const V logit = (load(f.beta_a + v) - cost) * f.inverse_temperature;
+    // z = exp -|logit|: sigmoid and its logarithm without overflow.
+    const V z = exp(-abs(logit));
+    const V sigmoid = select(logit < V{}, z, splat(1.0f)) / (z + 1.0f);
+    const V log_sigmoid = select(logit < V{}, logit, V{}) - log(z + 1.0f);
+    store(f.activation + v, sigmoid);
+    store(f.offset + v, log_sigmoid - half);
+  }
+}
+
+}  // namespace CAPSEDGE_LEVEL
+}  // namespace capsedge

@@ -1,0 +1,213 @@
+#include <algorithm>
+
+#include "operator.h"
+#include "plan.h"
+
+namespace capsedge {
+
+namespace {
+
+constexpr char kName[] = "EMRouting";
+enum Input { kPose, kActivation, kWeight, kBetaU, kBetaA };
+
+WeightLayout layout_of(const Shape& weight) {
+  // [Kh, Kw, C, M, K, L]
+  return {weight[0] * weight[1] * weight[2], weight[3], weight[4], weight[5], weight[4] * weight[5], weight[5], 1};
+}
+
+// The statistics of one position, in one piece of memory.
+struct Statistics {
+  Moments moments, part;
+  float *mean, *precision, *offset, *activation;
+
+  static int64_t moments_floats(const Votes& v) {
+    return static_cast<int64_t>(v.lanes) * (1 + 2 * static_cast<int64_t>(v.pose_elements));
+  }
+  static int64_t floats(const Votes& v) {
+    return 2 * moments_floats(v) + static_cast<int64_t>(v.lanes) * (2 + 2 * static_cast<int64_t>(v.pose_elements));
+  }
+  static Moments moments_at(const Votes& v, float* at) {
+    const int64_t size = static_cast<int64_t>(v.pose_elements) * v.lanes;
+    return {at, at + v.lanes, at + v.lanes + size};
+  }
+  Statistics(const Votes& v, float* at)
+      : moments(moments_at(v, at)), part(moments_at(v, at + moments_floats(v))) {
+    const int64_t size = static_cast<int64_t>(v.pose_elements) * v.lanes;
+    mean = at + 2 * moments_floats(v);
+    precision = mean + size;
+    offset = precision + size;
+    activation = offset + v.lanes;
+  }
+};
+
+class EmRouting : public Operator {
+ public:
+  EmRouting(const Attributes& attributes, const Level& level)
+      : Operator(level),
+        strides_(attributes.strides(kName)),
+        coordinates_(attributes.flag(kName, "coordinate_addition", false)),
+        shared_(attributes.flag(kName, "shared", false)),
+        epsilon_(attributes.positive(kName, "epsilon", 1e-6f)) {
+    attributes.find("inverse_temperatures", temperatures_);
+    const auto count = static_cast<int64_t>(temperatures_.size());
+    expect(count >= 1, kName, "attribute 'inverse_temperatures' is missing or empty: wanted one number an iteration");
+    const int64_t iterations = attributes.integer(kName, "iterations", count);
+    expect(iterations == count, kName,
+           "attribute 'iterations' is " + std::to_string(iterations) + ", but there are " + std::to_string(count) +
+               " inverse temperatures: wanted one an iteration");
+  }
+
+  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
+    expect(in.size() == 5, kName, "wanted five inputs");
+    expect_shape(kName, "pose", in[kPose], {"N", "H", "W", "C", "P"});
+    const Shape& pose = in[kPose];
+    const Shape& weight = in[kWeight];
+    const int64_t side = matrix_side(kName, pose[4]);
+    expect_shape(kName, "a", in[kActivation], {pose[0], pose[1], pose[2], pose[3]});
+    expect_shape(kName, "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
+    expect_shape(kName, "beta_u", in[kBetaU], {weight[3]});
+    expect_shape(kName, "beta_a", in[kBetaA], {weight[3]});
+    expect(!coordinates_ || side >= 2, kName, "coordinate addition wants poses of 2x2 or more");
+    Grid grid{1, 1};
+    if (shared_) {
+      expect(weight[0] == 1 && weight[1] == 1, kName,
+             "input 'weight' has shape " + to_text(weight) + ": shared weights want a window of 1x1");
+    } else {
+      grid = output_grid(kName, pose, weight[0], weight[1], strides_);
+    }
+    return {{pose[0], grid.height, grid.width, weight[3], pose[4]}, {pose[0], grid.height, grid.width, weight[3]}};
+  }
+
+  void constant(size_t index, const Tensor& tensor) override {
+    if (index == kWeight && tensor.shape.size() == 6) weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+  }
+
+  void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override;
+
+ private:
+  const Shape strides_;
+  const bool coordinates_;
+  const bool shared_;
+  const float epsilon_;
+  std::vector<float> temperatures_;
+  Buffer weight_;
+};
+
+void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const {
+  const Shape& shape = in[kPose].shape;
+  const Shape& weight_shape = in[kWeight].shape;
+  const int64_t images = shape[0], height = shape[1], width = shape[2], types = shape[3], size = shape[4];
+  if (images == 0) return;
+  const int64_t parents = weight_shape[3], side = weight_shape[4];
+  const int64_t grid_height = results[0].shape[1], grid_width = results[0].shape[2];
+  const Floats pose(in[kPose], level_), activation(in[kActivation], level_);
+  const Floats beta_u_in(in[kBetaU], level_), beta_a_in(in[kBetaA], level_);
+  const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level_, threads);
+  FloatOutput result_pose(results[0], level_), result_activation(results[1], level_);
+
+  const std::vector<Child> places =
+      children_of({height, width, types, shared_ ? height : weight_shape[0], shared_ ? width : weight_shape[1], shared_});
+  const Votes votes = plan_votes(level_, places, weight.data(), size, side, side, side, parents, 1);
+  const auto children = static_cast<int64_t>(places.size());
+  const int64_t chunks = (children + kChunk - 1) / kChunk;
+  Buffer betas(2 * static_cast<int64_t>(votes.lanes));
+  std::fill(betas.data(), betas.data() + betas.size(), 0.0f);
+  std::copy(beta_u_in.data(), beta_u_in.data() + parents, betas.data());
+  std::copy(beta_a_in.data(), beta_a_in.data() + parents, betas.data() + votes.lanes);
+
+  const auto pass_of = [&](int64_t position, int64_t chunk, bool first_pass, const Statistics& s,
+                           const Moments& moments, float* scratch) {
+    const int64_t image = position / (grid_height * grid_width), place = position % (grid_height * grid_width);
+    const int64_t row = place / grid_width * (shared_ ? 1 : strides_[0]);
+    const int64_t column = place % grid_width * (shared_ ? 1 : strides_[1]);
+    const int64_t capsule = ((image * height + row) * width + column) * types;
+    EmPass p{};
+    p.votes = votes;
+    p.first = static_cast<int>(chunk * kChunk);
+    p.last = static_cast<int>(std::min(children, (chunk + 1) * kChunk));
+    p.pose = pose.data() + capsule * size;
+    p.activation = activation.data() + capsule;
+    p.first_pass = first_pass;
+    p.mean = s.mean;
+    p.precision = s.precision;
+    p.offset = s.offset;
+    p.coordinates = coordinates_;
+    p.row0 = static_cast<int>(row);
+    p.column0 = static_cast<int>(column);
+    p.row_scale = 1.0f / static_cast<float>(height);
+    p.column_scale = 1.0f / static_cast<float>(width);
+    p.moments = moments;
+    p.scratch = scratch;
+    return p;
+  };
+  const auto finish = [&](const Statistics& s, size_t t) {
+    EmFinish f{};
+    f.pose_elements = votes.pose_elements;
+    f.parents = votes.parents;
+    f.lanes = votes.lanes;
+    f.moments = s.moments;
+    f.beta_u = betas.data();
+    f.beta_a = betas.data() + votes.lanes;
+    f.inverse_temperature = temperatures_[t];
+    f.epsilon = epsilon_;
+    f.mean = s.mean;
+    f.precision = s.precision;
+    f.offset = s.offset;
+    f.activation = s.activation;
+    level_.em_finish(f);
+  };
+  const auto write = [&](int64_t position, const Statistics& s) {
+    to_parents(votes, s.mean, result_pose.data() + position * parents * size);
+    std::copy(s.activation, s.activation + parents, result_activation.data() + position * parents);
+  };
+
+  const int64_t positions = images * grid_height * grid_width;
+  if (positions >= 4 || chunks == 1) {
+    parallel_for(threads, positions, [&](int64_t position) {
+      float* memory = thread_scratch(Statistics::floats(votes) + scratch_floats(votes));
+      const Statistics s(votes, memory);
+      float* scratch = memory + Statistics::floats(votes);
+      for (size_t t = 0; t < temperatures_.size(); ++t) {
+        for (int64_t c = 0; c < chunks; ++c) {
+          level_.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, scratch));
+          if (c) level_.em_merge(votes.pose_elements, votes.lanes, s.moments, s.part);
+        }
+        finish(s, t);
+      }
+      write(position, s);
+    });
+  } else {
+    // Few positions: each pass shares a position's children out instead.
+    const int64_t part_floats = Statistics::moments_floats(votes);
+    Buffer memory(positions * Statistics::floats(votes)), parts(positions * chunks * part_floats);
+    std::vector<Statistics> all;
+    for (int64_t i = 0; i < positions; ++i) all.emplace_back(votes, memory.data() + i * Statistics::floats(votes));
+    for (size_t t = 0; t < temperatures_.size(); ++t) {
+      parallel_for(threads, positions * chunks, [&](int64_t task) {
+        const int64_t position = task / chunks, chunk = task % chunks;
+        const Statistics& s = all[static_cast<size_t>(position)];
+        const Moments part = Statistics::moments_at(votes, parts.data() + task * part_floats);
+        level_.em(pass_of(position, chunk, t == 0, s, chunk ? part : s.moments,
+                          thread_scratch(scratch_floats(votes))));
+      });
+      for (int64_t position = 0; position < positions; ++position) {
+        const Statistics& s = all[static_cast<size_t>(position)];
+        for (int64_t c = 1; c < chunks; ++c)
+          level_.em_merge(votes.pose_elements, votes.lanes, s.moments,
+                          Statistics::moments_at(votes, parts.data() + (position * chunks + c) * part_floats));
+        finish(s, t);
+      }
+    }
+    for (int64_t position = 0; position < positions; ++position) write(position, all[static_cast<size_t>(position)]);
+  }
+  result_pose.store();
+  result_activation.store();
+}
+
+}  // namespace
+
+std::unique_ptr<Operator> make_em_routing(const Attributes& attributes, const Level& level) {
+  return std::make_unique<EmRouting>(attributes, level);
+}
+
+}  // namespace capsedge

@@ -1,0 +1,114 @@
+// What one SIMD level offers. Plain data only: this header is read by every level's translation unit, and a
+// function defined in a shared header could be emitted with one level's instructions and linked for all.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace capsedge {
+
+// A child of a window: its capsule counted from the window's first, its weight's number, its place in the window.
+struct Child {
+  int32_t capsule;
+  int32_t weight;
+  int32_t row;
+  int32_t column;
+};
+
+// How votes are made: V[r][l][m] = Σ_k pose[r][k] · weight[k][l][m], for every child.
+struct Votes {
+  const Child* children;
+  const float* weight;   // packed [number][inner][columns][parents], followed by kSlack floats
+  int pose_size;         // floats from one child's pose to the next
+  int rows;              // of a pose matrix; 1 for a vector
+  int inner;             // K
+  int columns;           // L
+  int pose_elements;     // H = rows · columns, of one vote
+  int parents;           // M
+  int lanes;             // M rounded up to whole vectors: stride of queries, sums and statistics
+  int64_t tile_stride;   // floats of one child's votes in the tile
+};
+
+// Children whose votes are in the tile together; floats that may be read past the end of what is read in vectors.
+enum { kBlock = 8, kSlack = 16 };
+
+// One pass of logit-free routing over a range of children: sums[u][h][m] = Σ_i c_ium V_iumh with
+// c = softmax over m of prior_im + scale · Σ_h query_uhm V_iumh.
+struct RoutingPass {
+  Votes votes;
+  int first, last;       // children
+  int units;             // images or positions that share the weights; more than one only with rows == 1
+  const float* pose;     // of the first unit's window
+  int64_t unit_stride;   // floats from one unit's window to the next
+  const float* query;    // [units][pose elements][lanes], or null: no agreement yet
+  float scale;
+  const float* prior;    // [children][parents] followed by kSlack floats, or null
+  bool leaky;
+  float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
+  bool have_kept;
+  float* sums;           // [units][pose elements][lanes], overwritten
+  float* scratch;        // scratch_floats()
+};
+
+// Weighted moments of votes about their weighted mean: mass [lanes], mean and squares [pose elements][lanes].
+struct Moments {
+  float* mass;
+  float* mean;
+  float* squares;
+};
+
+// E-step (left out in the first pass) and M-step of EM routing over a range of children of one window.
+struct EmPass {
+  Votes votes;
+  int first, last;
+  const float* pose;
+  const float* activation;
+  bool first_pass;       // responsibilities are 1/M
+  const float* mean;     // [pose elements][lanes]
+  const float* precision;  // 1/σ², likewise
+  const float* offset;   // [lanes]: ln a_j - ½ Σ_h ln σ²_jh
+  bool coordinates;
+  int row0, column0;     // place of the window in the grid
+  float row_scale, column_scale;  // 1/H, 1/W
+  Moments moments;       // overwritten
+  float* scratch;        // scratch_floats()
+};
+
+// Everything after the sums of one M-step.
+struct EmFinish {
+  int pose_elements, parents, lanes;
+  Moments moments;
+  const float* beta_u;   // [lanes]
+  const float* beta_a;   // [lanes]
+  float inverse_temperature, epsilon;
+  float* mean;
+  float* precision;
+  float* offset;
+  float* activation;     // [lanes]
+};
+
+struct Level {
+  const char* name;
+  int width;             // floats in a vector
+  void (*widen)(const uint16_t* x, float* y, int64_t count);
+  void (*narrow)(const float* x, uint16_t* y, int64_t count);
+  // x, y: [rows][size], or [outer][size][inner] with the pose on the middle axis.
+  void (*squash_rows)(const float* x, float* y, int64_t rows, int64_t size, float epsilon);
+  void (*squash_planes)(const float* x, float* y, int64_t outer, int64_t size, int64_t inner, float epsilon);
+  void (*route)(const RoutingPass& pass);
+  void (*em)(const EmPass& pass);
+  void (*em_merge)(int pose_elements, int lanes, const Moments& into, const Moments& from);
+  void (*em_finish)(const EmFinish& finish);
+  void (*add)(const float* x, float* y, int64_t count);  // y += x, count a multiple of the width
+  // sum and pose are [pose elements][lanes]; query += pose.
+  void (*finish_squash)(const float* sum, const float* bias, int pose_elements, int lanes, float epsilon,
+                        float* pose, float* query);
+  void (*finish_norm)(const float* sum, const float* scale, const float* bias, int pose_elements, int lanes,
+                      float epsilon, float* pose);
+  // For tests of the stated error bounds: y = f(x), count a multiple of the width.
+  void (*exp)(const float* x, float* y, int64_t count);
+  void (*log)(const float* x, float* y, int64_t count);
+  void (*rsqrt)(const float* x, float* y, int64_t count);
+};
+
+}  // namespace capsedge

@@ -1,0 +1,91 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace capsedge {
+
+int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads) {
+  const int64_t size = layout.parents * layout.inner * layout.columns;
+  Buffer packed(layout.numbers * size + kSlack);
+  std::fill(packed.data() + layout.numbers * size, packed.data() + packed.size(), 0.0f);
+  const auto pack_one = [&](int64_t number) {
+    const float* from;
+    if (weight.type == Type::kFloat) {
+      from = static_cast<const float*>(weight.data) + number * size;
+    } else {
+      float* wide = thread_scratch(size);
+      level.widen(static_cast<const uint16_t*>(weight.data) + number * size, wide, size);
+      from = wide;
+    }
+    float* to = packed.data() + number * size;
+    for (int64_t k = 0; k < layout.inner; ++k)
+      for (int64_t l = 0; l < layout.columns; ++l)
+        for (int64_t m = 0; m < layout.parents; ++m)
+          *to++ = from[m * layout.parent_stride + k * layout.inner_stride + l * layout.column_stride];
+  };
+  if (threads) {
+    parallel_for(*threads, layout.numbers, pack_one);
+  } else {
+    for (int64_t number = 0; number < layout.numbers; ++number) pack_one(number);
+  }
+  return packed;
+}
+
+PackedWeight::PackedWeight(const Buffer& constant, const Tensor& weight, const WeightLayout& layout,
+                           const Level& level, const Threads& threads) {
+  if (constant.data()) {
+    data_ = constant.data();
+  } else {
+    own_ = pack(weight, layout, level, &threads);
+    data_ = own_.data();
+  }
+}
+
+std::vector<Child> children_of(const Window& window) {
+  std::vector<Child> children;
+  children.reserve(static_cast<size_t>(window.height * window.width * window.types));
+  for (int64_t row = 0; row < window.height; ++row)
+    for (int64_t column = 0; column < window.width; ++column)
+      for (int64_t type = 0; type < window.types; ++type) {
+        const int64_t number = window.shared ? type : static_cast<int64_t>(children.size());
+        children.push_back({static_cast<int32_t>((row * window.grid_width + column) * window.types + type),
+                            static_cast<int32_t>(number), static_cast<int32_t>(row),
+                            static_cast<int32_t>(column)});
+      }
+  return children;
+}
+
+Votes plan_votes(const Level& level, const std::vector<Child>& children, const float* weight, int64_t pose_size,
+                 int64_t rows, int64_t inner, int64_t columns, int64_t parents, int64_t units) {
+  Votes votes{};
+  votes.children = children.data();
+  votes.weight = weight;
+  votes.pose_size = static_cast<int>(pose_size);
+  votes.rows = static_cast<int>(rows);
+  votes.inner = static_cast<int>(inner);
+  votes.columns = static_cast<int>(columns);
+  votes.pose_elements = static_cast<int>(rows * columns);
+  votes.parents = static_cast<int>(parents);
+  votes.lanes = static_cast<int>(round_up(parents, level.width));
+  votes.tile_stride = round_up(units * rows * columns * parents, kSlack);
+  return votes;
+}
+
+int64_t scratch_floats(const Votes& votes) {
+  return kBlock * (static_cast<int64_t>(votes.lanes) + votes.tile_stride) + kSlack;
+}
+
+void to_parents(const Votes& votes, const float* from, float* to) {
+  for (int64_t m = 0; m < votes.parents; ++m)
+    for (int64_t h = 0; h < votes.pose_elements; ++h) *to++ = from[h * votes.lanes + m];
+}
+
+void from_parents(const Votes& votes, const float* from, float* to) {
+  for (int64_t h = 0; h < votes.pose_elements; ++h)
+    for (int64_t m = 0; m < votes.lanes; ++m)
+      *to++ = m < votes.parents ? from[m * votes.pose_elements + h] : 0.0f;
+}
+
+}  // namespace capsedge

@@ -1,0 +1,54 @@
+// What dynamic, attention and EM routing share: packed weights, windows, the shape of a vote.
+#pragma once
+
+#include "parallel.h"
+#include "tensor.h"
+
+namespace capsedge {
+
+// Children go through in fixed parts, whose sums are added in order: results depend neither on the number of
+// threads nor on the batch.
+constexpr int kChunk = 64;
+
+// Where the elements of weight[number][parent][inner][column] lie, in some order of the last three.
+struct WeightLayout {
+  int64_t numbers, parents, inner, columns;
+  int64_t parent_stride, inner_stride, column_stride;
+};
+
+// As the kernels read them: [number][inner][column][parent] in floats, and kSlack zeros.
+Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads);
+
+// Packed once if the weight is an initializer, else for this run only.
+class PackedWeight {
+ public:
+  PackedWeight(const Buffer& constant, const Tensor& weight, const WeightLayout& layout, const Level& level,
+               const Threads& threads);
+  const float* data() const { return data_; }
+
+ private:
+  Buffer own_;
+  const float* data_;
+};
+
+struct Window {
+  int64_t grid_height, grid_width, types;  // of the children's map
+  int64_t height, width;                   // of the window
+  bool shared;                             // one weight for every place of the window
+};
+std::vector<Child> children_of(const Window& window);
+
+// rows x inner poses times inner x columns weights, `units` at a time in one tile.
+Votes plan_votes(const Level& level, const std::vector<Child>& children, const float* weight, int64_t pose_size,
+                 int64_t rows, int64_t inner, int64_t columns, int64_t parents, int64_t units);
+
+// Floats of scratch that a pass over these votes needs.
+int64_t scratch_floats(const Votes& votes);
+
+// [elements][lanes] to and from [parents][elements].
+void to_parents(const Votes& votes, const float* from, float* to);
+void from_parents(const Votes& votes, const float* from, float* to);
+
+int64_t round_up(int64_t x, int64_t to);
+
+}  // namespace capsedge

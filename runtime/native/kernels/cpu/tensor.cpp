@@ -1,0 +1,94 @@
+#include "tensor.h"
+
+#include <cmath>
+#include <limits>
+#include <new>
+
+namespace capsedge {
+
+void expect(bool condition, const char* op, const std::string& message) {
+  if (!condition) throw Error(std::string(op) + ": " + message);
+}
+
+void expect_shape(const char* op, const char* name, const Shape& found, const std::vector<Wanted>& wanted) {
+  bool fits = found.size() == wanted.size();
+  std::string text;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const Wanted& w = wanted[i];
+    const bool batch = w.size < 0 && std::string(w.letter) == "N";
+    if (fits) fits = w.size < 0 ? found[i] >= (batch ? 0 : 1) : found[i] == w.size;
+    text += (i ? ", " : "") + (w.size < 0 ? std::string(w.letter) : std::to_string(w.size));
+  }
+  expect(fits, op, "input '" + std::string(name) + "' has shape " + to_text(found) + ": wanted [" + text + "]");
+  // Places inside an image are kept in 32 bits.
+  const int64_t batch = !wanted.empty() && std::string(wanted[0].letter) == "N" && found[0] > 0 ? found[0] : 1;
+  expect(elements(found) / batch <= std::numeric_limits<int32_t>::max(), op,
+         "input '" + std::string(name) + "' of shape " + to_text(found) + " is too large: at most 2^31 elements");
+}
+
+Grid output_grid(const char* op, const Shape& pose, int64_t kernel_height, int64_t kernel_width,
+                 const Shape& strides) {
+  expect(strides.size() == 2 && strides[0] >= 1 && strides[1] >= 1, op,
+         "strides " + to_text(strides) + ": wanted two numbers of 1 or more");
+  expect(pose[1] >= kernel_height && pose[2] >= kernel_width, op,
+         "the window of " + std::to_string(kernel_height) + "x" + std::to_string(kernel_width) +
+             " is larger than the grid of " + std::to_string(pose[1]) + "x" + std::to_string(pose[2]));
+  return {(pose[1] - kernel_height) / strides[0] + 1, (pose[2] - kernel_width) / strides[1] + 1};
+}
+
+int64_t matrix_side(const char* op, int64_t size) {
+  const int64_t side = std::llround(std::sqrt(static_cast<double>(size)));
+  expect(side * side == size, op, "pose size " + std::to_string(size) + " is not a square number");
+  return side;
+}
+
+Buffer::Buffer(int64_t floats)
+    : data_(static_cast<float*>(::operator new(static_cast<size_t>(floats ? floats : 1) * sizeof(float),
+                                               std::align_val_t{64}))),
+      size_(floats) {}
+
+Buffer::~Buffer() {
+  if (data_) ::operator delete(data_, std::align_val_t{64});
+}
+
+float* thread_scratch(int64_t floats) {
+  thread_local Buffer buffer;
+  if (buffer.size() < floats) {
+    buffer = Buffer();  // not both at once
+    buffer = Buffer(floats);
+  }
+  return buffer.data();
+}
+
+Floats::Floats(const Tensor& tensor, const Level& level, int64_t slack) {
+  const int64_t count = elements(tensor.shape);
+  if (tensor.type == Type::kFloat && slack == 0) {
+    data_ = static_cast<const float*>(tensor.data);
+    return;
+  }
+  copy_ = Buffer(count + slack);
+  if (tensor.type == Type::kFloat) {
+    const float* from = static_cast<const float*>(tensor.data);
+    std::copy(from, from + count, copy_.data());
+  } else {
+    level.widen(static_cast<const uint16_t*>(tensor.data), copy_.data(), count);
+  }
+  std::fill(copy_.data() + count, copy_.data() + count + slack, 0.0f);
+  data_ = copy_.data();
+}
+
+FloatOutput::FloatOutput(const Output& output, const Level& level) : output_(output), level_(level) {
+  if (output.type == Type::kFloat) {
+    data_ = static_cast<float*>(output.data);
+  } else {
+    copy_ = Buffer(elements(output.shape));
+    data_ = copy_.data();
+  }
+}
+
+void FloatOutput::store() const {
+  if (output_.type == Type::kFloat16)
+    level_.narrow(copy_.data(), static_cast<uint16_t*>(output_.data), elements(output_.shape));
+}
+
+}  // namespace capsedge
