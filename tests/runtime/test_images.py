@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import tempfile
@@ -304,10 +305,8 @@ def test_corrupt_files_never_raise_anything_else(data: st.DataObject):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corrupt.png"
         path.write_bytes(content)
-        try:
+        with contextlib.suppress(UsageError):
             assert prepare(path, COLOUR).shape == (3, 4, 4)
-        except UsageError as error:
-            assert error.what
 
 
 def test_huge_dimensions_are_refused_before_decoding(tmp_path: Path):

@@ -36,7 +36,8 @@ def test_digit_is_laid_out_as_in_mnist(value: int, hand: draw.Hand):
     rows, columns = (np.flatnonzero(picture.max(axis=a) > 0.5) for a in (1, 0))
     assert 18 <= max(np.ptp(rows), np.ptp(columns)) + 1 <= 21
     # soft edges and a pen of two to three pixels
-    assert (((picture > 0) & (picture < 1)).sum() > 15) and picture.max() == 1
+    assert ((picture > 0) & (picture < 1)).sum() > 15
+    assert picture.max() == 1
 
 
 def test_hands_and_seeds_differ_and_repeat():

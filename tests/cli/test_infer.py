@@ -1,0 +1,240 @@
+"""``capsedge infer``, run as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.runtime.models import SIDE, capsule_model, save
+
+LEFT = np.zeros((SIDE, SIDE), np.uint8)
+LEFT[:, : SIDE // 2] = 255
+
+
+def infer(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "capsedge", "infer", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CAPSEDGE_OPS_LIBRARY": ""} | environment,
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models beside a folder of images."""
+    folder = tmp_path_factory.mktemp("infer")
+    save(capsule_model(reconstruction=True), folder / "full.onnx")
+    save(capsule_model(), folder / "plain.onnx")
+    save(capsule_model(properties={}), folder / "foreign.onnx")
+    images = folder / "images"
+    images.mkdir()
+    Image.fromarray(LEFT).save(images / "b-left.png")
+    Image.fromarray(LEFT[:, ::-1].copy()).save(images / "A-right.PNG")
+    Image.fromarray(np.full((16, 16), 255, np.uint8)).save(images / "c-both.jpg")
+    (images / "notes.txt").write_text("not an image")
+    (folder / "empty.png").write_bytes(b"")
+    return folder
+
+
+def test_table(place: Path):
+    run = infer(place / "images" / "b-left.png", "--model", place / "full.onnx")
+    assert run.returncode == 0
+    assert run.stderr == ""
+    lines = [line.split() for line in run.stdout.splitlines() if line]
+    assert lines[0][0] == "full.onnx,"
+    assert lines[1] == ["image", "class", "length"]
+    assert lines[2] == [str(place / "images" / "b-left.png"), "left", "0.9412"]
+
+
+def test_folder_is_sorted_and_only_images(place: Path):
+    run = infer(place / "images", "--model", place / "plain.onnx", "--json")
+    assert run.returncode == 0
+    document = json.loads(run.stdout)
+    assert document["failed"] == 0
+    assert [Path(i["image"]).name for i in document["images"]] == [
+        "A-right.PNG",
+        "b-left.png",
+        "c-both.jpg",
+    ]
+    assert [i["labels"][0]["label"] for i in document["images"]] == ["right", "left", "left"]
+    assert len(document["images"][0]["labels"][0]["pose"]) == 4
+
+
+def test_top_and_threshold(place: Path):
+    def labels(*options: object) -> list[str]:
+        both = place / "images" / "c-both.jpg"
+        run = infer(both, "--model", place / "plain.onnx", "--json", *options)
+        return [label["label"] for label in json.loads(run.stdout)["images"][0]["labels"]]
+
+    assert labels() == ["left"]
+    assert labels("--top", 3) == ["left", "right", "none"]
+    assert labels("--threshold", 0.5) == ["left", "right"]
+    assert labels("--threshold", 0.99) == []
+
+
+def test_invert(place: Path):
+    left = place / "images" / "b-left.png"
+    run = infer(left, "--invert", "--model", place / "plain.onnx", "--json")
+    assert json.loads(run.stdout)["images"][0]["labels"][0]["label"] == "right"
+
+
+def test_one_bad_image_among_many(place: Path):
+    images = [place / "empty.png", place / "images" / "b-left.png", place / "none.png"]
+    run = infer(*images, "--model", place / "plain.onnx")
+    assert run.returncode == 2
+    assert "left" in run.stdout
+    assert "empty.png is empty" in run.stderr
+    assert "2 of 3 images could not be read" in run.stderr
+    run = infer(*images, "--model", place / "plain.onnx", "--json")
+    assert run.returncode == 2
+    document = json.loads(run.stdout)
+    assert document["failed"] == 2
+    assert "empty" in document["images"][0]["error"]
+    assert document["images"][1]["labels"][0]["label"] == "left"
+    assert "There is no file" in document["images"][2]["error"]
+
+
+def test_reconstruct_draws_two_classes_in_two_colours(place: Path, tmp_path: Path):
+    target = tmp_path / "out.png"
+    both = place / "images" / "c-both.jpg"
+    run = infer(both, "--model", place / "full.onnx", "--reconstruct", target, "--json")
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert document["reconstruction"] == str(target)
+    assert document["images"][0]["drawn"] == {"left": "red", "right": "green"}
+    sheet = np.asarray(Image.open(target)).astype(int)
+    size = sheet.shape[0]
+    assert sheet.shape == (size, 2 * size + 4, 3)
+    np.testing.assert_allclose(sheet[5, 5], 255, atol=3)  # what the model saw
+    left, right = sheet[5, size + 4 + 5], sheet[5, -5]
+    assert left[0] > 200 and left[1] == left[2] == 0  # noqa: PT018
+    assert right[1] > 200 and right[0] == right[2] == 0  # noqa: PT018
+
+
+def test_reconstruct_draws_one_class_in_its_own_colours(place: Path, tmp_path: Path):
+    left = place / "images" / "b-left.png"
+    run = infer(left, "-m", place / "full.onnx", "--reconstruct", tmp_path / "o.png")
+    assert run.returncode == 0, run.stderr
+    assert "own" in run.stdout
+    pixel = np.asarray(Image.open(tmp_path / "o.png"))[5, -220]
+    assert pixel[0] == pixel[1] == pixel[2] > 200
+
+
+def test_reconstruct_without_decoder(place: Path, tmp_path: Path):
+    image = place / "images" / "b-left.png"
+    run = infer(image, "-m", place / "plain.onnx", "--reconstruct", tmp_path / "o.png")
+    assert run.returncode == 2
+    assert "capsedge export --with reconstruction" in run.stderr
+    assert not (tmp_path / "o.png").exists()
+
+
+def test_reconstruct_into_nowhere(place: Path, tmp_path: Path):
+    image = place / "images" / "b-left.png"
+    for target in (tmp_path / "none" / "o.png", tmp_path / "o.gif"):
+        run = infer(image, "-m", place / "full.onnx", "--reconstruct", target)
+        assert run.returncode == 2
+        assert "Cannot write" in run.stderr
+        assert "Traceback" not in run.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_images_report_progress(place: Path, tmp_path: Path):
+    for number in range(120):
+        Image.fromarray(LEFT).save(tmp_path / f"{number:03}.png")
+    run = infer(tmp_path, "-m", place / "plain.onnx", "--json")
+    assert run.returncode == 0
+    assert len(json.loads(run.stdout)["images"]) == 120
+    assert "120 of 120 images" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "said"),
+    [
+        ("none.onnx", 2, "There is no file"),
+        ("empty.png", 6, "0 bytes"),
+        ("images/b-left.png", 6, "not a whole ONNX file"),
+        ("foreign.onnx", 6, "not made by capsedge"),
+    ],
+)
+def test_bad_models(place: Path, model: str, code: int, said: str):
+    run = infer(place / "images" / "b-left.png", "--model", place / model)
+    assert (run.returncode, run.stdout) == (code, "")
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--top", "0"], 2, "--top"),
+        (["--threshold", "2"], 2, "--threshold"),
+        (["--threads", "0"], 2, "--threads"),
+        (["--ops", "fast"], 2, "fast"),
+        ([], 2, "no images"),
+    ],
+)
+def test_bad_options(place: Path, tmp_path: Path, options: list[str], code: int, said: str):
+    image = place / "images" / "b-left.png" if options else tmp_path
+    run = infer(image, "--model", place / "plain.onnx", *options)
+    assert run.returncode == code
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_named_library_that_is_not_there(place: Path):
+    run = infer(
+        place / "images" / "b-left.png",
+        "--model",
+        place / "plain.onnx",
+        CAPSEDGE_OPS_LIBRARY="/nonexistent/lib.so",
+    )
+    assert run.returncode == 3
+    assert "CAPSEDGE_OPS_LIBRARY" in run.stderr
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "onnx", "onnxscript", "safetensors"}:
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+from capsedge.cli import main
+main()
+"""
+
+
+def test_needs_neither_torch_nor_onnx(place: Path):
+    image, model = place / "images" / "b-left.png", place / "plain.onnx"
+    run = subprocess.run(
+        [sys.executable, "-c", BLOCKED, "infer", image, "--model", model],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "left" in run.stdout
+
+
+def test_imports_stay_few(place: Path):
+    """Cold start: a plain run in a pipe loads no rich, no http, no multiprocessing, no image filters."""
+    code = (
+        "import sys; from capsedge.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "names = {'rich', 'torch', 'onnx', 'multiprocessing', 'asyncio', 'PIL.ImageFilter'}\n"
+        "print('loaded', sorted(names & set(sys.modules)))"
+    )
+    image, model = place / "images" / "b-left.png", place / "plain.onnx"
+    run = subprocess.run(
+        [sys.executable, "-c", code, "infer", image, "--model", model],
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.splitlines()[-1] == "loaded []"

@@ -1,0 +1,548 @@
+"""Sessions: loading, running, predicting, and every way in which a file or an array can be wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+import capsedge
+from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
+from capsedge.runtime import native_library, onnx_file
+from capsedge.runtime.metadata import Preprocessing
+from tests.runtime.models import SIDE, capsule_model, metadata, save
+
+LEFT = np.zeros((SIDE, SIDE), np.uint8)
+LEFT[:, : SIDE // 2] = 255
+RIGHT = LEFT[:, ::-1].copy()
+
+
+@pytest.fixture(autouse=True)
+def _no_library(monkeypatch: pytest.MonkeyPatch):
+    """Function bodies, whether or not this machine has the operator library."""
+    monkeypatch.delenv(native_library.VARIABLE, raising=False)
+    monkeypatch.setattr("capsedge.runtime.session.find_library", lambda: None)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(capsule_model(), tmp_path / "capsules.onnx")
+
+
+def plain_model() -> onnx.ModelProto:
+    """What another tool writes: two inputs, of which one is of integers."""
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2]),
+        helper.make_tensor_value_info("k", TensorProto.INT64, [1]),
+    ]
+    nodes = [
+        helper.make_node("Cast", ["k"], ["kf"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["x", "kf"], ["y"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2])]
+    graph = helper.make_graph(nodes, "plain", inputs, outputs)
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+
+
+# What works
+
+
+def test_predict_reads_the_file(model: Path, tmp_path: Path):
+    session = capsedge.load(model)
+    (prediction,) = session.predict(LEFT)
+    assert prediction.label == "left"
+    assert prediction.score == pytest.approx(16 / 17)  # squash of 4
+    assert prediction.score_kind == "length"
+    assert prediction.poses.shape == (3, 4)
+    np.testing.assert_allclose(prediction.labels[0].pose, (16 / 17, 0, 0, 0), atol=1e-6)
+    Image.fromarray(RIGHT).save(tmp_path / "right.png")
+    assert session.predict(tmp_path / "right.png")[0].label == "right"
+    assert session.predict(str(tmp_path / "right.png"))[0].label == "right"
+    assert session.predict(Image.fromarray(RIGHT))[0].label == "right"
+    assert session.predict(LEFT, invert=True)[0].label == "right"
+
+
+def test_predict_takes_sequences_and_batches(model: Path):
+    session = capsedge.load(model)
+    wanted = ["left", "right", "left"]
+    images = [LEFT, RIGHT, LEFT]
+    pixels = np.stack(images)[..., None]
+    prepared = np.stack([session.prepare(image) for image in images])
+    for batch in (images, tuple(images), pixels, prepared, prepared.astype(np.float64)):
+        assert [p.label for p in session.predict(batch)] == wanted
+    assert session.predict([]) == []
+    assert session.predict(prepared[:0]) == []
+
+
+def test_predict_more_images_than_one_run_takes(model: Path):
+    found = capsedge.load(model).predict([LEFT, RIGHT] * 70)
+    assert [p.label for p in found] == ["left", "right"] * 70
+
+
+def test_fixed_batch_is_filled(tmp_path: Path):
+    session = capsedge.load(save(capsule_model(batch=2), tmp_path / "two.onnx"))
+    assert session.batch == 2
+    assert [p.label for p in session.predict([LEFT, RIGHT, RIGHT])] == ["left", "right", "right"]
+    free = capsedge.load(save(capsule_model(), tmp_path / "free.onnx")).predict([RIGHT])[0]
+    np.testing.assert_allclose(session.predict([RIGHT])[0].scores, free.scores, rtol=1e-6)
+
+
+def test_top_k_and_threshold(model: Path):
+    session = capsedge.load(model)
+    both = np.full((SIDE, SIDE), 255, np.uint8)
+    assert [c.name for c in session.predict(both, top_k=9)[0].labels] == ["left", "right", "none"]
+    assert [c.name for c in session.predict(both, threshold=0.5)[0].labels] == ["left", "right"]
+    assert [c.name for c in session.predict(both, 1, 0.5)[0].labels] == ["left"]
+    nothing = session.predict(np.zeros((SIDE, SIDE), np.uint8), threshold=0.5)[0]
+    assert nothing.labels == ()
+    assert nothing.label is None
+    assert nothing.score is None
+
+
+def test_several_labels_have_a_threshold_of_their_own(tmp_path: Path):
+    properties = metadata(task="multi-label").to_properties()
+    session = capsedge.load(save(capsule_model(properties=properties), tmp_path / "m.onnx"))
+    both = np.full((SIDE, SIDE), 255, np.uint8)
+    assert [c.name for c in session.predict(both)[0].labels] == ["left", "right"]
+    assert [c.name for c in session.predict(both, top_k=1)[0].labels] == ["left"]
+
+
+def test_logits_become_probabilities(tmp_path: Path):
+    session = capsedge.load(save(capsule_model(scores="logits"), tmp_path / "a.onnx"))
+    logits = session.run(session.prepare(LEFT)[None])["logits"][0].astype(np.float64)
+    prediction = session.predict(LEFT)[0]
+    assert prediction.score_kind == "probability"
+    np.testing.assert_allclose(prediction.scores, np.exp(logits) / np.exp(logits).sum())
+    several = metadata(task="multi-label").to_properties()
+    model = capsule_model(scores="logits", properties=several)
+    prediction = capsedge.load(save(model, tmp_path / "b.onnx")).predict(LEFT)[0]
+    np.testing.assert_allclose(prediction.scores, 1 / (1 + np.exp(-logits)))
+
+
+def test_prediction_to_dict_is_json(model: Path):
+    import json
+
+    document = capsedge.load(model).predict(LEFT, top_k=2)[0].to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert [label["label"] for label in document["labels"]] == ["left", "none"]
+    assert len(document["labels"][0]["pose"]) == 4
+
+
+def test_run_gives_every_output(model: Path):
+    session = capsedge.load(model)
+    outputs = session.run({"images": np.zeros((5, 1, SIDE, SIDE), np.float32)})
+    assert {name: value.shape for name, value in outputs.items()} == {
+        "lengths": (5, 3),
+        "poses": (5, 3, 4),
+    }
+    assert session.run(np.zeros((0, 1, SIDE, SIDE), np.float32))["poses"].shape == (0, 3, 4)
+
+
+def test_ports_and_metadata(model: Path):
+    session = capsedge.load(model)
+    (images,) = session.inputs
+    assert (images.name, images.shape, images.dtype) == ("images", ("N", 1, 8, 8), "float32")
+    assert [port.name for port in session.outputs] == ["lengths", "poses"]
+    assert session.metadata == metadata()
+    assert session.batch is None
+
+
+def test_reconstruct(tmp_path: Path):
+    session = capsedge.load(save(capsule_model(reconstruction=True), tmp_path / "r.onnx"))
+    pictures = session.reconstruct([LEFT, RIGHT])
+    assert pictures.shape == (2, 3, 1, SIDE, SIDE)
+    assert pictures[0, 0, 0, 0, 0] == pytest.approx(16 / 17)
+    assert pictures[0, 0, 0, 0, -1] == 0
+
+
+def test_reconstruct_without_decoder(model: Path):
+    with pytest.raises(UsageError, match="capsedge export --with reconstruction"):
+        capsedge.load(model).reconstruct(LEFT)
+
+
+def test_threads_do_not_change_the_answer(model: Path):
+    x = np.random.default_rng(0).random((3, 1, SIDE, SIDE), np.float32)
+    one, two = (capsedge.load(model, threads=n).run(x)["lengths"] for n in (1, 2))
+    np.testing.assert_allclose(one, two, atol=1e-6)
+
+
+def test_concurrent_runs(model: Path):
+    session = capsedge.load(model, threads=1)
+    failures: list[str] = []
+
+    def work(image: np.ndarray, wanted: str) -> None:
+        for _ in range(50):
+            if session.predict(image)[0].label != wanted:
+                failures.append(wanted)
+
+    jobs = [
+        threading.Thread(target=work, args=pair) for pair in ((LEFT, "left"), (RIGHT, "right")) * 2
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert not failures
+
+
+# Which operators run
+
+
+def test_bodies_run_without_a_library(model: Path):
+    for ops in ("auto", "portable"):
+        session = capsedge.load(model, ops=ops)
+        assert session.ops == "portable"
+        assert session.predict(LEFT)[0].label == "left"
+
+
+def test_fused_without_a_library(model: Path):
+    with pytest.raises(EnvironmentProblem, match=r"operator library(.|\n)*compiler"):
+        capsedge.load(model, ops="fused")
+
+
+def test_file_without_capsedge_nodes_is_portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = save(capsule_model(capsedge_node=False), tmp_path / "p.onnx")
+    monkeypatch.setattr("capsedge.runtime.session.find_library", lambda: tmp_path / "unused.so")
+    assert capsedge.load(path).ops == "portable"
+    with pytest.raises(UsageError, match="no capsedge nodes"):
+        capsedge.load(path, ops="fused")
+
+
+def test_nodes_without_bodies_need_the_library(tmp_path: Path):
+    path = save(capsule_model(function=False), tmp_path / "f.onnx")
+    for ops in ("auto", "portable"):
+        with pytest.raises(EnvironmentProblem, match=r"Squash nodes have no function body"):
+            capsedge.load(path, ops=ops)
+
+
+def test_library_that_does_not_load(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    library = tmp_path / "libcapsedge_ort.so"
+    library.write_bytes(b"not a library")
+    monkeypatch.setattr("capsedge.runtime.session.find_library", lambda: library)
+    for ops in ("auto", "fused"):
+        with pytest.raises(EnvironmentProblem, match=r"does not load(.|\n)*--ops portable"):
+            capsedge.load(model, ops=ops)
+    assert capsedge.load(model, ops="portable").ops == "portable"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_find_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import capsedge.runtime
+
+    monkeypatch.setattr(capsedge.runtime, "__path__", [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert native_library.find_library() is None
+    installed = tmp_path / "b" / "_native" / native_library.NAME
+    installed.parent.mkdir(parents=True)
+    installed.write_bytes(b"")
+    assert native_library.find_library() == installed
+    monkeypatch.setenv(native_library.VARIABLE, str(tmp_path / "mine.so"))
+    with pytest.raises(EnvironmentProblem, match="CAPSEDGE_OPS_LIBRARY"):
+        native_library.find_library()
+    (tmp_path / "mine.so").write_bytes(b"")
+    assert native_library.find_library() == tmp_path / "mine.so"
+
+
+# Wrong arguments
+
+
+@pytest.mark.parametrize("arguments", [{"ops": "fast"}, {"threads": 0}, {"threads": 10**6}])
+def test_wrong_arguments(model: Path, arguments: dict[str, object]):
+    with pytest.raises(UsageError, match=str(next(iter(arguments.values())))):
+        capsedge.load(model, **arguments)  # type: ignore[arg-type]
+
+
+def test_other_devices_are_refused(model: Path):
+    with pytest.raises(EnvironmentProblem, match="'cuda'"):
+        capsedge.load(model, device="cuda")
+
+
+def test_engines_are_refused(tmp_path: Path):
+    (tmp_path / "a.engine").write_bytes(b"x")
+    with pytest.raises(EnvironmentProblem, match="TensorRT"):
+        capsedge.load(tmp_path / "a.engine")
+
+
+@pytest.mark.parametrize("arguments", [{"top_k": 0}, {"threshold": 1.5}, {"threshold": -1}])
+def test_wrong_choice(model: Path, arguments: dict[str, object]):
+    with pytest.raises(UsageError):
+        capsedge.load(model).predict(LEFT, **arguments)  # type: ignore[arg-type]
+
+
+def test_onnxruntime_missing(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'capsedge\[cpu\]'"):
+        capsedge.load(model)
+
+
+# Wrong arrays
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 3, 8, 8), (1, 1, 9, 8), (8, 8, 8, 8, 8)])
+def test_wrong_shape(model: Path, shape: tuple[int, ...]):
+    session = capsedge.load(model)
+    with pytest.raises(ShapeError) as caught:
+        session.run(np.zeros(shape, np.float32))
+    assert caught.value.what == f"Input 'images' has the shape {list(shape)}."
+    assert caught.value.why == "Wanted: [N, 1, 8, 8]."
+
+
+@pytest.mark.parametrize("dtype", ["float64", "uint8", "float16", "O"])
+def test_wrong_type(model: Path, dtype: str):
+    with pytest.raises(ShapeError, match=r"Input 'images' has the type(.|\n)*Wanted: float32"):
+        capsedge.load(model).run(np.zeros((1, 1, SIDE, SIDE), dtype))
+
+
+def test_not_an_array(model: Path):
+    with pytest.raises(ShapeError, match="Input 'images' is a list"):
+        capsedge.load(model).run([[1, 2]])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_array(model: Path, bad: float):
+    session = capsedge.load(model)
+    x = np.zeros((2, 1, SIDE, SIDE), np.float32)
+    x[1, 0, 3, 3] = bad
+    for call in (session.run, session.predict):
+        with pytest.raises(UsageError, match=r"'images' has values that are NaN(.|\n)*1 of 128"):
+            call(x)  # type: ignore[operator]
+
+
+def test_wrong_names(model: Path, tmp_path: Path):
+    x = np.zeros((1, 1, SIDE, SIDE), np.float32)
+    with pytest.raises(UsageError, match=r"Missing: images; unknown: pictures"):
+        capsedge.load(model).run({"pictures": x})
+    with pytest.raises(UsageError, match="2 inputs"):
+        capsedge.load(save(plain_model(), tmp_path / "p.onnx")).run(x)
+
+
+def test_prepared_arrays_cannot_be_inverted(model: Path):
+    with pytest.raises(UsageError, match="inverted"):
+        capsedge.load(model).predict(np.zeros((1, 1, SIDE, SIDE), np.float32), invert=True)
+
+
+def test_bad_image_of_a_sequence_is_named(model: Path):
+    with pytest.raises(UsageError, match="image 1 has 5 channels"):
+        capsedge.load(model).predict([LEFT, np.zeros((8, 8, 5), np.uint8)])
+
+
+# Wrong files
+
+
+def test_foreign_file_runs_and_does_not_predict(tmp_path: Path):
+    session = capsedge.load(save(plain_model(), tmp_path / "p.onnx"))
+    assert session.metadata is None
+    assert session.ops == "portable"
+    found = session.run({"x": np.ones((3, 2), np.float32), "k": np.array([5])})
+    np.testing.assert_array_equal(found["y"], np.full((3, 2), 5))
+    for call in (session.predict, session.reconstruct, session.prepare):
+        with pytest.raises(ArtefactError, match="was not made by capsedge"):
+            call(LEFT)  # type: ignore[operator]
+
+
+def test_file_without_preprocessing_takes_prepared_arrays(tmp_path: Path):
+    properties = metadata(preprocessing=None).to_properties()
+    session = capsedge.load(save(capsule_model(properties=properties), tmp_path / "m.onnx"))
+    assert session.predict(LEFT[None, None].astype(np.float32))[0].label == "left"
+    with pytest.raises(ArtefactError, match="no preprocessing"):
+        session.predict(LEFT)
+
+
+def test_classes_without_names_are_numbers(tmp_path: Path):
+    properties = metadata(class_names=()).to_properties()
+    session = capsedge.load(save(capsule_model(properties=properties), tmp_path / "m.onnx"))
+    assert session.predict(RIGHT)[0].label == "1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"class_names": ("a", "b")}, "names 2 classes"),
+        ({"preprocessing": Preprocessing(9, 8, 1)}, "[1, 9, 8]"),
+    ],
+)
+def test_metadata_that_does_not_fit_the_graph(
+    tmp_path: Path, changes: dict[str, object], said: str
+):
+    path = save(capsule_model(properties=metadata(**changes).to_properties()), tmp_path / "m.onnx")
+    with pytest.raises(ArtefactError) as caught:
+        capsedge.load(path)
+    assert said in caught.value.why
+
+
+def test_metadata_on_a_foreign_graph(tmp_path: Path):
+    model = plain_model()
+    helper.set_model_props(model, metadata().to_properties())
+    with pytest.raises(ArtefactError, match="does not fit its graph"):
+        capsedge.load(save(model, tmp_path / "m.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("preprocessing", '{"height": 1e9, "width": 8, "channels": 1}'),
+        ("preprocessing", '{"height": 1000000000, "width": 1000000000, "channels": 1}'),
+        ("preprocessing", '{"height": 8, "width": 8, "channels": 1, "std": [0]}'),
+        ("preprocessing", '{"height": 8, "width": 8, "channels": 1, "scale": NaN}'),
+        ("preprocessing", '{"height": 8}'),
+        ("class_names", "7"),
+        ("class_names", "[" * 100000),
+        ("schema", "99"),
+        ("task", '"guess"'),
+        ("surprise", "1"),
+    ],
+)
+def test_damaged_metadata(tmp_path: Path, key: str, value: str):
+    properties = metadata().to_properties() | {f"capsedge.{key}": value}
+    with pytest.raises(ArtefactError, match="metadata"):
+        capsedge.load(save(capsule_model(properties=properties), tmp_path / "m.onnx"))
+
+
+def test_missing_file_and_folder(tmp_path: Path):
+    with pytest.raises(UsageError, match="There is no file"):
+        capsedge.load(tmp_path / "none.onnx")
+    with pytest.raises(UsageError, match="is a folder"):
+        capsedge.load(tmp_path)
+
+
+def test_empty_file(tmp_path: Path):
+    (tmp_path / "e.onnx").write_bytes(b"")
+    with pytest.raises(ArtefactError, match="0 bytes"):
+        capsedge.load(tmp_path / "e.onnx")
+
+
+def test_truncated_file_at_every_length(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    whole = model.read_bytes()
+    cut = tmp_path / "cut.onnx"
+    graph_ends = whole.index(b"Squash", whole.rindex(b"lengths"))  # functions follow the graph
+    for length in range(1, graph_ends, 13):
+        cut.write_bytes(whole[:length])
+        # Between two fields a cut leaves a whole message: only its function is missing then.
+        with pytest.raises((ArtefactError, EnvironmentProblem)):
+            capsedge.load(cut)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\x00" * 100, b"\xff" * 100, b"PK\x03\x04 a zip", b"ORTM" * 9]
+)
+def test_other_bytes(tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str]):
+    (tmp_path / "x.onnx").write_bytes(content)
+    with pytest.raises(ArtefactError, match="not a whole ONNX file"):
+        capsedge.load(tmp_path / "x.onnx")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_corrupt_files_never_raise_anything_else(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    rng = np.random.default_rng(0)
+    whole = np.frombuffer(model.read_bytes(), np.uint8)
+    bad = tmp_path / "bad.onnx"
+    refused = 0
+    for _ in range(200):
+        content = whole.copy()
+        content[rng.integers(0, len(content), 3)] = rng.integers(0, 256, 3)
+        bad.write_bytes(content.tobytes())
+        try:
+            capsedge.load(bad).predict(LEFT)
+        except (ArtefactError, EnvironmentProblem):
+            refused += 1
+    assert refused > 20
+    assert capfd.readouterr() == ("", "")
+
+
+def test_too_large_file(tmp_path: Path):
+    path = tmp_path / "large.onnx"
+    with path.open("wb") as f:
+        f.truncate(onnx_file.MAX_BYTES + 1)  # sparse: takes no room
+    with pytest.raises(ArtefactError, match="too large"):
+        capsedge.load(path)
+
+
+@pytest.mark.parametrize("place", ["initializer", "attribute", "subgraph", "function"])
+def test_external_data_is_refused(tmp_path: Path, place: str):
+    """A file must not make the runtime open other files, wherever the reference hides."""
+    model = capsule_model()
+    secret = numpy_helper.from_array(np.zeros(4, np.float32), "secret")
+    secret.ClearField("raw_data")
+    secret.data_location = TensorProto.EXTERNAL
+    entry = secret.external_data.add()
+    entry.key, entry.value = "location", "../../etc/passwd"
+    constant = helper.make_node("Constant", [], ["unused"], value=secret)
+    if place == "initializer":
+        model.graph.initializer.append(secret)
+    elif place == "attribute":
+        model.graph.node.append(constant)
+    elif place == "function":
+        model.functions[0].node.append(constant)
+    else:
+        out = helper.make_tensor_value_info("unused", TensorProto.FLOAT, [4])
+        branch = helper.make_graph([constant], "branch", [], [out])
+        model.graph.node.append(
+            helper.make_node("If", ["flag"], ["r"], then_branch=branch, else_branch=branch)
+        )
+    with pytest.raises(ArtefactError, match="external"):
+        capsedge.load(save(model, tmp_path / "m.onnx"))
+
+
+def test_unknown_operator(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    model = plain_model()
+    model.graph.node[1].op_type = "Teleport"
+    with pytest.raises(ArtefactError, match=r"cannot load(.|\n)*Teleport"):
+        capsedge.load(save(model, tmp_path / "m.onnx"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nested_graphs_are_limited(monkeypatch: pytest.MonkeyPatch):
+    out = helper.make_tensor_value_info("o", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([], "g", [], [out])
+    for _ in range(20):
+        node = helper.make_node("If", ["c"], ["o"], then_branch=graph)
+        graph = helper.make_graph([node], "g", [], [out])
+    data = helper.make_model(graph).SerializeToString()
+    onnx_file.summarize(data)
+    monkeypatch.setattr(onnx_file, "MAX_DEPTH", 10)
+    with pytest.raises(ArtefactError, match="nested"):
+        onnx_file.summarize(data)
+
+
+def test_nan_weights_are_reported(tmp_path: Path):
+    session = capsedge.load(save(capsule_model(gain=float("nan")), tmp_path / "m.onnx"))
+    with pytest.raises(ArtefactError, match="lengths that are NaN"):
+        session.predict(LEFT)
+
+
+# Without torch and onnx
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"torch", "onnx", "onnxscript", "typer", "rich", "safetensors"}:
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocker())
+import numpy as np, capsedge
+print(capsedge.load(sys.argv[1]).predict(sys.argv[2])[0].label)
+"""
+
+
+def test_device_needs_neither_torch_nor_onnx(model: Path, tmp_path: Path):
+    Image.fromarray(LEFT).save(tmp_path / "left.png")
+    run = subprocess.run(
+        [sys.executable, "-c", BLOCKED, model, tmp_path / "left.png"],
+        capture_output=True,
+        text=True,
+    )
+    assert (run.stdout, run.stderr) == ("left\n", "")
