@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from capsedge.cli import _common, doctor, export, infer, inspect
+from capsedge.cli import _common, doctor, export, infer, inspect, verify
 from capsedge.errors import CapsedgeError
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def _main(
 # Verbs: from capsedge.cli import export; app.command("export")(export.command)
 app.command("export")(export.command)
 app.command("infer")(infer.command)
+app.command("verify")(verify.command)
 app.command("inspect")(inspect.command)
 app.command("doctor")(doctor.command)
 

@@ -115,8 +115,9 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         ]
         if meta.preprocessing is not None:
             p = meta.preprocessing
-            facts.append(("input image", f"{p.channels}x{p.height}x{p.width}, {p.resize}, scale {p.scale:.6g}, "
-                          f"mean {list(p.mean)}, std {list(p.std)}"))  # fmt: skip
+            scaling = f"scale {p.scale:.6g}, mean {list(p.mean)}, std {list(p.std)}"
+            size_of_image = f"{p.channels}x{p.height}x{p.width}"
+            facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
         facts += [(f"parity {key}", str(value)) for key, value in meta.parity.items()]
     elif found.kind == "onnx":
         facts.append(("metadata", "none of capsedge: a file of another tool"))

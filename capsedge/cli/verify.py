@@ -1,0 +1,221 @@
+"""``capsedge verify``: an exported model against the PyTorch model it came from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capsedge.cli import _common
+from capsedge.cli._tables import print_table
+from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from capsedge.verification import Certificate
+
+LISTED = 10  # flips printed; the certificate lists more
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="The ONNX file.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="The checkpoint it was exported from [default: the zoo's].")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--model", help="Instead of a checkpoint: a trained model of the zoo."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Data set folder, .npz, idx file or images [default: the package's samples]."
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
+    atol: Annotated[
+        list[str] | None, typer.Option(help="Absolute tolerance, [output:]value; may be repeated.")
+    ] = None,
+    rtol: Annotated[
+        list[str] | None, typer.Option(help="Relative tolerance, [output:]value; may be repeated.")
+    ] = None,
+    min_agreement: Annotated[float, typer.Option(help="Least share of equal decisions.")] = 1.0,
+    ops: Annotated[str, typer.Option(help="auto, fused or portable.")] = "auto",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON.")
+    ] = None,
+    as_json: _common.Json = False,
+) -> None:
+    """Compare a model with its PyTorch source: numbers, decisions, accuracy, a verdict.
+
+    The last line is PASSED or FAILED; past a tolerance the exit code is 4.
+    """
+    try:
+        from capsedge.verification import verify
+        from capsedge.verification.tolerance import parse
+    except ModuleNotFoundError as error:
+        raise EnvironmentProblem(
+            "Verifying needs the PyTorch model, and PyTorch is not installed here.",
+            f"There is no package '{error.name}'.",
+            "On a workstation: pip install 'capsedge[export]'",
+        ) from error
+    if checkpoint is not None and name is not None:
+        raise UsageError("--checkpoint and --model name two references.", "", "Use one of them.")
+    reference = _zoo(name) if name is not None else checkpoint
+    progress, finish = _progress()
+    try:
+        certificate = verify(
+            reference,
+            model,
+            data,
+            limit=limit,
+            atol=parse("atol", atol) if atol else None,
+            rtol=parse("rtol", rtol) if rtol else None,
+            min_agreement=min_agreement,
+            ops=ops,
+            progress=progress,
+        )
+    finally:
+        finish()
+    if output is not None:
+        certificate.save(output)
+    if as_json:
+        _common.print_json(certificate.to_dict())
+    else:
+        _show(certificate, output)
+    if not certificate.passed:
+        raise typer.Exit(int(ExitCode.PARITY))
+
+
+def _zoo(name: str) -> Path:
+    from capsedge.models.registry import get_config
+    from capsedge.zoo import zoo_checkpoint
+
+    path = zoo_checkpoint(get_config(name).routing)
+    if path.stem != name:
+        raise UsageError(
+            f"The zoo has no trained weights of '{name}'.",
+            "Only the small models for digits come trained.",
+            "Name the checkpoint that the file was exported from with --checkpoint.",
+        )
+    return path
+
+
+def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
+    """A bar on a terminal; elsewhere a line at every quarter of a long comparison."""
+    if not sys.stderr.isatty():
+        said = [0]
+
+        def line(done: int, total: int) -> None:
+            quarter = 4 * done // total
+            if total >= 1000 and quarter > said[0]:
+                said[0] = quarter
+                _common.log(f"compared {done} of {total} images")
+
+        return line, lambda: None
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("comparing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task("", total=None)
+    bar.start()
+    return lambda done, total: bar.update(task, completed=done, total=total), bar.stop
+
+
+def _show(certificate: Certificate, saved: Path | None) -> None:
+    document = certificate.to_dict()
+    print_table("Chain", ("", "", ""), [_link(link) for link in document["chain"]])
+    for title, part in (
+        (f"{document['samples']['images']} samples ({document['samples']['source']})", "samples"),
+        (f"{len(document['hard_cases']['names'])} hard cases", "hard_cases"),
+    ):
+        _show_part(title, document[part])
+    if document["ledger"] is not None:
+        _show_ledger(document["ledger"])
+    for failure in document["failures"]:
+        print(failure)
+    if saved is not None:
+        print(f"certificate: {saved}")
+    print(document["verdict"])
+
+
+def _link(link: dict[str, Any]) -> tuple[str, str, str]:
+    facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
+    for key in ("architecture", "precision", "ops"):
+        if key in link:
+            facts.append(f"{key} {link[key]}")
+    return link["kind"], link["file"], ", ".join(facts)
+
+
+def _show_part(title: str, part: dict[str, Any]) -> None:
+    print_table(
+        title,
+        ("output", "max abs", "mean abs", "relative", "NMSE", "atol", "rtol", "worst/allowed", ""),
+        [
+            (
+                o["name"],
+                *(f"{o[k]:.2e}" for k in ("max_abs", "mean_abs", "relative", "nmse")),
+                *(f"{o[k]:g}" for k in ("atol", "rtol")),
+                "inf" if o["worst_over_tolerance"] is None else f"{o['worst_over_tolerance']:.3f}",
+                "ok" if o["passed"] else "over",
+            )
+            for o in part["outputs"]
+        ],
+    )
+    d = part["decisions"]
+    if d is None:
+        return
+    rows = [(f"{d['kind']} agreement", f"{100 * d['agreement']:.4g} % of {d['images']}")]
+    rows.append(("flips", f"{d['flips']}" + (f" (and {d['ties']} ties)" if d["ties"] else "")))
+    for flip in d["flips_by_margin"][:LISTED]:
+        margin = "-" if flip["margin"] is None else f"{flip['margin']:.3g}"
+        rows.append(
+            (f"  image {flip['image']}", f"{flip['reference']} -> {flip['found']}, margin {margin}")
+        )
+    if "pose_angle_max_degrees" in d:
+        rows.append(("angle between poses, max", f"{d['pose_angle_max_degrees']:.2e} degrees"))
+        rows.append(("length error, max", f"{d['length_error_max']:.2e}"))
+    if "accuracy_found" in d:
+        rows.append(("accuracy of the reference", f"{100 * d['accuracy_reference']:.2f} %"))
+        rows.append(("accuracy of the artefact", f"{100 * d['accuracy_found']:.2f} %"))
+    print_table("Decisions", ("", ""), rows)
+
+
+def _show_ledger(ledger: dict[str, Any]) -> None:
+    def cell(value: dict[str, Any] | None) -> str:
+        if value is None:
+            return "-"
+        error = "not finite" if value["error"] is None else f"{value['error']:.2e}"
+        return f"{error} of {value['budget']:.1e}" + (" OVER" if value["over"] else "")
+
+    if ledger["rows"]:
+        print_table(
+            "Routing ledger (error of what is allowed, against FP64; iteration 0: what the layer is given)",
+            ("layer", "iteration", "couplings", "pose", "length"),
+            [
+                (
+                    r["layer"],
+                    str(r["iteration"]),
+                    *(cell(r[k]) for k in ("couplings", "pose", "length")),
+                )
+                for r in ledger["rows"]
+            ],
+        )
+    print(ledger["verdict"])
+    if ledger["note"] and ledger["note"] != ledger["verdict"]:
+        print(ledger["note"])

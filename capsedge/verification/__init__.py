@@ -1,0 +1,8 @@
+"""Verification: an artefact against the PyTorch model it came from. Needs torch."""
+
+from __future__ import annotations
+
+from capsedge.verification.certificate import Certificate, Link
+from capsedge.verification.compare import verify
+
+__all__ = ["Certificate", "Link", "verify"]

@@ -1,0 +1,114 @@
+"""The certificate: what was compared with what, by which versions, on which data, and how it ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ParityError
+from capsedge.runtime.files import write_text
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Link:
+    """One artefact of the chain checkpoint -> ONNX -> quantized -> engine.
+
+    Attributes:
+        kind: ``checkpoint``, ``module`` (in memory, without a file), ``onnx``.
+        file: its name; a certificate names no folders of the machine it was made on.
+        sha256: checksum of the file; empty for a module in memory.
+        facts: what else tells it apart: model, precision, the path that ran.
+    """
+
+    kind: str
+    file: str
+    sha256: str
+    bytes: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The outcome of ``capsedge.verify``.
+
+    Attributes:
+        chain: the artefacts, first the one all others come from.
+        samples: data, per-output metrics and decisions on the samples.
+        hard_cases: the same on the hard cases, where FP32's own error (measured against FP64) is allowed for.
+        limits: what had to hold.
+        failures: what did not, in sentences; empty if it passed.
+        ledger: where the routing first went wrong; only after a failure.
+        versions, machine: of the software and the machine that compared.
+        created: UTC time.
+    """
+
+    chain: tuple[Link, ...]
+    samples: dict[str, Any]
+    hard_cases: dict[str, Any]
+    limits: dict[str, Any]
+    failures: tuple[str, ...]
+    ledger: dict[str, Any] | None
+    versions: dict[str, str]
+    machine: dict[str, str]
+    created: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything held."""
+        return not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """``PASSED`` or ``FAILED``."""
+        return "PASSED" if self.passed else "FAILED"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "failures": list(self.failures),
+            "chain": [
+                {
+                    "kind": link.kind,
+                    "file": link.file,
+                    "sha256": link.sha256,
+                    "bytes": link.bytes,
+                    **link.facts,
+                }
+                for link in self.chain
+            ],
+            "limits": self.limits,
+            "samples": self.samples,
+            "hard_cases": self.hard_cases,
+            "ledger": self.ledger,
+            "versions": self.versions,
+            "machine": self.machine,
+            "created": self.created,
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Write the certificate as JSON, whole or not at all.
+
+        Raises:
+            UsageError: the place cannot be written.
+            EnvironmentProblem: the disk is full.
+        """
+        write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+
+    def check(self) -> None:
+        """Raise if it did not pass.
+
+        Raises:
+            ParityError: with what failed first.
+        """
+        if not self.passed:
+            raise ParityError(
+                "The artefact does not compute what its reference computes.",
+                " ".join(self.failures),
+                "See the certificate's ledger for the first place over budget.",
+            )

@@ -1,0 +1,200 @@
+"""The routing ledger: by layer and iteration, how far couplings, poses and lengths are off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from capsedge.runtime.native_library import find_library
+from capsedge.runtime.session import Session
+from capsedge.verification.probe import Probe, Site
+from capsedge.verification.reference import Reference
+from capsedge.verification.trace import Call, Step, trace
+
+Array = NDArray[Any]
+
+# What an inner value may be off by in FP32: 1e-5 of its scale, and four times what eager FP32 itself is off
+# from FP64.
+BUDGET = 1e-5
+NOISE = 4.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of value at one place: its largest error against FP64, and what was allowed."""
+
+    error: float
+    budget: float
+
+    @property
+    def over(self) -> bool:
+        """Beyond the budget, or not a number."""
+        return not self.error <= self.budget
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer and iteration; iteration 0 is what the layer is given. None where the file shows no value."""
+
+    layer: str
+    iteration: int
+    couplings: Cell | None
+    pose: Cell | None
+    length: Cell | None
+
+    @property
+    def over(self) -> list[str]:
+        """The columns beyond their budget."""
+        cells = {"couplings": self.couplings, "pose": self.pose, "length": self.length}
+        return [name for name, cell in cells.items() if cell is not None and cell.over]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Rows in the order in which the values are computed.
+
+    Attributes:
+        note: what the ledger cannot show, and why; empty if it shows everything.
+    """
+
+    rows: tuple[Row, ...]
+    note: str = ""
+
+    @property
+    def first(self) -> Row | None:
+        """The first place over budget."""
+        return next((row for row in self.rows if row.over), None)
+
+    def verdict(self) -> str:
+        """One sentence: where it first went wrong."""
+        row = self.first
+        if not self.rows:
+            return self.note
+        if row is None:
+            return (
+                "Routing is within FP32 rounding everywhere: the error arises after it, in the outputs, or the "
+                "tolerance is tighter than rounding."
+            )
+        columns = " and ".join(row.over)
+        if row.iteration == 0:
+            place = f"the input of layer {row.layer} ({columns})"
+            return f"First over budget: {place}; the error arises before it."
+        # A file of standard operators does not show what its first layer is given.
+        before = " or before it" if row is self.rows[0] else ""
+        return (
+            f"First over budget: layer {row.layer}, iteration {row.iteration}{before} ({columns})."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+
+        def cell(c: Cell | None) -> dict[str, Any] | None:
+            if c is None:
+                return None
+            error = c.error if np.isfinite(c.error) else None
+            return {"error": error, "budget": c.budget, "over": c.over}
+
+        first = self.first
+        return {
+            "verdict": self.verdict(),
+            "note": self.note,
+            "first": None
+            if first is None
+            else {"layer": first.layer, "iteration": first.iteration, "columns": first.over},
+            "rows": [
+                {
+                    "layer": r.layer,
+                    "iteration": r.iteration,
+                    "couplings": cell(r.couplings),
+                    "pose": cell(r.pose),
+                    "length": cell(r.length),
+                }
+                for r in self.rows
+            ],
+        }
+
+
+def routing_ledger(reference: Reference, session: Session, images: Array) -> Ledger:
+    """Follow routing through the reference and the artefact on the same images.
+
+    Args:
+        reference: gives the true values (FP64) and how far FP32 is off by itself.
+        session: the artefact; its file is probed, never changed.
+        images: prepared ``[n, C, H, W]``.
+    """
+    batch = session.batch
+    if batch is not None:
+        images = np.resize(images, (batch, *images.shape[1:]))
+    exact = trace(reference.double, torch.from_numpy(images).double())
+    rounded = trace(reference.module, torch.from_numpy(images))
+    fused = session.ops == "fused"
+    probe = Probe(session.path, find_library() if fused else None)
+    if not exact or len(exact) != len(probe.sites):
+        return Ledger(
+            (),
+            f"The reference routes at {len(exact)} places, the file shows {len(probe.sites)}: their routing "
+            "cannot be compared iteration by iteration. Export again with `capsedge export --ops auto`.",
+        )
+    values = probe.run(images)
+    rows: list[Row] = []
+    for site, call, own in zip(probe.sites, exact, rounded, strict=True):
+        rows += _rows(site, call, own, values)
+    note = ""
+    if fused:
+        note = "Fused kernels show only what they give; --ops portable shows every iteration of the bodies."
+    return Ledger(tuple(rows), note)
+
+
+def _rows(site: Site, call: Call, own: Call, values: dict[str, Array]) -> list[Row]:
+    rows = []
+    for step, noisy in zip(call.steps, own.steps, strict=True):
+        # An attention node is one pass: the body calls it 1, the schedule knows which it is.
+        inner = min(step.iteration, 1) if call.operator == "AttentionRouting" else step.iteration
+        found = {kind: values[name] for kind, name in site.values.get(inner, {}).items()}
+        known = step.iteration == 0 and call.sources[0] is not None  # the output of a layer before
+        if found and not known:
+            rows.append(_row(call.layer, step, noisy, found))
+    return rows
+
+
+def _row(layer: str, step: Step, own: Step, found: dict[str, Array]) -> Row:
+    couplings = pose = length = None
+    if "couplings" in found and step.couplings is not None and own.couplings is not None:
+        couplings = _cell(
+            found["couplings"], _parents_first(step.couplings), _parents_first(own.couplings)
+        )
+    if "pose" in found:
+        values = found["pose"].reshape(step.pose.shape)
+        pose = _cell(values, step.pose, own.pose)
+        if (
+            step.length.shape == step.pose.shape[:-1]
+            and "logit" not in found
+            and "activation" not in found
+        ):
+            length = _cell(
+                np.linalg.norm(values.astype(np.float64), axis=-1), step.length, own.length
+            )
+    if "logit" in found:
+        logit = found["logit"].astype(np.float64).reshape(step.length.shape)
+        activation = np.exp(-np.logaddexp(0, -logit))
+        length = _cell(activation, step.length, own.length)
+    if "activation" in found:
+        length = _cell(found["activation"].reshape(step.length.shape), step.length, own.length)
+    return Row(layer, step.iteration, couplings, pose, length)
+
+
+def _parents_first(couplings: Array) -> Array:
+    """``[..., I, M]`` as the bodies have it: ``[N·S, M, I]``."""
+    return couplings.reshape(-1, *couplings.shape[-2:]).swapaxes(1, 2)
+
+
+def _cell(found: Array, exact: Array, rounded: Array) -> Cell:
+    wanted = exact.astype(np.float64)
+    error = np.abs(np.broadcast_to(found.astype(np.float64), wanted.shape) - wanted)
+    noise = float(np.abs(rounded.astype(np.float64) - wanted).max(initial=0.0))
+    scale = float(np.abs(wanted).max(initial=0.0))
+    return Cell(float(error.max(initial=0.0)), BUDGET * max(scale, 1e-3) + NOISE * noise)

@@ -1,0 +1,151 @@
+"""What routing does inside an ONNX file: a copy of the file that also gives the values of every iteration.
+
+The exporter names these values in the function bodies ``<operator>_iter<t>_couplings``, ``_pose`` and
+``_logit`` (``Body.mark``); inlining keeps the names and adds a number. The file itself is never changed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend
+
+DOMAIN = "capsedge"
+_MARK = re.compile(r"^(\w+Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$")
+# Node names of a first attention pass that became a convolution: its last node, and its first.
+_UNIFORM, _UNIFORM_INPUT = "_uniform", "_uniform_Reshape_0"
+
+
+@dataclass
+class Site:
+    """One place in the graph where an operator routes.
+
+    Attributes:
+        operator: its type.
+        values: iteration -> kind -> name of the graph value in the probe. Iteration 0 is the layer's input.
+        uniform: a first attention pass, rewritten.
+    """
+
+    operator: str
+    values: dict[int, dict[str, str]] = field(default_factory=dict)
+    uniform: bool = False
+
+    def add(self, iteration: int, kind: str, name: str) -> None:
+        """Note a value."""
+        self.values.setdefault(iteration, {})[kind] = name
+
+    def takes(self, operator: str, iteration: int, kind: str) -> bool:
+        """Whether a value that comes next in the graph belongs here too."""
+        return (
+            operator == self.operator
+            and not self.uniform
+            and iteration >= max(self.values, default=0)
+            and kind not in self.values.get(iteration, {})
+        )
+
+
+class Probe:
+    """A copy of an ONNX file with the routing's values as outputs.
+
+    Args:
+        path: the file.
+        library: the operator library that runs the nodes. Fused kernels give nothing but their outputs;
+            without a library the function bodies run, and give the values of every iteration.
+
+    Attributes:
+        sites: where it routes, in the graph's order.
+    """
+
+    def __init__(self, path: Path, library: Path | None = None) -> None:
+        model = onnx.load(path)
+        self._library = library
+        self.sites: list[Site] = []
+        functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        open_site: Site | None = None
+        for node in model.graph.node:
+            if node.domain == DOMAIN and node.op_type.endswith("Routing"):
+                open_site = None
+                body = functions.get((node.domain, node.op_type, node.overload))
+                if library is not None or body is None:
+                    self.sites.append(_from_outside(node))
+                else:
+                    self.sites.append(_opened(model, node, body, len(self.sites)))
+            elif node.name.endswith(_UNIFORM_INPUT):
+                open_site = Site("AttentionRouting", uniform=True)
+                open_site.add(0, "pose", node.input[0])
+                self.sites.append(open_site)
+            elif node.op_type == "LayerNormalization" and node.name.endswith(_UNIFORM):
+                if open_site is None or not open_site.uniform or 1 in open_site.values:
+                    open_site = Site("AttentionRouting", uniform=True)
+                    self.sites.append(open_site)
+                open_site.add(1, "pose", node.output[0])
+            else:
+                for name in node.output:
+                    found = _MARK.match(name)
+                    if found is None:
+                        continue
+                    operator, iteration, kind = found[1], int(found[2]), found[3]
+                    if open_site is None or not open_site.takes(operator, iteration, kind):
+                        open_site = Site(operator)
+                        self.sites.append(open_site)
+                    open_site.add(iteration, kind, name)
+        self._model = model
+        self._names = list(
+            dict.fromkeys(
+                n for s in self.sites for kinds in s.values.values() for n in kinds.values()
+            )
+        )
+        have = {o.name for o in model.graph.output}
+        for name in self._names:
+            if name not in have:
+                model.graph.output.append(onnx.ValueInfoProto(name=name))
+
+    def run(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """The values by name."""
+        backend = OnnxRuntimeBackend(
+            self._model.SerializeToString(), "the probe", None, self._library
+        )
+        port = backend.inputs[0]
+        return backend.run({port.name: images.astype(port.dtype)}, self._names)
+
+
+def _from_outside(node: onnx.NodeProto) -> Site:
+    """What a node takes and gives."""
+    site = Site(node.op_type)
+    iterations = next((a.i for a in node.attribute if a.name == "iterations"), 1)
+    site.add(0, "pose", node.input[0])
+    site.add(iterations, "pose", node.output[0])
+    if node.op_type == "EMRouting":
+        site.add(0, "activation", node.input[1])
+        site.add(iterations, "activation", node.output[1])
+    return site
+
+
+def _opened(
+    model: onnx.ModelProto, node: onnx.NodeProto, body: onnx.FunctionProto, number: int
+) -> Site:
+    """Give a node a function of its own, whose marked values are outputs."""
+    site = Site(node.op_type)
+    site.add(0, "pose", node.input[0])
+    if node.op_type == "EMRouting":
+        site.add(0, "activation", node.input[1])
+    own = onnx.FunctionProto()
+    own.CopyFrom(body)
+    own.overload = node.overload = f"probe{number}"
+    for inner in body.node:
+        for name in inner.output:
+            found = _MARK.match(name)
+            if found is not None:
+                outside = f"probe{number}_{name}"
+                own.output.append(name)
+                node.output.append(outside)
+                site.add(int(found[2]), found[3], outside)
+    model.functions.append(own)
+    return site

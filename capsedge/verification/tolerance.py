@@ -1,0 +1,92 @@
+"""How far an FP32 artefact may be from its reference, and the ``[name:]value`` grammar for other figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from capsedge.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``|found - reference| <= atol + rtol * size``, the size being that of the pose (metrics.py)."""
+
+    atol: float
+    rtol: float
+
+
+# Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Logits have no range,
+# so they get a relative part too. Poses, pictures and couplings feed no decision of ours.
+DEFAULTS = {
+    "lengths": Tolerance(1e-5, 0.0),
+    "logits": Tolerance(1e-5, 1e-4),
+    "poses": Tolerance(1e-4, 1e-4),
+    "reconstruction": Tolerance(1e-4, 0.0),
+    "couplings": Tolerance(1e-4, 0.0),
+}
+OTHER = Tolerance(1e-5, 1e-4)
+
+
+def tolerances(
+    names: Sequence[str],
+    atol: float | Mapping[str, float] | None = None,
+    rtol: float | Mapping[str, float] | None = None,
+) -> dict[str, Tolerance]:
+    """Tolerance of each output: the given figure, else the default of its name.
+
+    Args:
+        names: of the outputs.
+        atol, rtol: one figure for all outputs, or figures by name (the name ``""`` stands for all others).
+
+    Raises:
+        UsageError: a figure is negative or not finite, or names no output.
+    """
+    given = [_by_name(kind, value, names) for kind, value in (("atol", atol), ("rtol", rtol))]
+    result = {}
+    for name in names:
+        default = DEFAULTS.get(name, OTHER)
+        a, r = (table.get(name, table.get("")) for table in given)
+        result[name] = Tolerance(default.atol if a is None else a, default.rtol if r is None else r)
+    return result
+
+
+def _by_name(
+    kind: str, value: float | Mapping[str, float] | None, names: Sequence[str]
+) -> dict[str, float]:
+    if value is None:
+        return {}
+    table = dict(value) if isinstance(value, Mapping) else {"": float(value)}
+    for name, figure in table.items():
+        if name and name not in names:
+            raise UsageError(
+                f"--{kind} names '{name}', which is no output of the model.",
+                f"Its outputs: {', '.join(names)}.",
+                f"Use --{kind} {names[0]}:1e-5, or a figure alone for all of them.",
+            )
+        if not math.isfinite(figure) or figure < 0:
+            raise UsageError(
+                f"--{kind} {figure:g}.", "A tolerance is finite and not negative.", "Use 1e-5."
+            )
+    return table
+
+
+def parse(kind: str, options: Sequence[str]) -> dict[str, float]:
+    """Read ``[name:]value`` options.
+
+    Raises:
+        UsageError: a value is no number.
+    """
+    table = {}
+    for option in options:
+        name, _, value = option.rpartition(":")
+        try:
+            table[name] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--{kind} {option}.",
+                "Wanted [output:]number.",
+                f"Use --{kind} 1e-5 or --{kind} lengths:1e-5.",
+            ) from None
+    return table

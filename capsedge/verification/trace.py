@@ -1,0 +1,149 @@
+"""What routing does inside the reference: couplings, poses and lengths after every iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Step:
+    """Values after one routing iteration; iteration 0 is what the layer is given.
+
+    Attributes:
+        pose: of the parents (iteration 0: of the children), positions before types.
+        couplings: ``[..., I, M]``; None where there are none.
+        length: of the capsules: activations with EM, else norms of the poses.
+    """
+
+    iteration: int
+    pose: Array
+    length: Array
+    couplings: Array | None = None
+
+
+@dataclass
+class Call:
+    """One call of a routing operator.
+
+    Attributes:
+        operator: its ONNX type.
+        layer: name of the module whose weight it uses.
+        steps: iteration 0 and every iteration that this call makes.
+        uniform: attention without parents: the first pass.
+        sources: the calls that made its children and, with attention, its parents; None for other sources.
+    """
+
+    operator: str
+    layer: str
+    steps: list[Step]
+    uniform: bool = False
+    sources: tuple[Call | None, ...] = ()
+    live: bool = field(default=False, compare=False)
+
+
+def trace(module: nn.Module, images: Tensor) -> list[Call]:
+    """Run a module and unroll every routing operator that it calls, in order.
+
+    The unrolled values come from the operator's own definition, run with 1, 2, ... T iterations. Calls that
+    reach no later call and are not the last (outside the light cone of concurrent routing) are left out.
+    """
+    recorder = _Recorder(module)
+    with torch.no_grad(), recorder:
+        module(images)
+    if recorder.calls:
+        _mark_live(recorder.calls[-1])
+    return [call for call in recorder.calls if call.live]
+
+
+def _mark_live(call: Call) -> None:
+    if call.live:
+        return
+    call.live = True
+    for source in call.sources:
+        if source is not None:
+            _mark_live(source)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self._layers = {
+            p.data_ptr(): name.rpartition(".")[0] or name for name, p in module.named_parameters()
+        }
+        self._made: dict[int, Call] = {}
+        self._passes: dict[str, int] = {}
+        self._alive: list[Tensor] = []  # no address is used twice while it identifies a call
+        ops = torch.ops.capsedge
+        self._unroll: dict[Any, Callable[..., Call]] = {
+            ops.dynamic_routing.default: self._dynamic,
+            ops.em_routing.default: self._em,
+            ops.attention_routing.default: self._attention,
+        }
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in self._unroll:
+            call = self._unroll[func](*args)
+            call.sources = (*self._sources(args[0]), *call.sources)
+            self.calls.append(call)
+            self._made[result[0].data_ptr()] = call
+            self._alive += [result[0], args[0]]
+        return result
+
+    def _sources(self, x: Tensor) -> tuple[Call | None]:
+        return (self._made.get(x.data_ptr()),)
+
+    def _layer(self, weight: Tensor) -> str:
+        return self._layers.get(weight.data_ptr(), f"routing {len(self.calls) + 1}")
+
+    def _dynamic(self, u: Tensor, weight: Tensor, *rest: Any) -> Call:
+        log_prior, bias, iterations, leaky, epsilon = rest
+        steps = [_step(0, u)]
+        for t in range(1, iterations + 1):
+            v, c = torch.ops.capsedge.dynamic_routing(u, weight, log_prior, bias, t, leaky, epsilon)
+            steps.append(_step(t, v, c))
+        return Call("DynamicRouting", self._layer(weight), steps)
+
+    def _em(self, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
+        beta_u, beta_a, iterations, strides, temperatures, *others = rest
+        steps = [_step(0, pose, length=a)]
+        for t in range(1, iterations + 1):
+            mean, activation, r = torch.ops.capsedge.em_routing(
+                pose, a, weight, beta_u, beta_a, t, strides, temperatures[:t], *others
+            )
+            steps.append(_step(t, mean, r, activation))
+        return Call("EMRouting", self._layer(weight), steps)
+
+    def _attention(self, pose: Tensor, parent: Tensor, weight: Tensor, *rest: Any) -> Call:
+        layer = self._layer(weight)
+        self._passes[layer] = self._passes.get(layer, 0) + 1
+        out, c = torch.ops.capsedge.attention_routing(pose, parent, weight, *rest)
+        steps = [_step(0, pose), _step(self._passes[layer], out, c)]
+        uniform = not bool(parent.any())
+        return Call("AttentionRouting", layer, steps, uniform, self._sources(parent))
+
+
+def _step(
+    iteration: int, pose: Tensor, couplings: Tensor | None = None, length: Tensor | None = None
+) -> Step:
+    if length is None:
+        length = pose.norm(dim=-1)
+    return Step(
+        iteration,
+        np.array(pose),
+        np.array(length),
+        None if couplings is None else np.array(couplings),
+    )
