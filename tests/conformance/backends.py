@@ -8,7 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.native import library
+
 from .cases import OUTPUTS, Case, make
+from .native import CpuKernels, OrtFused
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -180,7 +183,15 @@ def _has_batch(name: str) -> bool:
     return name in ("x", "u", "pose", "a", "parent")
 
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Torch(), OrtFunctions())}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Torch(),
+        OrtFunctions(),
+        OrtFused(),
+        *(CpuKernels(level) for level in library.levels() or ["plain"]),
+    )
+}
 
 
 def missing_outputs(case: Case, outputs: Arrays) -> list[str]:

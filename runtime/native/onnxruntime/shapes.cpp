@@ -23,13 +23,13 @@ class Context {
 
   // An input without a known shape has rank 0.
   Dims input(size_t index) const {
-    const Info info = raw_input(index);
+    const OrtTensorTypeAndShapeInfo* info = raw_input(index);
     size_t rank = 0;
-    check(api_, GetDimensionsCount(api_)(info.get(), &rank));
+    check(api_, GetDimensionsCount(api_)(info, &rank));
     std::vector<int64_t> sizes(rank);
     std::vector<const char*> names(rank);
-    check(api_, GetDimensions(api_)(info.get(), sizes.data(), rank));
-    check(api_, GetSymbolicDimensions(api_)(info.get(), names.data(), rank));
+    check(api_, GetDimensions(api_)(info, sizes.data(), rank));
+    check(api_, GetSymbolicDimensions(api_)(info, names.data(), rank));
     Dims dims(rank);
     for (size_t i = 0; i < rank; ++i) dims[i] = {sizes[i], names[i] ? names[i] : ""};
     return dims;
@@ -37,7 +37,7 @@ class Context {
 
   void output(size_t index, const Dims& dims) const {
     ONNXTensorElementDataType type{};
-    check(api_, GetTensorElementType(api_)(raw_input(0).get(), &type));
+    check(api_, GetTensorElementType(api_)(raw_input(0), &type));
     OrtTensorTypeAndShapeInfo* raw = nullptr;
     check(api_, CreateTensorTypeAndShapeInfo(api_)(&raw));
     const Info info(raw, {api_});
@@ -66,10 +66,11 @@ class Context {
   }
 
  private:
-  Info raw_input(size_t index) const {
+  // Stays the context's.
+  const OrtTensorTypeAndShapeInfo* raw_input(size_t index) const {
     OrtTensorTypeAndShapeInfo* raw = nullptr;
     check(api_, ShapeInferContext_GetInputTypeShape(api_)(context_, index, &raw));
-    return {raw, {api_}};
+    return raw;
   }
 
   const OrtApi* api_;

@@ -1,0 +1,171 @@
+"""The native library's C interface (runtime/native/include/capsedge/capsedge.h) through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from capsedge.runtime.native_library import find_library
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+TYPES = {"float32": 0, "float16": 1}
+LEVEL_VARIABLE = "CAPSEDGE_SIMD"
+
+
+class NativeError(Exception):
+    """What the library says."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+    )
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("values", ctypes.POINTER(ctypes.c_double)),
+        ("count", ctypes.c_int32),
+    )
+
+
+@lru_cache(maxsize=1)
+def load(path: Path | None = None) -> ctypes.CDLL | None:
+    """The library, or None if it is not installed."""
+    path = path or find_library()
+    if path is None:
+        return None
+    library = ctypes.CDLL(str(path))
+    library.capsedge_levels.restype = ctypes.c_char_p
+    library.capsedge_level_of.restype = ctypes.c_char_p
+    library.capsedge_level_of.argtypes = [ctypes.c_void_p]
+    library.capsedge_destroy.argtypes = [ctypes.c_void_p]
+    library.capsedge_destroy.restype = None
+    return library
+
+
+def levels() -> list[str]:
+    """SIMD levels of this machine, slowest first; none without the library."""
+    library = load()
+    return library.capsedge_levels().decode().split(",") if library else []
+
+
+def _tensors(arrays: Sequence[Array]) -> ctypes.Array[_Tensor]:
+    made = (_Tensor * len(arrays))()
+    for tensor, array in zip(made, arrays, strict=True):
+        assert array.flags.c_contiguous
+        tensor.data = array.ctypes.data
+        tensor.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        tensor.rank = array.ndim
+        tensor.type = TYPES[array.dtype.name]
+    return made
+
+
+class Operator:
+    """One operator with its attributes at one SIMD level.
+
+    Raises:
+        NativeError: an attribute is wrong, or the machine lacks the level.
+    """
+
+    def __init__(
+        self, name: str, attributes: Mapping[str, Any], *, level: str | None = None, threads: int = 2
+    ) -> None:
+        library = load()
+        assert library is not None
+        self._library = library
+        self._handle = ctypes.c_void_p()
+        self.threads = threads
+        listed = (_Attribute * len(attributes))()
+        for entry, (key, value) in zip(listed, attributes.items(), strict=True):
+            values = list(value) if isinstance(value, (list, tuple)) else [value]
+            entry.name = key.encode()
+            entry.values = (ctypes.c_double * len(values))(*values)
+            entry.count = len(values)
+        before = os.environ.get(LEVEL_VARIABLE)
+        if level is not None:
+            os.environ[LEVEL_VARIABLE] = level
+        try:
+            self._call(
+                "capsedge_create", name.encode(), listed, len(listed), ctypes.byref(self._handle)
+            )
+        finally:
+            if level is not None:
+                os.environ.pop(LEVEL_VARIABLE)
+                if before is not None:
+                    os.environ[LEVEL_VARIABLE] = before
+
+    @property
+    def level(self) -> str:
+        return str(self._library.capsedge_level_of(self._handle).decode())
+
+    def constant(self, index: int, array: Array) -> None:
+        """Pack input ``index``, which is the same from now on."""
+        self._call("capsedge_constant", self._handle, index, _tensors([array]))
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Fill ``outputs``, whose shapes must be right."""
+        self._call(
+            "capsedge_run",
+            self._handle,
+            _tensors(inputs),
+            len(inputs),
+            _tensors(outputs),
+            len(outputs),
+            self.threads,
+        )
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        text = ctypes.create_string_buffer(1024)
+        if getattr(self._library, function)(*arguments, text, ctypes.c_size_t(len(text))) != 0:
+            raise NativeError(text.value.decode())
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.capsedge_destroy(self._handle)
+
+
+def output_shapes(operator: str, inputs: Sequence[Array], attributes: Mapping[str, Any]) -> list[Any]:
+    """Shapes of the outputs of docs/operators.md."""
+    shapes = [x.shape for x in inputs]
+    if operator == "Squash":
+        return [shapes[0]]
+    if operator == "DynamicRouting":
+        return [(shapes[0][0], *shapes[1][1:3])]
+    if operator == "AttentionRouting":
+        return [shapes[1]]
+    pose, weight = shapes[0], shapes[2]
+    grid = (1, 1)
+    if not attributes.get("shared", 0):
+        strides = attributes.get("strides", (1, 1))
+        grid = tuple((pose[1 + k] - weight[k]) // strides[k] + 1 for k in (0, 1))
+    return [(pose[0], *grid, weight[3], pose[4]), (pose[0], *grid, weight[3])]
+
+
+def compute(
+    operator: str,
+    inputs: Sequence[Array],
+    attributes: Mapping[str, Any],
+    *,
+    level: str | None = None,
+    threads: int = 2,
+) -> list[Array]:
+    """Outputs of one run."""
+    made = Operator(operator, attributes, level=level, threads=threads)
+    # NaN where nothing is written.
+    outputs = [
+        np.full(shape, np.nan, inputs[0].dtype)
+        for shape in output_shapes(operator, inputs, attributes)
+    ]
+    made.run(inputs, outputs)
+    return outputs
