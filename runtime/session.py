@@ -196,7 +196,12 @@ class Session:
         feeds = self._named(arrays)
         for port in self.inputs:
             feeds[port.name] = _checked(port, feeds[port.name])
-        return self._backend.run(feeds, [port.name for port in self.outputs])
+        outputs = [port.name for port in self.outputs]
+        if self.metadata is not None and len(feeds[self.inputs[0].name]) == 0:
+            # Not every operator of ONNX Runtime takes empty tensors (MatMul fails, reductions keep
+            # their axes), so the shapes and types come from one black image.
+            return self._run_batch(feeds[self.inputs[0].name].astype(np.float32), outputs)
+        return self._backend.run(feeds, outputs)
 
     def _named(self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         wanted = [port.name for port in self.inputs]
@@ -360,10 +365,10 @@ class Session:
     def _run_batch(
         self, batch: NDArray[np.float32], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        """Run ``[n, C, H, W]``; a batch short of the file's fixed size is filled with black images."""
-        count = len(batch)
-        if self.batch is not None and count < self.batch:
-            rest = np.zeros((self.batch - count, *batch.shape[1:]), np.float32)
+        """Run ``[n, C, H, W]``; a batch that is empty or short of the fixed size is filled with zeros."""
+        count, size = len(batch), self.batch or 1
+        if count < size:
+            rest = np.zeros((size - count, *batch.shape[1:]), np.float32)
             batch = np.concatenate([batch, rest])
         port = self.inputs[0]
         found = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
