@@ -54,10 +54,13 @@ def expect_same_dtype(operator: str, **tensors: Tensor) -> None:
         raise ShapeError(f"{operator}: inputs must share one floating-point type", f"found {found}")
 
 
-def expect(operator: str, condition: bool, message: str) -> None:
-    """Raise ``ShapeError('<operator>: <message>')`` unless the condition holds."""
+def expect(operator: str, condition: bool, message: str, *values: object) -> None:
+    """Raise ``ShapeError('<operator>: <message>')`` unless the condition holds.
+
+    ``values`` fill the message only then: torch.compile cannot format a free size.
+    """
     if not condition:
-        raise ShapeError(f"{operator}: {message}")
+        raise ShapeError(f"{operator}: {message.format(*values)}")
 
 
 def matrix_side(operator: str, pose_size: int) -> int:
@@ -67,7 +70,7 @@ def matrix_side(operator: str, pose_size: int) -> int:
         ShapeError: the size is no square.
     """
     side = math.isqrt(pose_size)
-    expect(operator, side * side == pose_size, f"pose size {pose_size} is not a square")
+    expect(operator, side * side == pose_size, "pose size {} is not a square", pose_size)
     return side
 
 
@@ -82,12 +85,16 @@ def output_grid(
     expect(
         operator,
         len(strides) == 2 and min(strides) >= 1,
-        f"strides {list(strides)}, wanted two >= 1",
+        "strides {}, wanted two >= 1",
+        list(strides),
     )
     expect(
         operator,
         height >= kernel[0] and width >= kernel[1],
-        f"window {kernel[0]}x{kernel[1]} is larger than the {height}x{width} grid",
+        "window {}x{} is larger than the {}x{} grid",
+        *kernel,
+        height,
+        width,
     )
     return (height - kernel[0]) // strides[0] + 1, (width - kernel[1]) // strides[1] + 1
 

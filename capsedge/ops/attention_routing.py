@@ -141,9 +141,9 @@ def attention_routing(
     grid = output_grid(name, height, width, (weight.shape[0], weight.shape[1]), strides)
     if parent is None:
         parent = pose.new_zeros((n, *grid, m, size))
-    expect_shape(name, "parent", parent, ["N", *grid, m, size])
+    expect_shape(name, "parent", parent, [n, *grid, m, size])
     expect_same_dtype(name, pose=pose, parent=parent, weight=weight, scale=scale, bias=bias)
-    expect(name, epsilon > 0, f"epsilon {epsilon}, wanted > 0")
+    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
     factor = size**-0.5 if agreement_scale is None else agreement_scale
     result: tuple[Tensor, Tensor] = _op(
         pose, parent, weight, scale, bias, list(strides), matrix_pose, factor, epsilon

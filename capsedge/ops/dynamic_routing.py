@@ -125,7 +125,7 @@ def dynamic_routing(
     expect_shape(name, "log_prior", log_prior, [i, j])
     expect_shape(name, "bias", bias, [j, out])
     expect_same_dtype(name, u=u, weight=weight, log_prior=log_prior, bias=bias)
-    expect(name, iterations >= 1, f"iterations {iterations}, wanted >= 1")
-    expect(name, epsilon > 0, f"epsilon {epsilon}, wanted > 0")
+    expect(name, iterations >= 1, "iterations {}, wanted >= 1", iterations)
+    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
     result: tuple[Tensor, Tensor] = _op(u, weight, log_prior, bias, iterations, leaky, epsilon)
     return result

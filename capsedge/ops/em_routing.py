@@ -187,9 +187,9 @@ def em_routing(
     """
     name = "EMRouting"
     expect_shape(name, "pose", pose, ["N", "H", "W", "C", "P"])
-    height, width, types, size = pose.shape[1:]
+    n, height, width, types, size = pose.shape
     side = matrix_side(name, size)
-    expect_shape(name, "a", a, ["N", height, width, types])
+    expect_shape(name, "a", a, list(pose.shape[:4]))
     expect_shape(name, "weight", weight, ["Kh", "Kw", types, "M", side, side])
     m = weight.shape[3]
     expect_shape(name, "beta_u", beta_u, [m])
@@ -203,7 +203,7 @@ def em_routing(
     expect(
         name, not coordinate_addition or side >= 2, "coordinate addition needs poses of 2x2 or more"
     )
-    expect(name, epsilon > 0, f"epsilon {epsilon}, wanted > 0")
+    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
     result: tuple[Tensor, Tensor, Tensor] = _op(
         pose,
         a,

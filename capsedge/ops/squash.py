@@ -45,8 +45,10 @@ def squash(x: Tensor, axis: int = -1, epsilon: float = EPSILON) -> Tensor:
 
     Source: Sabour, Frosst, Hinton 2017, equation 1.
     """
-    expect("Squash", x.dtype.is_floating_point, f"input 'x' has type {x.dtype}, wanted a float")
-    expect("Squash", -x.ndim <= axis < x.ndim, f"axis {axis} of an input with {x.ndim} dimensions")
-    expect("Squash", epsilon > 0, f"epsilon {epsilon}, wanted > 0")
+    expect("Squash", x.dtype.is_floating_point, "input 'x' has type {}, wanted a float", x.dtype)
+    expect(
+        "Squash", -x.ndim <= axis < x.ndim, "axis {} of an input with {} dimensions", axis, x.ndim
+    )
+    expect("Squash", epsilon > 0, "epsilon {}, wanted > 0", epsilon)
     y: Tensor = _op(x, axis, epsilon)
     return y

@@ -37,7 +37,7 @@ def _big(case: Case) -> bool:
     """Differences of the oracle take 20 evaluations: seconds for these."""
     parents = case.dims.get("J", case.dims.get("M", 1))
     children = case.dims.get("I") or case.dims.get("C", 1) * case.dims.get("Kh", 1)
-    return bool(case.dims.get("N", 1) * parents * children > 60)
+    return bool(case.dims.get("N", 1) * parents * children > 30)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""Every wrong shape, type and attribute is refused, in words that name what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capsedge import ops
+from capsedge.errors import CapsedgeError, ExitCode, ShapeError
+
+t = torch.zeros
+
+
+def dynamic(**changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "u": t(2, 7, 3), "weight": t(7, 5, 4, 3), "log_prior": t(7, 5), "bias": t(5, 4),
+    }  # fmt: skip
+    return ops.dynamic_routing(**(arguments | changes))
+
+
+def em(**changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "pose": t(2, 5, 4, 3, 9), "a": t(2, 5, 4, 3), "weight": t(2, 2, 3, 6, 3, 3),
+        "beta_u": t(6), "beta_a": t(6), "inverse_temperatures": [0.1, 0.2],
+    }  # fmt: skip
+    return ops.em_routing(**(arguments | changes))
+
+
+def attention(**changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "pose": t(2, 5, 4, 3, 9), "parent": t(2, 4, 3, 6, 9), "weight": t(2, 2, 3, 6, 3, 3),
+        "scale": t(9), "bias": t(9),
+    }  # fmt: skip
+    return ops.attention_routing(**(arguments | changes))
+
+
+def vector(**changes: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "weight": t(2, 2, 3, 6, 9, 8), "parent": t(2, 4, 3, 6, 8), "scale": t(8), "bias": t(8),
+        "matrix_pose": False,
+    }  # fmt: skip
+    return attention(**(arguments | changes))
+
+
+def squash(**changes: Any) -> Any:
+    return ops.squash(**({"x": t(2, 3)} | changes))
+
+
+Call = Callable[..., Any]
+# Call, the argument that is wrong, and what the message must contain besides the operator's name.
+WRONG_SHAPES: list[tuple[Call, dict[str, Any], list[str]]] = [
+    (dynamic, {"u": t(2, 7)}, ["'u'", "[2, 7]", "[N, I, Pin]"]),
+    (dynamic, {"u": t(2, 8, 3)}, ["'weight'", "[7, 5, 4, 3]", "[8, J, Pout, 3]"]),
+    (dynamic, {"weight": t(7, 5, 4)}, ["'weight'", "[7, 5, 4]", "[7, J, Pout, 3]"]),
+    (dynamic, {"weight": t(7, 5, 3, 4)}, ["'weight'", "[7, 5, 3, 4]", "[7, J, Pout, 3]"]),
+    (dynamic, {"log_prior": t(5, 7)}, ["'log_prior'", "[5, 7]", "[7, 5]"]),
+    (dynamic, {"log_prior": t(1, 7, 5)}, ["'log_prior'", "[1, 7, 5]", "[7, 5]"]),
+    (dynamic, {"bias": t(5)}, ["'bias'", "[5]", "[5, 4]"]),
+    (em, {"pose": t(2, 5, 4, 27)}, ["'pose'", "[2, 5, 4, 27]", "[N, H, W, C, P]"]),
+    (em, {"a": t(2, 5, 4, 3, 1)}, ["'a'", "[2, 5, 4, 3, 1]", "[2, 5, 4, 3]"]),
+    (em, {"a": t(2, 4, 5, 3)}, ["'a'", "[2, 4, 5, 3]", "[2, 5, 4, 3]"]),
+    (em, {"a": t(1, 5, 4, 3)}, ["'a'", "[1, 5, 4, 3]", "[2, 5, 4, 3]"]),
+    (em, {"weight": t(2, 2, 4, 6, 3, 3)}, ["'weight'", "[2, 2, 4, 6, 3, 3]", "[Kh, Kw, 3, M, 3, 3]"]),
+    (em, {"weight": t(2, 2, 3, 6, 9)}, ["'weight'", "[2, 2, 3, 6, 9]", "[Kh, Kw, 3, M, 3, 3]"]),
+    (em, {"beta_u": t(5)}, ["'beta_u'", "[5]", "[6]"]),
+    (em, {"beta_a": t(6, 1)}, ["'beta_a'", "[6, 1]", "[6]"]),
+    (attention, {"pose": t(5, 4, 3, 9)}, ["'pose'", "[5, 4, 3, 9]", "[N, H, W, C, Pin]"]),
+    (attention, {"parent": t(2, 3, 4, 6, 9)}, ["'parent'", "[2, 3, 4, 6, 9]", "[2, 4, 3, 6, 9]"]),
+    (attention, {"parent": t(1, 4, 3, 6, 9)}, ["'parent'", "[1, 4, 3, 6, 9]", "[2, 4, 3, 6, 9]"]),
+    (attention, {"weight": t(2, 2, 3, 6, 9, 9)}, ["'weight'", "[2, 2, 3, 6, 9, 9]"]),
+    (attention, {"scale": t(8)}, ["'scale'", "[8]", "[9]"]),
+    (attention, {"bias": t(9, 1)}, ["'bias'", "[9, 1]", "[9]"]),
+    (vector, {"weight": t(2, 2, 3, 6, 8, 8)}, ["'weight'", "[2, 2, 3, 6, 8, 8]", "[Kh, Kw, 3, M, 9, P]"]),
+    (vector, {"scale": t(9)}, ["'scale'", "[9]", "[8]"]),
+]  # fmt: skip
+WRONG_ATTRIBUTES: list[tuple[Call, dict[str, Any], list[str]]] = [
+    (squash, {"axis": 2}, ["axis 2", "2 dimensions"]),
+    (squash, {"axis": -3}, ["axis -3", "2 dimensions"]),
+    (squash, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
+    (dynamic, {"iterations": 0}, ["iterations 0", ">= 1"]),
+    (dynamic, {"iterations": -1}, ["iterations -1", ">= 1"]),
+    (dynamic, {"epsilon": -1e-8}, ["epsilon -1e-08", "> 0"]),
+    (em, {"inverse_temperatures": []}, ["inverse temperature"]),
+    (em, {"strides": [0, 1]}, ["strides [0, 1]"]),
+    (em, {"strides": [1]}, ["strides [1]"]),
+    (em, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
+    (em, {"weight": t(6, 2, 3, 6, 3, 3)}, ["6x2", "5x4"]),
+    (em, {"shared": True}, ["shared", "1x1"]),
+    (em, {"pose": t(2, 5, 4, 3, 8)}, ["8", "not a square"]),
+    (
+        em,
+        {
+            "pose": t(2, 5, 4, 3, 1),
+            "weight": t(2, 2, 3, 6, 1, 1),
+            "coordinate_addition": True,
+        },
+        ["coordinate addition"],
+    ),
+    (attention, {"strides": [1, 1, 1]}, ["strides [1, 1, 1]"]),
+    (attention, {"strides": [2, -1]}, ["strides [2, -1]"]),
+    (attention, {"weight": t(2, 5, 3, 6, 3, 3)}, ["2x5", "5x4"]),
+    (attention, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
+    (attention, {"pose": t(2, 5, 4, 3, 10)}, ["10", "not a square"]),
+]
+OPERATORS = {
+    squash: "Squash",
+    dynamic: "DynamicRouting",
+    em: "EMRouting",
+    attention: "AttentionRouting",
+    vector: "AttentionRouting",
+}
+
+
+def _label(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return ",".join(
+            f"{k}={list(v.shape) if isinstance(v, Tensor) else v}" for k, v in value.items()
+        )
+    return value.__name__ if callable(value) else ""
+
+
+@pytest.mark.parametrize(("call", "changes", "words"), WRONG_SHAPES + WRONG_ATTRIBUTES, ids=_label)
+def test_refused_with_the_reason(call: Call, changes: dict[str, Any], words: list[str]) -> None:
+    call()  # the unchanged call is right
+    with pytest.raises(ShapeError) as error:
+        call(**changes)
+    message = str(error.value)
+    for word in (OPERATORS[call], *words):
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        *((dynamic, name) for name in ("u", "weight", "log_prior", "bias")),
+        *((em, name) for name in ("pose", "a", "weight", "beta_u", "beta_a")),
+        *((attention, name) for name in ("pose", "parent", "weight", "scale", "bias")),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
+def test_mixed_types_are_refused(call: Call, name: str, dtype: torch.dtype) -> None:
+    shapes = {
+        dynamic: {"u": (2, 7, 3), "weight": (7, 5, 4, 3), "log_prior": (7, 5), "bias": (5, 4)},
+        em: {
+            "pose": (2, 5, 4, 3, 9), "a": (2, 5, 4, 3), "weight": (2, 2, 3, 6, 3, 3),
+            "beta_u": (6,), "beta_a": (6,),
+        },
+        attention: {
+            "pose": (2, 5, 4, 3, 9), "parent": (2, 4, 3, 6, 9), "weight": (2, 2, 3, 6, 3, 3),
+            "scale": (9,), "bias": (9,),
+        },
+    }[call]  # fmt: skip
+    with pytest.raises(ShapeError, match=OPERATORS[call]) as error:
+        call(**{name: t(*shapes[name], dtype=dtype)})
+    assert f"{name} {str(dtype).removeprefix('torch.')}" in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.complex64])
+def test_squash_takes_floating_point_only(dtype: torch.dtype) -> None:
+    with pytest.raises(ShapeError, match="Squash: input 'x' has type"):
+        ops.squash(t(2, 3, dtype=dtype))
+
+
+def test_errors_are_of_the_package() -> None:
+    """One `except CapsedgeError`, or ValueError, catches them; the command exits with 2."""
+    with pytest.raises(CapsedgeError) as error:
+        dynamic(iterations=0)
+    assert error.value.exit_code == ExitCode.USAGE
+    assert isinstance(error.value, ValueError)
