@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.resize import MAX_SIDE, resize
+from capsedge.runtime.metadata import MAX_SIDE, Preprocessing
+from capsedge.runtime.resize import resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image

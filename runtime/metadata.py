@@ -16,6 +16,7 @@ PREFIX = "capsedge."
 RESIZE_RULES = ("stretch", "pad", "crop")
 TASKS = ("single-label", "multi-label")
 MAX_INPUT = 2**26  # values of one input image
+MAX_SIDE = 32768  # keeps the integers of `resize.taps` below 2**53, hence exact as doubles too
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,13 @@ class Preprocessing:
             raise ValueError(
                 f"input size {self.channels}x{self.height}x{self.width} is not positive"
             )
-        if self.height * self.width * self.channels > MAX_INPUT:
+        if (
+            max(self.height, self.width) > MAX_SIDE
+            or self.height * self.width * self.channels > MAX_INPUT
+        ):
             raise ValueError(
-                f"input size {self.channels}x{self.height}x{self.width} is over {MAX_INPUT:,} values"
+                f"input size {self.channels}x{self.height}x{self.width} is over {MAX_INPUT:,} values "
+                f"or {MAX_SIDE} pixels a side"
             )
         if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))) or 0.0 in self.std:
             raise ValueError("scale, mean and std must be finite numbers, and std not zero")

@@ -12,8 +12,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_SIDE = 32768  # keeps the integers of `taps` below 2**53, hence exact as doubles too
-
 
 def taps(source: int, target: int, index: int) -> tuple[int, NDArray[np.float32]]:
     """First source pixel and the weights of the following ones, for target pixel ``index``.

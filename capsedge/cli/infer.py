@@ -236,9 +236,14 @@ def _print_table(
         # A class that is drawn is listed with its colour also where it was not asked for.
         classes = list(dict.fromkeys([label.index for label in prediction.labels] + list(colours)))
         if not classes:
-            rows.append([str(files[number]), "-", ""])
+            rows.append([_printable(files[number]), "-", ""])
         for position, j in enumerate(classes):
-            row = [str(files[number]) if position == 0 else ""]
+            row = [_printable(files[number]) if position == 0 else ""]
             row += [session.class_name(j), f"{prediction.scores[j]:.4f}"]
             rows.append(row + ([colours.get(j, "")] if drawn else []))
     print_table(f"{session.path.name}, {session.ops} operators", columns, rows)
+
+
+def _printable(path: Path) -> str:
+    """A file name for the table, also where its bytes are no UTF-8."""
+    return str(path).encode(errors="replace").decode()

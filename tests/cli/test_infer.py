@@ -146,6 +146,39 @@ def test_reconstruct_into_nowhere(place: Path, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_full_disk_leaves_nothing(place: Path, tmp_path: Path):
+    """A file size limit makes the system refuse the write half way, as a full disk does."""
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "from capsedge.cli import main; main()"
+    )
+    target = tmp_path / "o.png"
+    target.write_bytes(b"old")
+    image, model = place / "images" / "b-left.png", place / "full.onnx"
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", code]
+        + ["infer", str(image), "-m", str(model), "--reconstruct", str(target)],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 3, run.stderr
+    assert "failed" in run.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["o.png"]
+    assert target.read_bytes() == b"old"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux only")
+def test_file_name_that_is_no_text(place: Path, tmp_path: Path):
+    folder = os.fsencode(tmp_path)
+    with open(folder + b"/\xff.png", "wb") as f:
+        f.write((place / "images" / "b-left.png").read_bytes())
+    run = infer(tmp_path, "-m", place / "plain.onnx")
+    assert run.returncode == 0, run.stderr
+    assert "left" in run.stdout
+
+
 def test_many_images_report_progress(place: Path, tmp_path: Path):
     for number in range(120):
         Image.fromarray(LEFT).save(tmp_path / f"{number:03}.png")

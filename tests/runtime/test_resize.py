@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from capsedge.runtime.resize import MAX_SIDE, resize, taps
+from capsedge.runtime.metadata import MAX_SIDE
+from capsedge.runtime.resize import resize, taps
 
 sides = st.integers(1, 300)
 
