@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
-from capsedge.exporters import proto
-from capsedge.exporters.report import CaseParity
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, ParityError
+from capsedge.exporters import proto
+from capsedge.exporters.report import CaseParity
 
 
 def validate(model: onnx.ModelProto) -> None:

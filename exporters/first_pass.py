@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
+
 from capsedge.exporters import proto
 from capsedge.exporters.bodies._votes import grid
 from capsedge.exporters.operators import attributes_of
-from onnx import helper, numpy_helper
 
 
 def replace_uniform_passes(model: onnx.ModelProto) -> int:

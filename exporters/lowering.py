@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import onnx
+from onnx import helper, inliner
+
 from capsedge.exporters import proto
 from capsedge.exporters.bodies import Shape, function_body
 from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN, VERSION, attributes_of
 from capsedge.exporters.rewrites import Rewrites
-from onnx import helper, inliner
+from capsedge.exporters.simplify import simplify
 
 _EXPANDED = "capsedge.expanded"
 
@@ -53,6 +55,6 @@ def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
         model.opset_import.append(helper.make_opsetid(_EXPANDED, 1))
         model = inliner.inline_local_functions(model)
         proto.set_opset(model, _EXPANDED, None)
-        model = proto.fold_constants(model)
+        model = simplify(proto.inferred(model))
     proto.remove_unused_tensors(model)
     return model

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from capsedge.runtime.metadata import ModelMetadata
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.models import CapsuleModel
+from capsedge.runtime.metadata import ModelMetadata
 
 EXTRA_OUTPUTS = ("reconstruction", "couplings")
 

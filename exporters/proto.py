@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper
+
 from capsedge.exporters.bodies import Shape, function_body
 from capsedge.exporters.operators import DOMAIN, OPERATORS, VERSION, attributes_of
 from capsedge.exporters.rewrites import Rewrites
-from onnx import helper, numpy_helper
-
-_FOLD_LIMIT = 1 << 24  # bytes of one folded constant
+from capsedge.exporters.simplify import FOLD_LIMIT, simplify
 
 
 def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -104,7 +104,7 @@ def fold_fills(model: onnx.ModelProto) -> None:
             fill = (
                 numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, "f4")
             )
-            if int(np.prod(shape)) * fill.itemsize <= _FOLD_LIMIT:
+            if int(np.prod(shape)) <= FOLD_LIMIT:
                 value = np.full(shape, fill.reshape(-1)[0], fill.dtype)
                 model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
                 continue
@@ -200,19 +200,8 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     if left:
         raise ValueError(f"no function body for {', '.join(left)}")
     set_opset(copy, DOMAIN, None)
-    folded = fold_constants(copy)
+    folded = simplify(inferred(copy))
     remove_dead_nodes(folded)
-    return folded
-
-
-def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with constants folded (weight layouts, casts to the same type) and no ``Constant`` nodes."""
-    from onnxscript import optimizer
-
-    folded = optimizer.optimize(
-        inferred(model), input_size_limit=_FOLD_LIMIT, output_size_limit=_FOLD_LIMIT, inline=False
-    )
-    folded.ir_version = model.ir_version
     return folded
 
 

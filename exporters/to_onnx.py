@@ -12,6 +12,9 @@ from typing import Any
 
 import onnx
 import torch
+from torch import Tensor, nn
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters import checks, modules, proto
 from capsedge.exporters.first_pass import replace_uniform_passes
 from capsedge.exporters.lowering import lower
@@ -19,13 +22,11 @@ from capsedge.exporters.modules import Subject
 from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN
 from capsedge.exporters.report import CaseParity, ExportReport
 from capsedge.exporters.rewrites import Rewrites
+from capsedge.exporters.simplify import simplify
 from capsedge.exporters.translation import translation_table
+from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files import write_bytes
 from capsedge.runtime.metadata import ModelMetadata
-from torch import Tensor, nn
-
-from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
-from capsedge.models import CapsuleModel, build
 
 IR_VERSION = 10
 OPSETS = range(18, 22)
@@ -85,7 +86,14 @@ def export(
     _check_parameters(model)
     with _evaluating(model):
         subject = _subject(
-            model, example, iterations, batch, extra_outputs, output_names, metadata, checkpoint_sha256
+            model,
+            example,
+            iterations,
+            batch,
+            extra_outputs,
+            output_names,
+            metadata,
+            checkpoint_sha256,
         )
         proto_model, rewritten = to_proto(subject, opset, batch, rewrites)
         proto_model = _with_ops(proto_model, ops, rewrites)
@@ -205,6 +213,7 @@ def to_proto(
                 input_names=list(subject.inputs),
                 output_names=list(subject.outputs),
                 custom_translation_table=translation_table(),
+                optimize=False,
                 verbose=False,
             )
     except CapsedgeError:
@@ -216,7 +225,7 @@ def to_proto(
             "Remove data-dependent control flow, or fix the batch with batch= (--batch).",
         ) from error
     assert program is not None
-    model = program.model_proto
+    model = simplify(program.model_proto)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
     captured = sum(
@@ -243,7 +252,8 @@ def to_proto(
 
 def _free_batch(module: nn.Module, subject: Subject) -> Any:
     """Names the first dimension of every input ``N``, in the form of the module's signature."""
-    dims = tuple({0: torch.export.Dim("N")} for _ in subject.example)
+    batch = torch.export.Dim("N")
+    dims = tuple({0: batch} for _ in subject.example)
     variadic = isinstance(module, (modules.Flat, modules.KeepingAllPasses))
     return {"inputs": dims} if variadic else dims
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN, Operator
 from onnx import defs
 from onnxscript.values import Opset
 
 import capsedge.ops  # noqa: F401  (registers the torch operators)
+from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN, Operator
 
 _TYPES = ["tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)"]
 

@@ -61,8 +61,12 @@ def command(
         list[str] | None,
         typer.Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
     ] = None,
-    atol: Annotated[float, typer.Option("--atol", help="Absolute tolerance of the comparison.")] = 1e-5,
-    rtol: Annotated[float, typer.Option("--rtol", help="Relative tolerance, of a pose's size.")] = 1e-4,
+    atol: Annotated[
+        float, typer.Option("--atol", help="Absolute tolerance of the comparison.")
+    ] = 1e-5,
+    rtol: Annotated[
+        float, typer.Option("--rtol", help="Relative tolerance, of a pose's size.")
+    ] = 1e-4,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Do everything but write the file.")
     ] = False,

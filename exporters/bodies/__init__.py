@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import onnx
+from onnx import TensorProto, helper
+
 from capsedge.exporters.bodies import attention, dynamic, em, squash
 from capsedge.exporters.bodies._builder import Body, Shape
 from capsedge.exporters.operators import DOMAIN, OPERATORS
 from capsedge.exporters.rewrites import Rewrites
-from onnx import TensorProto, helper
 
 _BUILDERS = {
     "Squash": squash.build,

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from capsedge.exporters.rewrites import Rewrites
 from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.exporters.rewrites import Rewrites
 
 Shape = tuple[int | None, ...]
 

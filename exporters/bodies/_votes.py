@@ -8,6 +8,7 @@ reads the votes once and writes nothing of their size.
 from __future__ import annotations
 
 import numpy as np
+
 from capsedge.exporters.bodies._builder import Body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from capsedge.exporters.bodies._builder import Body
 from capsedge.exporters.bodies._votes import grid, votes, weighted_sum, window_index, windows
 

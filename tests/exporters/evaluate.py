@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime
+from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
 from capsedge.exporters import Rewrites, modules, proto
 from capsedge.exporters.first_pass import replace_uniform_passes
 from capsedge.exporters.operators import DOMAIN
 from capsedge.exporters.to_onnx import to_proto
 from capsedge.models import CapsuleModel
-from onnx import TensorProto, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 
 def as_double(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import capsedge.ops as ops
 import torch
+from torch import Tensor, nn
+
+import capsedge.ops as ops
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import (
     AttentionCapsulesConfig,
@@ -16,7 +18,6 @@ from capsedge.models.config import (
     ModelConfig,
 )
 from capsedge.runtime.metadata import Preprocessing
-from torch import Tensor, nn
 
 _COMMON = {
     "class_names": ("a", "b", "c"),

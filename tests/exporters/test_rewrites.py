@@ -8,11 +8,12 @@ from functools import lru_cache
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
+
 from capsedge.exporters import Rewrites
 from capsedge.exporters.bodies import function_body
 from capsedge.exporters.proto import operator_nodes
 from capsedge.models import build
-from onnx.reference import ReferenceEvaluator
 
 from .evaluate import captured, count, rewritten, run, run_double
 from .nets import CONFIGS, network
@@ -112,7 +113,9 @@ def test_first_passes_are_convolutions_and_matrix_products() -> None:
     assert count(plain, "Softmax") == 6
 
 
-@pytest.mark.parametrize(("iterations", "passes", "needed"), [(1, 3, 3), (2, 6, 4), (3, 9, 6), (5, 15, 12)])
+@pytest.mark.parametrize(
+    ("iterations", "passes", "needed"), [(1, 3, 3), (2, 6, 4), (3, 9, 6), (5, 15, 12)]
+)
 def test_light_cone_of_three_layers(iterations: int, passes: int, needed: int) -> None:
     """N = 3 layers: layer k matters up to pass T - (N - k), and the first pass of each always."""
     graph = captured(build(CONFIGS["attention"], iterations=iterations).eval())
@@ -125,8 +128,11 @@ def test_light_cone_of_three_layers(iterations: int, passes: int, needed: int) -
 
 def test_logit_free_keeps_no_logits() -> None:
     """Without the rewrite every agreement is added to the logits; with it parents are added up."""
+
     def adds(rewrites: Rewrites) -> list[tuple[int | None, ...]]:
-        model = onnx.shape_inference.infer_shapes(rewritten(_graph("dynamic"), rewrites, double=False))
+        model = onnx.shape_inference.infer_shapes(
+            rewritten(_graph("dynamic"), rewrites, double=False)
+        )
         from capsedge.exporters.proto import shapes_of
 
         shapes = shapes_of(model)

@@ -1,0 +1,276 @@
+"""The exported file: what stands in it, that it runs everywhere, and that a wrong one is never written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from capsedge.errors import EnvironmentProblem, ParityError, UnsupportedModelError, UsageError
+from capsedge.exporters import ExportReport, Rewrites, export, proto
+from capsedge.runtime.metadata import ModelMetadata
+
+from .evaluate import run
+from .nets import OwnModule, network
+
+FAMILIES = ("dynamic", "em", "attention")
+IMAGES = np.random.default_rng(9).random((4, 1, 10, 10)).astype(np.float32)
+
+
+def _exported(
+    folder: Path, family: str, **options: object
+) -> tuple[ExportReport, onnx.ModelProto, dict[str, np.ndarray]]:
+    path = folder / f"{family}.onnx"
+    report = export(network(family), path, **options)  # type: ignore[arg-type]
+    return (
+        report,
+        onnx.load(path),
+        run(path.read_bytes(), {"images": IMAGES[: options.get("batch", 4)]}),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_file_holds_operators_with_bodies(tmp_path: Path, family: str) -> None:
+    report, model, found = _exported(tmp_path, family)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 20), ("capsedge", 1)]
+    assert model.ir_version == 10
+    nodes = proto.operator_nodes(model)
+    assert nodes
+    bodies = {(f.domain, f.name, f.overload) for f in model.functions}
+    assert {(n.domain, n.op_type, n.overload) for n in nodes} == bodies
+    assert all(proto.check_operators(model) == [] for _ in nodes)
+    assert not any("/" in p.value for n in model.graph.node for p in n.metadata_props)
+    source = network(family)
+    scores, poses, _ = source(torch.from_numpy(IMAGES))
+    np.testing.assert_allclose(found[source.score_name], scores.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["poses"], poses.detach(), rtol=1e-4, atol=1e-5)
+    assert report.inputs == {"images": ["N", 1, 10, 10]}
+    assert report.outputs[source.score_name] == ["N", 3]
+    assert report.size == (tmp_path / f"{family}.onnx").stat().st_size
+    # Batches 1 and 3, seven kinds of input, two outputs.
+    assert len(report.parity) == 2 * 7 * 2
+    metadata = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
+    assert metadata is not None
+    assert metadata.class_names == ("a", "b", "c")
+    assert metadata.parity["max_abs"] == report.max_abs
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_portable_file_needs_no_functions_and_runs_in_openvino(tmp_path: Path, family: str) -> None:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino")
+    _, model, found = _exported(tmp_path, family, ops="portable")
+    assert not model.functions
+    assert {o.domain for o in model.opset_import} == {""}
+    assert not {"Cast", "CastLike", "Constant", "Einsum", "Loop"} & {
+        n.op_type for n in model.graph.node
+    }
+    # OpenVINO computes in bfloat16 by itself where the CPU has it.
+    single = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.compile_model(str(tmp_path / f"{family}.onnx"), "CPU", single)
+    result = compiled(IMAGES)
+    for output, value in found.items():
+        np.testing.assert_allclose(result[output], value, rtol=2e-4, atol=2e-5)
+
+
+def test_fused_file_has_no_bodies(tmp_path: Path) -> None:
+    path = tmp_path / "fused.onnx"
+    report = export(network("dynamic"), path, ops="fused")
+    model = onnx.load(path)
+    assert report.functions == len(model.functions) == 0
+    assert [n.overload for n in proto.operator_nodes(model)] == ["", ""]
+
+
+def test_weight_layouts_are_folded_in_portable_files(tmp_path: Path) -> None:
+    """No transpose or reshape of a constant is left to run time."""
+    _, model, _ = _exported(tmp_path, "em", ops="portable")
+    constants = proto.constants_of(model)
+    late = [n for n in model.graph.node if n.input and all(i in constants for i in n.input)]
+    assert late == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ops", ["auto", "portable"])
+def test_couplings_are_an_output_in_standard_operators(
+    tmp_path: Path, family: str, ops: str
+) -> None:
+    _, model, found = _exported(tmp_path, family, extra_outputs=["couplings"], ops=ops)
+    wanted = network(family)(torch.from_numpy(IMAGES)).couplings.detach().numpy()
+    assert [o.name for o in model.graph.output][-1] == "couplings"
+    np.testing.assert_allclose(found["couplings"], wanted, rtol=1e-4, atol=1e-5)
+    assert "DynamicRouting" not in {n.op_type for n in proto.operator_nodes(model)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_iteration_and_its_couplings(tmp_path: Path, family: str) -> None:
+    _, _, found = _exported(tmp_path, family, iterations=1, extra_outputs=["couplings"])
+    output = network(family, iterations=1)(torch.from_numpy(IMAGES))
+    np.testing.assert_allclose(found["poses"], output.poses.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["couplings"], output.couplings.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_reconstruction_is_an_output(tmp_path: Path) -> None:
+    _, _, found = _exported(tmp_path, "dynamic", extra_outputs=["reconstruction"])
+    model = network("dynamic")
+    wanted = model.reconstruct(model(torch.from_numpy(IMAGES)).poses).detach().numpy()
+    assert found["reconstruction"].shape == (4, 3, 1, 10, 10)
+    np.testing.assert_allclose(found["reconstruction"], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [18, 19, 20, 21])
+def test_opsets(tmp_path: Path, opset: int) -> None:
+    _, model, _ = _exported(tmp_path, "dynamic", opset=opset)
+    assert model.opset_import[0].version == opset
+    assert {f.opset_import[0].version for f in model.functions} == {opset}
+
+
+def test_fixed_batch(tmp_path: Path) -> None:
+    report, _, found = _exported(tmp_path, "attention", batch=1)
+    assert report.inputs == {"images": [1, 1, 10, 10]}
+    assert found["poses"].shape == (1, 3, 4)
+
+
+def test_every_rewrite_off_is_the_same_function(tmp_path: Path) -> None:
+    report, _, found = _exported(tmp_path, "attention", rewrites=Rewrites.none())
+    assert set(report.rewrites.values()) == {"off"}
+    assert report.operators["capsedge::AttentionRouting"] == 6
+    _, _, wanted = _exported(tmp_path, "attention")
+    np.testing.assert_allclose(found["poses"], wanted["poses"], rtol=1e-4, atol=1e-5)
+
+
+def test_export_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = network("dynamic").train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    export(model, tmp_path / "m.onnx", iterations=2, dry_run=True)
+    assert model.training
+    assert model.config.iterations == 3
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_own_module(tmp_path: Path) -> None:
+    """Two nodes of one operator with other shapes and attributes carry other bodies."""
+    path = tmp_path / "own.onnx"
+    module = OwnModule()
+    report = export(module, path, example=(torch.rand(1, 6, 3), torch.rand(1, 6)))
+    assert report.inputs == {"children": ["N", 6, 3], "scale": ["N", 6]}
+    assert report.outputs == {"pose": ["N", 2, 6], "share": ["N", 4, 2]}
+    children, scale = torch.randn(5, 6, 3), torch.rand(5, 6)
+    with torch.no_grad():
+        wanted = module(children, scale)
+    found = run(path.read_bytes(), {"children": children.numpy(), "scale": scale.numpy()})
+    np.testing.assert_allclose(found["pose"], wanted.pose, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["share"], wanted.share, rtol=1e-4, atol=1e-6)
+    model = onnx.load(path)
+    assert [f.overload for f in model.functions if f.name == "Squash"] == ["1", "2"]
+    assert ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props}) is None
+
+
+def test_own_output_names(tmp_path: Path) -> None:
+    example = (torch.rand(2, 6, 3), torch.rand(2, 6))
+    report = export(
+        OwnModule(), tmp_path / "own.onnx", example=example, output_names=["v", "c"], dry_run=True
+    )
+    assert list(report.outputs) == ["v", "c"]
+    with pytest.raises(UsageError, match="2 outputs: pose, share"):
+        export(OwnModule(), tmp_path / "own.onnx", example=example, output_names=["v"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_public_name() -> None:
+    import capsedge
+
+    assert capsedge.export is export
+
+
+class _Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if bool(x.sum() > 0) else x - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"iterations": 0}, UsageError, "at least 1"),
+        ({"opset": 17}, UsageError, "Opset 17"),
+        ({"ops": "fast"}, UsageError, "auto, fused, portable"),
+        ({"batch": 0}, UsageError, "batch is 0"),
+        ({"atol": 0.0, "rtol": 0.0}, UsageError, "not positive"),
+        ({"atol": float("nan")}, UsageError, "not positive"),
+        ({"extra_outputs": ["votes"]}, UsageError, "no extra output 'votes'"),
+        ({"atol": 1e-12, "rtol": 0.0}, ParityError, "--atol"),
+    ],
+)
+def test_refused(
+    tmp_path: Path, options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        export(network("em"), tmp_path / "m.onnx", **options)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_reconstruction_needs_a_decoder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no decoder"):
+        export(network("em"), tmp_path / "m.onnx", extra_outputs=["reconstruction"])
+
+
+def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate finds an error of the exporter: here a body with one iteration too few."""
+    attach = proto.attach_functions
+
+    def wrong(model: onnx.ModelProto, rewrites: Rewrites | None = None) -> None:
+        for node in proto.operator_nodes(model):
+            for attribute in node.attribute:
+                if attribute.name == "iterations":
+                    attribute.i -= 1
+        attach(model, rewrites)
+
+    monkeypatch.setattr(proto, "attach_functions", wrong)
+    with pytest.raises(ParityError, match="Output '(lengths|poses)' on input") as caught:
+        export(network("dynamic"), tmp_path / "m.onnx")
+    assert caught.value.exit_code == 4
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_modules_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is float16 on cpu"):
+        export(network("dynamic").half(), tmp_path / "m.onnx")
+
+
+def test_control_flow_on_data_is_unsupported(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot capture") as caught:
+        export(_Branches(), tmp_path / "m.onnx", example=torch.rand(2, 3))
+    assert caught.value.exit_code == 5
+
+
+def test_own_module_needs_an_example(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="example"):
+        export(OwnModule(), tmp_path / "m.onnx")
+
+
+def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, data: bytes) -> int:
+        with open(self, "wb") as f:
+            f.write(data[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    old = b"the file of yesterday"
+    (tmp_path / "m.onnx").write_bytes(old)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(EnvironmentProblem, match="No space left") as caught:
+        export(network("dynamic"), tmp_path / "m.onnx")
+    assert caught.value.exit_code == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == old
+
+
+def test_translation_can_be_asked_for_twice() -> None:
+    from capsedge.exporters.translation import translation_table
+
+    assert translation_table().keys() == translation_table().keys()
