@@ -158,8 +158,7 @@ def test_full_disk_leaves_nothing(place: Path, tmp_path: Path):
     target.write_bytes(b"old")
     image, model = place / "images" / "b-left.png", place / "full.onnx"
     run = subprocess.run(
-        [sys.executable, "-B", "-c", code]
-        + ["infer", str(image), "-m", str(model), "--reconstruct", str(target)],
+        [sys.executable, "-B", "-c", code, "infer", image, "-m", model, "--reconstruct", target],
         capture_output=True,
         text=True,
     )

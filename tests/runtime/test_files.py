@@ -30,7 +30,7 @@ def test_mode_is_that_of_open(tmp_path: Path):
 def test_failure_inside_keeps_the_old_file(tmp_path: Path, failure: BaseException):
     target = tmp_path / "a"
     target.write_text("old")
-    with pytest.raises(type(failure)), replacing(target) as temporary:
+    with pytest.raises(type(failure)), replacing(target) as temporary:  # noqa: PT012
         temporary.write_text("half")
         raise failure
     assert target.read_text() == "old"
@@ -38,7 +38,7 @@ def test_failure_inside_keeps_the_old_file(tmp_path: Path, failure: BaseExceptio
 
 
 def test_full_disk(tmp_path: Path):
-    with (
+    with (  # noqa: PT012
         pytest.raises(EnvironmentProblem, match="No space left"),
         replacing(tmp_path / "a") as temporary,
     ):
