@@ -76,8 +76,8 @@ class Ledger:
             return self.note
         if row is None:
             return (
-                "Routing is within FP32 rounding everywhere: the error arises after it, in the outputs, or the "
-                "tolerance is tighter than rounding."
+                "Routing is within FP32 rounding everywhere: the error arises after it, in the outputs, "
+                "or the tolerance is tighter than rounding."
             )
         columns = " and ".join(row.over)
         if row.iteration == 0:

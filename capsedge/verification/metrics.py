@@ -157,6 +157,7 @@ class Decisions:
     _sum_angle: float = 0.0
     _sum_length: float = 0.0
     _capsules: int = 0
+    _posed: int = 0
 
     def update(self, reference: Array, found: Array, labels: Array | None = None) -> None:
         """Add the scores ``[n, J]`` of a batch."""
@@ -181,14 +182,19 @@ class Decisions:
         self.images += len(reference)
 
     def update_poses(self, reference: Array, found: Array, scores: Array) -> None:
-        """Add the poses ``[n, J, P]`` of a batch; ``scores`` are the reference's."""
-        if len(reference) == 0:
+        """Add the poses ``[n, J, P]`` of a batch; ``scores`` are the reference's.
+
+        Poses that are not finite have no angle; ``OutputMetrics`` counts them.
+        """
+        finite = np.isfinite(reference).all((1, 2)) & np.isfinite(found).all((1, 2))
+        if not finite.any():
             return
-        wanted, got = reference.astype(np.float64), found.astype(np.float64)
-        winner = scores.argmax(1)
+        wanted, got = reference[finite].astype(np.float64), found[finite].astype(np.float64)
+        winner = scores[finite].argmax(1)
         angle = angles(wanted[np.arange(len(wanted)), winner], got[np.arange(len(got)), winner])
         self.max_angle = max(self.max_angle, float(angle.max()))
         self._sum_angle += float(angle.sum())
+        self._posed += len(wanted)
         error = np.abs(np.linalg.norm(wanted, axis=-1) - np.linalg.norm(got, axis=-1))
         self.max_length_error = max(self.max_length_error, float(error.max()))
         self._sum_length += float(error.sum())
@@ -234,7 +240,7 @@ class Decisions:
         if self._capsules:
             document |= {
                 "pose_angle_max_degrees": self.max_angle,
-                "pose_angle_mean_degrees": self._sum_angle / self.images,
+                "pose_angle_mean_degrees": self._sum_angle / self._posed,
                 "length_error_max": self.max_length_error,
                 "length_error_mean": self._sum_length / self._capsules,
             }

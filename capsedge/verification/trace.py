@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -143,7 +142,7 @@ def _step(
         length = pose.norm(dim=-1)
     return Step(
         iteration,
-        np.array(pose),
-        np.array(length),
-        None if couplings is None else np.array(couplings),
+        pose.numpy().copy(),
+        length.numpy().copy(),
+        None if couplings is None else couplings.numpy().copy(),
     )
