@@ -187,7 +187,7 @@ def em_routing(
     """
     name = "EMRouting"
     expect_shape(name, "pose", pose, ["N", "H", "W", "C", "P"])
-    n, height, width, types, size = pose.shape
+    height, width, types, size = pose.shape[1:]
     side = matrix_side(name, size)
     expect_shape(name, "a", a, list(pose.shape[:4]))
     expect_shape(name, "weight", weight, ["Kh", "Kw", types, "M", side, side])

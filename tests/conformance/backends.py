@@ -110,8 +110,9 @@ class OrtFunctions:
 
     def unavailable(self) -> str:
         try:
-            import capsedge.exporters.bodies  # noqa: F401
             import onnxruntime  # noqa: F401
+
+            import capsedge.exporters.bodies  # noqa: F401
         except ImportError as error:
             return f"{error}: pip install 'capsedge[export]'"
         return ""
@@ -143,8 +144,9 @@ class OrtFunctions:
     @staticmethod
     def _model(case: Case, inputs: Arrays, dtype: str) -> bytes:
         import onnx
-        from capsedge.exporters.bodies import function_body
         from onnx import TensorProto, helper
+
+        from capsedge.exporters.bodies import function_body
 
         # Outputs are named apart from inputs: EMRouting has a pose and an activation on both sides.
         outputs = [f"out_{name}" for name in case.outputs]
@@ -183,15 +185,13 @@ def _has_batch(name: str) -> bool:
     return name in ("x", "u", "pose", "a", "parent")
 
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend
-    for backend in (
-        Torch(),
-        OrtFunctions(),
-        OrtFused(),
-        *(CpuKernels(level) for level in library.levels() or ["plain"]),
-    )
-}
+_ENTRIES: tuple[Backend, ...] = (
+    Torch(),
+    OrtFunctions(),
+    OrtFused(),
+    *(CpuKernels(level) for level in library.levels() or ["plain"]),
+)
+BACKENDS = {backend.name: backend for backend in _ENTRIES}
 
 
 def missing_outputs(case: Case, outputs: Arrays) -> list[str]:
