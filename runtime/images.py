@@ -236,13 +236,17 @@ def prepare(
         top, left, height, width = _centre(height, width, inner_height, inner_width)
     elif preprocessing.resize == "pad":
         inner_height, inner_width = _fit(height, width, inner_height, inner_width)
+    elif preprocessing.resize == "center":
+        inner_height, inner_width = min(height, inner_height), min(width, inner_width)
+        top, left = (height - inner_height) // 2, (width - inner_width) // 2
+        height, width = inner_height, inner_width
 
     def rows(first: int, last: int) -> NDArray[np.float32]:
         block = pixels[top + first : top + last, left : left + width]
         return _to_channels(block, wanted, invert)
 
     result = resize(height, width, inner_height, inner_width, rows)
-    if preprocessing.resize == "pad":
+    if preprocessing.resize in ("pad", "center"):
         result = _pad(result, preprocessing.height, preprocessing.width)
     mean, std = (np.asarray(v, np.float32) for v in (preprocessing.mean, preprocessing.std))
     result = (result * np.float32(preprocessing.scale) - mean) / std

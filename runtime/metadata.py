@@ -13,7 +13,7 @@ from capsedge.errors import ArtefactError
 SCHEMA = 1
 PREFIX = "capsedge."
 
-RESIZE_RULES = ("stretch", "pad", "crop")
+RESIZE_RULES = ("stretch", "pad", "crop", "center")
 TASKS = ("single-label", "multi-label")
 MAX_INPUT = 2**26  # values of one input image
 MAX_SIDE = 32768  # keeps the integers of `resize.taps` below 2**53, hence exact as doubles too
@@ -29,7 +29,7 @@ class Preprocessing:
         scale: factor from the 0..255 range of a pixel.
         mean, std: per channel, applied after the scale: ``(pixel * scale - mean) / std``.
         resize: ``stretch`` to the size, ``pad`` to keep the aspect ratio inside it, ``crop`` to keep it
-            and fill it.
+            and fill it, ``center`` to take the middle without scaling.
     """
 
     height: int

@@ -120,7 +120,7 @@ MODELS: dict[str, ModelConfig] = {
     "capsnet-cifar10": replace(
         _CAPSNET,
         class_names=CIFAR10,
-        preprocessing=replace(_CIFAR, height=24, width=24, resize="crop"),
+        preprocessing=replace(_CIFAR, height=24, width=24, resize="center"),
         stem=(Conv(256, 9, 1, "same"),),
         primary_types=64,
         primary_padding="same",

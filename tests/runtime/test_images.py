@@ -208,7 +208,7 @@ def test_other_channel_counts_take_arrays(tmp_path: Path):
     st.integers(1, 60),
     st.integers(1, 60),
     st.sampled_from([1, 2, 3, 4]),
-    st.sampled_from(["stretch", "pad", "crop"]),
+    st.sampled_from(["stretch", "pad", "crop", "center"]),
     st.sampled_from([1, 3]),
     st.integers(1, 40),
     st.integers(1, 40),
@@ -221,7 +221,7 @@ def test_every_size_gives_the_models_input(
     assert found.shape == (channels, height, width)
     assert found.min() >= 0
     assert found.max() <= 255 * (1 + 1e-5)
-    if rule != "pad":
+    if rule in ("stretch", "crop"):
         np.testing.assert_allclose(found, 255, rtol=1e-5)
 
 
@@ -247,7 +247,14 @@ def test_crop_takes_the_middle():
     )
 
 
-@pytest.mark.parametrize("rule", ["stretch", "pad", "crop"])
+def test_center_cuts_and_pads_without_scaling():
+    pixels = np.arange(40, dtype=np.uint8).reshape(10, 4)
+    found = prepare(pixels, Preprocessing(6, 6, 1, 1.0, resize="center"))[0]
+    np.testing.assert_array_equal(found[:, 1:5], pixels[2:8])
+    assert (found[:, [0, 5]] == 0).all()
+
+
+@pytest.mark.parametrize("rule", ["stretch", "pad", "crop", "center"])
 def test_extreme_aspect_ratios(rule: str):
     for shape in ((1, 30000), (30000, 1)):
         found = prepare(np.ones(shape, np.uint8), Preprocessing(28, 28, 1, resize=rule))
