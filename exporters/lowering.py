@@ -53,8 +53,10 @@ def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
     proto.set_opset(model, DOMAIN, VERSION)
     if expanded:
         model.opset_import.append(helper.make_opsetid(_EXPANDED, 1))
-        model = inliner.inline_local_functions(model)
-        proto.set_opset(model, _EXPANDED, None)
-        model = simplify(proto.inferred(model))
+        inlined = inliner.inline_local_functions(model)
+        proto.set_opset(inlined, _EXPANDED, None)
+        inlined = simplify(proto.inferred(inlined))
+        proto.keep_signature(inlined, model)
+        model = inlined
     proto.remove_unused_tensors(model)
     return model

@@ -125,6 +125,11 @@ def strip_notes(model: onnx.ModelProto) -> None:
     model.doc_string = ""
 
 
+def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
+    """Give the outputs the shapes of the original: inlining renames their free dimensions."""
+    _replace(model.graph.output, list(original.graph.output))
+
+
 def set_opset(model: onnx.ModelProto, domain: str, version: int | None) -> None:
     """Import a domain at a version, or no longer (None). The default domain stays first."""
     entries = [e for e in model.opset_import if e.domain != domain]
@@ -201,6 +206,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ValueError(f"no function body for {', '.join(left)}")
     set_opset(copy, DOMAIN, None)
     folded = simplify(inferred(copy))
+    keep_signature(folded, model)
     remove_dead_nodes(folded)
     return folded
 

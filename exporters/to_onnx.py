@@ -25,7 +25,7 @@ from capsedge.exporters.rewrites import Rewrites
 from capsedge.exporters.simplify import simplify
 from capsedge.exporters.translation import translation_table
 from capsedge.models import CapsuleModel, build
-from capsedge.runtime.files import write_bytes
+from capsedge.runtime.files import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
 
 IR_VERSION = 10
@@ -82,6 +82,8 @@ def export(
     """
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     path = Path(path)
+    if not dry_run:
+        check_writable(path)
     rewrites = rewrites or Rewrites()
     _check_parameters(model)
     with _evaluating(model):
@@ -279,6 +281,7 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", message=".*The axis name")
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
     finally:

@@ -48,6 +48,29 @@ def replacing(target: Path | str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(target: Path | str) -> None:
+    """Find out before long work whether ``target`` can be written; changes nothing.
+
+    Raises:
+        UsageError: as ``replacing``.
+    """
+    target = Path(target)
+    if target.is_dir():
+        raise UsageError(f"Cannot write {target}.", "It is a folder.", "Name a file.")
+    if not target.parent.is_dir():
+        raise UsageError(
+            f"Cannot write {target}.",
+            f"There is no folder {target.parent}.",
+            "Make it, or choose another place with -o.",
+        )
+    if not os.access(target.parent, os.W_OK):
+        raise UsageError(
+            f"Cannot write {target}.",
+            f"The folder {target.parent} is not yours to write in.",
+            "Choose another place with -o.",
+        )
+
+
 def write_bytes(target: Path | str, data: bytes) -> None:
     """Write a file whole or not at all; raises as ``replacing`` does."""
     with replacing(target) as temporary:
