@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend
 
 DOMAIN = "capsedge"
-_MARK = re.compile(r"^(\w+Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$")
+_MARK = re.compile(r"^((?:Dynamic|EM|Attention)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$")
 # Node names of a first attention pass that became a convolution: its last node, and its first.
 _UNIFORM, _UNIFORM_INPUT = "_uniform", "_uniform_Reshape_0"
 

@@ -40,6 +40,7 @@ class Call:
         steps: iteration 0 and every iteration that this call makes.
         uniform: attention without parents: the first pass.
         sources: the calls that made its children and, with attention, its parents; None for other sources.
+        live: whether what it makes reaches the last call.
     """
 
     operator: str
@@ -54,14 +55,14 @@ def trace(module: nn.Module, images: Tensor) -> list[Call]:
     """Run a module and unroll every routing operator that it calls, in order.
 
     The unrolled values come from the operator's own definition, run with 1, 2, ... T iterations. Calls that
-    reach no later call and are not the last (outside the light cone of concurrent routing) are left out.
+    do not reach the last one (outside the light cone of concurrent routing) are not ``live``.
     """
     recorder = _Recorder(module)
     with torch.no_grad(), recorder:
         module(images)
     if recorder.calls:
         _mark_live(recorder.calls[-1])
-    return [call for call in recorder.calls if call.live]
+    return recorder.calls
 
 
 def _mark_live(call: Call) -> None:
