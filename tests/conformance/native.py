@@ -87,6 +87,7 @@ def fused_session(
 ) -> Any:
     """A session over one node; inputs named in ``constants`` are initializers of the file."""
     import onnxruntime
+
     from capsedge.runtime.native_library import find_library
 
     options = onnxruntime.SessionOptions()

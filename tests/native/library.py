@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from capsedge.runtime.native_library import find_library
 from numpy.typing import NDArray
+
+from capsedge.runtime.native_library import find_library
 
 Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1}
@@ -79,7 +80,12 @@ class Operator:
     """
 
     def __init__(
-        self, name: str, attributes: Mapping[str, Any], *, level: str | None = None, threads: int = 2
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        *,
+        level: str | None = None,
+        threads: int = 2,
     ) -> None:
         library = load()
         assert library is not None
@@ -135,7 +141,9 @@ class Operator:
             self._library.capsedge_destroy(self._handle)
 
 
-def output_shapes(operator: str, inputs: Sequence[Array], attributes: Mapping[str, Any]) -> list[Any]:
+def output_shapes(
+    operator: str, inputs: Sequence[Array], attributes: Mapping[str, Any]
+) -> list[Any]:
     """Shapes of the outputs of docs/operators.md."""
     shapes = [x.shape for x in inputs]
     if operator == "Squash":

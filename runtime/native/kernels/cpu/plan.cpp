@@ -69,12 +69,15 @@ Votes plan_votes(const Level& level, const std::vector<Child>& children, const f
   votes.pose_elements = static_cast<int>(rows * columns);
   votes.parents = static_cast<int>(parents);
   votes.lanes = static_cast<int>(round_up(parents, level.width));
-  votes.tile_stride = round_up(units * rows * columns * parents, kSlack);
+  // Reading the last parents in a whole vector must not reach the next child's votes, which another thread may
+  // be writing when votes are kept.
+  const int64_t overhang = parents % level.width ? level.width : 0;
+  votes.tile_stride = round_up(units * rows * columns * parents + overhang, kSlack);
   return votes;
 }
 
 int64_t scratch_floats(const Votes& votes) {
-  return kBlock * (static_cast<int64_t>(votes.lanes) + votes.tile_stride) + kSlack;
+  return kBlock * (static_cast<int64_t>(votes.lanes) + votes.tile_stride);
 }
 
 void to_parents(const Votes& votes, const float* from, float* to) {

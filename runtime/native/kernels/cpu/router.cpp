@@ -62,7 +62,7 @@ class Run {
   // All passes of one group in one task.
   void group_by_itself(const Group& group) const {
     const int64_t floats = group.units * unit_floats_;
-    const int64_t votes = r_.children * r_.votes.tile_stride + kSlack;
+    const int64_t votes = r_.children * r_.votes.tile_stride;
     const bool keep = r_.passes > 1 && votes <= kKeptByTask;
     float* query = thread_scratch(3 * floats + (keep ? votes : 0) + scratch_floats(r_.votes));
     float* sum = query + floats;
@@ -86,7 +86,7 @@ class Run {
   void groups_by_chunk(int64_t first, int64_t last, int64_t units) const {
     const int64_t first_unit = group(first).unit;
     const int64_t floats = units * unit_floats_;
-    const int64_t group_votes = r_.children * r_.votes.tile_stride + kSlack;
+    const int64_t group_votes = r_.children * r_.votes.tile_stride;
     const bool keep = r_.passes > 1 && (last - first) * group_votes <= kKeptByAll;
     Buffer queries(floats), parts(chunks_ * floats), kept(keep ? (last - first) * group_votes : 0);
     std::fill(queries.data(), queries.data() + floats, 0.0f);
