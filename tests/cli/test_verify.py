@@ -1,0 +1,110 @@
+"""``capsedge verify``: the last line, the exit code, the certificate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
+
+import capsedge  # noqa: E402
+from capsedge.checkpoint import save_checkpoint  # noqa: E402
+from capsedge.models import build, get_config  # noqa: E402
+from capsedge.models.config import Conv  # noqa: E402
+from capsedge.runtime.files import sha256  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> tuple[Path, Path]:
+    """A checkpoint and the file exported from it."""
+    folder = tmp_path_factory.mktemp("cli-verify")
+    torch.manual_seed(3)
+    config = get_config("digits-dynamic")
+    model = build(
+        config, stem=(Conv(8, 9, 2),), primary_types=4, primary_kernel=5, decoder=()
+    ).eval()
+    checkpoint, path = folder / "m.safetensors", folder / "m.onnx"
+    save_checkpoint(model, checkpoint)
+    capsedge.export(model, path, checkpoint_sha256=sha256(checkpoint))
+    return checkpoint, path
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", "from capsedge.cli import main; main()", "verify"]
+    return subprocess.run([*program, *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_passes(exported, tmp_path) -> None:
+    checkpoint, path = exported
+    done = _run(path, "--checkpoint", checkpoint, "--limit", 4, "-o", tmp_path / "c.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "PASSED"
+    assert "lengths" in done.stdout
+    assert "top-1 agreement" in done.stdout
+    assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "PASSED"
+
+
+def test_fails_with_exit_code_4_and_a_ledger(exported, tmp_path) -> None:
+    checkpoint, path = exported
+    out = tmp_path / "c.json"
+    arguments = ("--limit", 2, "--atol", "lengths:0", "--rtol", "0", "--ops", "portable", "-o", out)
+    done = _run(path, "--checkpoint", checkpoint, *arguments)
+    assert done.returncode == 4, done.stderr
+    assert done.stdout.splitlines()[-1] == "FAILED"
+    assert "Routing ledger" in done.stdout
+    certificate = json.loads(out.read_text())  # written all the same
+    assert certificate["verdict"] == "FAILED"
+    assert certificate["ledger"]["rows"]
+
+
+def test_json_is_one_document(exported) -> None:
+    checkpoint, path = exported
+    done = _run(path, "--checkpoint", checkpoint, "--limit", 2, "--json")
+    document = json.loads(done.stdout)
+    assert document["schema"] == 1
+    assert document["samples"]["images"] == 2
+
+
+def test_exit_codes_of_bad_input(exported, tmp_path) -> None:
+    checkpoint, path = exported
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(path.read_bytes()[:3000])
+    other = tmp_path / "other.safetensors"
+    save_checkpoint(build("digits-em"), other)
+    for arguments, code, word in (
+        ((path,), 2, "--checkpoint"),
+        ((path, "--checkpoint", other), 6, "not exported from"),
+        ((path, "--checkpoint", tmp_path / "none.safetensors"), 2, "no checkpoint"),
+        ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "two references"),
+        ((path, "--model", "digits-dinamic"), 2, "digits-dynamic"),
+        ((path, "--model", "capsnet-mnist"), 2, "no trained weights"),
+        ((path, "--checkpoint", checkpoint, "--atol", "poses:x"), 2, "--atol"),
+        ((path, "--checkpoint", checkpoint, "--data", tmp_path / "no"), 2, "no"),
+        ((cut, "--checkpoint", checkpoint), 6, "ONNX"),
+        ((tmp_path / "none.onnx", "--checkpoint", checkpoint), 2, "none.onnx"),
+        (
+            (path, "--checkpoint", checkpoint, "--limit", 2, "-o", tmp_path / "no" / "c.json"),
+            2,
+            "c.json",
+        ),
+    ):
+        done = _run(*arguments)
+        assert done.returncode == code, (arguments, done.stderr)
+        assert word in done.stderr, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_without_torch(exported) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from capsedge.cli import main; sys.argv[1:] = ['verify', sys.argv[1]]; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(exported[1])], capture_output=True, text=True
+    )
+    assert done.returncode == 3
+    assert "capsedge[export]" in done.stderr

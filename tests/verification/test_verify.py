@@ -1,0 +1,221 @@
+"""``capsedge.verify``: passes what is equal, fails what is not, refuses what does not belong together."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+import capsedge
+from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.runtime.files import sha256
+
+ROUTINGS = ("dynamic", "em", "attention")
+
+
+def _scaled_weight(path, target, name: str, factor: float):
+    """A copy of a file with one initializer scaled."""
+    model = onnx.load(path)
+    (tensor,) = [t for t in model.graph.initializer if t.name == name]
+    tensor.CopyFrom(
+        numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(factor), name)
+    )
+    onnx.save(model, target)
+    return target
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("ops", ["auto", "portable"])
+def test_equal_models_pass(families, routing: str, ops: str) -> None:
+    exported = families[routing]
+    seen = []
+    certificate = capsedge.verify(
+        exported.checkpoint, exported.onnx(ops), limit=8, progress=lambda *step: seen.append(step)
+    )
+    assert certificate.passed, certificate.failures
+    document = certificate.to_dict()
+    assert document["samples"]["decisions"]["agreement"] == 1.0
+    assert document["ledger"] is None
+    done, total = zip(*seen, strict=True)
+    assert set(total) == {8 + len(document["hard_cases"]["names"])}
+    assert done[-1] == total[0]
+
+
+def test_certificate_is_a_checked_chain(dynamic, tmp_path) -> None:
+    path = dynamic.onnx(extra_outputs=("couplings",))
+    certificate = capsedge.verify(dynamic.checkpoint, path, limit=4)
+    certificate.save(tmp_path / "c.json")
+    document = json.loads((tmp_path / "c.json").read_text())
+    first, second = document["chain"]
+    assert first["kind"] == "checkpoint"
+    assert first["sha256"] == sha256(dynamic.checkpoint)
+    assert second["kind"] == "onnx"
+    assert second["sha256"] == sha256(path)
+    assert second["checkpoint_sha256"] == first["sha256"]
+    assert {"python", "torch", "onnxruntime", "capsedge"} <= document["versions"].keys()
+    assert {"cpu", "cores", "architecture"} <= document["machine"].keys()
+    assert [o["name"] for o in document["samples"]["outputs"]] == ["lengths", "poses", "couplings"]
+    assert len(document["samples"]["sha256"]) == 64
+    assert str(dynamic.folder) not in json.dumps(document)  # no folders of this machine
+
+
+def test_file_is_not_changed(dynamic) -> None:
+    path = dynamic.onnx()
+    before = sha256(path)
+    capsedge.verify(
+        dynamic.checkpoint, path, limit=2, atol=0, rtol=0
+    )  # fails, so the ledger probes
+    assert sha256(path) == before
+
+
+def test_another_weight_fails_and_names_the_outputs(dynamic, tmp_path) -> None:
+    name = "model.classes.weight"
+    wrong = _scaled_weight(dynamic.onnx(), tmp_path / "w.onnx", name, 1.01)
+    certificate = capsedge.verify(dynamic.checkpoint, wrong, limit=4)
+    assert certificate.verdict == "FAILED"
+    assert any(f.startswith("lengths") for f in certificate.failures)
+    with pytest.raises(ParityError, match="lengths"):
+        certificate.check()
+
+
+def test_flips_are_found_and_counted(dynamic, tmp_path) -> None:
+    """Class capsules in another order: same lengths, other decisions."""
+    model = onnx.load(dynamic.onnx())
+    for tensor in model.graph.initializer:
+        if tensor.name == "model.classes.weight":
+            swapped = numpy_helper.to_array(tensor)[:, ::-1].copy()
+            tensor.CopyFrom(numpy_helper.from_array(swapped, tensor.name))
+    path = tmp_path / "flipped.onnx"
+    onnx.save(model, path)
+    certificate = capsedge.verify(dynamic.checkpoint, path, limit=20, atol=1e9)
+    decisions = certificate.to_dict()["samples"]["decisions"]
+    assert decisions["flips"] >= 15
+    assert decisions["agreement"] <= 0.25
+    margins = [f["margin"] for f in decisions["flips_by_margin"]]
+    assert margins == sorted(margins, reverse=True)
+    assert any("flipped" in f for f in certificate.failures)
+    # The numbers were allowed to differ and so, when asked, are the decisions.
+    assert capsedge.verify(dynamic.checkpoint, path, limit=4, atol=1e9, min_agreement=0).passed
+
+
+def test_nan_fails(dynamic, tmp_path) -> None:
+    wrong = _scaled_weight(dynamic.onnx(), tmp_path / "n.onnx", "model.classes.weight", math.nan)
+    certificate = capsedge.verify(dynamic.checkpoint, wrong, limit=4)
+    assert any("NaN or infinite" in f for f in certificate.failures)
+    json.dumps(certificate.to_dict(), allow_nan=False)
+
+
+def test_other_checkpoint_is_refused(families) -> None:
+    with pytest.raises(ArtefactError, match="not exported from"):
+        capsedge.verify(families["em"].checkpoint, families["dynamic"].onnx(), limit=2)
+
+
+def test_file_without_a_known_checkpoint(dynamic) -> None:
+    with pytest.raises(UsageError, match="--checkpoint"):
+        capsedge.verify(None, dynamic.onnx(), limit=2)
+
+
+def test_reference_has_the_iterations_of_the_file(families) -> None:
+    exported = families["em"]
+    assert capsedge.verify(exported.checkpoint, exported.onnx(iterations=2), limit=4).passed
+
+
+def test_module_in_memory_is_left_as_it_is(dynamic) -> None:
+    module = dynamic.model.train()
+    try:
+        certificate = capsedge.verify(module, dynamic.onnx(), limit=2)
+        assert certificate.passed
+        assert module.training
+        assert certificate.chain[0].kind == "module"
+    finally:
+        module.eval()
+
+
+def test_module_of_ones_own(tmp_path) -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(2, 3 * 4, 5, 4)
+
+        def forward(self, images):
+            poses = self.conv(images).flatten(2).mean(-1).unflatten(1, (3, 4))
+            return capsedge_ops.squash(poses), poses.sum(-1)
+
+    from capsedge import ops as capsedge_ops
+
+    module = Own().eval()
+    path = tmp_path / "own.onnx"
+    capsedge.export(module, path, example=torch.rand(2, 2, 12, 12))
+    certificate = capsedge.verify(module, path, limit=3)
+    assert certificate.passed, certificate.failures
+    assert certificate.to_dict()["samples"]["decisions"] is None
+    with torch.no_grad():
+        module.conv.weight.mul_(1.5)
+    assert not capsedge.verify(module, path, limit=3).passed
+
+
+def test_fixed_batch_and_a_rest(dynamic) -> None:
+    path = dynamic.onnx(batch=3)
+    certificate = capsedge.verify(dynamic.checkpoint, path, limit=4)
+    assert certificate.passed, certificate.failures
+    assert certificate.to_dict()["samples"]["images"] == 4
+
+
+def test_accuracy_where_labels_are(dynamic, tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (12, 28, 28), np.uint8)
+    session = capsedge.load(dynamic.onnx())
+    top = np.array([p.labels[0].index for p in session.predict(list(images))])
+    labels = top.copy()
+    labels[:3] = (labels[:3] + 1) % 10
+    np.savez(tmp_path / "d.npz", images=images, labels=labels)
+    decisions = capsedge.verify(dynamic.checkpoint, dynamic.onnx(), tmp_path / "d.npz").to_dict()[
+        "samples"
+    ]["decisions"]
+    assert decisions["accuracy_reference"] == decisions["accuracy_found"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_agreement": 1.5},
+        {"limit": 0},
+        {"atol": -1.0},
+        {"rtol": math.nan},
+        {"atol": {"nothing": 1.0}},
+        {"ops": "quick"},
+        {"data": "/no/such/folder"},
+    ],
+    ids=str,
+)
+def test_bad_arguments(dynamic, options: dict) -> None:
+    with pytest.raises(UsageError):
+        capsedge.verify(dynamic.checkpoint, dynamic.onnx(), **options)
+
+
+def test_truncated_file(dynamic, tmp_path) -> None:
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(dynamic.onnx().read_bytes()[:5000])
+    with pytest.raises(ArtefactError):
+        capsedge.verify(dynamic.checkpoint, cut)
+
+
+def test_a_model_that_takes_no_images(dynamic, tmp_path) -> None:
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [value("x", 1, ["N", 3])],
+        [value("y", 1, ["N", 3])],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ArtefactError, match="takes no images"):
+        capsedge.verify(dynamic.checkpoint, tmp_path / "m.onnx")
