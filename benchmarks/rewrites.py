@@ -3,9 +3,9 @@
     python -m benchmarks.rewrites                       # Tsai et al. 2020, table 8, two passes, batch 1
     python -m benchmarks.rewrites --each --json         # every rewrite left out alone as well
 
-The variants run alternately in one process, so that whatever else the machine does falls on all of them. Both the
-time on the clock and the CPU time (all threads) of each run are reported, as medians with the 10th and 90th
-percentiles; the ratio of the CPU times hardly moves when the machine is busy.
+The variants run alternately in one process, so that whatever else the machine does falls on all of
+them. Both the time on the clock and the CPU time (all threads) of each run are reported, as medians
+with the 10th and 90th percentiles; the ratio of the CPU times hardly moves when the machine is busy.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+
 from capsedge.exporters import Rewrites, export
 from capsedge.models import build
 

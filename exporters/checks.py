@@ -104,10 +104,11 @@ def compare(
 ) -> tuple[CaseParity, ...]:
     """Compare a loaded file with the eager module on every case.
 
-    An element passes within ``atol + rtol·size + 4·e``: ``size`` is the largest magnitude along the reference's last
-    axis, because rounding follows the size of a pose and not that of its smallest element; ``e`` is how far the FP32
-    module is from itself in FP64 there. Routing feeds rounding back through exponentials, so that on extreme inputs
-    FP32 defines the result only up to ``e``, whoever computes it.
+    An element passes within ``atol + rtol·size + 4·e``: ``size`` is the largest magnitude along the
+    reference's last axis, because rounding follows the size of a pose and not that of its smallest
+    element; ``e`` is how far the FP32 module is from itself in FP64 there. Routing feeds rounding back
+    through exponentials, so that on extreme inputs FP32 defines the result only up to ``e``, whoever
+    computes it.
 
     Args:
         module: returns a tuple of tensors, one for each name.
@@ -142,7 +143,7 @@ def compare(
 def _run_exact(
     exact: nn.Module, tensors: Sequence[Tensor], wanted: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The module's outputs in FP64; its FP32 outputs where it cannot run in FP64 (a type fixed in its code)."""
+    """The module's outputs in FP64; the FP32 ones where its code fixes a type and it cannot run."""
     doubles = [t.double() if t.dtype.is_floating_point else t for t in tensors]
     try:
         return [t.numpy() for t in exact(*doubles)]

@@ -1,4 +1,4 @@
-"""Exact rewrite 1 for attention routing: a pass with zero parents is a convolution and a layer normalization."""
+"""Exact rewrite 1 for attention routing: a pass with zero parents is a convolution and LayerNorm."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from capsedge.exporters.operators import attributes_of
 def replace_uniform_passes(model: onnx.ModelProto) -> int:
     """Replace every ``AttentionRouting`` node whose parents are zero; returns how many.
 
-    Zero parents make all agreements zero and every coupling ``1/M``, so the sum over a window's children is a linear
-    map of the window: with the pose's row folded into the batch, a convolution from ``C·K`` to ``M·L`` channels (one
-    matrix product where the window is the whole grid). The weights are laid out here, ``1/M`` included. A node whose
-    weights are not constant stays.
+    Zero parents make all agreements zero and every coupling ``1/M``, so the sum over a window's
+    children is a linear map of the window: with the pose's row folded into the batch, a convolution
+    from ``C·K`` to ``M·L`` channels (one matrix product where the window is the whole grid). The
+    weights are laid out here, ``1/M`` included. A node whose weights are not constant stays.
     """
     shapes, constants = proto.shapes_of(model), proto.constants_of(model)
     producers = {o: n for n in model.graph.node for o in n.output}

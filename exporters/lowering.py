@@ -1,4 +1,4 @@
-"""From the nodes of the translation to the file's graph: ``capsedge`` nodes, or standard ones with couplings."""
+"""From the translation's nodes to those of the file: ``capsedge``, or standard with couplings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _EXPANDED = "capsedge.expanded"
 def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
     """Replace every translated node.
 
-    A node whose couplings nobody reads becomes a ``capsedge`` node. One whose couplings are read becomes standard
-    operators that give both, since the ONNX operators have no such output.
+    A node whose couplings nobody reads becomes a ``capsedge`` node. One whose couplings are read
+    becomes standard operators that give both, since the ONNX operators have no such output.
 
     Raises:
         ValueError: an input of a node has no shape.

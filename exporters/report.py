@@ -15,9 +15,10 @@ class CaseParity:
         case: name of the input case and its batch.
         output: name of the output.
         max_abs: largest absolute difference.
-        max_rel: largest ``difference / size``, the size being the largest magnitude along the reference's last axis
-            (the pose), at least ``atol``.
-        reference_error: largest difference of the module from itself in FP64: how well FP32 defines the output.
+        max_rel: largest ``difference / size``, the size being the largest magnitude along the
+            reference's last axis (the pose), at least ``atol``.
+        reference_error: largest difference of the module from itself in FP64: how well FP32 defines
+        the output.
         excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
         passed: whether it is inside the tolerance.
     """

@@ -1,7 +1,8 @@
 """Constant folding and clean-up of a graph, exact but for the folding of batch normalization into weights.
 
-Not ``onnxscript.optimizer.optimize`` (which ``torch.onnx.export(optimize=True)`` runs too): its rule ``x + 0 -> x``
-takes any constant up to 1e-8 for zero, and so removes the epsilon that keeps a squash of the zero vector finite.
+Not ``onnxscript.optimizer.optimize`` (which ``torch.onnx.export(optimize=True)`` runs too): its rule
+``x + 0 -> x`` takes any constant up to 1e-8 for zero, and so removes the epsilon that keeps a squash
+of the zero vector finite.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ROUNDS = 3  # one step opens the way for another: a fold, a rewrite, a fold
 
 
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with constants folded and lifted to initializers, casts and transposes merged, duplicates shared.
+    """A copy with constants folded into initializers, casts and transposes merged, duplicates shared.
 
     Nodes that reach no output are removed, as are functions that nothing calls.
     """

@@ -54,8 +54,8 @@ def export(
 ) -> ExportReport:
     """Export a capsule network to one self-contained ONNX file and prove it equal.
 
-    The file is checked (full check, strict shape inference), loaded and run in ONNX Runtime and compared with the
-    module on random and hard inputs before anything is written.
+    The file is checked (full check, strict shape inference), loaded and run in ONNX Runtime and
+    compared with the module on random and hard inputs before anything is written.
 
     Args:
         model: one of the package's models, or any module that uses ``capsedge.ops``.

@@ -1,8 +1,9 @@
 """PyTorch's capsule operators to ONNX nodes while ``torch.onnx.export`` runs.
 
-The nodes made here are in a domain of our own, ``capsedge.torch``, with the couplings as an output, because the torch
-operators have it; ``lowering`` then makes ``capsedge`` nodes of them. A private domain also keeps ONNX's global
-registry free of ``capsedge`` schemas, which would stop shape inference through the function bodies.
+The nodes made here are in a domain of our own, ``capsedge.torch``, with the couplings as an output,
+because the torch operators have it; ``lowering`` then makes ``capsedge`` nodes of them. A private
+domain also keeps ONNX's global registry free of ``capsedge`` schemas, which would stop shape inference
+through the function bodies.
 """
 
 from __future__ import annotations

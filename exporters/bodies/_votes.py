@@ -1,8 +1,8 @@
 """Votes in the layout that routes fastest: ``[N·S, M, I, P]``, parents before children.
 
-``S`` output positions, ``I`` children of a window, ``M`` parents, ``P = R·L`` elements of a pose of ``R`` rows. With
-the children next to the pose, the weighted sum and the agreement of a parent are one matrix product each that
-reads the votes once and writes nothing of their size.
+``S`` output positions, ``I`` children of a window, ``M`` parents, ``P = R·L`` elements of a pose of
+``R`` rows. With the children next to the pose, the weighted sum and the agreement of a parent are one
+matrix product each that reads the votes once and writes nothing of their size.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def windows(b: Body, x: str, height: int, width: int, cell: int, index: np.ndarr
     return b.op("Gather", flat, b.ints(order.tolist()), axis=1)
 
 
-def votes(b: Body, children: str, weight: str, sizes: tuple[int, int, int, int, int, int]) -> str:
+def votes(b: Body, children: str, weight: str, sizes: tuple[int, int, int, int, int]) -> str:
     """Votes ``[N·S, M, I, R·L]``.
 
     Args:
         children: ``[N, S*I*R*K]`` in this order, in any shape.
         weight: ``[I, K, M*L]``.
-        sizes: S, I, R, K, M, L.
+        sizes: I, R, K, M, L.
     """
-    s, i, r, k, m, out = sizes
+    i, r, k, m, out = sizes
     x = b.transpose(b.reshape(children, -1, i, r * k), 1, 0, 2)
     v = b.op("MatMul", b.reshape(x, i, -1, k), weight)
     v = b.transpose(b.reshape(v, i, -1, r, m, out), 1, 3, 0, 2, 4)

@@ -21,12 +21,12 @@ def build(b: Body) -> None:
     size = rows * out
     strides = (b.attributes["strides"][0], b.attributes["strides"][1])
     index = window_index(height, width, (kh, kw), strides)
-    s, cells = index.shape
+    cells = index.shape[1]
     i = cells * types
 
     matrix = b.transpose(b.reshape(b.input("weight"), i, m, k, out), 0, 2, 1, 3)
     children = windows(b, b.input("pose"), height, width, types * size_in, index)
-    v = votes(b, children, b.reshape(matrix, i, k, m * out), (s, i, rows, k, m, out))
+    v = votes(b, children, b.reshape(matrix, i, k, m * out), (i, rows, k, m, out))
     parent = b.op("Mul", b.input("parent"), b.constant(b.attributes["agreement_scale"]))
     couplings = b.op("Softmax", agreement(b, v, parent, m, i, size), axis=1)
     couplings = b.mark(couplings, "iter1_couplings")

@@ -45,7 +45,7 @@ def build(b: Body) -> None:
         v = b.mark(v, "iter1_pose")
         iterations = 0
     else:
-        u_hat = votes(b, u, weight_matrix, (1, i, 1, size, j, out))
+        u_hat = votes(b, u, weight_matrix, (i, 1, size, j, out))
     for iteration in range(iterations):
         if iteration:
             couplings = _softmax_over_parents(b, logits, leaky)

@@ -39,7 +39,7 @@ def build(b: Body) -> None:
         )
     matrix = b.transpose(b.reshape(weight, i, m, side, side), 0, 2, 1, 3)
     children = windows(b, b.input("pose"), height, width, types * size, index)
-    v = votes(b, children, b.reshape(matrix, i, side, m * side), (s, i, side, side, m, side))
+    v = votes(b, children, b.reshape(matrix, i, side, m * side), (i, side, side, m, side))
     if b.attributes["coordinate_addition"]:
         add = np.repeat(_coordinates(height, width, side)[index], types, axis=1)  # [S, I, P]
         v = b.op("Add", b.reshape(v, -1, s, m, i, size), b.constant(add[:, None]))

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+
 from capsedge import cli
 from capsedge.checkpoint import save_checkpoint
 from capsedge.runtime.files import sha256

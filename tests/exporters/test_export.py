@@ -232,7 +232,7 @@ def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.Monkey
         attach(model, rewrites)
 
     monkeypatch.setattr(proto, "attach_functions", wrong)
-    with pytest.raises(ParityError, match="Output '(lengths|poses)' on input") as caught:
+    with pytest.raises(ParityError, match=r"Output '(lengths|poses)' on input") as caught:
         export(network("dynamic"), tmp_path / "m.onnx")
     assert caught.value.exit_code == 4
     assert not list(tmp_path.iterdir())
