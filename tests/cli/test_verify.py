@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
 
 import capsedge  # noqa: E402
 from capsedge.checkpoint import save_checkpoint  # noqa: E402
+from capsedge.cli import app  # noqa: E402
 from capsedge.models import build, get_config  # noqa: E402
 from capsedge.models.config import Conv  # noqa: E402
 from capsedge.runtime.files import sha256  # noqa: E402
@@ -33,14 +35,19 @@ def exported(tmp_path_factory) -> tuple[Path, Path]:
     return checkpoint, path
 
 
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-c", "from capsedge.cli import main; main()", "verify"]
-    return subprocess.run([*program, *map(str, arguments)], capture_output=True, text=True)
+def _run(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output, error message; in this process, as torch takes seconds to load."""
+    result = CliRunner().invoke(app, ["verify", *map(str, arguments)])
+    if isinstance(result.exception, capsedge.CapsedgeError):
+        return int(result.exception.exit_code), result.stdout, str(result.exception)
+    return result.exit_code, result.stdout, result.stderr
 
 
 def test_passes(exported, tmp_path) -> None:
     checkpoint, path = exported
-    done = _run(path, "--checkpoint", checkpoint, "--limit", 4, "-o", tmp_path / "c.json")
+    arguments = (path, "--checkpoint", checkpoint, "--limit", 4, "-o", tmp_path / "c.json")
+    program = [sys.executable, "-c", "from capsedge.cli import main; main()", "verify"]
+    done = subprocess.run([*program, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "PASSED"
     assert "lengths" in done.stdout
@@ -52,10 +59,10 @@ def test_fails_with_exit_code_4_and_a_ledger(exported, tmp_path) -> None:
     checkpoint, path = exported
     out = tmp_path / "c.json"
     arguments = ("--limit", 2, "--atol", "lengths:0", "--rtol", "0", "--ops", "portable", "-o", out)
-    done = _run(path, "--checkpoint", checkpoint, *arguments)
-    assert done.returncode == 4, done.stderr
-    assert done.stdout.splitlines()[-1] == "FAILED"
-    assert "Routing ledger" in done.stdout
+    code, text, message = _run(path, "--checkpoint", checkpoint, *arguments)
+    assert code == 4, message
+    assert text.splitlines()[-1] == "FAILED"
+    assert "Routing ledger" in text
     certificate = json.loads(out.read_text())  # written all the same
     assert certificate["verdict"] == "FAILED"
     assert certificate["ledger"]["rows"]
@@ -63,8 +70,8 @@ def test_fails_with_exit_code_4_and_a_ledger(exported, tmp_path) -> None:
 
 def test_json_is_one_document(exported) -> None:
     checkpoint, path = exported
-    done = _run(path, "--checkpoint", checkpoint, "--limit", 2, "--json")
-    document = json.loads(done.stdout)
+    _, text, _ = _run(path, "--checkpoint", checkpoint, "--limit", 2, "--json")
+    document = json.loads(text)
     assert document["schema"] == 1
     assert document["samples"]["images"] == 2
 
@@ -92,10 +99,9 @@ def test_exit_codes_of_bad_input(exported, tmp_path) -> None:
             "c.json",
         ),
     ):
-        done = _run(*arguments)
-        assert done.returncode == code, (arguments, done.stderr)
-        assert word in done.stderr, (arguments, done.stderr)
-        assert "Traceback" not in done.stderr
+        found, _, message = _run(*arguments)
+        assert found == code, (arguments, message)
+        assert word in message, (arguments, message)
 
 
 def test_without_torch(exported) -> None:
@@ -108,3 +114,4 @@ def test_without_torch(exported) -> None:
     )
     assert done.returncode == 3
     assert "capsedge[export]" in done.stderr
+    assert "Traceback" not in done.stderr
