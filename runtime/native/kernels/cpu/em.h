@@ -121,13 +121,14 @@ static void em(const EmPass& pass) {
       for (; c + 8 <= count; c += 8) log_density<8>(pass, votes + c * shape.tile_stride, share + c * lanes);
       for (; c < count; ++c) log_density<1>(pass, votes + c * shape.tile_stride, share + c * lanes);
     }
-    for (int c = 0; c < count; ++c) {
-      const float a = pass.activation[shape.children[first + c].capsule];
-      if (pass.first_pass) {
-        for (int v = 0; v < lanes; v += W) store(share + c * lanes + v, splat(a / static_cast<float>(shape.parents)));
-      } else {
-        softmax(share + c * lanes, shape.parents, lanes, false, a);
-      }
+    float a[kBlock];
+    for (int c = 0; c < count; ++c) a[c] = pass.activation[shape.children[first + c].capsule];
+    if (pass.first_pass) {
+      for (int c = 0; c < count; ++c)
+        for (int v = 0; v < lanes; v += W)
+          store(share + c * lanes + v, splat(a[c] / static_cast<float>(shape.parents)));
+    } else {
+      softmax(count, share, shape.parents, lanes, false, a);
     }
     for (int v = 0; v < lanes; v += W) {
       V mass{};
@@ -175,7 +176,7 @@ static void em_finish(const EmFinish& f) {
     const V cost = madd(splat(static_cast<float>(f.pose_elements)), load(f.beta_u + v), half) * mass;
     const V logit = (load(f.beta_a + v) - cost) * f.inverse_temperature;
     // z = exp -|logit|: sigmoid and its logarithm without overflow.
-    const V z = exp(-abs(logit));
+    const V z = exp_of_negative(-abs(logit));
     const V sigmoid = select(logit < V{}, z, splat(1.0f)) / (z + 1.0f);
     const V log_sigmoid = select(logit < V{}, logit, V{}) - log(z + 1.0f);
     store(f.activation + v, sigmoid);

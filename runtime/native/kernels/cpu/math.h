@@ -7,12 +7,12 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// Relative error at most 1.2e-7 for -87.3 <= x <= 88.7; zero below, where the result would be subnormal;
-// infinity above; NaN stays NaN.
-CAPSEDGE_INLINE V exp(V x) {
-  const V low = splat(-87.33654f), high = splat(88.72283f);
-  V y = x < low ? low : x;
-  y = y > high ? high : y;
+// 2^n and the polynomial: exp y = p · 2^n for finite y, n returned as the bits that a float's exponent needs.
+struct Power {
+  V p;
+  VI exponent;
+};
+CAPSEDGE_INLINE Power power(V y) {
   // y = n ln 2 + r, |r| <= ln 2 / 2. Adding 1.5 · 2^23 leaves n in the low bits; ln 2 in two parts, the
   // first with so few bits that n times it is exact.
   const V shifter = splat(12582912.0f);
@@ -27,14 +27,34 @@ CAPSEDGE_INLINE V exp(V x) {
   p = madd(p, r, splat(1.6666665459e-1f));
   p = madd(p, r, splat(5.0000001201e-1f));
   p = madd(p, r * r, r) + 1.0f;
+  return {p, reinterpret_cast<VI>(shifted) - reinterpret_cast<VI>(shifter)};
+}
+
+// Below this the result is no normal number.
+constexpr float kExpLow = -87.33654f;
+
+// Relative error at most 1.2e-7 for -87.3 <= x <= 88.7; zero below, where the result would be subnormal;
+// infinity above; NaN stays NaN.
+CAPSEDGE_INLINE V exp(V x) {
+  const V low = splat(kExpLow), high = splat(88.72283f);
+  V y = x < low ? low : x;
+  y = y > high ? high : y;
+  const Power e = power(y);
   // 2^n in two factors: n reaches 128, which one float's exponent does not.
-  const VI exponent = reinterpret_cast<VI>(shifted) - reinterpret_cast<VI>(shifter);
-  const VI half = exponent >> 1;
+  const VI half = e.exponent >> 1;
   const V scale = reinterpret_cast<V>((half + 127) << 23);
-  const V rest = reinterpret_cast<V>((exponent - half + 127) << 23);
-  V result = p * scale * rest;
+  const V rest = reinterpret_cast<V>((e.exponent - half + 127) << 23);
+  V result = e.p * scale * rest;
   result = x < low ? V{} : result;
   return x > high ? splat(__builtin_inff()) : result;
+}
+
+// The same for x <= 0 alone.
+CAPSEDGE_INLINE V exp_of_negative(V x) {
+  const V low = splat(kExpLow);
+  const Power e = power(x < low ? low : x);
+  const V result = e.p * reinterpret_cast<V>((e.exponent + 127) << 23);
+  return x < low ? V{} : result;
 }
 
 // For normal positive numbers: absolute error at most 1.2e-7 where |ln x| < 1, relative at most 1.2e-7 elsewhere.

@@ -86,7 +86,7 @@ static void route(const RoutingPass& pass) {
           for (int v = 0; v < lanes; v += W)
             store(couplings + c * lanes + v, prior ? load(prior + c * shape.parents + v) : V{});
       }
-      for (int c = 0; c < count; ++c) softmax(couplings + c * lanes, shape.parents, lanes, pass.leaky, 1.0f);
+      softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
       float* sums = pass.sums + u * unit_sums;
       int h = 0;
       for (; h + 8 <= elements; h += 8) weighted_sum<8>(shape, count, mine, couplings, h, sums);

@@ -13,6 +13,7 @@
 #endif
 
 #define CAPSEDGE_INLINE static inline __attribute__((always_inline))
+#define CAPSEDGE_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {

@@ -1,4 +1,4 @@
-// Softmax over the parents of one child.
+// Softmax over the parents of each child.
 #pragma once
 
 #include "math.h"
@@ -6,26 +6,65 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// In place over logits[lanes]; lanes from `parents` on become zero. Each share is multiplied by `weight`.
-// `leaky` adds a parent whose logit is zero and whose share is dropped.
-CAPSEDGE_INLINE void softmax(float* logits, int parents, int lanes, bool leaky, float weight) {
-  const V never = splat(-__builtin_inff());
+// In place over logits[lanes] of C children that lie `lanes` apart; lanes from `parents` on become zero. Each share
+// is multiplied by its child's weight (or one, if null). `leaky` adds a parent whose logit is zero and whose share
+// is dropped. N is the number of vectors of a child, or 0 when only known at run time. With few vectors several
+// children go together, since one alone is a long chain of dependent steps.
+template <int C, int N>
+CAPSEDGE_INLINE void softmax_together(float* logits, int parents, int lanes, bool leaky, const float* weights) {
+  const int count = N ? N : lanes / W;
   const VI real = lanes_below(parents - (lanes - W));  // of the last vector
-  store(logits + lanes - W, select(real, load(logits + lanes - W), never));
-  V top = leaky ? V{} : never;
-  for (int v = 0; v < lanes; v += W) top = max(load(logits + v), top);
-  const float highest = maximum(top);
-  // All parents at minus infinity: 0/0 below, as everywhere else.
-  V total{};
-  for (int v = 0; v < lanes; v += W) {
-    const V e = exp(load(logits + v) - highest);
-    store(logits + v, e);
-    total = total + e;
+  float highest[C], mass[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    float* mine = logits + c * lanes;
+    V top = select(real, load(mine + lanes - W), splat(-__builtin_inff()));
+    store(mine + lanes - W, top);
+#pragma GCC unroll 4
+    for (int v = 0; v < count - 1; ++v) top = max(load(mine + v * W), top);
+    highest[c] = maximum(top);
+    if (leaky && highest[c] < 0) highest[c] = 0;
   }
-  float mass = sum(total);
-  if (leaky) mass += exp(splat(0.0f) - highest)[0];
-  const V factor = splat(weight / mass);
-  for (int v = 0; v < lanes; v += W) store(logits + v, load(logits + v) * factor);
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    // All parents at minus infinity: 0/0 below, as everywhere else.
+    float* mine = logits + c * lanes;
+    V total{};
+#pragma GCC unroll 4
+    for (int v = 0; v < count; ++v) {
+      const V e = exp_of_negative(load(mine + v * W) - highest[c]);
+      store(mine + v * W, e);
+      total = total + e;
+    }
+    mass[c] = sum(total);
+    if (leaky) mass[c] += exp_of_negative(splat(-highest[c]))[0];
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    const V factor = splat((weights ? weights[c] : 1.0f) / mass[c]);
+    float* mine = logits + c * lanes;
+#pragma GCC unroll 4
+    for (int v = 0; v < count; ++v) store(mine + v * W, load(mine + v * W) * factor);
+  }
+}
+
+template <int N>
+CAPSEDGE_INLINE void softmax_children(int count, float* logits, int parents, int lanes, bool leaky,
+                                      const float* weights) {
+  int c = 0;
+  if (N != 0)
+    for (; c + 4 <= count; c += 4)
+      softmax_together<4, N>(logits + c * lanes, parents, lanes, leaky, weights ? weights + c : nullptr);
+  for (; c < count; ++c)
+    softmax_together<1, N>(logits + c * lanes, parents, lanes, leaky, weights ? weights + c : nullptr);
+}
+
+CAPSEDGE_INLINE void softmax(int count, float* logits, int parents, int lanes, bool leaky, const float* weights) {
+  switch (lanes / W) {
+    case 1: softmax_children<1>(count, logits, parents, lanes, leaky, weights); break;
+    case 2: softmax_children<2>(count, logits, parents, lanes, leaky, weights); break;
+    default: softmax_children<0>(count, logits, parents, lanes, leaky, weights); break;
+  }
 }
 
 }  // namespace CAPSEDGE_LEVEL

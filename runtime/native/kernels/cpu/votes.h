@@ -7,34 +7,50 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// A strip of R rows and S vectors. K is the inner size, or 0 when only known at run time.
+// R rows of the pose, each element in all lanes of a vector. K is the inner size, or 0 when only known at run time:
+// then, and where there are too many for the registers, elements are spread when they are used.
+template <int R, int K>
+struct Rows {
+  enum { kHeld = K != 0 && R * K <= 16 };
+  const float* pose;
+  int64_t row_stride;
+  V held[kHeld ? R * K : 1];
+
+  CAPSEDGE_INLINE_MEMBER Rows(const float* pose, int64_t row_stride) : pose(pose), row_stride(row_stride) {
+    if (kHeld)
+#pragma GCC unroll 16
+      for (int i = 0; i < (kHeld ? R * K : 0); ++i) held[i] = splat(pose[i / (K ? K : 1) * row_stride + i % (K ? K : 1)]);
+  }
+  CAPSEDGE_INLINE_MEMBER V at(int r, int k) const { return kHeld ? held[kHeld ? r * K + k : 0] : splat(pose[r * row_stride + k]); }
+};
+
+// A strip of R rows and S vectors.
 template <int R, int S, int K>
-CAPSEDGE_INLINE void strip(const float* pose, int64_t row_stride, int inner, const float* weight, int64_t n,
-                           V (&votes)[R][S]) {
+CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const float* weight, int64_t n, V (&votes)[R][S]) {
   const int count = K ? K : inner;
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    const V x = splat(pose[r * row_stride]);
+  for (int s = 0; s < S; ++s) {
+    const V w = load(weight + s * W);
 #pragma GCC unroll 4
-    for (int s = 0; s < S; ++s) votes[r][s] = x * load(weight + s * W);
+    for (int r = 0; r < R; ++r) votes[r][s] = rows.at(r, 0) * w;
   }
 #pragma GCC unroll 8
   for (int k = 1; k < count; ++k) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const V x = splat(pose[r * row_stride + k]);
+    for (int s = 0; s < S; ++s) {
+      const V w = load(weight + k * n + s * W);
 #pragma GCC unroll 4
-      for (int s = 0; s < S; ++s) votes[r][s] = madd(x, load(weight + k * n + s * W), votes[r][s]);
+      for (int r = 0; r < R; ++r) votes[r][s] = madd(rows.at(r, k), w, votes[r][s]);
     }
   }
 }
 
 template <int R, int S, int K>
-CAPSEDGE_INLINE void whole_strips(const float* pose, int64_t row_stride, int inner, const float* weight, int64_t n,
-                                  int64_t& at, float* out) {
+CAPSEDGE_INLINE void whole_strips(const Rows<R, K>& rows, int inner, const float* weight, int64_t n, int64_t& at,
+                                  float* out) {
   for (; at + S * W <= n; at += S * W) {
     V votes[R][S];
-    strip<R, S, K>(pose, row_stride, inner, weight + at, n, votes);
+    strip<R, S, K>(rows, inner, weight + at, n, votes);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -45,13 +61,14 @@ CAPSEDGE_INLINE void whole_strips(const float* pose, int64_t row_stride, int inn
 template <int R, int K>
 CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner, const float* weight, int64_t n,
                                float* out) {
+  const Rows<R, K> rows(pose, row_stride);
   int64_t at = 0;
-  whole_strips<R, (R >= 3 ? 2 : 4), K>(pose, row_stride, inner, weight, n, at, out);
-  whole_strips<R, 1, K>(pose, row_stride, inner, weight, n, at, out);
+  whole_strips<R, (R >= 3 ? 2 : 4), K>(rows, inner, weight, n, at, out);
+  whole_strips<R, 1, K>(rows, inner, weight, n, at, out);
   if (at < n) {
     // Reads on into the next row or the slack behind the weights; those lanes are not stored.
     V votes[R][1];
-    strip<R, 1, K>(pose, row_stride, inner, weight + at, n, votes);
+    strip<R, 1, K>(rows, inner, weight + at, n, votes);
     for (int r = 0; r < R; ++r) store_some(out + r * n + at, votes[r][0], n - at);
   }
 }

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The native tests in one of their builds:
+#   runtime/native/tests/run.sh plain|asan|tsan|arm CASES [BUILD]
+# CASES is a folder that `python -m tests.conformance dump CASES --dtype float32 --dtype float16` has filled, BUILD
+# where to build (default build/native-<kind>). Exit code 77: a tool is missing, and which.
+set -euo pipefail
+kind=${1:?plain, asan, tsan or arm}
+cases=$(realpath "${2:?the folder with the cases}")
+native=$(cd "$(dirname "$0")/.." && pwd)
+build=${3:-build/native-$kind}
+
+need() {
+  command -v "$1" >/dev/null || { echo "$1 is missing: $2" >&2; exit 77; }
+}
+need cmake "pip install cmake"
+options=(-DCMAKE_BUILD_TYPE=Release -DCAPSEDGE_TESTS=ON)
+run=()
+case $kind in
+  plain) need c++ "apt-get install g++" ;;
+  asan) need c++ "apt-get install g++"; options+=(-DCAPSEDGE_SANITIZE=address,undefined) ;;
+  tsan) need c++ "apt-get install g++"; options+=(-DCAPSEDGE_SANITIZE=thread) ;;
+  arm)
+    need aarch64-linux-gnu-g++ "apt-get install g++-aarch64-linux-gnu"
+    need qemu-aarch64 "apt-get install qemu-user"
+    options+=(--toolchain "$native/cmake/aarch64.cmake")
+    run=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+    ;;
+  *) echo "no build '$kind': plain, asan, tsan or arm" >&2; exit 2 ;;
+esac
+
+cmake -S "$native" -B "$build" "${options[@]}" >/dev/null
+cmake --build "$build" --target capsedge_native_tests -j 2 >/dev/null
+tests=("${run[@]}" "$build/tests/capsedge_native_tests")
+case $kind in
+  tsan) "${tests[@]}" concurrent "$cases" ;;
+  *)
+    "${tests[@]}" math "${MATH_STEP:-4099}"
+    "${tests[@]}" cases "$cases"
+    "${tests[@]}" concurrent "$cases"
+    ;;
+esac
