@@ -21,6 +21,9 @@ class MatrixCapsules(CapsuleModel):
         size = c.pose_side**2
         self.primary_pose = PrimaryCapsules(self.stem_channels, c.primary_types, size, *shape)
         self.primary_activation = PrimaryCapsules(self.stem_channels, c.primary_types, 1, *shape)
+        # Votes of unit variance start the parents' activations near one half, where the spread loss
+        # has a gradient.
+        nn.init.kaiming_normal_(self.primary_pose.conv.weight, nonlinearity="relu")
         types, layers = c.primary_types, []
         schedule = c.inverse_temperatures
         for layer in c.capsule_layers:

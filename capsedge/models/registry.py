@@ -183,7 +183,6 @@ MODELS: dict[str, ModelConfig] = {
         preprocessing=_MNIST,
         stem=_DIGITS_STEM,
         primary_types=8,
-        capsule_layers=(CapsuleConv(8, 3, 2),),
         inverse_temperature=0.1,
         iterations=3,
     ),
