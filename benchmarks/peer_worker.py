@@ -54,9 +54,14 @@ def _openvino(path: Path, threads: int, precision: str) -> tuple[Run, str]:
     compiled = core.compile_model(str(path), "CPU", config)
     request = compiled.create_infer_request()
 
+    # A tensor may carry other names beside the output's.
+    outputs = {
+        n: o for o in compiled.outputs for n in ("lengths", "logits", "poses") if n in o.names
+    }
+
     def run(x: NDArray[np.float32]) -> Outputs:
         request.infer({"images": x})
-        return {o.any_name: request.get_tensor(o).data for o in compiled.outputs}
+        return {n: request.get_tensor(o).data for n, o in outputs.items()}
 
     used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
     return run, f"openvino {openvino.__version__.split('-')[0]}, {used}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -133,16 +134,25 @@ def votes(children: Tensor, weight: Tensor, rows: int) -> Tensor:
     return y.reshape(n, h, w, i, m, rows * out)
 
 
-def register_gradient(op: CustomOpDef, definition: Callable[..., Any], tensor_count: int) -> None:
-    """Give a custom operator the gradient of its definition.
+def register(
+    name: str, definition: Callable[..., Any], fake: Callable[..., Any], tensor_count: int
+) -> CustomOpDef:
+    """Register a definition as the operator ``capsedge::<name>``, with shapes and gradient.
 
     The votes are not kept between forward and backward: the definition runs again in backward, as
     with activation checkpointing, so that training needs no more memory than the largest layer.
 
     Args:
-        op: the operator; its first ``tensor_count`` arguments are tensors, the rest are attributes.
-        definition: the same computation in differentiable PyTorch.
+        name: of the operator.
+        definition: the computation in differentiable PyTorch; its signature is the operator's.
+        fake: shapes and types of the outputs, without values.
+        tensor_count: how many of the arguments, from the first, are tensors; the rest are attributes.
     """
+
+    @functools.wraps(definition)
+    def forward(*args: Any) -> Any:
+        with no_autocast(args[0]):
+            return definition(*args)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*inputs[:tensor_count])
@@ -172,4 +182,7 @@ def register_gradient(op: CustomOpDef, definition: Callable[..., Any], tensor_co
         result = [next(each) if need else None for need in wanted]
         return (*result, *(None for _ in ctx.attributes))
 
+    op = torch.library.custom_op(f"capsedge::{name}", forward, mutates_args=())
+    op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)
+    return op

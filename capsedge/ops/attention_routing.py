@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
@@ -14,9 +13,8 @@ from capsedge.ops._common import (
     expect_same_dtype,
     expect_shape,
     matrix_side,
-    no_autocast,
     output_grid,
-    register_gradient,
+    register,
     votes,
     windows,
 )
@@ -50,43 +48,13 @@ def _define(
     return y.to(pose.dtype), coupling.to(pose.dtype).contiguous()
 
 
-@torch.library.custom_op("capsedge::attention_routing", mutates_args=())
-def _op(
-    pose: Tensor,
-    parent: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    strides: Sequence[int],
-    matrix_pose: bool,
-    agreement_scale: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
-    with no_autocast(pose):
-        return _define(
-            pose, parent, weight, scale, bias, strides, matrix_pose, agreement_scale, epsilon
-        )
-
-
-@_op.register_fake
-def _(
-    pose: Tensor,
-    parent: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    strides: Sequence[int],
-    matrix_pose: bool,
-    agreement_scale: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
+def _fake(pose: Tensor, parent: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     children = weight.shape[0] * weight.shape[1] * weight.shape[2]
-    return parent.new_empty(parent.shape), parent.new_empty(
-        (*parent.shape[:3], children, weight.shape[3])
-    )
+    couplings = (*parent.shape[:3], children, weight.shape[3])
+    return parent.new_empty(parent.shape), parent.new_empty(couplings)
 
 
-register_gradient(_op, _define, 5)
+_op = register("attention_routing", _define, _fake, 5)
 
 
 def attention_routing(

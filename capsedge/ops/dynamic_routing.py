@@ -10,8 +10,7 @@ from capsedge.ops._common import (
     expect,
     expect_same_dtype,
     expect_shape,
-    no_autocast,
-    register_gradient,
+    register,
 )
 from capsedge.ops.squash import EPSILON
 from capsedge.ops.squash import _define as _squash
@@ -51,36 +50,13 @@ def _define(
     return v.to(u.dtype), c.to(u.dtype).contiguous()
 
 
-@torch.library.custom_op("capsedge::dynamic_routing", mutates_args=())
-def _op(
-    u: Tensor,
-    weight: Tensor,
-    log_prior: Tensor,
-    bias: Tensor,
-    iterations: int,
-    leaky: bool,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
-    with no_autocast(u):
-        return _define(u, weight, log_prior, bias, iterations, leaky, epsilon)
-
-
-@_op.register_fake
-def _(
-    u: Tensor,
-    weight: Tensor,
-    log_prior: Tensor,
-    bias: Tensor,
-    iterations: int,
-    leaky: bool,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
+def _fake(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     n, i = u.shape[:2]
     j, out = weight.shape[1:3]
     return u.new_empty((n, j, out)), u.new_empty((n, i, j))
 
 
-register_gradient(_op, _define, 4)
+_op = register("dynamic_routing", _define, _fake, 4)
 
 
 def dynamic_routing(

@@ -14,9 +14,8 @@ from capsedge.ops._common import (
     expect_same_dtype,
     expect_shape,
     matrix_side,
-    no_autocast,
     output_grid,
-    register_gradient,
+    register,
     votes,
     windows,
 )
@@ -89,8 +88,7 @@ def _define(
     )
 
 
-@torch.library.custom_op("capsedge::em_routing", mutates_args=())
-def _op(
+def _fake(
     pose: Tensor,
     a: Tensor,
     weight: Tensor,
@@ -101,37 +99,7 @@ def _op(
     inverse_temperatures: Sequence[float],
     coordinate_addition: bool,
     shared: bool,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    with no_autocast(pose):
-        return _define(
-            pose,
-            a,
-            weight,
-            beta_u,
-            beta_a,
-            iterations,
-            strides,
-            inverse_temperatures,
-            coordinate_addition,
-            shared,
-            epsilon,
-        )
-
-
-@_op.register_fake
-def _(
-    pose: Tensor,
-    a: Tensor,
-    weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    iterations: int,
-    strides: Sequence[int],
-    inverse_temperatures: Sequence[float],
-    coordinate_addition: bool,
-    shared: bool,
-    epsilon: float,
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, height, width, types, size = pose.shape
     m = weight.shape[3]
@@ -144,7 +112,7 @@ def _(
     )
 
 
-register_gradient(_op, _define, 5)
+_op = register("em_routing", _define, _fake, 5)
 
 
 def em_routing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from capsedge.ops._common import accumulation_dtype, expect, register_gradient
+from capsedge.ops._common import accumulation_dtype, expect, register
 
 EPSILON = 1e-8
 
@@ -16,17 +16,11 @@ def _define(x: Tensor, axis: int, epsilon: float) -> Tensor:
     return (y * (n2 / (1 + n2) / torch.sqrt(n2 + epsilon))).to(x.dtype)
 
 
-@torch.library.custom_op("capsedge::squash", mutates_args=())
-def _op(x: Tensor, axis: int, epsilon: float) -> Tensor:
-    return _define(x, axis, epsilon)
-
-
-@_op.register_fake
-def _(x: Tensor, axis: int, epsilon: float) -> Tensor:
+def _fake(x: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-register_gradient(_op, _define, 1)
+_op = register("squash", _define, _fake, 1)
 
 
 def squash(x: Tensor, axis: int = -1, epsilon: float = EPSILON) -> Tensor:
