@@ -1,0 +1,118 @@
+"""The trained models that come with the package: their cards, and parity on the whole MNIST test set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import capsedge
+from capsedge.checkpoint import load_checkpoint
+from capsedge.exporters import export
+from capsedge.models import CapsuleModel
+from capsedge.runtime.files import sha256
+from capsedge.training.data import LabelledImages, load_images
+from capsedge.training.loop import normalize, to_input
+from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+
+# Least accuracy on the 10,000 test images, in images: 99.55 %, 99.2 %, 99.4 %.
+LEAST = {"dynamic": 9955, "em": 9920, "attention": 9940}
+# Largest difference of a length; of a logit, relative to the largest logit.
+TOLERANCE = 1e-5
+
+Scores = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", params=ROUTINGS)
+def routing(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(routing: str) -> CapsuleModel:
+    return load_checkpoint(zoo_checkpoint(routing))
+
+
+def test_the_card_tells_of_this_file(routing: str) -> None:
+    checkpoint = zoo_checkpoint(routing)
+    card = checkpoint.with_suffix(".md").read_text()
+    assert sha256(checkpoint) in card
+    accuracy = re.search(r"\*\*([\d.]+) %\*\* of all 10,000", card)
+    assert accuracy
+    assert round(float(accuracy[1]) * 100) >= LEAST[routing]
+
+
+def test_weights_are_small_enough() -> None:
+    sizes = {r: zoo_checkpoint(r).stat().st_size for r in ROUTINGS}
+    assert sum(sizes.values()) <= 8_000_000
+    assert default_model().stat().st_size <= 5_000_000
+
+
+def test_the_default_model_is_the_export_of_its_checkpoint(tmp_path: Path) -> None:
+    checkpoint = zoo_checkpoint("dynamic")
+    metadata = capsedge.load(default_model()).metadata
+    assert metadata is not None
+    assert metadata.checkpoint_sha256 == sha256(checkpoint)
+    assert (metadata.routing, metadata.iterations) == ("dynamic", 3)
+    again = tmp_path / "again.onnx"
+    export(load_checkpoint(checkpoint), again, extra_outputs=("reconstruction",))
+    x = np.random.default_rng(0).random((3, 1, 28, 28), dtype=np.float32)
+    new, old = (capsedge.load(p, ops="portable").run(x) for p in (again, default_model()))
+    assert new.keys() == old.keys()
+    for name in new:
+        np.testing.assert_array_equal(new[name], old[name])
+
+
+def reference(model: CapsuleModel, data: LabelledImages) -> tuple[torch.Tensor, Scores]:
+    """Inputs and the scores of the eager FP32 model."""
+    x = normalize(to_input(data.images, model.config), model.config)
+    with torch.no_grad():
+        scores = torch.cat([model(part).scores for part in x.split(250)])
+    return x, scores.numpy()
+
+
+def openvino_scores(path: Path, x: Scores, name: str) -> Scores:
+    openvino = pytest.importorskip("openvino", reason="pip install openvino (a dev dependency)")
+    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    output = next(o for o in compiled.outputs if name in o.names)
+    return np.concatenate(
+        [compiled({"images": part})[output].copy() for part in np.array_split(x, len(x) // 250)]
+    )
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    "count", [500, pytest.param(10_000, marks=pytest.mark.slow)], ids=["first-500", "all-10000"]
+)
+def test_parity_on_mnist(
+    routing: str, model: CapsuleModel, mnist: Path, tmp_path: Path, count: int
+) -> None:
+    """Identical top-1 on every image and lengths within 1e-5: function bodies, fused, portable, OpenVINO."""
+    whole = load_images(mnist, "test", model.config.preprocessing)
+    data = LabelledImages(whole.images[:count], whole.labels[:count])
+    x, wanted = reference(model, data)
+    right = int((wanted.argmax(1) == data.labels).sum())
+    assert right >= LEAST[routing] * count / 10_000 - (0 if count == 10_000 else 5)
+
+    auto, portable = tmp_path / "auto.onnx", tmp_path / "portable.onnx"
+    export(model, auto)
+    export(model, portable, ops="portable")
+    images, name = x.numpy(), model.score_name
+    found: dict[str, Scores] = {}
+    for kind, path, ops in (
+        ("function bodies", auto, "portable"),
+        ("operator library or bodies", auto, "auto"),
+        ("portable file", portable, "portable"),
+    ):
+        session = capsedge.load(path, ops=ops)
+        parts = np.array_split(images, len(images) // 250)
+        found[kind] = np.concatenate([session.run(part)[name] for part in parts])
+    found["OpenVINO"] = openvino_scores(portable, images, name)
+    scale = 1.0 if name == "lengths" else np.abs(wanted).max()
+    for kind, scores in found.items():
+        assert np.array_equal(scores.argmax(1), wanted.argmax(1)), kind
+        assert np.abs(scores - wanted).max() / scale <= TOLERANCE, kind
