@@ -1,8 +1,11 @@
 // EM routing: the E-step of a block of children and the M-step that follows it, over votes in the first-level cache.
 //
 // The M-step's mean and variance come from one pass over the children. Σ r V² - (Σ r V)² / Σ r would cancel when
-// votes agree, so each block's squares are taken about the block's own mean and blocks are merged by the formula
-// of Chan, Golub and LeVeque (1979), which subtracts only means from each other.
+// votes agree, so squares are taken about a mean that is already known: a block of children brings its
+// Σ r (V - c) and Σ r (V - c)², c being the mean of all blocks before it. Removing the shift then costs at most a
+// factor kHeavy + 1 of relative error in the block's part, as long as the block weighs at most kHeavy times what
+// came before. Heavier blocks (the first is one) take their own mean first, in a second sweep over their votes in
+// cache, and are merged by the formula of Chan, Golub and LeVeque (1979), which has no such loss.
 #pragma once
 
 #include "level.h"
@@ -50,14 +53,55 @@ CAPSEDGE_INLINE void merge_element(const Merge& merge, V part_mean, V part_squar
   store(squares, madd(step * step, merge.weight, load(squares) + part_squares));
 }
 
-// Moments of a block of `count` children for H elements of the pose, merged into what is there.
+// Below this a mass weighs nothing beside epsilon, and its inverse may not be a number.
+CAPSEDGE_INLINE V safe_inverse(V mass) { return mass > splat(1e-30f) ? 1.0f / mass : V{}; }
+
+constexpr float kHeavy = 16.0f;
+
+// Elements of the pose that go together: as many as the accumulators fit the registers.
+#if defined(CAPSEDGE_AVX512) || defined(CAPSEDGE_NEON)
+constexpr int kTogether = 8;
+#else
+constexpr int kTogether = 4;
+#endif
+
+// What H elements of the pose of a block's children add to the moments, in lanes v and on.
 template <int H>
-CAPSEDGE_INLINE void block_moments(const EmPass& pass, int count, const float* votes, const float* share, int h,
-                                   int v, V inverse_mass, const Merge& merge) {
+CAPSEDGE_INLINE void add_light_block(const EmPass& pass, int count, const float* votes, const float* share, int h,
+                                     int v, V inverse_total) {
   const Votes& shape = pass.votes;
   const int parents = shape.parents, lanes = shape.lanes;
-  V mean[H] = {}, squares[H] = {};
+  float* means = pass.moments.mean + h * lanes + v;
+  float* squares = pass.moments.squares + h * lanes + v;
   const float* vote = votes + h * parents + v;
+  V shift[H], first[H] = {}, second[H] = {};
+#pragma GCC unroll 8
+  for (int i = 0; i < H; ++i) shift[i] = load(means + i * lanes);
+  for (int c = 0; c < count; ++c) {
+    const V r = load(share + c * lanes + v);
+#pragma GCC unroll 8
+    for (int i = 0; i < H; ++i) {
+      const V d = load(vote + c * shape.tile_stride + i * parents) - shift[i];
+      const V weighted = d * r;
+      first[i] = first[i] + weighted;
+      second[i] = madd(weighted, d, second[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < H; ++i) {
+    const V step = first[i] * inverse_total;
+    store(means + i * lanes, shift[i] + step);
+    store(squares + i * lanes, load(squares + i * lanes) + madd(-step, first[i], second[i]));
+  }
+}
+
+template <int H>
+CAPSEDGE_INLINE void add_heavy_block(const EmPass& pass, int count, const float* votes, const float* share, int h,
+                                     int v, V inverse_mass, const Merge& merge) {
+  const Votes& shape = pass.votes;
+  const int parents = shape.parents, lanes = shape.lanes;
+  const float* vote = votes + h * parents + v;
+  V mean[H] = {}, squares[H] = {};
   for (int c = 0; c < count; ++c) {
     const V r = load(share + c * lanes + v);
 #pragma GCC unroll 8
@@ -79,8 +123,27 @@ CAPSEDGE_INLINE void block_moments(const EmPass& pass, int count, const float* v
                   pass.moments.squares + (h + i) * lanes + v);
 }
 
-// Below this a mass weighs nothing beside epsilon, and its inverse may not be a number.
-CAPSEDGE_INLINE V safe_inverse(V mass) { return mass > splat(1e-30f) ? 1.0f / mass : V{}; }
+// A block's children with their shares into the moments of one vector of parents.
+static void add_block(const EmPass& pass, int count, const float* votes, const float* share, int v) {
+  const int lanes = pass.votes.lanes, elements = pass.votes.pose_elements;
+  V mass{};
+  for (int c = 0; c < count; ++c) mass = mass + load(share + c * lanes + v);
+  const V before = load(pass.moments.mass + v), total = before + mass;
+  store(pass.moments.mass + v, total);
+  int h = 0;
+  if (any(mass > before * kHeavy)) {
+    const Merge merge = merge_masses(before, mass);
+    const V inverse = safe_inverse(mass);
+    for (; h + kTogether <= elements; h += kTogether)
+      add_heavy_block<kTogether>(pass, count, votes, share, h, v, inverse, merge);
+    for (; h < elements; ++h) add_heavy_block<1>(pass, count, votes, share, h, v, inverse, merge);
+  } else {
+    const V inverse = safe_inverse(total);
+    for (; h + kTogether <= elements; h += kTogether)
+      add_light_block<kTogether>(pass, count, votes, share, h, v, inverse);
+    for (; h < elements; ++h) add_light_block<1>(pass, count, votes, share, h, v, inverse);
+  }
+}
 
 static void clear_moments(int elements, int lanes, const Moments& moments) {
   for (int v = 0; v < lanes; v += W) store(moments.mass + v, V{});
@@ -130,17 +193,7 @@ static void em(const EmPass& pass) {
     } else {
       softmax(count, share, shape.parents, lanes, false, a);
     }
-    for (int v = 0; v < lanes; v += W) {
-      V mass{};
-      for (int c = 0; c < count; ++c) mass = mass + load(share + c * lanes + v);
-      const V before = load(pass.moments.mass + v);
-      const Merge merge = merge_masses(before, mass);
-      const V inverse = safe_inverse(mass);
-      int h = 0;
-      for (; h + 8 <= elements; h += 8) block_moments<8>(pass, count, votes, share, h, v, inverse, merge);
-      for (; h < elements; ++h) block_moments<1>(pass, count, votes, share, h, v, inverse, merge);
-      store(pass.moments.mass + v, before + mass);
-    }
+    for (int v = 0; v < lanes; v += W) add_block(pass, count, votes, share, v);
   }
 }
 

@@ -15,6 +15,9 @@ WeightLayout layout_of(const Shape& weight) {
   return {weight[0] * weight[1] * weight[2], weight[3], weight[4], weight[5], weight[4] * weight[5], weight[5], 1};
 }
 
+// Longer than elsewhere: every part begins with the slower kind of block.
+constexpr int kEmChunk = 2 * kChunk;
+
 // The statistics of one position, in one piece of memory.
 struct Statistics {
   Moments moments, part;
@@ -109,7 +112,7 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
       children_of({height, width, types, shared_ ? height : weight_shape[0], shared_ ? width : weight_shape[1], shared_});
   const Votes votes = plan_votes(level_, places, weight.data(), size, side, side, side, parents, 1);
   const auto children = static_cast<int64_t>(places.size());
-  const int64_t chunks = (children + kChunk - 1) / kChunk;
+  const int64_t chunks = (children + kEmChunk - 1) / kEmChunk;
   Buffer betas(2 * static_cast<int64_t>(votes.lanes));
   std::fill(betas.data(), betas.data() + betas.size(), 0.0f);
   std::copy(beta_u_in.data(), beta_u_in.data() + parents, betas.data());
@@ -123,8 +126,8 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
     const int64_t capsule = ((image * height + row) * width + column) * types;
     EmPass p{};
     p.votes = votes;
-    p.first = static_cast<int>(chunk * kChunk);
-    p.last = static_cast<int>(std::min(children, (chunk + 1) * kChunk));
+    p.first = static_cast<int>(chunk * kEmChunk);
+    p.last = static_cast<int>(std::min(children, (chunk + 1) * kEmChunk));
     p.pose = pose.data() + capsule * size;
     p.activation = activation.data() + capsule;
     p.first_pass = first_pass;

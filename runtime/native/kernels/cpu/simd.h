@@ -39,6 +39,19 @@ CAPSEDGE_INLINE VI lane_numbers() {
 // All ones in lanes below count.
 CAPSEDGE_INLINE VI lanes_below(int count) { return lane_numbers() < splat_int(count); }
 
+// Whether any lane of a comparison holds.
+CAPSEDGE_INLINE bool any(VI mask) {
+#if defined(CAPSEDGE_AVX512)
+  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
+#elif defined(CAPSEDGE_AVX2)
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < W; ++i) found |= mask[i];
+  return found != 0;
+#endif
+}
+
 // The first count lanes; the others read as zero and are not touched in memory.
 CAPSEDGE_INLINE V load_some(const float* p, int64_t count) {
   V x{};
