@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -80,7 +82,7 @@ def _linear_pass(
         tensors.append(numpy_helper.from_array(value, f"{prefix}_{name}"))
         return tensors[-1].name
 
-    def op(op_type: str, *inputs: str, **attrs: object) -> str:
+    def op(op_type: str, *inputs: str, **attrs: Any) -> str:
         output = f"{prefix}_{op_type}_{len(nodes)}"
         nodes.append(helper.make_node(op_type, list(inputs), [output], output, **attrs))
         return output

@@ -64,11 +64,11 @@ class Flat(nn.Module):
         return tuple(_named(self.module(*inputs)).values())
 
 
-class RoutingCalls(TorchDispatchMode):  # type: ignore[misc]
+class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the first output of every routing operator that is called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.outputs: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

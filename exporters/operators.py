@@ -29,7 +29,7 @@ class Operator:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, int]
+    attributes: Mapping[str, AttributeProto.AttributeType]
     couplings: bool = True
 
 

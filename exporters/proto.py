@@ -132,15 +132,15 @@ def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
 
 def set_opset(model: onnx.ModelProto, domain: str, version: int | None) -> None:
     """Import a domain at a version, or no longer (None). The default domain stays first."""
-    entries = [e for e in model.opset_import if e.domain != domain]
+    versions = {e.domain: e.version for e in model.opset_import if e.domain != domain}
     if version is not None:
-        entries.append(helper.make_opsetid(domain, version))
-    _replace(model.opset_import, sorted(entries, key=lambda e: e.domain))
+        versions[domain] = version
+    _replace(model.opset_import, [helper.make_opsetid(d, versions[d]) for d in sorted(versions)])
 
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Opset of the standard operators."""
-    return next(e.version for e in model.opset_import if e.domain in ("", "ai.onnx"))
+    return next(int(e.version) for e in model.opset_import if e.domain in ("", "ai.onnx"))
 
 
 def attach_functions(

@@ -18,7 +18,7 @@ class CaseParity:
         max_rel: largest ``difference / size``, the size being the largest magnitude along the
             reference's last axis (the pose), at least ``atol``.
         reference_error: largest difference of the module from itself in FP64: how well FP32 defines
-        the output.
+            the output. Zero where the comparison passes without asking.
         excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
         passed: whether it is inside the tolerance.
     """

@@ -12,12 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from onnx import defs
+from onnx import AttributeProto, defs
 from onnxscript.values import Opset
 
 import capsedge.ops  # noqa: F401  (registers the torch operators)
 from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN, Operator
 
+_ATTRIBUTE_TYPES = {
+    AttributeProto.INT: defs.OpSchema.AttrType.INT,
+    AttributeProto.INTS: defs.OpSchema.AttrType.INTS,
+    AttributeProto.FLOAT: defs.OpSchema.AttrType.FLOAT,
+    AttributeProto.FLOATS: defs.OpSchema.AttrType.FLOATS,
+}
 _TYPES = ["tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)"]
 
 
@@ -35,7 +41,7 @@ def _register(operator: Operator) -> None:
             outputs=[parameter(n, "T") for n in outputs],
             type_constraints=[("T", _TYPES, "a floating-point type")],
             attributes=[
-                defs.OpSchema.Attribute(n, defs.OpSchema.AttrType(t), required=True)
+                defs.OpSchema.Attribute(n, _ATTRIBUTE_TYPES[t], required=True)
                 for n, t in operator.attributes.items()
             ],
         )
