@@ -18,7 +18,8 @@ struct Child {
 // How votes are made: V[r][l][m] = Σ_k pose[r][k] · weight[k][l][m], for every child.
 struct Votes {
   const Child* children;
-  const float* weight;   // packed [number][inner][columns][parents], followed by kSlack floats
+  const float* weight;   // packed, see below
+  int64_t weight_size;   // floats of one packed weight
   int pose_size;         // floats from one child's pose to the next
   int rows;              // of a pose matrix; 1 for a vector
   int inner;             // K
@@ -31,6 +32,10 @@ struct Votes {
 
 // Children whose votes are in the tile together; floats that may be read past the end of what is read in vectors.
 enum { kBlock = 8, kSlack = 16 };
+
+// A packed weight is read from front to back: its columns·parents lanes in strips of kStrip, each strip with one row
+// for every inner index. The last strip is half as wide if that is enough; zeros fill it up.
+enum { kStrip = 32 };
 
 // One pass of logit-free routing over a range of children: sums[u][h][m] = Σ_i c_ium V_iumh with
 // c = softmax over m of prior_im + scale · Σ_h query_uhm V_iumh.

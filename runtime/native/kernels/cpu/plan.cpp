@@ -6,10 +6,15 @@ namespace capsedge {
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+int64_t packed_size(int64_t inner, int64_t columns, int64_t parents) {
+  return inner * round_up(columns * parents, kStrip / 2);
+}
+
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads) {
   const int64_t size = layout.parents * layout.inner * layout.columns;
-  Buffer packed(layout.numbers * size + kSlack);
-  std::fill(packed.data() + layout.numbers * size, packed.data() + packed.size(), 0.0f);
+  const int64_t packed = packed_size(layout.inner, layout.columns, layout.parents);
+  const int64_t lanes = layout.columns * layout.parents;
+  Buffer all(layout.numbers * packed);
   const auto pack_one = [&](int64_t number) {
     const float* from;
     if (weight.type == Type::kFloat) {
@@ -19,18 +24,22 @@ Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level
       level.widen(static_cast<const uint16_t*>(weight.data) + number * size, wide, size);
       from = wide;
     }
-    float* to = packed.data() + number * size;
-    for (int64_t k = 0; k < layout.inner; ++k)
-      for (int64_t l = 0; l < layout.columns; ++l)
-        for (int64_t m = 0; m < layout.parents; ++m)
-          *to++ = from[m * layout.parent_stride + k * layout.inner_stride + l * layout.column_stride];
+    float* to = all.data() + number * packed;
+    for (int64_t at = 0; at < lanes; at += kStrip) {
+      const int64_t width = std::min<int64_t>(kStrip, round_up(lanes - at, kStrip / 2));
+      for (int64_t k = 0; k < layout.inner; ++k)
+        for (int64_t lane = at; lane < at + width; ++lane)
+          *to++ = lane < lanes ? from[lane % layout.parents * layout.parent_stride + k * layout.inner_stride +
+                                      lane / layout.parents * layout.column_stride]
+                               : 0.0f;
+    }
   };
   if (threads) {
     parallel_for(*threads, layout.numbers, pack_one);
   } else {
     for (int64_t number = 0; number < layout.numbers; ++number) pack_one(number);
   }
-  return packed;
+  return all;
 }
 
 PackedWeight::PackedWeight(const Buffer& constant, const Tensor& weight, const WeightLayout& layout,
@@ -62,6 +71,7 @@ Votes plan_votes(const Level& level, const std::vector<Child>& children, const f
   Votes votes{};
   votes.children = children.data();
   votes.weight = weight;
+  votes.weight_size = packed_size(inner, columns, parents);
   votes.pose_size = static_cast<int>(pose_size);
   votes.rows = static_cast<int>(rows);
   votes.inner = static_cast<int>(inner);

@@ -16,7 +16,10 @@ struct WeightLayout {
   int64_t parent_stride, inner_stride, column_stride;
 };
 
-// As the kernels read them: [number][inner][column][parent] in floats, and kSlack zeros.
+// Floats of one packed weight.
+int64_t packed_size(int64_t inner, int64_t columns, int64_t parents);
+
+// As the kernels read them: in floats, in strips over [column][parent] (level.h).
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads);
 
 // Packed once if the weight is an initializer, else for this run only.

@@ -7,26 +7,36 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// R rows of the pose, each element in all lanes of a vector. K is the inner size, or 0 when only known at run time:
-// then, and where there are too many for the registers, elements are spread when they are used.
+// R rows of the pose. K is the inner size, or 0 when only known at run time. A few elements are held spread over
+// vectors; more are copied side by side, so that their addresses need no arithmetic, and spread when they are used.
 template <int R, int K>
 struct Rows {
-  enum { kHeld = K != 0 && R * K <= 16 };
+  enum { kCount = R * K, kHeld = K != 0 && kCount <= 16, kCopied = K != 0 && !kHeld };
   const float* pose;
   int64_t row_stride;
-  V held[kHeld ? R * K : 1];
+  V held[kHeld ? kCount : 1];
+  float copied[kCopied ? kCount : 1];
 
   CAPSEDGE_INLINE_MEMBER Rows(const float* pose, int64_t row_stride) : pose(pose), row_stride(row_stride) {
-    if (kHeld)
-#pragma GCC unroll 16
-      for (int i = 0; i < (kHeld ? R * K : 0); ++i) held[i] = splat(pose[i / (K ? K : 1) * row_stride + i % (K ? K : 1)]);
+    if (K == 0) return;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int k = 0; k < K; ++k) {
+        if (kHeld) held[kHeld ? r * K + k : 0] = splat(pose[r * row_stride + k]);
+        if (kCopied) copied[kCopied ? r * K + k : 0] = pose[r * row_stride + k];
+      }
   }
-  CAPSEDGE_INLINE_MEMBER V at(int r, int k) const { return kHeld ? held[kHeld ? r * K + k : 0] : splat(pose[r * row_stride + k]); }
+  CAPSEDGE_INLINE_MEMBER V at(int r, int k) const {
+    if (kHeld) return held[kHeld ? r * K + k : 0];
+    if (kCopied) return splat(copied[kCopied ? r * K + k : 0]);
+    return splat(pose[r * row_stride + k]);
+  }
 };
 
-// A strip of R rows and S vectors.
+// R rows and S vectors; the weight's rows lie `stride` apart.
 template <int R, int S, int K>
-CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const float* weight, int64_t n, V (&votes)[R][S]) {
+CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const float* weight, int stride, V (&votes)[R][S]) {
   const int count = K ? K : inner;
 #pragma GCC unroll 4
   for (int s = 0; s < S; ++s) {
@@ -38,38 +48,47 @@ CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const float* weigh
   for (int k = 1; k < count; ++k) {
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s) {
-      const V w = load(weight + k * n + s * W);
+      const V w = load(weight + k * stride + s * W);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) votes[r][s] = madd(rows.at(r, k), w, votes[r][s]);
     }
   }
 }
 
-template <int R, int S, int K>
-CAPSEDGE_INLINE void whole_strips(const Rows<R, K>& rows, int inner, const float* weight, int64_t n, int64_t& at,
-                                  float* out) {
-  for (; at + S * W <= n; at += S * W) {
-    V votes[R][S];
-    strip<R, S, K>(rows, inner, weight + at, n, votes);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-      for (int s = 0; s < S; ++s) store(out + r * n + at + s * W, votes[r][s]);
-  }
-}
+// Floats from one row of the weight to the next in a strip of the last `left` columns.
+CAPSEDGE_INLINE int strip_width(int64_t left) { return left > kStrip / 2 ? kStrip : kStrip / 2; }
 
 template <int R, int K>
 CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner, const float* weight, int64_t n,
                                float* out) {
   const Rows<R, K> rows(pose, row_stride);
+  const int count = K ? K : inner;
   int64_t at = 0;
-  whole_strips<R, (R >= 3 ? 2 : 4), K>(rows, inner, weight, n, at, out);
-  whole_strips<R, 1, K>(rows, inner, weight, n, at, out);
-  if (at < n) {
-    // Reads on into the next row or the slack behind the weights; those lanes are not stored.
+  for (; at + kStrip <= n; at += kStrip, weight += count * kStrip) {
+    enum { S = 2 };
+#pragma GCC unroll 1
+    for (int sub = 0; sub < kStrip; sub += S * W) {
+      V votes[R][S];
+      strip<R, S, K>(rows, inner, weight + sub, kStrip, votes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int s = 0; s < S; ++s) store(out + r * n + at + sub + s * W, votes[r][s]);
+    }
+  }
+  const int width = strip_width(n - at);
+  for (int sub = 0; at + sub < n; sub += W) {
     V votes[R][1];
-    strip<R, 1, K>(rows, inner, weight + at, n, votes);
-    for (int r = 0; r < R; ++r) store_some(out + r * n + at, votes[r][0], n - at);
+    strip<R, 1, K>(rows, inner, weight + sub, width, votes);
+    const int64_t left = n - at - sub;
+    for (int r = 0; r < R; ++r) {
+      float* to = out + r * n + at + sub;
+      if (left >= W) {
+        store(to, votes[r][0]);
+      } else {
+        store_some(to, votes[r][0], left);
+      }
+    }
   }
 }
 
@@ -92,7 +111,7 @@ static void make_votes(const Votes& v, const float* pose, int64_t row_stride, in
   const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
   const Child& place = v.children[child];
   const float* x = pose + static_cast<int64_t>(place.capsule) * v.pose_size;
-  const float* weight = v.weight + place.weight * n * v.inner;
+  const float* weight = v.weight + place.weight * v.weight_size;
   switch (v.inner) {
     case 4: vote_tile<4>(x, row_stride, rows, 4, weight, n, out); break;
     case 8: vote_tile<8>(x, row_stride, rows, 8, weight, n, out); break;
