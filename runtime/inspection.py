@@ -17,6 +17,7 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_structure import TYPES, Graph, Node, Shape, Value, read_structure
 
 DOMAIN = "capsedge"
+LARGEST = 5  # intermediate values listed
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
 BITS = dict(TYPES.values())
 SAFETENSORS_TYPES = {
@@ -57,6 +58,16 @@ class RoutingLayer:
     fused: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Intermediate:
+    """A large intermediate value of the graph: batch -> its bytes."""
+
+    name: str
+    type: str
+    shape: Shape
+    bytes: dict[int, int]
+
+
 @dataclass
 class Inspection:
     """What ``inspect`` found; ``to_dict`` is the document that ``--json`` prints."""
@@ -74,14 +85,16 @@ class Inspection:
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     functions: list[dict[str, Any]] = field(default_factory=list)
     routing: list[RoutingLayer] = field(default_factory=list)
+    largest: list[Intermediate] = field(default_factory=list)
+    buffers: int = 0
     external_data: bool = False
     metadata: ModelMetadata | None = None
     configuration: dict[str, Any] | None = None
 
     @property
     def parameters(self) -> int:
-        """Elements of all floating-point tensors in the file."""
-        return sum(t.elements for t in self.tensors if "float" in t.type)
+        """Elements of all floating-point tensors in the file, but a checkpoint's running statistics."""
+        return sum(t.elements for t in self.tensors if "float" in t.type) - self.buffers
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -127,7 +140,7 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
 def _checkpoint(path: Path) -> Inspection:
     size = path.stat().st_size
     groups: dict[str, list[int]] = {}
-    configuration = None
+    configuration, buffers = None, 0
     try:
         with open(path, "rb") as f:
             (length,) = struct.unpack("<Q", f.read(8))
@@ -144,7 +157,10 @@ def _checkpoint(path: Path) -> Inspection:
             kind = SAFETENSORS_TYPES.get(tensor["dtype"], str(tensor["dtype"]))
             group = groups.setdefault(kind, [0, 0, 0])
             group[0] += 1
-            group[1] += math.prod(int(d) for d in tensor["shape"])
+            elements = math.prod(int(d) for d in tensor["shape"])
+            group[1] += elements
+            if name.endswith((".running_mean", ".running_var")) and "float" in kind:
+                buffers += elements
             group[2] += end - begin
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise ArtefactError(
@@ -154,7 +170,13 @@ def _checkpoint(path: Path) -> Inspection:
         ) from error
     tensors = [Tensors(kind, *counts) for kind, counts in sorted(groups.items())]
     return Inspection(
-        str(path), "checkpoint", size, sha256(path), tensors, configuration=configuration
+        path=str(path),
+        kind="checkpoint",
+        bytes=size,
+        sha256=sha256(path),
+        tensors=tensors,
+        configuration=configuration,
+        buffers=buffers,
     )
 
 
@@ -206,9 +228,29 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
             for node in graph.nodes
             if node.domain == DOMAIN and node.op in _GEOMETRY
         ],
+        largest=_largest(graph, batches),
         external_data=model.external_data,
         metadata=ModelMetadata.from_properties(model.metadata),
     )
+
+
+def _largest(graph: Graph, batches: Sequence[int]) -> list[Intermediate]:
+    """The largest intermediate values of stated shape, the batch being the first dimension of the inputs.
+
+    Other free dimensions (a batch folded with positions, in inlined bodies) have no size to compute with.
+    """
+    batch = {v.shape[0] for v in graph.inputs if v.shape}
+    found = []
+    for value in graph.values:
+        if not value.shape or not all(isinstance(d, int) for d in value.shape[1:]):
+            continue
+        first = value.shape[0]
+        if not isinstance(first, int) and first not in batch:
+            continue
+        bits = BITS.get(value.type, 0) * _per_image(value.shape)
+        sizes = {n: (first if isinstance(first, int) else n) * bits // 8 for n in batches}
+        found.append(Intermediate(value.name, value.type, value.shape, sizes))
+    return sorted(found, key=lambda v: -max(v.bytes.values()))[:LARGEST]
 
 
 def _constants(graph: Graph) -> list[Value]:
@@ -218,7 +260,7 @@ def _constants(graph: Graph) -> list[Value]:
 
 def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> RoutingLayer:
     """Votes of a capsedge routing node (docs/operators.md gives the shapes)."""
-    name = node.name or (node.outputs[0] if node.outputs else "")
+    name = _layer_name(node)
     try:
         positions, children, parents, pose = _GEOMETRY[node.op](node, shapes)
         per_image = sum(_per_image(shapes[n]) for n in (*_data(node), *node.outputs) if n)
@@ -236,6 +278,14 @@ def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> Rout
         votes={n: 4 * n * votes for n in batches},
         fused={n: 4 * (n * per_image + weights) for n in batches},
     )
+
+
+def _layer_name(node: Node) -> str:
+    """The module whose weight a routing node takes, as the exporter names it; else the node's own name."""
+    weight = node.inputs[len(_data(node))] if len(node.inputs) > len(_data(node)) else ""
+    if weight.endswith(".weight"):
+        return weight.removeprefix("model.").removesuffix(".weight")
+    return node.name or (node.outputs[0] if node.outputs else "")
 
 
 def _known(shape: Shape) -> tuple[int, ...]:

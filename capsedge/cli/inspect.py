@@ -64,6 +64,15 @@ def _show(found: Inspection, batches: list[int]) -> None:
                 for f in found.functions
             ],
         )
+    if found.largest:
+        print_table(
+            "Largest intermediate values",
+            ("value", "type", "shape", *(f"batch {n}" for n in batches)),
+            [
+                (v.name, v.type, _dimensions(v.shape), *(size(v.bytes[n]) for n in batches))
+                for v in found.largest
+            ],
+        )
     if found.routing:
         print_table(
             "Votes' memory (votes: FP32 tensor of an unfused graph; moved: all bytes of a fused kernel)",

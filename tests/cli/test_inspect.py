@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from capsedge.cli import app
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.inspection import inspect
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 
@@ -97,6 +97,26 @@ def test_votes_memory_of_every_operator(routed: Path) -> None:
     assert (digits.positions, digits.children, digits.parents, digits.pose) == (1, 5, 2, 3)
 
 
+def test_largest_intermediate_values(routed: Path) -> None:
+    names = [v.name for v in inspect(routed, [2]).largest]
+    assert names == ["pe", "ae", "pa", "u"]
+    assert inspect(routed, [2]).largest[0].bytes == {2: 2 * 3 * 3 * 6 * 4 * 4}
+
+
+def test_layers_are_named_by_their_weights(routed: Path, tmp_path: Path) -> None:
+    model = onnx.load(routed)
+    for tensor in model.graph.initializer:
+        if tensor.name == "W":
+            tensor.name = "model.classes.weight"
+    model.graph.node[-1].input[1] = "model.classes.weight"
+    onnx.save(model, tmp_path / "n.onnx")
+    assert [layer.name for layer in inspect(tmp_path / "n.onnx").routing] == [
+        "conv",
+        "fc",
+        "classes",
+    ]
+
+
 def test_facts_operators_and_parameters(routed: Path) -> None:
     found = inspect(routed)
     assert found.operators["capsedge"] == {
@@ -111,18 +131,22 @@ def test_facts_operators_and_parameters(routed: Path) -> None:
         if t.data_type == TensorProto.FLOAT
     )
     assert found.parameters == wanted
-    assert found.opsets == {"": 20, "capsedge": 1} and found.ir_version == 10
-    assert found.metadata is not None and found.metadata.class_names == ("zero", "one")
+    assert found.opsets == {"": 20, "capsedge": 1}
+    assert found.ir_version == 10
+    assert found.metadata is not None
+    assert found.metadata.class_names == ("zero", "one")
     assert found.inputs[0].shape == ("N", 7, 7, 2, 4)
 
 
 def test_command_prints_text_and_json(routed: Path) -> None:
     text = CliRunner().invoke(app, ["inspect", str(routed), "--batch", "4"])
     assert text.exit_code == 0
-    assert "votes, batch 4" in text.stdout and "EMRouting" in text.stdout
+    assert "votes, batch 4" in text.stdout
+    assert "EMRouting" in text.stdout
     result = CliRunner().invoke(app, ["inspect", str(routed), "--json", "--batch", "4"])
     document = json.loads(result.stdout)
-    assert document["schema"] == 1 and document["metadata"]["iterations"] == 3
+    assert document["schema"] == 1
+    assert document["metadata"]["iterations"] == 3
     assert document["routing"][0]["votes"]["4"] == 4 * 9 * 18 * 6 * 4 * 4
 
 
@@ -209,11 +233,13 @@ def test_checkpoint_without_torch_or_safetensors(tmp_path: Path) -> None:
             "__metadata__": {"capsedge.config": '{"routing": "em"}'},
             "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
             "n": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]},
+            "norm.running_mean": {"dtype": "F32", "shape": [2], "data_offsets": [32, 40]},
         },
-        bytes(32),
+        bytes(40),
     )
     found = inspect(path)
-    assert found.kind == "checkpoint" and found.parameters == 6
+    assert found.kind == "checkpoint"
+    assert found.parameters == 6
     assert found.configuration == {"routing": "em"}
     assert "config routing" in CliRunner().invoke(app, ["inspect", str(path)]).stdout
 
@@ -253,16 +279,19 @@ def test_exit_codes_of_the_command(tmp_path: Path, routed: Path) -> None:
         ([str(routed), "--batch", "0"], 2),
         ([str(routed), "--batch", "many"], 2),
     ):
-        program = [
-            sys.executable,
-            "-c",
-            "from capsedge.cli import main; main()",
-            "inspect",
-            *arguments,
-        ]
-        done = subprocess.run(program, capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
+        result = CliRunner().invoke(app, ["inspect", *arguments])
+        error = result.exception
+        found = int(error.exit_code) if isinstance(error, CapsedgeError) else result.exit_code
+        assert found == code, result.output
+
+
+def test_damaged_file_ends_the_program_with_6(tmp_path: Path) -> None:
+    (tmp_path / "cut.onnx").write_bytes(b"\x08\x0a")
+    program = [sys.executable, "-c", "from capsedge.cli import main; main()", "inspect"]
+    done = subprocess.run([*program, str(tmp_path / "cut.onnx")], capture_output=True, text=True)
+    assert done.returncode == 6
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_needs_neither_torch_nor_onnx(routed: Path) -> None:
