@@ -1,0 +1,200 @@
+"""The kernels through their C interface: levels, sentences for mistakes, numbers no case reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conformance import oracle
+
+from .library import Array, NativeError, Operator, compute, levels, load
+
+pytestmark = pytest.mark.skipif(
+    load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
+)
+
+
+def zeros(*shape: int) -> Array:
+    return np.zeros(shape, np.float32)
+
+
+SQUASH = ("Squash", {"axis": -1, "epsilon": 1e-8}, [zeros(2, 8)])
+DYNAMIC = (
+    "DynamicRouting",
+    {"iterations": 3, "leaky": 0, "epsilon": 1e-8},
+    [zeros(2, 6, 8), zeros(6, 3, 4, 8), zeros(6, 3), zeros(3, 4)],
+)
+EM = (
+    "EMRouting",
+    {
+        "iterations": 2,
+        "strides": (1, 1),
+        "inverse_temperatures": (0.1, 0.2),
+        "coordinate_addition": 0,
+        "shared": 0,
+        "epsilon": 1e-6,
+    },
+    [zeros(2, 4, 4, 2, 16), zeros(2, 4, 4, 2), zeros(3, 3, 2, 5, 4, 4), zeros(5), zeros(5)],
+)
+ATTENTION = (
+    "AttentionRouting",
+    {"strides": (1, 1), "matrix_pose": 1, "agreement_scale": 0.25, "epsilon": 1e-5},
+    [zeros(2, 4, 4, 2, 16), zeros(2, 2, 2, 5, 16), zeros(3, 3, 2, 5, 4, 4), zeros(16), zeros(16)],
+)
+
+
+def test_the_fastest_level_is_the_default() -> None:
+    assert levels()[0] == "plain"
+    assert Operator(*SQUASH[:2]).level == levels()[-1]
+
+
+@pytest.mark.parametrize("level", levels())
+def test_a_level_can_be_forced(level: str) -> None:
+    assert Operator(*SQUASH[:2], level=level).level == level
+
+
+def test_a_level_that_is_not_there_is_named() -> None:
+    with pytest.raises(NativeError, match=r"CAPSEDGE_SIMD is 'mmx', but this machine runs plain"):
+        Operator(*SQUASH[:2], level="mmx")
+
+
+@pytest.mark.parametrize(
+    ("operator", "change", "message"),
+    [
+        (
+            SQUASH,
+            {"epsilon": 0.0},
+            r"Squash: attribute 'epsilon' is 0\.0+: wanted a number above zero",
+        ),
+        (
+            DYNAMIC,
+            {"iterations": 0},
+            r"DynamicRouting: attribute 'iterations' is 0: wanted 1 or more",
+        ),
+        (DYNAMIC, {"leaky": 2}, r"DynamicRouting: attribute 'leaky' is 2: wanted 0 or 1"),
+        (DYNAMIC, {"iterations": (1, 2)}, r"attribute 'iterations' has 2 values: wanted one"),
+        (EM, {"iterations": 3}, r"'iterations' is 3, but there are 2 inverse temperatures"),
+        (EM, {"inverse_temperatures": ()}, r"'inverse_temperatures' is missing or empty"),
+        (
+            EM,
+            {"strides": (0, 1)},
+            r"EMRouting: attribute 'strides' is \[0, 1\]: wanted two numbers",
+        ),
+        (EM, {"strides": (1, 1, 1)}, r"attribute 'strides' is \[1, 1, 1\]: wanted two numbers"),
+        (ATTENTION, {"matrix_pose": -1}, r"attribute 'matrix_pose' is -1: wanted 0 or 1"),
+        (ATTENTION, {"agreement_scale": None}, r"attribute 'agreement_scale' is missing"),
+        (
+            ATTENTION,
+            {"epsilon": float("nan")},
+            r"attribute 'epsilon' is nan: wanted a number above",
+        ),
+    ],
+)
+def test_wrong_attributes_are_named(
+    operator: tuple[str, dict[str, Any], list[Array]], change: dict[str, Any], message: str
+) -> None:
+    attributes = {k: v for k, v in {**operator[1], **change}.items() if v is not None}
+    with pytest.raises(NativeError, match=message):
+        Operator(operator[0], attributes)
+
+
+@pytest.mark.parametrize(
+    ("operator", "index", "shape", "message"),
+    [
+        (DYNAMIC, 0, (2, 6), r"input 'u' has shape \[2, 6\]: wanted \[N, I, Pin\]"),
+        (DYNAMIC, 1, (5, 3, 4, 8), r"'weight' has shape \[5, 3, 4, 8\]: wanted \[6, J, Pout, 8\]"),
+        (DYNAMIC, 2, (6, 4), r"input 'log_prior' has shape \[6, 4\]: wanted \[6, 3\]"),
+        (DYNAMIC, 3, (4, 3), r"input 'bias' has shape \[4, 3\]: wanted \[3, 4\]"),
+        (DYNAMIC, 1, (6, 0, 4, 8), r"'weight' has shape \[6, 0, 4, 8\]: wanted \[6, J, Pout, 8\]"),
+        (EM, 0, (2, 4, 4, 2, 15), r"EMRouting: pose size 15 is not a square number"),
+        (EM, 1, (2, 4, 4, 3), r"input 'a' has shape \[2, 4, 4, 3\]: wanted \[2, 4, 4, 2\]"),
+        (EM, 2, (5, 3, 2, 5, 4, 4), r"the window of 5x3 is larger than the grid of 4x4"),
+        (EM, 3, (6,), r"input 'beta_u' has shape \[6\]: wanted \[5\]"),
+        (ATTENTION, 1, (2, 3, 2, 5, 16), r"'parent' has shape .*: wanted \[2, 2, 2, 5, 16\]"),
+        (ATTENTION, 3, (15,), r"input 'scale' has shape \[15\]: wanted \[16\]"),
+    ],
+)
+def test_wrong_shapes_are_named(
+    operator: tuple[str, dict[str, Any], list[Array]],
+    index: int,
+    shape: tuple[int, ...],
+    message: str,
+) -> None:
+    name, attributes, inputs = operator
+    wrong = [zeros(*shape) if i == index else x for i, x in enumerate(inputs)]
+    with pytest.raises(NativeError, match=message):
+        Operator(name, attributes).run(wrong, [zeros(1)])
+
+
+def test_an_axis_out_of_range_is_named() -> None:
+    with pytest.raises(NativeError, match=r"Squash: axis 2 of input 'x', whose shape is \[2, 8\]"):
+        Operator("Squash", {"axis": 2, "epsilon": 1e-8}).run([zeros(2, 8)], [zeros(2, 8)])
+
+
+def test_shared_weights_want_a_window_of_one() -> None:
+    name, attributes, inputs = EM
+    with pytest.raises(NativeError, match="shared weights want a window of 1x1"):
+        Operator(name, {**attributes, "shared": 1}).run(inputs, [zeros(1), zeros(1)])
+
+
+def test_an_unknown_operator_is_named() -> None:
+    with pytest.raises(NativeError, match="no operator 'Pool': there are Squash, DynamicRouting"):
+        Operator("Pool", {})
+
+
+@pytest.mark.parametrize("level", levels())
+def test_variances_survive_far_away_children(level: str) -> None:
+    """Votes within 0.001 of 5, behind children of no weight at all that lie at 1000: the sum of squares about
+    zero, or about the first children, would lose every digit of the variance."""
+    rng = np.random.default_rng(3)
+    children = 300
+    pose = (5 + 1e-3 * rng.standard_normal((1, 1, 1, children, 4))).astype(np.float32)
+    pose[:, :, :, :20] = 1000
+    a = np.ones((1, 1, 1, children), np.float32)
+    a[..., :20] = 0
+    # The votes are the poses, exactly.
+    weight = np.tile(np.eye(2, dtype=np.float32), (1, 1, children, 2, 1, 1))
+    inputs = [pose, a, weight, zeros(2), zeros(2) + np.float32(1)]
+    attributes = {
+        "iterations": 1,
+        "strides": (1, 1),
+        "inverse_temperatures": (1e-3,),
+        "epsilon": 1e-9,
+    }
+    everything = {**attributes, "coordinate_addition": 0, "shared": 0}
+    found = compute("EMRouting", inputs, everything, level=level)
+    wanted = oracle.em_routing(*inputs, **everything)
+    # The cost is half the mass times a sum of four logarithms: an error of 1e-5 in a variance
+    # moves it by 3e-3, and the activation by 1e-6.
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("images", [1, 3, 4, 5, 9, 65])
+def test_an_image_does_not_depend_on_its_batch(level: str, images: int) -> None:
+    rng = np.random.default_rng(images)
+    u = rng.standard_normal((images, 70, 8)).astype(np.float32)
+    rest = [
+        rng.standard_normal((70, 10, 16, 8)).astype(np.float32),
+        rng.standard_normal((70, 10)).astype(np.float32),
+        rng.standard_normal((10, 16)).astype(np.float32),
+    ]
+    together = compute("DynamicRouting", [u, *rest], DYNAMIC[1], level=level)[0]
+    for n in range(images):
+        alone = compute("DynamicRouting", [u[n : n + 1], *rest], DYNAMIC[1], level=level)[0]
+        np.testing.assert_array_equal(together[n : n + 1], alone)
+
+
+@pytest.mark.parametrize("level", levels())
+def test_nan_stays_in_its_image(level: str) -> None:
+    name, attributes, inputs = DYNAMIC
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(x.shape).astype(np.float32) for x in inputs]
+    clean = compute(name, inputs, attributes, level=level)[0]
+    inputs[0][1, 2, 3] = np.nan
+    found = compute(name, inputs, attributes, level=level)[0]
+    np.testing.assert_array_equal(found[0], clean[0])
+    assert np.isnan(found[1]).all()
