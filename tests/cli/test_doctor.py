@@ -34,7 +34,8 @@ def test_versions_without_importing() -> None:
         "assert not {'torch', 'onnx', 'PIL'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "PIL" in done.stdout and "no_such_package" not in done.stdout
+    assert "PIL" in done.stdout
+    assert "no_such_package" not in done.stdout
 
 
 def test_base_job_works_here() -> None:
@@ -54,7 +55,9 @@ def test_broken_default_model_fails(monkeypatch: pytest.MonkeyPatch, tmp_path) -
     document = json.loads(result.stdout)
     assert document["ready"] is False
     (line,) = [c for c in document["checks"] if c["name"] == "default model"]
-    assert line["status"] == BROKEN and "empty" in line["found"] and line["fix"]
+    assert line["status"] == BROKEN
+    assert "empty" in line["found"]
+    assert line["fix"]
 
 
 def test_missing_onnxruntime_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +89,9 @@ def test_operator_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tm
     library.write_bytes(b"not a library")
     monkeypatch.setenv("CAPSEDGE_OPS_LIBRARY", str(library))
     (line,) = [c for c in diagnose().checks if c.name == "operator library"]
-    assert line.status == BROKEN and str(library) in line.found
+    assert line.status == BROKEN
+    assert str(library) in line.found
     monkeypatch.setenv("CAPSEDGE_OPS_LIBRARY", str(tmp_path / "none.so"))
     (line,) = [c for c in diagnose().checks if c.name == "operator library"]
-    assert line.status == BROKEN and "unset" in line.fix
+    assert line.status == BROKEN
+    assert "unset" in line.fix
