@@ -244,12 +244,16 @@ def to_proto(
     del model.graph.output[len(subject.outputs) :]
     said = {name: "on" if on else "off" for name, on in dataclasses.asdict(rewrites).items()}
     if rewrites.light_cone:
-        said["light_cone"] = f"on: {len(calls.outputs) - captured} dead passes left out"
+        said["light_cone"] = _effect(len(calls.outputs) - captured, "dead passes left out")
     if rewrites.first_pass_uniform:
         linear = replace_uniform_passes(model)
-        said["first_pass_uniform"] = f"on: {linear} attention passes made linear layers"
+        said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
     proto.remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     return model, said
+
+
+def _effect(count: int, what: str) -> str:
+    return f"on: {count} {what}" if count else "on"
 
 
 def _free_batch(module: nn.Module, subject: Subject) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,12 +178,15 @@ def _source(
 
 
 def _next_commands(report: ExportReport, checkpoint: Path | None) -> list[str]:
+    """What to run now; a file of untrained weights has nothing to verify or to infer."""
+    file = shlex.quote(str(report.path))
     if report.dry_run:
         return []
-    against = f" --checkpoint {checkpoint}" if checkpoint else ""
+    if checkpoint is None:
+        return [f"capsedge inspect {file}"]
     return [
-        f"capsedge verify {report.path}{against}",
-        f"capsedge infer --model {report.path} image.png",
+        f"capsedge verify {file} --checkpoint {shlex.quote(str(checkpoint))}",
+        f"capsedge infer --model {file} image.png",
     ]
 
 
