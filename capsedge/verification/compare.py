@@ -188,7 +188,8 @@ def _reference(given: nn.Module | Path | str | None, session: Session) -> tuple[
 
 
 def _artefact_link(session: Session) -> Link:
-    meta, facts = session.metadata, {"ops": session.ops}
+    meta = session.metadata
+    facts: dict[str, Any] = {"ops": session.ops}
     if meta is not None:
         facts |= {
             "precision": meta.precision,
@@ -320,7 +321,8 @@ def _worst_images(
             samples.source, samples.images[index : index + 1], None, samples.preprocessing
         )
         chosen.append(next(part.batches(1))[0])
-    for k in sorted({m.worst_image for m in on_hard.outputs.values() if not m.passed} - {None}):
+    hardest = {m.worst_image for m in on_hard.outputs.values() if not m.passed}
+    for k in sorted(k for k in hardest if k is not None):
         chosen.append(hard[k : k + 1])
     if not chosen:
         chosen.append(next(samples.batches(1))[0])

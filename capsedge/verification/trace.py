@@ -74,9 +74,9 @@ def _mark_live(call: Call) -> None:
             _mark_live(source)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._layers = {
             p.data_ptr(): name.rpartition(".")[0] or name for name, p in module.named_parameters()
