@@ -181,7 +181,7 @@ MODELS: dict[str, ModelConfig] = {
     "digits-em": MatrixCapsulesConfig(
         class_names=DIGITS,
         preprocessing=_MNIST,
-        stem=_DIGITS_STEM,
+        stem=(*_DIGITS_STEM, Conv(64, 3, bias=False, batch_norm=True)),
         primary_types=8,
         inverse_temperature=0.1,
         iterations=3,
