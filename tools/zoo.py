@@ -1,7 +1,8 @@
 """Put trained runs into the package: checkpoints, model cards, the default ONNX file.
 
 Usage: python tools/zoo.py RUNS DATA, where RUNS holds the folders digits-dynamic, digits-em and
-digits-attention made by `capsedge train`, and DATA the MNIST files.
+digits-attention made by `capsedge train`, and DATA the MNIST files. A run that went on from another
+(--init) finds it beside itself, as digits-<routing>-start.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -20,6 +22,9 @@ from capsedge.training.data import load_images
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
+COMMAND = """    capsedge train --model digits-{routing} --data mnist --epochs {epochs} --lr {learning_rate} \\
+        --average {average} --seed {seed} --threads 1{init} -o runs/{run}
+"""
 CARD = """# digits-{routing}
 
 A small capsule network for handwritten digits: {family}.
@@ -35,8 +40,7 @@ A small capsule network for handwritten digits: {family}.
 
 Trained with
 
-    {command}
-
+{command}
 on a CPU, with PyTorch {torch}. The test images were used for the accuracy above and for nothing else: the weights are those
 of the last epoch. Input: white ink on black, the digit 20 pixels high, centred in 28x28.
 
@@ -51,6 +55,29 @@ FAMILIES = {
     "em": "matrix capsules with EM routing (Hinton, Sabour, Frosst 2018)",
     "attention": "inverted dot-product attention routing (Tsai et al. 2020)",
 }
+
+
+def commands(runs: Path, routing: str) -> str:
+    """The commands that made a run, in their order."""
+    run, text = f"digits-{routing}", ""
+    start = f"{run}-start"
+    for name, init in ((start, ""), (run, f" --init runs/{start}/model.safetensors")):
+        checkpoint = runs / name / "model.safetensors"
+        if not checkpoint.exists():
+            continue
+        if name == run and not text:
+            init = ""
+        text += COMMAND.format(
+            routing=routing, run=name, init=init, **training(checkpoint)["recipe"]
+        )
+    return text
+
+
+def training(checkpoint: Path) -> dict[str, Any]:
+    """How a checkpoint was trained, from its own metadata."""
+    with safetensors.safe_open(checkpoint, framework="pt") as file:
+        found: dict[str, Any] = json.loads(file.metadata()["capsedge.training"])
+    return found
 
 
 def confusion(truth: np.ndarray, found: np.ndarray) -> str:
@@ -70,11 +97,9 @@ def main() -> None:
     for routing in ROUTINGS:
         source = runs / f"digits-{routing}" / "model.safetensors"
         model = load_checkpoint(source)
-        with safetensors.safe_open(source, framework="pt") as file:
-            training = json.loads(file.metadata()["capsedge.training"])
-        recipe = training["recipe"]
+        history = training(source)
         target = zoo_checkpoint(routing)
-        save_checkpoint(model, target, {"capsedge.training": json.dumps(training)})
+        save_checkpoint(model, target, {"capsedge.training": json.dumps(history)})
         test = load_images(data, "test", model.config.preprocessing)
         found = predict_all(model, test).argmax(1).numpy()
         right = int((found == test.labels).sum())
@@ -85,13 +110,9 @@ def main() -> None:
             iterations=model.config.iterations,
             accuracy=right / len(test) * 100,
             errors=len(test) - right,
-            seed=recipe["seed"],
+            seed=history["recipe"]["seed"],
             checksum=sha256(target),
-            command=(
-                f"capsedge train --model digits-{routing} --data mnist --epochs {recipe['epochs']} "
-                f"--lr {recipe['learning_rate']} --average {recipe['average']} --seed {recipe['seed']} "
-                f"--threads 1 -o runs/digits-{routing}"
-            ),
+            command=commands(runs, routing),
             torch=torch.__version__,
             table=confusion(test.labels, found),
         )

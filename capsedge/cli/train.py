@@ -49,6 +49,9 @@ def command(
         typer.Option("--average", min=0.0, max=0.99999, help="Decay of the weights' average."),
     ] = 0.999,
     seed: Annotated[int, typer.Option("--seed")] = 1,
+    init: Annotated[
+        Path | None, typer.Option("--init", help="Go on from this checkpoint's weights.")
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, help="Use only the first N images of each split."),
@@ -66,6 +69,7 @@ def command(
         raise EnvironmentProblem(
             "Training needs torch.", str(error), "pip install 'capsedge[export]'"
         ) from error
+    from capsedge.checkpoint import load_checkpoint
     from capsedge.models import get_config
     from capsedge.training.data import LabelledImages, load_images
     from capsedge.training.loop import Recipe, train
@@ -84,6 +88,7 @@ def command(
         average=average,
         seed=seed,
     )
+    initial = load_checkpoint(init) if init else None
     if threads:
         torch.set_num_threads(threads)
 
@@ -122,6 +127,7 @@ def command(
             training,
             test,
             output,
+            initial=initial,
             resume=resume,
             progress=progress,
             epoch_done=done,

@@ -154,6 +154,7 @@ def train(
     test: LabelledImages | None,
     folder: Path,
     *,
+    initial: CapsuleModel | None = None,
     resume: bool = False,
     progress: Progress | None = None,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
@@ -164,8 +165,11 @@ def train(
     epoch). A resumed run ends with the numbers of an uninterrupted one: order and augmentation of an
     epoch depend on the seed and the epoch alone.
 
+    Args:
+        initial: a trained model of the same configuration to go on from; fresh weights when left out.
+
     Raises:
-        UsageError: images do not fit the model, or the folder holds a run and ``resume`` is off.
+        UsageError: images or the initial model do not fit, or the folder holds a run and ``resume`` is off.
         ArtefactError: the run to resume is damaged or of another configuration.
     """
     if data.labels.max(initial=0) >= config.classes:
@@ -180,6 +184,14 @@ def train(
         )
     torch.manual_seed(recipe.seed)
     model = build(config)
+    if initial is not None:
+        if initial.config != config:
+            raise UsageError(
+                "The initial checkpoint is of another configuration.",
+                "",
+                "Name its model and iterations.",
+            )
+        model.load_state_dict(initial.state_dict())
     average = copy.deepcopy(model) if recipe.average else model
     steps = len(data) // recipe.batch
     if steps == 0:

@@ -203,14 +203,14 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path, average: 
     data, recipe = some_images(32), replace(RECIPE, average=average, epochs=2)
     whole = train(CONFIG, recipe, data, None, tmp_path / "whole")
 
-    class Interrupted(Exception):
+    class StopError(Exception):
         pass
 
     def interrupt(line: dict[str, object]) -> None:
         if line["epoch"] == 1:
-            raise Interrupted
+            raise StopError
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(StopError):
         train(CONFIG, recipe, data, None, tmp_path / "cut", epoch_done=interrupt)
     with pytest.raises(UsageError, match="--resume"):
         train(CONFIG, recipe, data, None, tmp_path / "cut")
@@ -219,6 +219,16 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path, average: 
         assert torch.equal(a, b)
     with pytest.raises(ArtefactError, match="other settings"):
         train(CONFIG, replace(recipe, seed=9), data, None, tmp_path / "cut", resume=True)
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    data, still = some_images(32), Recipe(epochs=1, batch=16, learning_rate=1e-12)
+    first = train(CONFIG, RECIPE, data, None, tmp_path / "first")
+    second = train(CONFIG, still, data, None, tmp_path / "second", initial=first)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
+    with pytest.raises(UsageError, match="another configuration"):
+        train(CONFIG.replace(iterations=1), still, data, None, tmp_path / "third", initial=first)
 
 
 @pytest.mark.parametrize("pairs", ["overlap", "diverse"])
