@@ -65,7 +65,7 @@ class OnnxSummary:
         return sorted({name for name, _ in bare})
 
 
-class _Malformed(Exception):  # noqa: N818
+class _Malformed(Exception):
     """The bytes are not the message they should be."""
 
 

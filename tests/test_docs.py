@@ -34,9 +34,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    return [
-        Block(m["language"], m["body"], m["reason"]) for m in FENCE.finditer(page.read_text())
-    ]
+    return [Block(m["language"], m["body"], m["reason"]) for m in FENCE.finditer(page.read_text())]
 
 
 def commands(body: str) -> list[str]:
@@ -48,7 +46,9 @@ def commands(body: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_page_runs(page: Path, tmp_path: Path) -> None:
     found = blocks(page)
-    assert not [b for b in found if b.language in ("bash", "sh")], "write console blocks: '$ command'"
+    assert not [b for b in found if b.language in ("bash", "sh")], (
+        "write console blocks: '$ command'"
+    )
     (tmp_path / "capsedge").symlink_to(ROOT / "capsedge")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ran = 0

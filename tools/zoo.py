@@ -22,8 +22,8 @@ from capsedge.training.data import load_images
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
-COMMAND = """    capsedge train --model digits-{routing} --data mnist --epochs {epochs} --lr {learning_rate} \\
-        --average {average} --seed {seed} --threads 1{init} -o runs/{run}
+COMMAND = """    capsedge train --model digits-{routing} --data mnist --epochs {epochs} \\
+        --lr {learning_rate} --average {average} --seed {seed}{init} -o runs/{run}
 """
 CARD = """# digits-{routing}
 
@@ -41,8 +41,8 @@ A small capsule network for handwritten digits: {family}.
 Trained with
 
 {command}
-on a CPU, with PyTorch {torch}. The test images were used for the accuracy above and for nothing else: the weights are those
-of the last epoch. Input: white ink on black, the digit 20 pixels high, centred in 28x28.
+on a CPU, with PyTorch {torch}. The weights are those of the last epoch, whatever the test images said of
+earlier ones.{again} Input: white ink on black, the digit 20 pixels high, centred in 28x28.
 
 Confusion table (rows: true class, columns: predicted):
 
@@ -50,6 +50,7 @@ Confusion table (rows: true class, columns: predicted):
 
 MNIST: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998.
 """
+AGAIN = " The first run ended below the accuracy asked for; the second went on from its weights."
 FAMILIES = {
     "dynamic": "CapsNet with dynamic routing (Sabour, Frosst, Hinton 2017) and a reconstruction decoder",
     "em": "matrix capsules with EM routing (Hinton, Sabour, Frosst 2018)",
@@ -113,6 +114,7 @@ def main() -> None:
             seed=history["recipe"]["seed"],
             checksum=sha256(target),
             command=commands(runs, routing),
+            again=AGAIN if (runs / f"digits-{routing}-start").exists() else "",
             torch=torch.__version__,
             table=confusion(test.labels, found),
         )

@@ -263,7 +263,9 @@ def on_paper(picture: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np
     paper = light[:, :, None] * np.array([1.0, 0.995, 0.97])
     pen = np.array([38.0, 40.0, 74.0])
     cover = picture[:, :, None] / 255.0
-    mixed: NDArray[np.uint8] = np.rint(np.clip(paper * (1 - cover) + pen * cover, 0, 255)).astype(np.uint8)
+    mixed: NDArray[np.uint8] = np.rint(np.clip(paper * (1 - cover) + pen * cover, 0, 255)).astype(
+        np.uint8
+    )
     return mixed
 
 
