@@ -174,11 +174,9 @@ static void em(const EmPass& pass) {
 
   for (int first = pass.first; first < pass.last; first += kBlock) {
     const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
-    for (int c = 0; c < count; ++c) {
-      float* mine = votes + c * shape.tile_stride;
-      make_votes(shape, pass.pose, shape.inner, shape.rows, first + c, mine);
-      if (pass.coordinates) add_coordinates(pass, first + c, mine);
-    }
+    make_votes(shape, pass.pose, shape.inner, shape.rows, first, count, votes);
+    if (pass.coordinates)
+      for (int c = 0; c < count; ++c) add_coordinates(pass, first + c, votes + c * shape.tile_stride);
     if (!pass.first_pass) {
       int c = 0;
       for (; c + 8 <= count; c += 8) log_density<8>(pass, votes + c * shape.tile_stride, share + c * lanes);

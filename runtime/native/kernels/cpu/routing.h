@@ -66,8 +66,7 @@ static void route(const RoutingPass& pass) {
     if (!pass.have_kept) {
       const int rows = shape.rows * pass.units;
       const int64_t row_stride = pass.units > 1 ? pass.unit_stride : shape.inner;
-      for (int c = 0; c < count; ++c)
-        make_votes(shape, pass.pose, row_stride, rows, first + c, votes + c * shape.tile_stride);
+      make_votes(shape, pass.pose, row_stride, rows, first, count, votes);
     }
     for (int u = 0; u < pass.units; ++u) {
       const float* mine = votes + u * unit_votes;

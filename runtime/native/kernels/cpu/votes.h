@@ -93,29 +93,33 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
 }
 
 template <int K>
-CAPSEDGE_INLINE void vote_tile(const float* pose, int64_t row_stride, int rows, int inner, const float* weight,
-                               int64_t n, float* out) {
-  int r = 0;
-  for (; r + 4 <= rows; r += 4) vote_rows<4, K>(pose + r * row_stride, row_stride, inner, weight, n, out + r * n);
-  const float* rest = pose + r * row_stride;
-  switch (rows - r) {
-    case 3: vote_rows<3, K>(rest, row_stride, inner, weight, n, out + r * n); break;
-    case 2: vote_rows<2, K>(rest, row_stride, inner, weight, n, out + r * n); break;
-    case 1: vote_rows<1, K>(rest, row_stride, inner, weight, n, out + r * n); break;
-    default: break;
+CAPSEDGE_INLINE void vote_tile(const Votes& v, const float* pose, int64_t row_stride, int rows, int first, int count,
+                               float* out) {
+  const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
+  for (int c = 0; c < count; ++c, out += v.tile_stride) {
+    const Child& place = v.children[first + c];
+    const float* x = pose + static_cast<int64_t>(place.capsule) * v.pose_size;
+    const float* weight = v.weight + place.weight * v.weight_size;
+    int r = 0;
+    for (; r + 4 <= rows; r += 4)
+      vote_rows<4, K>(x + r * row_stride, row_stride, v.inner, weight, n, out + r * n);
+    x += r * row_stride;
+    switch (rows - r) {
+      case 3: vote_rows<3, K>(x, row_stride, v.inner, weight, n, out + r * n); break;
+      case 2: vote_rows<2, K>(x, row_stride, v.inner, weight, n, out + r * n); break;
+      case 1: vote_rows<1, K>(x, row_stride, v.inner, weight, n, out + r * n); break;
+      default: break;
+    }
   }
 }
 
-// rows: of the pose matrix, or of as many units as share the weights.
-static void make_votes(const Votes& v, const float* pose, int64_t row_stride, int rows, int child, float* out) {
-  const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
-  const Child& place = v.children[child];
-  const float* x = pose + static_cast<int64_t>(place.capsule) * v.pose_size;
-  const float* weight = v.weight + place.weight * v.weight_size;
+// Votes of `count` children into a tile. rows: of the pose matrix, or of as many units as share the weights.
+static void make_votes(const Votes& v, const float* pose, int64_t row_stride, int rows, int first, int count,
+                       float* out) {
   switch (v.inner) {
-    case 4: vote_tile<4>(x, row_stride, rows, 4, weight, n, out); break;
-    case 8: vote_tile<8>(x, row_stride, rows, 8, weight, n, out); break;
-    default: vote_tile<0>(x, row_stride, rows, v.inner, weight, n, out); break;
+    case 4: vote_tile<4>(v, pose, row_stride, rows, first, count, out); break;
+    case 8: vote_tile<8>(v, pose, row_stride, rows, first, count, out); break;
+    default: vote_tile<0>(v, pose, row_stride, rows, first, count, out); break;
   }
 }
 
