@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dispatch.h"
 #include "operator.h"
 #include "router.h"
 
@@ -53,11 +54,12 @@ class AttentionRouting : public Operator {
     const Shape& parent_shape = in[kParent].shape;
     if (shape[0] == 0) return;
     const int64_t size = shape[4], parents = weight_shape[3], inner = weight_shape[4], columns = weight_shape[5];
+    const Level& level = level_for(level_, parents);
     const int64_t rows = matrix_ ? inner : 1, grid_height = parent_shape[1], grid_width = parent_shape[2];
-    const Floats pose(in[kPose], level_), parent(in[kParent], level_);
-    const Floats scale(in[kScale], level_), bias(in[kBias], level_);
-    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level_, threads);
-    FloatOutput result(results[0], level_);
+    const Floats pose(in[kPose], level), parent(in[kParent], level);
+    const Floats scale(in[kScale], level), bias(in[kBias], level);
+    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level, threads);
+    FloatOutput result(results[0], level);
 
     const std::vector<Child> places =
         children_of({shape[1], shape[2], shape[3], weight_shape[0], weight_shape[1], false});
@@ -68,7 +70,7 @@ class AttentionRouting : public Operator {
     const int64_t units = rows == 1 && columns * parents <= 512 ? std::min<int64_t>(along, 4) : 1;
     const int64_t cell = shape[3] * size, image = shape[1] * shape[2] * cell;
     Routing routing{};
-    routing.votes = plan_votes(level_, places, weight.data(), size, rows, inner, columns, parents, units);
+    routing.votes = plan_votes(level, places, weight.data(), size, rows, inner, columns, parents, units);
     routing.children = static_cast<int64_t>(places.size());
     routing.weight_floats = elements(weight_shape);
     routing.passes = 1;
@@ -86,10 +88,10 @@ class AttentionRouting : public Operator {
     const int64_t unit_size = parents * votes.pose_elements;
     routing.start = [&](int64_t unit, float* query) { from_parents(votes, parent.data() + unit * unit_size, query); };
     routing.finish = [&](int64_t unit, bool, float* sum, float*) {
-      level_.finish_norm(sum, scale.data(), bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum);
+      level.finish_norm(sum, scale.data(), bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum);
       to_parents(votes, sum, result.data() + unit * unit_size);
     };
-    route(routing, level_, threads);
+    route(routing, level, threads);
     result.store();
   }
 

@@ -49,4 +49,12 @@ const Level& choose_level() {
               ": unset it or set it to one of these");
 }
 
+const Level& level_for(const Level& chosen, int64_t parents) {
+#ifdef CAPSEDGE_X86
+  if (&chosen == &kLevel_avx512 && parents <= kLevel_avx2.width) return kLevel_avx2;
+#endif
+  (void)parents;
+  return chosen;
+}
+
 }  // namespace capsedge

@@ -15,4 +15,7 @@ const std::vector<const Level*>& levels_here();
 // process can try one after another. Throws Error for a name that is unknown or that this machine cannot run.
 const Level& choose_level();
 
+// The level for this many parents: half a vector of them is not worth 16 lanes.
+const Level& level_for(const Level& chosen, int64_t parents);
+
 }  // namespace capsedge

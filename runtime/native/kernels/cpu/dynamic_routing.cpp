@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dispatch.h"
 #include "operator.h"
 #include "router.h"
 
@@ -49,19 +50,20 @@ class DynamicRouting : public Operator {
     const int64_t images = shape[0], children = shape[1], size = shape[2];
     const int64_t parents = weight_shape[1], out = weight_shape[2];
     if (images == 0) return;
-    const Floats pose(in[kPose], level_);
-    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level_, threads);
+    const Level& level = level_for(level_, parents);
+    const Floats pose(in[kPose], level);
+    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level, threads);
     std::unique_ptr<Prior> own_prior;
-    if (!prior_) own_prior = std::make_unique<Prior>(in[kPrior], level_);
+    if (!prior_) own_prior = std::make_unique<Prior>(in[kPrior], level);
     const Prior& prior = prior_ ? *prior_ : *own_prior;
-    const Floats bias_in(in[kBias], level_);
-    FloatOutput v(results[0], level_);
+    const Floats bias_in(in[kBias], level);
+    FloatOutput v(results[0], level);
 
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
     // Images that share a reading of the weights, as long as their votes fit the cache together.
     const int64_t units = out * parents <= 512 ? std::min<int64_t>(images, 4) : 1;
     Routing routing{};
-    routing.votes = plan_votes(level_, places, weight.data(), size, 1, size, out, parents, units);
+    routing.votes = plan_votes(level, places, weight.data(), size, 1, size, out, parents, units);
     routing.children = children;
     routing.weight_floats = elements(weight_shape);
     routing.passes = static_cast<int>(iterations_);
@@ -77,10 +79,10 @@ class DynamicRouting : public Operator {
     from_parents(votes, bias_in.data(), bias.data());
     // The logits after t passes are log_prior + vote · (v of pass 1 + ... + v of pass t): the query is that sum.
     routing.finish = [&](int64_t image, bool last, float* sum, float* query) {
-      level_.finish_squash(sum, bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum, query);
+      level.finish_squash(sum, bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum, query);
       if (last) to_parents(votes, sum, v.data() + image * parents * out);
     };
-    route(routing, level_, threads);
+    route(routing, level, threads);
     v.store();
   }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "dispatch.h"
 #include "operator.h"
 #include "plan.h"
 
@@ -102,15 +103,16 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
   const int64_t images = shape[0], height = shape[1], width = shape[2], types = shape[3], size = shape[4];
   if (images == 0) return;
   const int64_t parents = weight_shape[3], side = weight_shape[4];
+  const Level& level = level_for(level_, parents);
   const int64_t grid_height = results[0].shape[1], grid_width = results[0].shape[2];
-  const Floats pose(in[kPose], level_), activation(in[kActivation], level_);
-  const Floats beta_u_in(in[kBetaU], level_), beta_a_in(in[kBetaA], level_);
-  const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level_, threads);
-  FloatOutput result_pose(results[0], level_), result_activation(results[1], level_);
+  const Floats pose(in[kPose], level), activation(in[kActivation], level);
+  const Floats beta_u_in(in[kBetaU], level), beta_a_in(in[kBetaA], level);
+  const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level, threads);
+  FloatOutput result_pose(results[0], level), result_activation(results[1], level);
 
   const std::vector<Child> places =
       children_of({height, width, types, shared_ ? height : weight_shape[0], shared_ ? width : weight_shape[1], shared_});
-  const Votes votes = plan_votes(level_, places, weight.data(), size, side, side, side, parents, 1);
+  const Votes votes = plan_votes(level, places, weight.data(), size, side, side, side, parents, 1);
   const auto children = static_cast<int64_t>(places.size());
   const int64_t chunks = (children + kEmChunk - 1) / kEmChunk;
   Buffer betas(2 * static_cast<int64_t>(votes.lanes));
@@ -157,7 +159,7 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
     f.precision = s.precision;
     f.offset = s.offset;
     f.activation = s.activation;
-    level_.em_finish(f);
+    level.em_finish(f);
   };
   const auto write = [&](int64_t position, const Statistics& s) {
     to_parents(votes, s.mean, result_pose.data() + position * parents * size);
@@ -172,8 +174,8 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
       float* scratch = memory + Statistics::floats(votes);
       for (size_t t = 0; t < temperatures_.size(); ++t) {
         for (int64_t c = 0; c < chunks; ++c) {
-          level_.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, scratch));
-          if (c) level_.em_merge(votes.pose_elements, votes.lanes, s.moments, s.part);
+          level.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, scratch));
+          if (c) level.em_merge(votes.pose_elements, votes.lanes, s.moments, s.part);
         }
         finish(s, t);
       }
@@ -190,13 +192,13 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
         const int64_t position = task / chunks, chunk = task % chunks;
         const Statistics& s = all[static_cast<size_t>(position)];
         const Moments part = Statistics::moments_at(votes, parts.data() + task * part_floats);
-        level_.em(pass_of(position, chunk, t == 0, s, chunk ? part : s.moments,
+        level.em(pass_of(position, chunk, t == 0, s, chunk ? part : s.moments,
                           thread_scratch(scratch_floats(votes))));
       });
       for (int64_t position = 0; position < positions; ++position) {
         const Statistics& s = all[static_cast<size_t>(position)];
         for (int64_t c = 1; c < chunks; ++c)
-          level_.em_merge(votes.pose_elements, votes.lanes, s.moments,
+          level.em_merge(votes.pose_elements, votes.lanes, s.moments,
                           Statistics::moments_at(votes, parts.data() + (position * chunks + c) * part_floats));
         finish(s, t);
       }
