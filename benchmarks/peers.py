@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,50 +125,53 @@ def difference(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> f
 
 
 def measure(
-    model: str, batch: int, threads: int, peers: Sequence[str], rounds: int, seconds: float
+    model: str,
+    folder: Path,
+    batch: int,
+    threads: int,
+    peers: Sequence[str],
+    rounds: int,
+    seconds: float,
 ) -> list[dict[str, Any]]:
-    """One row a peer."""
+    """One row a peer; ``folder`` holds the model's files."""
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        prepare(model, folder, batch)
-        key = {"model": model, "batch": batch, "threads": threads}
-        ready: list[tuple[Peer, float]] = []
-        reference = Peer(REFERENCE, folder, batch, threads)
-        wanted = reference.outputs()
-        for peer in peers:
-            try:
-                worker = reference if peer == REFERENCE else Peer(peer, folder, batch, threads)
-            except RuntimeError as error:
-                rows.append({**key, "peer": peer, "error": str(error)})
-                continue
-            error = difference(worker.outputs(), wanted)
-            # bfloat16, OpenVINO's default where the processor has it, keeps 8 bits.
-            if error > (0.1 if "default" in peer else 1e-3):
-                rows.append({**key, "peer": peer, "error": f"differs from torch by {error:.2g}"})
-                worker.close()
-                continue
-            ready.append((worker, error))
+    key = {"model": model, "batch": batch, "threads": threads}
+    ready: list[tuple[Peer, float]] = []
+    reference = Peer(REFERENCE, folder, batch, threads)
+    wanted = reference.outputs()
+    for peer in peers:
+        try:
+            worker = reference if peer == REFERENCE else Peer(peer, folder, batch, threads)
+        except RuntimeError as error:
+            rows.append({**key, "peer": peer, "error": str(error)})
+            continue
+        error = difference(worker.outputs(), wanted)
+        # bfloat16, OpenVINO's default where the processor has it, keeps 8 bits.
+        if error > (0.1 if "default" in peer else 1e-3):
+            rows.append({**key, "peer": peer, "error": f"differs from torch by {error:.2g}"})
+            worker.close()
+            continue
+        ready.append((worker, error))
+    for worker, _ in ready:
+        worker.round(seconds / 2, keep=False)
+    for _ in range(rounds):
         for worker, _ in ready:
-            worker.round(seconds / 2, keep=False)
-        for _ in range(rounds):
-            for worker, _ in ready:
-                worker.round(seconds / rounds)
-        for worker, error in ready:
-            rows.append(
-                {
-                    **key,
-                    "peer": worker.name,
-                    "version": worker.first["version"],
-                    **statistics(worker.seconds),
-                    "peak_mib": worker.peak / 2**20,
-                    "run_mib": (worker.peak - worker.first["loaded"]) / 2**20,
-                    "difference": error,
-                }
-            )
-        for worker, _ in {(reference, 0.0), *ready}:
-            if worker.process.poll() is None:
-                worker.close()
+            worker.round(seconds / rounds)
+    for worker, error in ready:
+        rows.append(
+            {
+                **key,
+                "peer": worker.name,
+                "version": worker.first["version"],
+                **statistics(worker.seconds),
+                "peak_mib": worker.peak / 2**20,
+                "run_mib": (worker.peak - worker.first["loaded"]) / 2**20,
+                "difference": error,
+            }
+        )
+    for worker, _ in {(reference, 0.0), *ready}:
+        if worker.process.poll() is None:
+            worker.close()
     return rows
 
 
@@ -197,8 +201,8 @@ def markdown(document: dict[str, Any]) -> str:
     for model in dict.fromkeys(r["model"] for r in rows):
         name, _, iterations = model.partition(":")
         lines += [f"## {name}, {iterations} iterations", ""]
-        for batch, threads in dict.fromkeys(
-            (r["batch"], r["threads"]) for r in rows if r["model"] == model
+        for batch, threads in sorted(
+            {(r["batch"], r["threads"]) for r in rows if r["model"] == model}
         ):
             lines += [
                 f"Batch {batch}, {threads} thread{'s' if threads > 1 else ''}:",
@@ -264,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME:ITERATIONS")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 64])
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--threads", nargs="+", type=int, default=[2, 1])
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each peer, over all rounds")
@@ -276,17 +280,27 @@ def main() -> None:
         "rows": [],
     }
     options.output.mkdir(parents=True, exist_ok=True)
-    for model in options.models:
-        for batch in options.batches:
-            for threads in options.threads:
-                print(f"{model}, batch {batch}, {threads} threads", file=sys.stderr, flush=True)
-                document["rows"] += measure(
-                    model, batch, threads, options.peers, options.rounds, options.seconds
-                )
-                # Written as it grows: a long run that is interrupted loses nothing.
-                text = json.dumps(document, indent=1)
-                (options.output / "peers.json").write_text(text)
-                (options.output / "peers.md").write_text(markdown(document))
+    with tempfile.TemporaryDirectory() as name:
+        folders = {model: Path(name) / str(k) for k, model in enumerate(options.models)}
+        for model, folder in folders.items():
+            print(f"exporting {model}", file=sys.stderr, flush=True)
+            folder.mkdir()
+            prepare(model, folder, max(options.batches))
+        for threads, batch, model in product(options.threads, options.batches, options.models):
+            print(f"{model}, batch {batch}, {threads} threads", file=sys.stderr, flush=True)
+            document["rows"] += measure(
+                model,
+                folders[model],
+                batch,
+                threads,
+                options.peers,
+                options.rounds,
+                options.seconds,
+            )
+            # Written as it grows: a long run that is interrupted loses nothing.
+            text = json.dumps(document, indent=1)
+            (options.output / "peers.json").write_text(text)
+            (options.output / "peers.md").write_text(markdown(document))
     chart(document, options.output / "peers.png")
     print(markdown(document))
 
