@@ -32,8 +32,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["plain", "asan", "tsan", "arm"])
+@pytest.mark.parametrize("kind", ["plain", "old", "asan", "tsan", "arm"])
 def test_native_tests(kind: str, cases: Path, tmp_path: Path) -> None:
+    if kind == "old" and os.uname().machine != "x86_64":
+        pytest.skip("older x86 processors are emulated on x86 only")
     found = subprocess.run(
         [str(NATIVE / "tests" / "run.sh"), kind, str(cases), str(tmp_path / "build")],
         capture_output=True, text=True, check=False, env=environment(),
@@ -42,8 +44,13 @@ def test_native_tests(kind: str, cases: Path, tmp_path: Path) -> None:
         pytest.skip(found.stderr.strip())
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
     counts = re.findall(r"^(\w+): (\d+) passed, (\d+) failed$", found.stdout, re.MULTILINE)
-    wanted = ["concurrent"] if kind == "tsan" else ["math", "cases", "concurrent"]
+    wanted = {"tsan": ["concurrent"], "old": ["cases", "cases"]}.get(
+        kind, ["math", "cases", "concurrent"]
+    )
     assert [name for name, _, _ in counts] == wanted
+    if kind == "old":
+        # The same binary picks what each processor has.
+        assert re.findall(r"^levels: (.*)$", found.stdout, re.MULTILINE) == ["plain", "plain,avx2"]
     assert all(int(passed) > 0 and failed == "0" for _, passed, failed in counts)
 
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The native tests in one of their builds:
-#   runtime/native/tests/run.sh plain|asan|tsan|arm CASES [BUILD]
+#   runtime/native/tests/run.sh plain|old|asan|tsan|arm CASES [BUILD]
 # CASES is a folder that `python -m tests.conformance dump CASES --dtype float32 --dtype float16` has filled, BUILD
-# where to build (default build/native-<kind>). Exit code 77: a tool is missing, and which.
+# where to build (default build/native-<kind>). `old` runs the plain build on emulated x86 processors without AVX
+# and without AVX-512. Exit code 77: a tool is missing, and which.
 set -euo pipefail
-kind=${1:?plain, asan, tsan or arm}
+kind=${1:?plain, old, asan, tsan or arm}
 cases=$(realpath "${2:?the folder with the cases}")
 native=$(cd "$(dirname "$0")/.." && pwd)
 build=${3:-build/native-$kind}
@@ -17,6 +18,7 @@ options=(-DCMAKE_BUILD_TYPE=Release -DCAPSEDGE_TESTS=ON)
 run=()
 case $kind in
   plain) need c++ "apt-get install g++" ;;
+  old) need c++ "apt-get install g++"; need qemu-x86_64 "apt-get install qemu-user" ;;
   asan) need c++ "apt-get install g++"; options+=(-DCAPSEDGE_SANITIZE=address,undefined) ;;
   tsan) need c++ "apt-get install g++"; options+=(-DCAPSEDGE_SANITIZE=thread) ;;
   arm)
@@ -25,14 +27,23 @@ case $kind in
     options+=(--toolchain "$native/cmake/aarch64.cmake")
     run=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
     ;;
-  *) echo "no build '$kind': plain, asan, tsan or arm" >&2; exit 2 ;;
+  *) echo "no build '$kind': plain, old, asan, tsan or arm" >&2; exit 2 ;;
 esac
 
 cmake -S "$native" -B "$build" "${options[@]}" >/dev/null
 cmake --build "$build" --target capsedge_native_tests -j 2 >/dev/null
-tests=("${run[@]}" "$build/tests/capsedge_native_tests")
+program=$build/tests/capsedge_native_tests
+tests=("${run[@]}" "$program")
 case $kind in
   tsan) "${tests[@]}" concurrent "$cases" ;;
+  old)
+    for processor in Nehalem Haswell; do
+      # What the emulator lacks of a processor it says on every start; none of it matters here.
+      old() { qemu-x86_64 -cpu "$processor" "$program" "$@" 2> >(grep -v "TCG doesn't support" >&2); }
+      old levels
+      old cases "$cases"
+    done
+    ;;
   *)
     "${tests[@]}" math "${MATH_STEP:-4099}"
     "${tests[@]}" cases "$cases"
