@@ -27,11 +27,15 @@ Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level
     float* to = all.data() + number * packed;
     for (int64_t at = 0; at < lanes; at += kStrip) {
       const int64_t width = std::min<int64_t>(kStrip, round_up(lanes - at, kStrip / 2));
-      for (int64_t k = 0; k < layout.inner; ++k)
-        for (int64_t lane = at; lane < at + width; ++lane)
-          *to++ = lane < lanes ? from[lane % layout.parents * layout.parent_stride + k * layout.inner_stride +
-                                      lane / layout.parents * layout.column_stride]
-                               : 0.0f;
+      const int64_t filled = std::min(width, lanes - at);
+      for (int64_t k = 0; k < layout.inner; ++k) {
+        int64_t column = at / layout.parents, parent = at % layout.parents;
+        for (int64_t i = 0; i < filled; ++i) {
+          *to++ = from[parent * layout.parent_stride + k * layout.inner_stride + column * layout.column_stride];
+          if (++parent == layout.parents) parent = 0, ++column;
+        }
+        to = std::fill_n(to, width - filled, 0.0f);
+      }
     }
   };
   if (threads) {

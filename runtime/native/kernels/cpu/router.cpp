@@ -11,7 +11,8 @@ constexpr int64_t kCachedWeights = 256 * 1024;  // floats
 // Votes are kept between passes only where they stay in cache.
 constexpr int64_t kKeptByTask = 64 * 1024;
 constexpr int64_t kKeptByAll = 512 * 1024;
-// Units whose partial sums are in memory at the same time.
+// Partial sums that are in memory at the same time, and units that have them.
+constexpr int64_t kSumsInFlight = 4 * 1024 * 1024;
 constexpr int64_t kUnitsInFlight = 64;
 
 class Run {
@@ -29,9 +30,10 @@ class Run {
       parallel_for(threads_, groups, [this](int64_t g) { group_by_itself(r_.groups[static_cast<size_t>(g)]); });
       return;
     }
+    const int64_t most = std::clamp<int64_t>(kSumsInFlight / (chunks_ * unit_floats_), 1, kUnitsInFlight);
     for (int64_t first = 0, last; first < groups; first = last) {
       int64_t units = 0;
-      for (last = first; last < groups && units < kUnitsInFlight; ++last) units += group(last).units;
+      for (last = first; last < groups && units < most; ++last) units += group(last).units;
       groups_by_chunk(first, last, units);
     }
   }
