@@ -1,4 +1,4 @@
-// Compares runtime/native/onnxruntime/ort_abi.h with ONNX Runtime's own header, which must be on the include path.
+// Compares runtime/native/onnxruntime/ort_abi.h and ort_session_abi.h with ONNX Runtime's own header, which must be on the include path.
 // Compiling it is the test: a wrong slot, field, value or number of parameters does not compile.
 #include <onnxruntime_c_api.h>
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 
 namespace ours {
-#include "ort_abi.h"
+#include "ort_session_abi.h"
 }
 
 template <typename F>
@@ -26,6 +26,7 @@ struct Parameters<R (*)(P...) noexcept> {
                     Parameters<ours::capsedge::ort::name##Type>::count,                                    \
                 "OrtApi::" #name " takes another number of parameters");
 CAPSEDGE_ORT_API(SAME_FUNCTION)
+CAPSEDGE_ORT_SESSION_API(SAME_FUNCTION)
 
 #define SAME_FIELD(name)                                                                                   \
   static_assert(offsetof(OrtCustomOp, name) == offsetof(ours::OrtCustomOp, name), "OrtCustomOp::" #name);
@@ -69,5 +70,7 @@ SAME_VALUE(ORT_OP_ATTR_INT)
 SAME_VALUE(ORT_OP_ATTR_INTS)
 SAME_VALUE(INPUT_OUTPUT_REQUIRED)
 SAME_VALUE(OrtMemTypeDefault)
+SAME_VALUE(ORT_LOGGING_LEVEL_ERROR)
+SAME_VALUE(OrtArenaAllocator)
 
 static_assert(ORT_API_VERSION >= ours::kOrtApiVersion, "the header is older than what the library asks for");

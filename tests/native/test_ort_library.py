@@ -182,7 +182,7 @@ def test_slots_agree_with_the_official_header() -> None:
         )
     found = subprocess.run(
         [compiler, "-std=c++17", "-fsyntax-only", "-w", f"-I{named_folder}",
-         f"-I{ROOT / 'runtime/native/onnxruntime'}", str(ROOT / "tests/native/ort_slots.cpp")],
+         f"-I{ROOT}/runtime/native/onnxruntime", f"{ROOT}/tests/native/ort_slots.cpp"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr

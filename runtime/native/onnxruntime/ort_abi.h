@@ -85,7 +85,6 @@ namespace capsedge::ort {
     return reinterpret_cast<name##Type>(reinterpret_cast<void* const*>(api)[k##name]);            \
   }
 CAPSEDGE_ORT_API(CAPSEDGE_ORT_FUNCTION)
-#undef CAPSEDGE_ORT_FUNCTION
 
 }  // namespace capsedge::ort
 
