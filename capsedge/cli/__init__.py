@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from capsedge.cli import _common, doctor, export, infer, inspect, verify
+from capsedge.cli import _common, doctor, export, infer, inspect, train, verify
 from capsedge.errors import CapsedgeError
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ def _main(
     """Export trained capsule networks, prove them equal, run them at the edge."""
 
 
-# Verbs: from capsedge.cli import export; app.command("export")(export.command)
+app.command("train")(train.command)
 app.command("export")(export.command)
 app.command("infer")(infer.command)
 app.command("verify")(verify.command)

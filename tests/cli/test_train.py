@@ -1,0 +1,62 @@
+"""``capsedge train``: a run, its going on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from capsedge.checkpoint import load_checkpoint
+from capsedge.cli import app
+from capsedge.errors import UsageError
+
+RUN = ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--json"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        images = rng.integers(0, 256, (48, 28, 28), dtype=np.uint8)
+        np.savez(tmp_path / f"{split}.npz", images=images, labels=np.arange(48) % 10)
+    return tmp_path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_trains_and_goes_on(data: Path) -> None:
+    run = data / "run"
+    done = invoke(*RUN, "--data", data, "-o", run, "--epochs", 2, "--limit", 32)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert [e["epoch"] for e in document["epochs"]] == [1, 2]
+    assert document["epochs"][0]["test_images"] == 32
+    assert load_checkpoint(document["checkpoint"]).config.iterations == 1
+    again = invoke(*RUN, "--data", data, "-o", run, "--epochs", 2, "--limit", 32)
+    assert isinstance(again.exception, UsageError)
+    assert "--resume" in str(again.exception)
+    more = data / "more"
+    init = ("--init", run / "model.safetensors")
+    assert invoke(*RUN, "--data", data, "-o", more, "--epochs", 1, *init).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "digits-emm"], "digits-em"),
+        (["--data", "absent"], "no folder"),
+        (["--schedule", "never"], "never"),
+        (["--pairs", "triple"], "triple"),
+        (["--iters", "0"], "0 iterations"),
+    ],
+)
+def test_refuses(data: Path, arguments: list[str], message: str) -> None:
+    done = invoke(*RUN, "--data", data, "-o", data / "run", *arguments)
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)
+    assert not (data / "run").exists()
