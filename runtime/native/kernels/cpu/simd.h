@@ -52,7 +52,18 @@ CAPSEDGE_INLINE bool any(VI mask) {
 #endif
 }
 
-// The first count lanes; the others read as zero and are not touched in memory.
+// The first count lanes, 0 < count < W; the others read as zero and are not touched in memory.
+#if defined(CAPSEDGE_AVX512)
+CAPSEDGE_INLINE __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>((1u << count) - 1u); }
+CAPSEDGE_INLINE V load_some(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(first_lanes(count), p); }
+CAPSEDGE_INLINE void store_some(float* p, V x, int64_t count) { _mm512_mask_storeu_ps(p, first_lanes(count), x); }
+#elif defined(CAPSEDGE_AVX2)
+CAPSEDGE_INLINE __m256i first_lanes(int64_t count) {
+  return reinterpret_cast<__m256i>(lanes_below(static_cast<int>(count)));
+}
+CAPSEDGE_INLINE V load_some(const float* p, int64_t count) { return _mm256_maskload_ps(p, first_lanes(count)); }
+CAPSEDGE_INLINE void store_some(float* p, V x, int64_t count) { _mm256_maskstore_ps(p, first_lanes(count), x); }
+#else
 CAPSEDGE_INLINE V load_some(const float* p, int64_t count) {
   V x{};
   for (int i = 0; i < W; ++i)
@@ -63,6 +74,7 @@ CAPSEDGE_INLINE void store_some(float* p, V x, int64_t count) {
   for (int i = 0; i < W; ++i)
     if (i < count) p[i] = x[i];
 }
+#endif
 
 // madd(a, b, c) = a·b + c, in one rounding where the level has that instruction.
 #if defined(CAPSEDGE_AVX512)
