@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import sys
 import time
@@ -111,8 +112,12 @@ def load(peer: str, folder: Path, threads: int) -> tuple[Run, str]:
 
 
 def _peak() -> int:
-    """Peak resident memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Peak resident memory of this process in bytes.
+
+    Not getrusage's: that one starts with what the parent had when it made this process.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
 
 def _resident() -> int:

@@ -23,7 +23,7 @@ from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
 COMMAND = """    capsedge train --model digits-{routing} --data mnist --epochs {epochs} \\
-        --lr {learning_rate} --average {average} --seed {seed}{init} -o runs/{run}
+        --lr {learning_rate} --average {average} --seed {seed}{more}{init} -o runs/{run}
 """
 CARD = """# digits-{routing}
 

@@ -39,6 +39,12 @@ def command(
         ),
     ] = "one-cycle",
     shift: Annotated[int, typer.Option("--shift", min=0, help="Random shift in pixels.")] = 2,
+    rotate: Annotated[
+        float, typer.Option("--rotate", min=0, max=180, help="Random rotation in degrees.")
+    ] = 0.0,
+    zoom: Annotated[
+        float, typer.Option("--zoom", min=0, max=0.9, help="Random change of size, a fraction.")
+    ] = 0.0,
     flip: Annotated[bool, typer.Option("--flip", help="Random mirroring.")] = False,
     pairs: Annotated[
         str,
@@ -83,6 +89,8 @@ def command(
         schedule=schedule,
         learning_rate=learning_rate,
         shift=shift,
+        rotate=rotate,
+        zoom=zoom,
         flip=flip,
         pairs=pairs,
         average=average,

@@ -41,6 +41,8 @@ class Recipe:
             a tenth at 3/7 and 5/7 of the epochs: the released code of Tsai et al. 2020).
         learning_rate: the peak.
         shift: largest random shift in pixels.
+        rotate: largest random rotation in degrees.
+        zoom: largest random change of size, as a fraction.
         flip: random mirroring.
         pairs: ``none``, ``overlap`` (MultiMNIST) or ``diverse`` (DiverseMultiMNIST).
         average: decay of the moving average of the weights that is kept and evaluated; 0 keeps the
@@ -53,6 +55,8 @@ class Recipe:
     schedule: str = "one-cycle"
     learning_rate: float = 3e-3
     shift: int = 2
+    rotate: float = 0.0
+    zoom: float = 0.0
     flip: bool = False
     pairs: str = "none"
     average: float = 0.0
@@ -280,7 +284,18 @@ def _batch_loss(
 ) -> Tensor:
     config = model.config
     if recipe.pairs == "none":
-        x = augment.shift(centre(images, config), recipe.shift, rng)
+        x = centre(images, config)
+        if recipe.rotate or recipe.zoom:
+            x = augment.affine(
+                x,
+                (x.shape[2], x.shape[3]),
+                rng,
+                shift_limit=recipe.shift,
+                degrees=recipe.rotate,
+                scales=(1 - recipe.zoom, 1 + recipe.zoom),
+            )
+        else:
+            x = augment.shift(x, recipe.shift, rng)
         pictures, owners = x.unsqueeze(1), labels.unsqueeze(1)
     else:
         size = (config.preprocessing.height, config.preprocessing.width)

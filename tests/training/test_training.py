@@ -246,7 +246,8 @@ def test_pairs_train_a_multi_label_model(tmp_path: Path, pairs: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["exponential", "multistep"])
 def test_the_papers_schedules_run(tmp_path: Path, schedule: str) -> None:
-    recipe = Recipe(epochs=1, batch=16, schedule=schedule, learning_rate=1e-3, flip=True)
+    more = {"flip": True, "rotate": 10.0, "zoom": 0.1}
+    recipe = Recipe(epochs=1, batch=16, schedule=schedule, learning_rate=1e-3, **more)
     train(CONFIG, recipe, some_images(16), None, tmp_path)
 
 
