@@ -83,8 +83,8 @@ Votes plan_votes(const Level& level, const std::vector<Child>& children, const f
   votes.pose_elements = static_cast<int>(rows * columns);
   votes.parents = static_cast<int>(parents);
   votes.lanes = static_cast<int>(round_up(parents, level.width));
-  // Reading the last parents in a whole vector must not reach the next child's votes, which another thread may
-  // be writing when votes are kept.
+  // Reading or writing the last parents in a whole vector must not reach the next child's votes, which another
+  // thread may be writing when votes are kept.
   const int64_t overhang = parents % level.width ? level.width : 0;
   votes.tile_stride = round_up(units * rows * columns * parents + overhang, kSlack);
   return votes;

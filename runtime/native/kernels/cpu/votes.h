@@ -63,8 +63,18 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
                                float* out) {
   const Rows<R, K> rows(pose, row_stride);
   const int count = K ? K : inner;
-  int64_t at = 0;
-  for (; at + kStrip <= n; at += kStrip, weight += count * kStrip) {
+  const int64_t strips = n / kStrip * kStrip;
+  const float* last = weight + count * strips;
+  const int width = strip_width(n - strips);
+  if (const int64_t left = n % W) {
+    // The last lanes first, in a whole vector: what it writes beyond its row is the beginning of the next, which is
+    // written after it, or the room behind the last row.
+    const int64_t at = n - left;
+    V votes[R][1];
+    strip<R, 1, K>(rows, inner, last + (at - strips), width, votes);
+    for (int r = 0; r < R; ++r) store(out + r * n + at, votes[r][0]);
+  }
+  for (int64_t at = 0; at < strips; at += kStrip, weight += count * kStrip) {
     enum { S = 2 };
 #pragma GCC unroll 1
     for (int sub = 0; sub < kStrip; sub += S * W) {
@@ -76,19 +86,10 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
         for (int s = 0; s < S; ++s) store(out + r * n + at + sub + s * W, votes[r][s]);
     }
   }
-  const int width = strip_width(n - at);
-  for (int sub = 0; at + sub < n; sub += W) {
+  for (int64_t at = strips; at + W <= n; at += W) {
     V votes[R][1];
-    strip<R, 1, K>(rows, inner, weight + sub, width, votes);
-    const int64_t left = n - at - sub;
-    for (int r = 0; r < R; ++r) {
-      float* to = out + r * n + at + sub;
-      if (left >= W) {
-        store(to, votes[r][0]);
-      } else {
-        store_some(to, votes[r][0], left);
-      }
-    }
+    strip<R, 1, K>(rows, inner, last + (at - strips), width, votes);
+    for (int r = 0; r < R; ++r) store(out + r * n + at, votes[r][0]);
   }
 }
 
