@@ -19,9 +19,8 @@ from capsedge.training.data import LabelledImages, load_images
 from capsedge.training.loop import normalize, to_input
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
-# Least accuracy on the 10,000 test images, in images. The goal for dynamic routing is 9955: the weights here
-# reach 9946 and need a longer training.
-LEAST = {"dynamic": 9946, "em": 9920, "attention": 9940}
+# Least accuracy on the 10,000 test images, in images: 99.55 %, 99.2 %, 99.4 %.
+LEAST = {"dynamic": 9955, "em": 9920, "attention": 9940}
 # Largest difference of a length; of a logit, relative to the largest logit.
 TOLERANCE = 1e-5
 

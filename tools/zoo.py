@@ -1,8 +1,8 @@
 """Put trained runs into the package: checkpoints, model cards, the default ONNX file.
 
 Usage: python tools/zoo.py RUNS DATA, where RUNS holds the folders digits-dynamic, digits-em and
-digits-attention made by `capsedge train`, and DATA the MNIST files. A run that went on from another
-(--init) finds it beside itself, as digits-<routing>-start.
+digits-attention made by `capsedge train`, and DATA the MNIST files. Earlier runs that a
+run went on from (--init) stand beside it as digits-<routing>-1, digits-<routing>-2 and so on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Trained with
 
 {command}
 on a CPU, with PyTorch {torch}. The weights are those of the last epoch, whatever the test images said of
-earlier ones.{again} Input: white ink on black, the digit 20 pixels high, centred in 28x28.
+earlier ones.{again}
+Input: white ink on black, the digit 20 pixels high, centred in 28x28.
 
 Confusion table (rows: true class, columns: predicted):
 
@@ -50,7 +51,9 @@ Confusion table (rows: true class, columns: predicted):
 
 MNIST: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998.
 """
-AGAIN = " The first run ended below the accuracy asked for; the second went on from its weights."
+AGAIN = (
+    " Each run but the first went on from the one before it, whose accuracy fell short of the goal."
+)
 FAMILIES = {
     "dynamic": "CapsNet with dynamic routing (Sabour, Frosst, Hinton 2017) and a reconstruction decoder",
     "em": "matrix capsules with EM routing (Hinton, Sabour, Frosst 2018)",
@@ -58,19 +61,19 @@ FAMILIES = {
 }
 
 
+def stages(runs: Path, routing: str) -> list[Path]:
+    """The folders of a model's runs, each going on from the one before it."""
+    return [*sorted(runs.glob(f"digits-{routing}-[0-9]")), runs / f"digits-{routing}"]
+
+
 def commands(runs: Path, routing: str) -> str:
-    """The commands that made a run, in their order."""
-    run, text = f"digits-{routing}", ""
-    start = f"{run}-start"
-    for name, init in ((start, ""), (run, f" --init runs/{start}/model.safetensors")):
-        checkpoint = runs / name / "model.safetensors"
-        if not checkpoint.exists():
-            continue
-        if name == run and not text:
-            init = ""
-        text += COMMAND.format(
-            routing=routing, run=name, init=init, **training(checkpoint)["recipe"]
-        )
+    """The commands that made a model, in their order."""
+    text, init = "", ""
+    for run in stages(runs, routing):
+        recipe = training(run / "model.safetensors")["recipe"]
+        more = "".join(f" --{k} {recipe[k]}" for k in ("rotate", "zoom") if recipe.get(k))
+        text += COMMAND.format(routing=routing, run=run.name, init=init, more=more, **recipe)
+        init = f" \\\n        --init runs/{run.name}/model.safetensors"
     return text
 
 
@@ -114,7 +117,7 @@ def main() -> None:
             seed=history["recipe"]["seed"],
             checksum=sha256(target),
             command=commands(runs, routing),
-            again=AGAIN if (runs / f"digits-{routing}-start").exists() else "",
+            again=AGAIN if len(stages(runs, routing)) > 1 else "",
             torch=torch.__version__,
             table=confusion(test.labels, found),
         )
