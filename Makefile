@@ -6,10 +6,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all native-builds lint format clean
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ test: lint ## The fast tests, as CI runs them
 
 test-all: lint ## Slow tests too
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+
+native-builds: $(READY) ## Sanitizer, old x86 and ARM builds of the kernels (wants g++-aarch64-linux-gnu, qemu-user)
+	$(BIN)/python -m pytest tests/native -m slow
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .
