@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import tempfile
 import time
 from dataclasses import asdict, replace
@@ -24,6 +23,7 @@ import numpy as np
 import onnxruntime
 import torch
 
+from benchmarks.common import machine
 from capsedge.exporters import Rewrites, export
 from capsedge.models import build
 
@@ -95,7 +95,12 @@ def measure(
         "batch": options.batch,
         "threads": options.threads,
         "runs": options.runs,
-        "machine": machine(),
+        "machine": {
+            **machine(),
+            "load": [round(v, 1) for v in os.getloadavg()],
+            "onnxruntime": onnxruntime.__version__,
+            "torch": torch.__version__,
+        },
         "milliseconds": rows,
         "speedup": {
             b: {
@@ -129,24 +134,6 @@ def _openvino(file: Path, threads: int) -> Any:
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
     return openvino.compile_model(str(file), "CPU", settings)
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were taken on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].split(":", 1)[1].strip() if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load": [round(v, 1) for v in os.getloadavg()],
-        "python": platform.python_version(),
-        "onnxruntime": onnxruntime.__version__,
-        "torch": torch.__version__,
-        "system": platform.platform(),
-    }
 
 
 def as_text(result: dict[str, Any]) -> str:

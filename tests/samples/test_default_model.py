@@ -8,10 +8,6 @@ import capsedge
 from capsedge.samples import draw, folder
 from capsedge.zoo import default_model
 
-pytestmark = pytest.mark.skipif(
-    not default_model().exists(), reason="no default model: export it into capsedge/zoo"
-)
-
 
 @pytest.fixture(scope="module")
 def session() -> capsedge.Session:
