@@ -1,4 +1,4 @@
-"""The native library's C interface (runtime/native/include/capsedge/capsedge.h) through ctypes."""
+"""The native library's C interface (runtime/native/include/capsedge/kernels.h) through ctypes."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def load(path: Path | None = None) -> ctypes.CDLL | None:
     if path is None:
         return None
     library = ctypes.CDLL(str(path))
-    library.capsedge_levels.restype = ctypes.c_char_p
-    library.capsedge_level_of.restype = ctypes.c_char_p
-    library.capsedge_level_of.argtypes = [ctypes.c_void_p]
-    library.capsedge_destroy.argtypes = [ctypes.c_void_p]
-    library.capsedge_destroy.restype = None
+    library.capsedge_kernel_levels.restype = ctypes.c_char_p
+    library.capsedge_kernel_level_of.restype = ctypes.c_char_p
+    library.capsedge_kernel_level_of.argtypes = [ctypes.c_void_p]
+    library.capsedge_kernel_destroy.argtypes = [ctypes.c_void_p]
+    library.capsedge_kernel_destroy.restype = None
     return library
 
 
 def levels() -> list[str]:
     """SIMD levels of this machine, slowest first; none without the library."""
     library = load()
-    return library.capsedge_levels().decode().split(",") if library else []
+    return library.capsedge_kernel_levels().decode().split(",") if library else []
 
 
 def _tensors(arrays: Sequence[Array]) -> ctypes.Array[_Tensor]:
@@ -103,7 +103,11 @@ class Operator:
             os.environ[LEVEL_VARIABLE] = level
         try:
             self._call(
-                "capsedge_create", name.encode(), listed, len(listed), ctypes.byref(self._handle)
+                "capsedge_kernel_create",
+                name.encode(),
+                listed,
+                len(listed),
+                ctypes.byref(self._handle),
             )
         finally:
             if level is not None:
@@ -113,16 +117,16 @@ class Operator:
 
     @property
     def level(self) -> str:
-        return str(self._library.capsedge_level_of(self._handle).decode())
+        return str(self._library.capsedge_kernel_level_of(self._handle).decode())
 
     def constant(self, index: int, array: Array) -> None:
         """Pack input ``index``, which is the same from now on."""
-        self._call("capsedge_constant", self._handle, index, _tensors([array]))
+        self._call("capsedge_kernel_constant", self._handle, index, _tensors([array]))
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Fill ``outputs``, whose shapes must be right."""
         self._call(
-            "capsedge_run",
+            "capsedge_kernel_run",
             self._handle,
             _tensors(inputs),
             len(inputs),
@@ -138,7 +142,7 @@ class Operator:
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
-            self._library.capsedge_destroy(self._handle)
+            self._library.capsedge_kernel_destroy(self._handle)
 
 
 def output_shapes(

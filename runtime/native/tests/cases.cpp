@@ -14,9 +14,9 @@ namespace {
 
 size_t element_bytes(const std::string& dtype) { return dtype == "float16" ? 2 : 4; }
 
-capsedge_tensor tensor_of(const std::string& dtype, const std::vector<int64_t>& shape, const void* data) {
+capsedge_kernel_tensor tensor_of(const std::string& dtype, const std::vector<int64_t>& shape, const void* data) {
   return {const_cast<void*>(data), shape.data(), static_cast<int32_t>(shape.size()),
-          dtype == "float16" ? CAPSEDGE_FLOAT16 : CAPSEDGE_FLOAT};
+          dtype == "float16" ? CAPSEDGE_KERNEL_FLOAT16 : CAPSEDGE_KERNEL_FLOAT};
 }
 
 double value_at(const std::string& dtype, const std::vector<char>& bytes, size_t i) {
@@ -49,27 +49,27 @@ double excess(const Case& c, const Array& wanted, const std::vector<char>& found
 }  // namespace
 
 Runner::Runner(const Case& c, bool constant_weight) : case_(c) {
-  std::vector<capsedge_attribute> attributes;
+  std::vector<capsedge_kernel_attribute> attributes;
   for (const auto& [name, values] : c.attributes)
     attributes.push_back({name.c_str(), values.data(), static_cast<int32_t>(values.size())});
   char error[512] = "";
-  if (capsedge_create(c.op.c_str(), attributes.data(), static_cast<int32_t>(attributes.size()), &op_, error,
+  if (capsedge_kernel_create(c.op.c_str(), attributes.data(), static_cast<int32_t>(attributes.size()), &op_, error,
                       sizeof error))
     throw std::runtime_error(error);
   for (size_t i = 0; constant_weight && i < c.inputs.size(); ++i) {
     if (c.inputs[i].name != "weight") continue;
-    const capsedge_tensor tensor = tensor_of(c.dtype, c.inputs[i].shape, c.inputs[i].bytes.data());
-    if (capsedge_constant(op_, static_cast<int32_t>(i), &tensor, error, sizeof error)) {
-      capsedge_destroy(op_);
+    const capsedge_kernel_tensor tensor = tensor_of(c.dtype, c.inputs[i].shape, c.inputs[i].bytes.data());
+    if (capsedge_kernel_constant(op_, static_cast<int32_t>(i), &tensor, error, sizeof error)) {
+      capsedge_kernel_destroy(op_);
       throw std::runtime_error(error);
     }
   }
 }
 
-Runner::~Runner() { capsedge_destroy(op_); }
+Runner::~Runner() { capsedge_kernel_destroy(op_); }
 
 std::vector<std::vector<char>> Runner::run(int threads) const {
-  std::vector<capsedge_tensor> inputs, outputs;
+  std::vector<capsedge_kernel_tensor> inputs, outputs;
   for (const Array& x : case_.inputs) inputs.push_back(tensor_of(case_.dtype, x.shape, x.bytes.data()));
   std::vector<std::vector<char>> found;
   // All ones: a NaN wherever nothing is written.
@@ -78,14 +78,14 @@ std::vector<std::vector<char>> Runner::run(int threads) const {
   for (size_t i = 0; i < found.size(); ++i)
     outputs.push_back(tensor_of(case_.dtype, case_.outputs[i].shape, found[i].data()));
   char error[512] = "";
-  if (capsedge_run(op_, inputs.data(), static_cast<int32_t>(inputs.size()), outputs.data(),
+  if (capsedge_kernel_run(op_, inputs.data(), static_cast<int32_t>(inputs.size()), outputs.data(),
                    static_cast<int32_t>(outputs.size()), threads, error, sizeof error))
     throw std::runtime_error(error);
   return found;
 }
 
 std::vector<std::string> levels() {
-  std::istringstream names(capsedge_levels());
+  std::istringstream names(capsedge_kernel_levels());
   std::vector<std::string> found;
   for (std::string name; std::getline(names, name, ',');) found.push_back(name);
   return found;

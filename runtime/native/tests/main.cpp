@@ -10,7 +10,7 @@
 int main(int count, char** words) {
   const std::string what = count > 1 ? words[1] : "";
   try {
-    if (what == "levels") return std::printf("levels: %s\n", capsedge_levels()) < 0;
+    if (what == "levels") return std::printf("levels: %s\n", capsedge_kernel_levels()) < 0;
     if (what == "cases" && count > 2) return run_cases(words[2], count > 3 && std::string(words[3]) == "all");
     if (what == "concurrent" && count > 2) return run_concurrent(words[2]);
     if (what == "math") return run_math(count > 2 ? static_cast<unsigned>(std::strtoul(words[2], nullptr, 10)) : 1);

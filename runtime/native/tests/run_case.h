@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "capsedge/capsedge.h"
+#include "capsedge/kernels.h"
 #include "case_file.h"
 
 class Runner {
@@ -20,7 +20,7 @@ class Runner {
 
  private:
   const Case& case_;
-  capsedge_operator* op_ = nullptr;
+  capsedge_kernel* op_ = nullptr;
 };
 
 std::vector<std::string> levels();

@@ -5,11 +5,11 @@
 #include <string>
 #include <thread>
 
-#include "capsedge/capsedge.h"
+#include "capsedge/kernels.h"
 #include "dispatch.h"
 #include "operator.h"
 
-struct capsedge_operator {
+struct capsedge_kernel {
   std::unique_ptr<capsedge::Operator> made;
 };
 
@@ -19,7 +19,7 @@ using namespace capsedge;
 
 class ListedAttributes : public Attributes {
  public:
-  ListedAttributes(const capsedge_attribute* list, int32_t count) : list_(list), count_(count) {}
+  ListedAttributes(const capsedge_kernel_attribute* list, int32_t count) : list_(list), count_(count) {}
   bool find(const char* name, std::vector<int64_t>& values) const override { return get(name, values); }
   bool find(const char* name, std::vector<float>& values) const override { return get(name, values); }
 
@@ -35,12 +35,12 @@ class ListedAttributes : public Attributes {
     return false;
   }
 
-  const capsedge_attribute* list_;
+  const capsedge_kernel_attribute* list_;
   int32_t count_;
 };
 
-Tensor tensor_of(const capsedge_tensor& t) {
-  return {t.data, Shape(t.shape, t.shape + t.rank), t.type == CAPSEDGE_FLOAT16 ? Type::kFloat16 : Type::kFloat};
+Tensor tensor_of(const capsedge_kernel_tensor& t) {
+  return {t.data, Shape(t.shape, t.shape + t.rank), t.type == CAPSEDGE_KERNEL_FLOAT16 ? Type::kFloat16 : Type::kFloat};
 }
 
 // Starts threads for each call: enough for tests; a runtime has its own pool.
@@ -82,7 +82,7 @@ int guarded(char* error, size_t error_size, F&& f) {
 
 }  // namespace
 
-const char* capsedge_levels(void) {
+const char* capsedge_kernel_levels(void) {
   static const std::string names = [] {
     std::string text;
     for (const Level* level : levels_here()) text += (text.empty() ? "" : ",") + std::string(level->name);
@@ -91,25 +91,25 @@ const char* capsedge_levels(void) {
   return names.c_str();
 }
 
-int capsedge_create(const char* name, const capsedge_attribute* attributes, int32_t count, capsedge_operator** created,
-                    char* error, size_t error_size) {
+int capsedge_kernel_create(const char* name, const capsedge_kernel_attribute* attributes, int32_t count,
+                           capsedge_kernel** created, char* error, size_t error_size) {
   return guarded(error, error_size, [&] {
     auto made = make_operator(name, ListedAttributes(attributes, count), choose_level());
-    *created = new capsedge_operator{std::move(made)};
+    *created = new capsedge_kernel{std::move(made)};
   });
 }
 
-const char* capsedge_level_of(const capsedge_operator* created) { return created->made->level().name; }
+const char* capsedge_kernel_level_of(const capsedge_kernel* created) { return created->made->level().name; }
 
-int capsedge_constant(capsedge_operator* created, int32_t index, const capsedge_tensor* tensor, char* error,
-                      size_t error_size) {
+int capsedge_kernel_constant(capsedge_kernel* created, int32_t index, const capsedge_kernel_tensor* tensor, char* error,
+                             size_t error_size) {
   return guarded(error, error_size,
                  [&] { created->made->constant(static_cast<size_t>(index), tensor_of(*tensor)); });
 }
 
-int capsedge_run(const capsedge_operator* created, const capsedge_tensor* inputs, int32_t input_count,
-                 const capsedge_tensor* outputs, int32_t output_count, int32_t threads, char* error,
-                 size_t error_size) {
+int capsedge_kernel_run(const capsedge_kernel* created, const capsedge_kernel_tensor* inputs, int32_t input_count,
+                        const capsedge_kernel_tensor* outputs, int32_t output_count, int32_t threads, char* error,
+                        size_t error_size) {
   return guarded(error, error_size, [&] {
     std::vector<Tensor> in;
     std::vector<Shape> shapes;
@@ -132,4 +132,4 @@ int capsedge_run(const capsedge_operator* created, const capsedge_tensor* inputs
   });
 }
 
-void capsedge_destroy(capsedge_operator* created) { delete created; }
+void capsedge_kernel_destroy(capsedge_kernel* created) { delete created; }
