@@ -48,6 +48,7 @@ class Body:
         self.compute = compute
         self.nodes: list[onnx.NodeProto] = []
         self._like = self.formal(next(iter(shapes)))
+        self._computed: dict[str, str] = {}
         self._constants: dict[bytes, str] = {}
 
     def formal(self, name: str) -> str:
@@ -56,7 +57,13 @@ class Body:
 
     def input(self, name: str) -> str:
         """An input in the type of the arithmetic."""
+        if name in self._computed:
+            return self._computed[name]
         return self.op("Cast", self.formal(name), to=self.compute)
+
+    def compute_input(self, name: str, value: str) -> None:
+        """Let ``input(name)`` be a value that the body computes, in the type of the arithmetic."""
+        self._computed[name] = value
 
     def result(self, name: str, value: str) -> None:
         """Give an output its value, in the type of the first input."""
