@@ -1,4 +1,4 @@
-"""The four operators as ONNX sees them: names of inputs, outputs and attributes (docs/operators.md)."""
+"""The operators as ONNX sees them: names of inputs, outputs and attributes (docs/operators.md)."""
 
 from __future__ import annotations
 
@@ -76,6 +76,82 @@ OPERATORS = {
                 "agreement_scale": AttributeProto.FLOAT,
                 "epsilon": AttributeProto.FLOAT,
             },
+        ),
+        Operator(
+            "UniformRouting",
+            ("pose", "weight", "scale", "bias"),
+            ("pose_out",),
+            {
+                "strides": AttributeProto.INTS,
+                "matrix_pose": AttributeProto.INT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+            couplings=False,
+        ),
+        Operator(
+            "PoseNormalization",
+            ("x", "scale", "bias"),
+            ("y",),
+            {"epsilon": AttributeProto.FLOAT},
+            couplings=False,
+        ),
+        Operator(
+            "QuantizedDynamicRouting",
+            ("u", "weight", "weight_scale", "log_prior", "bias"),
+            ("v",),
+            {
+                "iterations": AttributeProto.INT,
+                "leaky": AttributeProto.INT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+            couplings=False,
+        ),
+        Operator(
+            "QuantizedEMRouting",
+            ("pose", "a", "weight", "weight_scale", "beta_u", "beta_a"),
+            ("pose_out", "a_out"),
+            {
+                "iterations": AttributeProto.INT,
+                "strides": AttributeProto.INTS,
+                "inverse_temperatures": AttributeProto.FLOATS,
+                "coordinate_addition": AttributeProto.INT,
+                "shared": AttributeProto.INT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+            couplings=False,
+        ),
+        Operator(
+            "QuantizedAttentionRouting",
+            ("pose", "parent", "weight", "weight_scale", "scale", "bias"),
+            ("pose_out",),
+            {
+                "strides": AttributeProto.INTS,
+                "matrix_pose": AttributeProto.INT,
+                "agreement_scale": AttributeProto.FLOAT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+            couplings=False,
+        ),
+        Operator(
+            "QuantizedConv",
+            (
+                "x",
+                "x_scale",
+                "x_zero_point",
+                "weight",
+                "weight_scale",
+                "weight_zero_point",
+                "y_scale",
+                "y_zero_point",
+                "bias",
+            ),
+            ("y",),
+            {
+                "strides": AttributeProto.INTS,
+                "pads": AttributeProto.INTS,
+                "dilations": AttributeProto.INTS,
+            },
+            couplings=False,
         ),
     )
 }

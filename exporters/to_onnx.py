@@ -19,6 +19,7 @@ from capsedge.exporters import checks, modules, proto
 from capsedge.exporters.first_pass import replace_uniform_passes
 from capsedge.exporters.lowering import lower
 from capsedge.exporters.modules import Subject
+from capsedge.exporters.normalization import replace_layer_norms
 from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN
 from capsedge.exporters.report import CaseParity, ExportReport
 from capsedge.exporters.rewrites import Rewrites
@@ -248,6 +249,7 @@ def to_proto(
     if rewrites.first_pass_uniform:
         linear = replace_uniform_passes(model)
         said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
+    replace_layer_norms(model)
     proto.remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     return model, said
 

@@ -300,7 +300,7 @@ def _per_image(shape: Shape) -> int:
 
 def _data(node: Node) -> tuple[str, ...]:
     """Inputs with a batch dimension; the others are weights."""
-    return node.inputs[: 1 if node.op == "DynamicRouting" else 2]
+    return node.inputs[: 1 if node.op in ("DynamicRouting", "UniformRouting") else 2]
 
 
 def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
@@ -309,9 +309,10 @@ def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
 
 
 def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
-    rows, columns, types, parents, _, last = _known(shapes[node.inputs[2]])
+    weight = node.inputs[1 if node.op == "UniformRouting" else 2]
+    rows, columns, types, parents, _, last = _known(shapes[weight])
     height, width, _, size = _known(shapes[node.inputs[0]][1:])
-    if node.op == "AttentionRouting" and not node.attributes.get("matrix_pose", 1):
+    if not node.attributes.get("matrix_pose", 1):
         size = last
     if node.attributes.get("shared", 0):
         return 1, height * width * types, parents, size
@@ -320,4 +321,9 @@ def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
     return positions, rows * columns * types, parents, size
 
 
-_GEOMETRY = {"DynamicRouting": _dynamic, "EMRouting": _map, "AttentionRouting": _map}
+_GEOMETRY = {
+    "DynamicRouting": _dynamic,
+    "EMRouting": _map,
+    "AttentionRouting": _map,
+    "UniformRouting": _map,
+}

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend
 
 DOMAIN = "capsedge"
-_MARK = re.compile(r"^((?:Dynamic|EM|Attention)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$")
-# Node names of a first attention pass that became a convolution: its last node, and its first.
-_UNIFORM, _UNIFORM_INPUT = "_uniform", "_uniform_Reshape_0"
+_MARK = re.compile(
+    r"^((?:Dynamic|EM|Attention|Uniform)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$"
+)
+_UNIFORM = "UniformRouting"  # a first attention pass
 
 
 @dataclass
@@ -77,15 +78,6 @@ class Probe:
                     self.sites.append(_from_outside(node))
                 else:
                     self.sites.append(_opened(model, node, body, len(self.sites)))
-            elif node.name.endswith(_UNIFORM_INPUT):
-                open_site = Site("AttentionRouting", uniform=True)
-                open_site.add(0, "pose", node.input[0])
-                self.sites.append(open_site)
-            elif node.op_type == "LayerNormalization" and node.name.endswith(_UNIFORM):
-                if open_site is None or not open_site.uniform or 1 in open_site.values:
-                    open_site = Site("AttentionRouting", uniform=True)
-                    self.sites.append(open_site)
-                open_site.add(1, "pose", node.output[0])
             else:
                 for name in node.output:
                     found = _MARK.match(name)
@@ -93,7 +85,7 @@ class Probe:
                         continue
                     operator, iteration, kind = found[1], int(found[2]), found[3]
                     if open_site is None or not open_site.takes(operator, iteration, kind):
-                        open_site = Site(operator)
+                        open_site = _site(operator)
                         self.sites.append(open_site)
                     open_site.add(iteration, kind, name)
         self._model = model
@@ -116,9 +108,16 @@ class Probe:
         return backend.run({port.name: images.astype(port.dtype)}, self._names)
 
 
+def _site(operator: str) -> Site:
+    """A place without values yet."""
+    if operator == _UNIFORM:
+        return Site("AttentionRouting", uniform=True)
+    return Site(operator)
+
+
 def _from_outside(node: onnx.NodeProto) -> Site:
     """What a node takes and gives."""
-    site = Site(node.op_type)
+    site = _site(node.op_type)
     iterations = next((a.i for a in node.attribute if a.name == "iterations"), 1)
     site.add(0, "pose", node.input[0])
     site.add(iterations, "pose", node.output[0])
@@ -132,7 +131,7 @@ def _opened(
     model: onnx.ModelProto, node: onnx.NodeProto, body: onnx.FunctionProto, number: int
 ) -> Site:
     """Give a node a function of its own, whose marked values are outputs."""
-    site = Site(node.op_type)
+    site = _site(node.op_type)
     site.add(0, "pose", node.input[0])
     if node.op_type == "EMRouting":
         site.add(0, "activation", node.input[1])

@@ -1,4 +1,4 @@
-"""Function bodies of the four operators in standard ONNX operators, specialised to a node's shapes."""
+"""Function bodies of the operators in standard ONNX operators, specialised to a node's shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.exporters.bodies import attention, dynamic, em, squash
+from capsedge.exporters.bodies import (
+    attention,
+    dynamic,
+    em,
+    normalization,
+    quantized,
+    squash,
+    uniform,
+)
 from capsedge.exporters.bodies._builder import Body, Shape
 from capsedge.exporters.operators import DOMAIN, OPERATORS
 from capsedge.exporters.rewrites import Rewrites
@@ -17,6 +25,12 @@ _BUILDERS = {
     "DynamicRouting": dynamic.build,
     "EMRouting": em.build,
     "AttentionRouting": attention.build,
+    "UniformRouting": uniform.build,
+    "PoseNormalization": normalization.build,
+    "QuantizedDynamicRouting": quantized.build_dynamic,
+    "QuantizedEMRouting": quantized.build_em,
+    "QuantizedAttentionRouting": quantized.build_attention,
+    "QuantizedConv": quantized.build_conv,
 }
 
 
@@ -35,7 +49,7 @@ def function_body(
     """The ONNX function that computes one operator for given input shapes and attributes.
 
     Args:
-        operator: ``Squash``, ``DynamicRouting``, ``EMRouting`` or ``AttentionRouting``.
+        operator: its type, a key of ``OPERATORS``.
         shapes: of its inputs, in order; None for the free batch.
         attributes: all of the node's attributes.
         rewrites: the exact rewrites to use; all by default.

@@ -92,6 +92,8 @@ class Torch:
             "DynamicRouting": ops.dynamic_routing,
             "EMRouting": ops.em_routing,
             "AttentionRouting": ops.attention_routing,
+            "UniformRouting": _uniform_routing,
+            "PoseNormalization": _pose_normalization,
         }
         attributes = dict(case.attributes)
         if case.operator == "EMRouting":
@@ -101,6 +103,24 @@ class Torch:
                 attributes[flag] = bool(attributes[flag])
         found = operators[case.operator](*tensors.values(), **attributes)
         return found if isinstance(found, tuple) else (found,)
+
+
+def _uniform_routing(pose: Any, weight: Any, scale: Any, bias: Any, **attributes: Any) -> Any:
+    """The first pass in PyTorch: attention routing without parents."""
+    from capsedge import ops
+
+    return ops.attention_routing(pose, None, weight, scale, bias, **attributes)[0]
+
+
+def _pose_normalization(x: Any, scale: Any, bias: Any, epsilon: float) -> Any:
+    """As the models of the package normalize poses: in FP32, whatever the storage."""
+    import torch
+
+    compute = torch.float32 if x.dtype == torch.float16 else x.dtype
+    y = torch.nn.functional.layer_norm(
+        x.to(compute), scale.shape, scale.to(compute), bias.to(compute), epsilon
+    )
+    return y.to(x.dtype)
 
 
 class OrtFunctions:
@@ -118,7 +138,11 @@ class OrtFunctions:
         return ""
 
     def supports(self, case: Case, dtype: str) -> str:
-        if dtype == "float64" and case.operator == "AttentionRouting":
+        if dtype == "float64" and case.operator in (
+            "AttentionRouting",
+            "UniformRouting",
+            "PoseNormalization",
+        ):
             return "ONNX Runtime's LayerNormalization keeps its statistics in FP32"
         if dtype == "float64" and case.operator == "EMRouting":
             return "ONNX Runtime has no Softplus for float64"

@@ -28,18 +28,24 @@ OUTPUTS = {
     "DynamicRouting": ("v",),
     "EMRouting": ("pose", "a"),
     "AttentionRouting": ("pose",),
+    "UniformRouting": ("pose",),
+    "PoseNormalization": ("y",),
 }
 EXTRA_OUTPUTS = {
     "Squash": (),
     "DynamicRouting": ("couplings",),
     "EMRouting": ("couplings",),
     "AttentionRouting": ("couplings",),
+    "UniformRouting": (),
+    "PoseNormalization": (),
 }
 _ORACLES: dict[str, Callable[..., Any]] = {
     "Squash": oracle.squash,
     "DynamicRouting": oracle.dynamic_routing,
     "EMRouting": oracle.em_routing,
     "AttentionRouting": oracle.attention_routing,
+    "UniformRouting": oracle.uniform_routing,
+    "PoseNormalization": oracle.pose_normalization,
 }
 
 
@@ -281,10 +287,69 @@ def _attention_cases() -> Iterator[Case]:
     yield case(1, 4, 4, 32, 3, 3, 32, 36, 64, 0, heavy=True)
 
 
+def _uniform_cases() -> Iterator[Case]:
+    def case(
+        n: int, h: int, w: int, c: int, kh: int, kw: int, m: int, pin: int, p: int,
+        matrix: int = 1, strides: tuple[int, int] = (1, 1), epsilon: float = 1e-5,
+        kind: str = "normal", heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "UniformRouting",
+            {"N": n, "H": h, "W": w, "C": c, "Kh": kh, "Kw": kw, "M": m, "Pin": pin, "P": p},
+            {"strides": strides, "matrix_pose": matrix, "epsilon": epsilon},
+            kind,
+            heavy=heavy,
+        )
+
+    poses = ((1, 16, 16), (0, 8, 12))
+    for strides in ((1, 1), (2, 2), (1, 2), (3, 1)):
+        for matrix, pin, p in poses:
+            yield case(2, 6, 5, 2, 3, 2, 3, pin, p, matrix, strides)
+    for kind in inputs.KINDS["UniformRouting"]:
+        for matrix, pin, p in poses:
+            yield case(2, 3, 3, 3, 3, 3, 5, pin, p, matrix, kind=kind)
+            yield case(1, 3, 2, 2, 2, 1, 4, pin, p, matrix, kind=kind)
+    for epsilon in (1e-8, 0.1):
+        yield case(1, 3, 3, 2, 2, 2, 5, 16, 16, epsilon=epsilon)
+    odd = (
+        (1, 1, 1, 1, 1, 1, 1, 1, 1, 1), (1, 1, 1, 1, 1, 1, 1, 3, 1, 0),
+        (1, 1, 1, 13, 1, 1, 1, 16, 16, 1), (2, 1, 1, 5, 1, 1, 17, 7, 31, 0),
+        (7, 2, 2, 3, 2, 2, 2, 4, 4, 1), (1, 5, 3, 3, 5, 1, 11, 9, 9, 1),
+        (1, 1, 7, 2, 1, 3, 4, 25, 25, 1), (13, 2, 2, 7, 2, 2, 33, 16, 16, 1),
+        (2, 3, 3, 8, 3, 3, 8, 36, 36, 1), (1, 3, 3, 4, 3, 3, 8, 36, 64, 0),
+        (3, 5, 5, 5, 1, 1, 10, 64, 16, 0), (1, 4, 4, 2, 3, 3, 2, 225, 225, 1),
+    )  # fmt: skip
+    for dims in odd:
+        yield case(*dims)
+    yield case(0, 4, 4, 2, 3, 3, 3, 16, 16)
+    yield case(0, 4, 4, 2, 3, 3, 3, 5, 7, 0)
+    # Tsai et al.'s Table 8 model, a small grid.
+    yield case(1, 5, 5, 32, 3, 3, 32, 16, 16, strides=(2, 2), heavy=True)
+    yield case(2, 4, 4, 32, 3, 3, 32, 16, 16, heavy=True)
+
+
+def _normalization_cases() -> Iterator[Case]:
+    def case(shape: tuple[int, ...], epsilon: float = 1e-5, kind: str = "normal") -> Case:
+        return Case("PoseNormalization", {"shape": shape}, {"epsilon": epsilon}, kind)
+
+    for kind in inputs.KINDS["PoseNormalization"]:
+        for shape in ((5, 16), (3, 7, 11), (2, 13, 1)):
+            yield case(shape, kind=kind)
+    for size in (1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 64):
+        yield case((3, size))
+    for epsilon in (1e-12, 1e-3):
+        yield case((4, 9), epsilon=epsilon)
+    yield case((6,))
+    yield case((0, 10, 8))
+    yield case((3000, 7))
+
+
 CASES: tuple[Case, ...] = (
     *_squash_cases(),
     *_dynamic_cases(),
     *_em_cases(),
     *_attention_cases(),
+    *_uniform_cases(),
+    *_normalization_cases(),
 )
 BY_NAME = {str(case): case for case in CASES}

@@ -26,6 +26,8 @@ KINDS = {
         "normal", "zeros", "tiny", "huge", "ties", "saturated", "a-zero", "a-one", "agreeing",
     ),
     "AttentionRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "UniformRouting": ("normal", "zeros", "tiny", "huge", "ties"),
+    "PoseNormalization": ("normal", "zeros", "tiny", "huge", "ties"),
 }  # fmt: skip
 
 
@@ -63,6 +65,8 @@ def build(
         "DynamicRouting": _dynamic,
         "EMRouting": _em,
         "AttentionRouting": _attention,
+        "UniformRouting": _uniform,
+        "PoseNormalization": _normalization,
     }[operator](rng, dims, settings, kind, dtype)
     return {key: np.ascontiguousarray(value, dtype=dtype) for key, value in arrays.items()}
 
@@ -143,3 +147,22 @@ def _attention(
         weight[:] = weight[:, :, :, :1]
         parent[:] = parent[:, :, :, :1]
     return {"pose": pose, "parent": parent, "weight": weight, "scale": scale, "bias": bias}
+
+
+def _uniform(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    arrays = _attention(rng, d, {**s, "grid": (1, 1), "parent": 0}, kind, dtype)
+    del arrays["parent"]
+    return arrays
+
+
+def _normalization(
+    rng: np.random.Generator, d: Mapping[str, Any], _: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    shape = d["shape"]
+    x = rng.standard_normal(shape) * _factors(rng, (*shape[:-1], 1), kind, dtype)
+    if kind == "ties":
+        x = np.broadcast_to(x[..., :1], shape)
+    scale = 1 + 0.2 * rng.standard_normal(shape[-1])
+    return {"x": x, "scale": scale, "bias": 0.2 * rng.standard_normal(shape[-1])}

@@ -1,4 +1,4 @@
-"""The four operators in float64 numpy, as the papers' procedures read: one loop an index.
+"""The operators in float64 numpy, as the papers' procedures read: one loop an index.
 
 Written from docs/operators.md and the papers, apart from the PyTorch definitions; imports neither
 torch nor onnx. Every function takes arrays of any floating-point type and returns float64. Slow on
@@ -223,3 +223,32 @@ def attention_routing(
                 normal = (s[j] - mean) / np.sqrt(variance + epsilon)
                 out[n, out_y, out_x, j] = normal * scale + bias
     return out, couplings
+
+
+def uniform_routing(
+    pose: ArrayLike,
+    weight: ArrayLike,
+    scale: ArrayLike,
+    bias: ArrayLike,
+    strides: Sequence[int],
+    matrix_pose: bool,
+    epsilon: float,
+) -> Array:
+    """Tsai et al. 2020, procedure 1, the first pass: every parent is zero. ``[N, H', W', M, P]``."""
+    pose, weight = _double(pose), _double(weight)
+    kernel, parents = weight.shape[:2], weight.shape[3]
+    size = pose.shape[-1] if matrix_pose else weight.shape[-1]
+    grid = [(pose.shape[1 + k] - kernel[k]) // strides[k] + 1 for k in (0, 1)]
+    parent = np.zeros((len(pose), *grid, parents, size))
+    out, _ = attention_routing(
+        pose, parent, weight, scale, bias, strides, matrix_pose, 1.0, epsilon
+    )
+    return out
+
+
+def pose_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon: float) -> Array:
+    """Layer normalization over the last axis (Ba, Kiros, Hinton 2016, equation 3)."""
+    x, scale, bias = map(_double, (x, scale, bias))
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return np.asarray((x - mean) / np.sqrt(variance + epsilon) * scale + bias)

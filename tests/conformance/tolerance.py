@@ -37,6 +37,14 @@ _BASE = {
     ("AttentionRouting", "float32"): Tolerance(
         1e-5, 2e-5, "one softmax, sums of hundreds of terms; layer normalization of unit variance"
     ),
+    ("UniformRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("UniformRouting", "float32"): Tolerance(
+        1e-5, 2e-5, "sums of hundreds of terms; layer normalization of unit variance"
+    ),
+    ("PoseNormalization", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("PoseNormalization", "float32"): Tolerance(
+        2e-6, 4e-6, "two sums over the row; differences from the mean, brought to unit variance"
+    ),
     ("EMRouting", "float64"): Tolerance(1e-11, 1e-9, "squared deviations over small variances"),
     ("EMRouting", "float32"): Tolerance(
         2e-5, 1e-4, "sums over the pose in the exponent, of squared deviations over variances"

@@ -150,17 +150,20 @@ def output_shapes(
 ) -> list[Any]:
     """Shapes of the outputs of docs/operators.md."""
     shapes = [x.shape for x in inputs]
-    if operator == "Squash":
+    if operator in ("Squash", "PoseNormalization"):
         return [shapes[0]]
     if operator == "DynamicRouting":
         return [(shapes[0][0], *shapes[1][1:3])]
     if operator == "AttentionRouting":
         return [shapes[1]]
-    pose, weight = shapes[0], shapes[2]
-    grid = (1, 1)
+    pose, weight = shapes[0], shapes[1 if operator == "UniformRouting" else 2]
+    grid: tuple[int, ...] = (1, 1)
     if not attributes.get("shared", 0):
         strides = attributes.get("strides", (1, 1))
         grid = tuple((pose[1 + k] - weight[k]) // strides[k] + 1 for k in (0, 1))
+    if operator == "UniformRouting":
+        size = pose[4] if attributes.get("matrix_pose", 1) else weight[5]
+        return [(pose[0], *grid, weight[3], size)]
     return [(pose[0], *grid, weight[3], pose[4]), (pose[0], *grid, weight[3])]
 
 

@@ -43,6 +43,12 @@ ATTENTION = (
     {"strides": (1, 1), "matrix_pose": 1, "agreement_scale": 0.25, "epsilon": 1e-5},
     [zeros(2, 4, 4, 2, 16), zeros(2, 2, 2, 5, 16), zeros(3, 3, 2, 5, 4, 4), zeros(16), zeros(16)],
 )
+UNIFORM = (
+    "UniformRouting",
+    {"strides": (1, 1), "matrix_pose": 1, "epsilon": 1e-5},
+    [zeros(2, 4, 4, 2, 16), zeros(3, 3, 2, 5, 4, 4), zeros(16), zeros(16)],
+)
+NORMALIZATION = ("PoseNormalization", {"epsilon": 1e-5}, [zeros(2, 3, 16), zeros(16), zeros(16)])
 
 
 def test_the_fastest_level_is_the_default() -> None:
@@ -84,6 +90,8 @@ def test_a_level_that_is_not_there_is_named() -> None:
         ),
         (EM, {"strides": (1, 1, 1)}, r"attribute 'strides' is \[1, 1, 1\]: wanted two numbers"),
         (ATTENTION, {"matrix_pose": -1}, r"attribute 'matrix_pose' is -1: wanted 0 or 1"),
+        (UNIFORM, {"strides": (2, 0)}, r"UniformRouting: attribute 'strides' is \[2, 0\]"),
+        (NORMALIZATION, {"epsilon": 0.0}, r"PoseNormalization: attribute 'epsilon' is 0\.0+"),
         (ATTENTION, {"agreement_scale": None}, r"attribute 'agreement_scale' is missing"),
         (
             ATTENTION,
@@ -114,6 +122,11 @@ def test_wrong_attributes_are_named(
         (EM, 3, (6,), r"input 'beta_u' has shape \[6\]: wanted \[5\]"),
         (ATTENTION, 1, (2, 3, 2, 5, 16), r"'parent' has shape .*: wanted \[2, 2, 2, 5, 16\]"),
         (ATTENTION, 3, (15,), r"input 'scale' has shape \[15\]: wanted \[16\]"),
+        (UNIFORM, 1, (3, 3, 3, 5, 4, 4), r"'weight' has shape .*: wanted \[Kh, Kw, 2, M, 4, 4\]"),
+        (UNIFORM, 1, (5, 3, 2, 5, 4, 4), r"the window of 5x3 is larger than the grid of 4x4"),
+        (UNIFORM, 3, (5,), r"UniformRouting: input 'bias' has shape \[5\]: wanted \[16\]"),
+        (NORMALIZATION, 0, (), r"PoseNormalization: input 'x' has shape \[\]: wanted \[..., P\]"),
+        (NORMALIZATION, 1, (3,), r"input 'scale' has shape \[3\]: wanted \[16\]"),
     ],
 )
 def test_wrong_shapes_are_named(

@@ -16,7 +16,7 @@ from capsedge.runtime.native_library import find_library
 from tests.conformance.native import fused_session
 
 from .library import Array, load
-from .test_kernels import ATTENTION, DYNAMIC, EM, SQUASH
+from .test_kernels import ATTENTION, DYNAMIC, EM, NORMALIZATION, SQUASH, UNIFORM
 
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -29,6 +29,8 @@ NAMES = {
     "DynamicRouting": ("u", "weight", "log_prior", "bias"),
     "EMRouting": ("pose", "a", "weight", "beta_u", "beta_a"),
     "AttentionRouting": ("pose", "parent", "weight", "scale", "bias"),
+    "UniformRouting": ("pose", "weight", "scale", "bias"),
+    "PoseNormalization": ("x", "scale", "bias"),
 }
 
 
@@ -43,6 +45,8 @@ def named(operator: tuple[str, dict[str, Any], list[Array]]) -> dict[str, Array]
         (DYNAMIC, [["N", 3, 4]]),
         (EM, [["N", 2, 2, 5, 16], ["N", 2, 2, 5]]),
         (ATTENTION, [["N", 2, 2, 5, 16]]),
+        (UNIFORM, [["N", 2, 2, 5, 16]]),
+        (NORMALIZATION, [["N", 3, 16]]),
     ],
     ids=lambda x: x[0] if isinstance(x, tuple) else "",
 )

@@ -92,14 +92,14 @@ def test_attention_pass_of_the_schedule(families, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("number", "layer"), [(0, "capsules.0"), (1, "capsules.1"), (2, "capsules.2")]
 )
-def test_first_pass_that_became_a_convolution(families, tmp_path, number, layer) -> None:
+def test_first_pass_that_became_linear(families, tmp_path, number, layer) -> None:
     model = onnx.load(families["attention"].onnx())
-    passes = [n for n in model.graph.node if n.name.endswith("_uniform")]
-    scale = passes[number].input[1]
+    passes = [n for n in model.graph.node if n.op_type == "UniformRouting"]
+    scale = passes[number].input[2]
     (weights,) = [t for t in model.graph.initializer if t.name == scale]
     wrong = numpy_helper.from_array(numpy_helper.to_array(weights) * np.float32(1.02), "wrong")
     model.graph.initializer.append(wrong)
-    passes[number].input[1] = "wrong"
+    passes[number].input[2] = "wrong"
     path = tmp_path / "f.onnx"
     onnx.save(model, path)
     first = capsedge.verify(
