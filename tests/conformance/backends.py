@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -54,6 +55,8 @@ class Torch:
         return ""
 
     def supports(self, case: Case, dtype: str) -> str:
+        if case.operator.startswith("Quantized"):
+            return "operators with INT8 weights have no PyTorch definition"
         return ""
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
@@ -138,16 +141,19 @@ class OrtFunctions:
         return ""
 
     def supports(self, case: Case, dtype: str) -> str:
-        if dtype == "float64" and case.operator in (
+        operator = case.operator.removeprefix("Quantized")
+        if operator == "Conv" and platform.machine() == "x86_64" and not _has_vnni():
+            return "ONNX Runtime's products of bytes saturate on x86 processors without VNNI"
+        if dtype == "float64" and operator in (
             "AttentionRouting",
             "UniformRouting",
             "PoseNormalization",
         ):
             return "ONNX Runtime's LayerNormalization keeps its statistics in FP32"
-        if dtype == "float64" and case.operator == "EMRouting":
+        if dtype == "float64" and operator == "EMRouting":
             return "ONNX Runtime has no Softplus for float64"
         if (
-            case.operator == "DynamicRouting"
+            operator == "DynamicRouting"
             and case.dims["N"] == 0
             and case.attributes["iterations"] > 1
         ):
@@ -174,7 +180,6 @@ class OrtFunctions:
 
         # Outputs are named apart from inputs: EMRouting has a pose and an activation on both sides.
         outputs = [f"out_{name}" for name in case.outputs]
-        element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         function = function_body(
             case.operator,
             [(None, *x.shape[1:]) if _has_batch(name) else x.shape for name, x in inputs.items()],
@@ -190,12 +195,18 @@ class OrtFunctions:
             "case",
             [
                 helper.make_tensor_value_info(
-                    name, element, ["N", *x.shape[1:]] if _has_batch(name) else x.shape
+                    name,
+                    helper.np_dtype_to_tensor_dtype(x.dtype),
+                    ["N", *x.shape[1:]] if _has_batch(name) else x.shape,
                 )
                 for name, x in inputs.items()
             ],
             [
-                helper.make_tensor_value_info(f"out_{name}", element, [None] * wanted.ndim)
+                helper.make_tensor_value_info(
+                    f"out_{name}",
+                    helper.np_dtype_to_tensor_dtype(np.dtype(dtype)),
+                    [None] * wanted.ndim,
+                )
                 for name, wanted in make(case, dtype).wanted.items()
             ],
         )
@@ -203,6 +214,10 @@ class OrtFunctions:
         model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10)
         onnx.checker.check_model(model)
         return bytes(model.SerializeToString())
+
+
+def _has_vnni() -> bool:
+    return "avx512vnni" in library.levels()
 
 
 def _has_batch(name: str) -> bool:

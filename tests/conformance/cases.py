@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from . import inputs, oracle
 from .tolerance import Tolerance, tolerance
 
-DTYPES = ("float64", "float32", "float16")
+DTYPES = ("float64", "float32", "float16", "uint8")
 # What an ONNX node has, and what only the PyTorch operators have beside it.
 OUTPUTS = {
     "Squash": ("y",),
@@ -30,6 +30,10 @@ OUTPUTS = {
     "AttentionRouting": ("pose",),
     "UniformRouting": ("pose",),
     "PoseNormalization": ("y",),
+    "QuantizedDynamicRouting": ("v",),
+    "QuantizedEMRouting": ("pose", "a"),
+    "QuantizedAttentionRouting": ("pose",),
+    "QuantizedConv": ("y",),
 }
 EXTRA_OUTPUTS = {
     "Squash": (),
@@ -38,6 +42,10 @@ EXTRA_OUTPUTS = {
     "AttentionRouting": ("couplings",),
     "UniformRouting": (),
     "PoseNormalization": (),
+    "QuantizedDynamicRouting": (),
+    "QuantizedEMRouting": (),
+    "QuantizedAttentionRouting": (),
+    "QuantizedConv": (),
 }
 _ORACLES: dict[str, Callable[..., Any]] = {
     "Squash": oracle.squash,
@@ -46,6 +54,7 @@ _ORACLES: dict[str, Callable[..., Any]] = {
     "AttentionRouting": oracle.attention_routing,
     "UniformRouting": oracle.uniform_routing,
     "PoseNormalization": oracle.pose_normalization,
+    "QuantizedConv": oracle.quantized_conv,
 }
 
 
@@ -75,6 +84,11 @@ class Case:
         """Names of the outputs, the ONNX node's first."""
         return OUTPUTS[self.operator] + EXTRA_OUTPUTS[self.operator]
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Storage types that the operator has."""
+        return ("uint8",) if self.operator == "QuantizedConv" else DTYPES[:3]
+
 
 @dataclass(frozen=True)
 class Example:
@@ -87,7 +101,12 @@ class Example:
 
 def evaluate(case: Case, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
     """The oracle's outputs by name for any input values."""
-    found = _ORACLES[case.operator](*arrays.values(), **case.attributes)
+    operator, given = case.operator, dict(arrays)
+    if "weight_scale" in given and operator != "QuantizedConv":
+        operator = operator.removeprefix("Quantized")
+        given["weight"] = oracle.dequantized(given["weight"], given.pop("weight_scale"))
+    found = _ORACLES[operator](*given.values(), **case.attributes)
+    found = found[: len(case.outputs)] if isinstance(found, tuple) else found
     results = found if isinstance(found, tuple) else (found,)
     return dict(zip(case.outputs, results, strict=True))
 
@@ -344,6 +363,54 @@ def _normalization_cases() -> Iterator[Case]:
     yield case((3000, 7))
 
 
+def _quantized_routing_cases() -> Iterator[Case]:
+    """A part of the cases of the float operators: every fourth, batches of 0 and 7, layers of models."""
+    for cases in (_dynamic_cases(), _em_cases(), _attention_cases()):
+        for index, case in enumerate(cases):
+            if index % 4 == 0 or case.dims["N"] in (0, 7) or case.heavy:
+                yield replace(case, operator=f"Quantized{case.operator}")
+
+
+def _conv_cases() -> Iterator[Case]:
+    def case(
+        n: int, c: int, h: int, w: int, m: int, kh: int, kw: int,
+        strides: tuple[int, int] = (1, 1), pads: tuple[int, int, int, int] = (0, 0, 0, 0),
+        dilations: tuple[int, int] = (1, 1), kind: str = "normal", zeros: tuple[int, int] = (0, 0),
+        heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "QuantizedConv",
+            {"N": n, "C": c, "H": h, "W": w, "M": m, "Kh": kh, "Kw": kw},
+            {"strides": strides, "pads": pads, "dilations": dilations},
+            kind,
+            {"x_zero": zeros[0], "y_zero": zeros[1]},
+            heavy,
+        )
+
+    for zeros in ((0, 0), (128, 0), (0, 128), (255, 7)):
+        yield case(2, 3, 7, 6, 5, 3, 2, zeros=zeros)
+        yield case(1, 5, 6, 7, 70, 3, 3, pads=(1, 1, 1, 1), zeros=zeros)
+    for kind in inputs.KINDS["QuantizedConv"]:
+        yield case(2, 16, 9, 9, 17, 3, 3, pads=(1, 0, 2, 1), kind=kind, zeros=(3, 100))
+        yield case(1, 1, 12, 11, 33, 5, 5, kind=kind)
+    for strides in ((1, 2), (2, 1), (3, 3)):
+        for dilations in ((1, 1), (2, 1), (1, 3), (2, 2)):
+            yield case(1, 3, 11, 12, 9, 3, 3, strides, (0, 1, 2, 0), dilations, zeros=(9, 1))
+    odd = (
+        (1, 1, 1, 1, 1, 1, 1), (1, 2, 1, 9, 3, 1, 4), (7, 3, 5, 5, 4, 5, 5), (3, 13, 4, 3, 65, 2, 3),
+        (1, 33, 3, 3, 129, 3, 3), (2, 4, 17, 19, 16, 1, 1), (1, 130, 4, 4, 20, 2, 2),
+        (1, 17, 21, 18, 31, 3, 1),
+    )  # fmt: skip
+    for dims in odd:
+        yield case(*dims)
+        yield case(*dims, pads=(2, 1, 0, 3), zeros=(77, 200))
+    yield case(0, 3, 5, 5, 4, 3, 3)
+    yield case(0, 3, 5, 5, 4, 3, 3, pads=(1, 1, 1, 1))
+    # CapsNet on MNIST: both convolutions.
+    yield case(1, 1, 28, 28, 256, 9, 9, heavy=True)
+    yield case(1, 256, 20, 20, 256, 9, 9, (2, 2), zeros=(0, 128), heavy=True)
+
+
 CASES: tuple[Case, ...] = (
     *_squash_cases(),
     *_dynamic_cases(),
@@ -351,5 +418,7 @@ CASES: tuple[Case, ...] = (
     *_attention_cases(),
     *_uniform_cases(),
     *_normalization_cases(),
+    *_quantized_routing_cases(),
+    *_conv_cases(),
 )
 BY_NAME = {str(case): case for case in CASES}

@@ -104,7 +104,7 @@ def dump(folder: Path, cases: Iterable[Case], dtypes: Iterable[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for index, case in enumerate(cases):
-        for dtype in dtypes:
+        for dtype in [d for d in dtypes if d in case.dtypes]:
             name = f"{index:04d}.{dtype}.case"
             (folder / name).write_bytes(encode(case, dtype))
             lines.append(f"{name}\t{dtype}\t{int(case.heavy)}\t{case}\n")

@@ -28,6 +28,7 @@ KINDS = {
     "AttentionRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "UniformRouting": ("normal", "zeros", "tiny", "huge", "ties"),
     "PoseNormalization": ("normal", "zeros", "tiny", "huge", "ties"),
+    "QuantizedConv": ("normal", "zeros", "ties", "saturated"),
 }  # fmt: skip
 
 
@@ -60,7 +61,13 @@ def build(
     ``settings`` are the node's attributes and the case's options together.
     """
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    arrays = {
+    if operator == "QuantizedConv":
+        return _conv(rng, dims, settings, kind)
+    if operator.startswith("Quantized"):
+        builder = operator.removeprefix("Quantized")
+        arrays = build(builder, dims, settings, kind, name, dtype)
+        return _with_quantized_weight(arrays)
+    made = {
         "Squash": _squash,
         "DynamicRouting": _dynamic,
         "EMRouting": _em,
@@ -68,7 +75,57 @@ def build(
         "UniformRouting": _uniform,
         "PoseNormalization": _normalization,
     }[operator](rng, dims, settings, kind, dtype)
-    return {key: np.ascontiguousarray(value, dtype=dtype) for key, value in arrays.items()}
+    return {key: np.ascontiguousarray(value, dtype=dtype) for key, value in made.items()}
+
+
+def _with_quantized_weight(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The weight as INT8 with its scale, a number for each parent and column, right after it."""
+    found: dict[str, NDArray[Any]] = {}
+    for name, array in arrays.items():
+        if name != "weight":
+            found[name] = array
+            continue
+        shared = (0, 3) if array.ndim == 4 else (0, 1, 2, 4)
+        top = np.abs(array.astype(np.float64)).max(axis=shared, keepdims=True)
+        scale = (top / 127).astype(np.float32)
+        found["weight"] = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
+        found["weight_scale"] = np.ascontiguousarray(scale.squeeze(shared))
+    return found
+
+
+def _conv(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str
+) -> dict[str, NDArray[Any]]:
+    """Outputs spread over 0..255 (normal), all products at their largest (saturated), sums that are exact
+    halves of a step (ties)."""
+    n, c, h, w, m, kh, kw = (d[k] for k in ("N", "C", "H", "W", "M", "Kh", "Kw"))
+    x = rng.integers(0, 256, (n, c, h, w))
+    weight = rng.integers(-127, 128, (m, c, kh, kw))
+    weight_scale = rng.uniform(0.5e-3, 1e-3, m).astype(np.float32)
+    bias = rng.integers(-20000, 20000, m)
+    y_scale = 0.1 * (c * kh * kw) ** 0.5
+    x_scale = 0.05
+    if kind == "zeros":
+        x[:] = s["x_zero"]
+    elif kind == "saturated":
+        x[:], y_scale = 255, y_scale * 10
+        weight = np.where(weight < 0, -127, 127)
+    elif kind == "ties":
+        weight_scale[:], x_scale, y_scale = 0.5, 1.0, 1.0
+        weight = rng.integers(-1, 2, weight.shape)
+        x = rng.integers(s["x_zero"], s["x_zero"] + 3, x.shape)
+        bias = rng.integers(-9, 9, m)
+    return {
+        "x": x.astype(np.uint8),
+        "x_scale": np.asarray(x_scale, np.float32),
+        "x_zero_point": np.asarray(s["x_zero"], np.uint8),
+        "weight": weight.astype(np.int8),
+        "weight_scale": weight_scale,
+        "weight_zero_point": np.zeros(m, np.int8),
+        "y_scale": np.asarray(y_scale, np.float32),
+        "y_zero_point": np.asarray(s["y_zero"], np.uint8),
+        "bias": bias.astype(np.int32),
+    }
 
 
 def _squash(

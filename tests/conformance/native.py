@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tests.native import library
@@ -40,12 +39,12 @@ class CpuKernels:
         assert operator.level == self._level
         arrays = list(inputs.values())
         for index, name in enumerate(inputs):
-            if name == "weight":
+            if name in ("weight", "weight_scale"):
                 operator.constant(index, arrays[index])
         shapes = library.output_shapes(case.operator, arrays, case.attributes)
 
         def run() -> Arrays:
-            outputs = [np.full(shape, np.nan, dtype) for shape in shapes]
+            outputs = [library.unwritten(shape, dtype) for shape in shapes]
             operator.run(arrays, outputs)
             return dict(zip(OUTPUTS[case.operator], outputs, strict=True))
 
@@ -82,7 +81,7 @@ def fused_session(
     attributes: Mapping[str, Any],
     inputs: Arrays,
     *,
-    constants: tuple[str, ...] = ("weight", "log_prior"),
+    constants: tuple[str, ...] = ("weight", "weight_scale", "log_prior"),
     threads: int = 2,
 ) -> Any:
     """A session over one node; inputs named in ``constants`` are initializers of the file."""
@@ -106,18 +105,19 @@ def one_node(
 
     batched = ("x", "u", "pose", "a", "parent")
     outputs = [f"out_{name}" for name in OUTPUTS[operator]]
-    element = helper.np_dtype_to_tensor_dtype(next(iter(inputs.values())).dtype)
+    elements = {k: helper.np_dtype_to_tensor_dtype(x.dtype) for k, x in inputs.items()}
+    first = next(iter(elements.values()))
     graph = helper.make_graph(
         [helper.make_node(operator, list(inputs), outputs, domain="capsedge", **attributes)],
         "case",
         [
             helper.make_tensor_value_info(
-                name, element, ["N", *x.shape[1:]] if name in batched else x.shape
+                name, elements[name], ["N", *x.shape[1:]] if name in batched else x.shape
             )
             for name, x in inputs.items()
             if name not in constants
         ],
-        [helper.make_tensor_value_info(name, element, None) for name in outputs],
+        [helper.make_tensor_value_info(name, first, None) for name in outputs],
         [numpy_helper.from_array(inputs[name], name) for name in constants if name in inputs],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("capsedge", 1)]

@@ -252,3 +252,45 @@ def pose_normalization(x: ArrayLike, scale: ArrayLike, bias: ArrayLike, epsilon:
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
     return np.asarray((x - mean) / np.sqrt(variance + epsilon) * scale + bias)
+
+
+def dequantized(weight: ArrayLike, scale: ArrayLike) -> Array:
+    """INT8 weights ``[I, J, Pout, Pin]`` or ``[Kh, Kw, C, M, K, L]`` times their scale ``[J, Pout]`` or
+    ``[M, L]``."""
+    weight, scale = _double(weight), _double(scale)
+    return weight * (scale[:, :, None] if weight.ndim == 4 else scale[:, None, :])
+
+
+def quantized_conv(
+    x: NDArray[np.uint8],
+    x_scale: NDArray[np.float32],
+    x_zero_point: NDArray[np.uint8],
+    weight: NDArray[np.int8],
+    weight_scale: NDArray[np.float32],
+    weight_zero_point: NDArray[np.int8],
+    y_scale: NDArray[np.float32],
+    y_zero_point: NDArray[np.uint8],
+    bias: NDArray[np.int32],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+) -> Array:
+    """ONNX QLinearConv: exact sums, then three FP32 operations. ``[N, M, H', W']``, whole numbers."""
+    assert not weight_zero_point.any()
+    images = x.astype(np.int64) - int(x_zero_point)
+    images = np.pad(images, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+    kernel = weight.shape[2:]
+    reach = [dilations[k] * (kernel[k] - 1) + 1 for k in (0, 1)]
+    grid = [(images.shape[2 + k] - reach[k]) // strides[k] + 1 for k in (0, 1)]
+    factor = (x_scale * weight_scale).astype(np.float32) / y_scale
+    y = np.zeros((len(x), len(weight), *grid))
+    for row in range(grid[0]):
+        for column in range(grid[1]):
+            top, left = row * strides[0], column * strides[1]
+            window = images[
+                :, :, top : top + reach[0] : dilations[0], left : left + reach[1] : dilations[1]
+            ]
+            total = np.einsum("ncij,mcij->nm", window, weight.astype(np.int64)) + bias
+            scaled = total.astype(np.float32) * factor
+            y[:, :, row, column] = np.clip(np.rint(scaled) + int(y_zero_point), 0, 255)
+    return y

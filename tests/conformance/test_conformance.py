@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 
 from . import modes, oracle
 from .backends import BACKENDS, Arrays
-from .cases import BY_NAME, CASES, DTYPES, Case, evaluate, make
+from .cases import BY_NAME, CASES, OUTPUTS, Case, evaluate, make
 from .dump import decode, encode
 
-HEAVY = [pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in CASES if case.heavy]
+TYPED = [
+    pytest.param(case, dtype, id=f"{case}-{dtype}", marks=[pytest.mark.slow] if case.heavy else [])
+    for case in CASES
+    for dtype in case.dtypes
+]
 # First input value of the first case.
 FIRST = -0.9436763096825815
-LIGHT = [pytest.param(case, id=str(case)) for case in CASES if not case.heavy]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", LIGHT + HEAVY)
+@pytest.mark.parametrize(("case", "dtype"), TYPED)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_case(backend: str, case: Case, dtype: str) -> None:
     row = modes.check(BACKENDS[backend], case, dtype)
@@ -45,7 +47,7 @@ def _big(case: Case) -> bool:
     [
         pytest.param(case, id=str(case), marks=[pytest.mark.slow] if _big(case) else [])
         for case in CASES
-        if not case.heavy
+        if not case.heavy and not case.operator.startswith("Quantized")
     ],
 )
 def test_gradient(case: Case) -> None:
@@ -94,10 +96,10 @@ def test_a_wrong_answer_fails() -> None:
     assert "wanted float32 [2, 3, 4]" in row.detail
 
 
-@pytest.mark.parametrize("operator", ["Squash", "DynamicRouting", "EMRouting", "AttentionRouting"])
+@pytest.mark.parametrize("operator", [*OUTPUTS])
 def test_files_hold_the_case(operator: str) -> None:
     case = next(c for c in CASES if c.operator == operator)
-    for dtype in DTYPES:
+    for dtype in case.dtypes:
         header, inputs, outputs = decode(encode(case, dtype))
         example = make(case, dtype)
         assert header["case"] == str(case)

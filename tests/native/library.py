@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.native_library import find_library
 
 Array = NDArray[Any]
-TYPES = {"float32": 0, "float16": 1}
+TYPES = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3, "int32": 4}
 LEVEL_VARIABLE = "CAPSEDGE_SIMD"
 
 
@@ -145,11 +145,29 @@ class Operator:
             self._library.capsedge_kernel_destroy(self._handle)
 
 
+def _conv_shape(
+    x: tuple[int, ...], weight: tuple[int, ...], attributes: Mapping[str, Any]
+) -> tuple[int, ...]:
+    pads, strides = attributes["pads"], attributes["strides"]
+    reach = [attributes["dilations"][k] * (weight[2 + k] - 1) + 1 for k in (0, 1)]
+    grid = [(x[2 + k] + pads[k] + pads[2 + k] - reach[k]) // strides[k] + 1 for k in (0, 1)]
+    return (x[0], weight[0], *grid)
+
+
+def unwritten(shape: tuple[int, ...], dtype: Any) -> Array:
+    """What an output holds before it is written: NaN where the type has it."""
+    return np.full(shape, np.nan if np.issubdtype(dtype, np.floating) else 99, dtype)
+
+
 def output_shapes(
     operator: str, inputs: Sequence[Array], attributes: Mapping[str, Any]
 ) -> list[Any]:
     """Shapes of the outputs of docs/operators.md."""
     shapes = [x.shape for x in inputs]
+    if operator == "QuantizedConv":
+        return [_conv_shape(shapes[0], shapes[3], attributes)]
+    # The scale of an INT8 weight comes after all that is looked at.
+    operator = operator.removeprefix("Quantized")
     if operator in ("Squash", "PoseNormalization"):
         return [shapes[0]]
     if operator == "DynamicRouting":
@@ -177,10 +195,8 @@ def compute(
 ) -> list[Array]:
     """Outputs of one run."""
     made = Operator(operator, attributes, level=level, threads=threads)
-    # NaN where nothing is written.
     outputs = [
-        np.full(shape, np.nan, inputs[0].dtype)
-        for shape in output_shapes(operator, inputs, attributes)
+        unwritten(shape, inputs[0].dtype) for shape in output_shapes(operator, inputs, attributes)
     ]
     made.run(inputs, outputs)
     return outputs

@@ -1,6 +1,6 @@
 // One run of a model in an ONNX Runtime that is loaded from a file, with the operator library registered:
 //   ort_run ONNXRUNTIME OPERATORS MODEL INPUTS... -- OUTPUTS...
-// An input is name:type:shape:file (type f or h, shape like 2x3x4, file of raw values), an output name:file.
+// An input is name:type:shape:file (type f, h or B: float, float16, uint8; shape like 2x3x4, file of raw values), an output name:file.
 // For tests of builds that Python cannot load here.
 
 #include <dlfcn.h>
@@ -47,12 +47,19 @@ struct Input {
   ONNXTensorElementDataType type;
 };
 
+ONNXTensorElementDataType type_of(const std::string& letter) {
+  if (letter == "f") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+  if (letter == "h") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+  if (letter == "B") return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+  throw Error("the type of an input is f, h or B, not " + letter);
+}
+
 Input read_input(const std::string& text) {
   const auto parts = split(text, ':');
   if (parts.size() != 4) throw Error("an input is name:type:shape:file, not " + text);
   std::ifstream file(parts[3], std::ios::binary);
   Input input{parts[0], {std::istreambuf_iterator<char>(file), {}}, {},
-              parts[1] == "h" ? ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 : ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT};
+              type_of(parts[1])};
   for (const std::string& d : split(parts[2], 'x')) input.shape.push_back(std::stoll(d));
   return input;
 }
@@ -91,7 +98,7 @@ void run(int count, char** words) {
                       found.size(), found.data()));
   for (size_t i = 0; i < found.size(); ++i) {
     const Tensor y = tensor_of(api, found[i]);
-    const int64_t bytes = elements(y.shape) * (y.type == Type::kFloat16 ? 2 : 4);
+    const int64_t bytes = elements(y.shape) * (y.type == Type::kUint8 ? 1 : y.type == Type::kFloat16 ? 2 : 4);
     std::ofstream(outputs[i][1], std::ios::binary).write(static_cast<const char*>(y.data), bytes);
   }
 }

@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cases")
-    dump(folder, [case for case in CASES if not case.heavy], ["float32", "float16"])
+    dump(folder, [case for case in CASES if not case.heavy], ["float32", "float16", "uint8"])
     return folder
 
 
@@ -68,6 +68,10 @@ CPU variant\t: 0x0
 CPU part\t: 0xd08
 CPU revision\t: 3
 """
+
+
+# Types of inputs as tests/native/ort_run.cpp has them.
+ARM_LETTERS = {"float32": "f", "float16": "h", "uint8": "B"}
 
 
 @pytest.mark.timeout(1800)
@@ -110,17 +114,22 @@ def test_onnxruntime_for_arm(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, env=environment())
 
     for operator in OUTPUTS:
-        for dtype, letter in (("float32", "f"), ("float16", "h")):
-            case = next(c for c in CASES if c.operator == operator and not c.heavy)
+        case = next(c for c in CASES if c.operator == operator and not c.heavy)
+        for dtype in [d for d in case.dtypes if d != "float64"]:
             example = make(case, dtype)
             model = tmp_path / "model.onnx"
-            model.write_bytes(one_node(operator, case.attributes, example.inputs, ("weight",)))
+            # Of QuantizedConv all but the image is constant, scalars too.
+            constants = {"weight", "weight_scale"}
+            if operator == "QuantizedConv":
+                constants = example.inputs.keys() - {"x"}
+            model.write_bytes(one_node(operator, case.attributes, example.inputs, (*constants,)))
             given = []
             for key, x in example.inputs.items():
-                if key == "weight":
+                if key in constants:
                     continue
                 x.tofile(tmp_path / f"{key}.bin")
-                given.append(f"{key}:{letter}:{'x'.join(map(str, x.shape))}:{tmp_path / key}.bin")
+                shape = "x".join(map(str, x.shape))
+                given.append(f"{key}:{ARM_LETTERS[x.dtype.name]}:{shape}:{tmp_path / key}.bin")
             wanted = [f"out_{key}:{tmp_path / key}.out" for key in OUTPUTS[operator]]
             found = subprocess.run(
                 ["qemu-aarch64", "-cpu", "cortex-a72", "-L", str(root), str(tmp_path / "ort_run"),
@@ -135,24 +144,19 @@ def test_onnxruntime_for_arm(tmp_path: Path) -> None:
                 assert example.tolerances[key].excess(values, example.wanted[key]) <= 1, (case, key)
 
 
-@pytest.mark.parametrize("level", ["plain", "avx2", "avx512"])
+@pytest.mark.parametrize("level", ["plain", "avx2", "avx512", "avx512vnni"])
 def test_a_level_defines_nothing_that_the_linker_could_share(level: str, tmp_path: Path) -> None:
     """An inline function compiled for AVX-512 must not be the one that all levels get."""
     compiler, nm = shutil.which("c++"), shutil.which("nm")
     if compiler is None or nm is None or os.uname().machine != "x86_64":
         pytest.skip("needs a C++ compiler and nm on x86")
+    avx2 = ["-mavx2", "-mfma", "-mf16c"]
+    avx512 = [*avx2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
     flags = {
         "plain": [],
-        "avx2": ["-mavx2", "-mfma", "-mf16c"],
-        "avx512": [
-            "-mavx2",
-            "-mfma",
-            "-mf16c",
-            "-mavx512f",
-            "-mavx512bw",
-            "-mavx512dq",
-            "-mavx512vl",
-        ],
+        "avx2": avx2,
+        "avx512": avx512,
+        "avx512vnni": [*avx512, "-mavx512vnni"],
     }[level]
     # Without optimisation, so that nothing is hidden by having been inlined.
     for optimise in ("-O0", "-O3"):
@@ -167,7 +171,9 @@ def test_a_level_defines_nothing_that_the_linker_could_share(level: str, tmp_pat
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
         shared = {line.split(maxsplit=2)[2] for line in listing.splitlines()}
-        assert shared == {f"capsedge::kLevel_{level}"}
+        # What VNNI adds to AVX-512 is its convolutions.
+        table = "kConv" if level == "avx512vnni" else "kLevel"
+        assert shared == {f"capsedge::{table}_{level}"}
 
 
 def test_installing_without_a_compiler_says_what_is_lost(tmp_path: Path) -> None:

@@ -54,6 +54,17 @@ inline Shape shape_of(const OrtApi* api, const OrtTensorTypeAndShapeInfo* info) 
   return shape;
 }
 
+inline Type type_of(ONNXTensorElementDataType type) {
+  switch (type) {
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT: return Type::kFloat;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16: return Type::kFloat16;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8: return Type::kInt8;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8: return Type::kUint8;
+    case ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32: return Type::kInt32;
+  }
+  throw Error("a tensor has type " + std::to_string(type) + " of ONNX, which no operator takes");
+}
+
 inline Tensor tensor_of(const OrtApi* api, const OrtValue* value) {
   OrtTensorTypeAndShapeInfo* raw = nullptr;
   check(api, GetTensorTypeAndShape(api)(value, &raw));
@@ -62,7 +73,7 @@ inline Tensor tensor_of(const OrtApi* api, const OrtValue* value) {
   check(api, GetTensorElementType(api)(raw, &type));
   void* data = nullptr;
   check(api, GetTensorMutableData(api)(const_cast<OrtValue*>(value), &data));
-  return {data, shape_of(api, raw), type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? Type::kFloat16 : Type::kFloat};
+  return {data, shape_of(api, raw), type_of(type)};
 }
 
 }  // namespace capsedge::ort

@@ -1,7 +1,6 @@
 // The custom-operator library: `session_options.register_custom_ops_library(path)` calls RegisterCustomOps.
 // Exceptions never leave it; what a caller did wrong comes back as a status with a sentence.
 
-#include <array>
 #include <cstring>
 #include <string>
 
@@ -14,20 +13,40 @@ namespace capsedge::ort {
 
 namespace {
 
+// A letter for the type of each input and output: T float or float16, the same for all T of a node; f float, i int32,
+// b int8, B uint8. Outputs have the type of the first input.
 struct Signature {
   const char* name;
-  size_t inputs;
-  size_t outputs;
+  const char* inputs;
+  const char* outputs;
 };
 constexpr Signature kSignatures[] = {
-    {"Squash", 1, 1}, {"DynamicRouting", 4, 1}, {"EMRouting", 5, 2}, {"AttentionRouting", 5, 1}};
-constexpr size_t kOperators = std::size(kSignatures);
+    {"Squash", "T", "T"},
+    {"DynamicRouting", "TTTT", "T"},
+    {"EMRouting", "TTTTT", "TT"},
+    {"AttentionRouting", "TTTTT", "T"},
+    {"UniformRouting", "TTTT", "T"},
+    {"PoseNormalization", "TTT", "T"},
+    {"QuantizedDynamicRouting", "TbfTT", "T"},
+    {"QuantizedEMRouting", "TTbfTT", "TT"},
+    {"QuantizedAttentionRouting", "TTbfTT", "T"},
+    {"QuantizedConv", "BfBbfbfBi", "B"}};
 
 // What ONNX Runtime sees as OrtCustomOp has our own fields behind it.
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
   const Signature* signature;
-  ONNXTensorElementDataType type;
+  ONNXTensorElementDataType floating;  // what T is
+
+  ONNXTensorElementDataType type(char letter) const {
+    switch (letter) {
+      case 'f': return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+      case 'i': return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+      case 'b': return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8;
+      case 'B': return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+      default: return floating;
+    }
+  }
 };
 const CustomOp& self(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op); }
 
@@ -71,7 +90,7 @@ OrtStatus* create_kernel(const OrtCustomOp* op, const OrtApi* api, const OrtKern
     const Signature& signature = *self(op).signature;
     auto made = std::make_unique<Kernel>(
         Kernel{api, &signature, make_operator(signature.name, NodeAttributes(api, info), choose_level())});
-    for (size_t i = 0; i < signature.inputs; ++i) {
+    for (size_t i = 0; i < std::strlen(signature.inputs); ++i) {
       int is_constant = 0;
       const OrtValue* value = nullptr;
       check(api, KernelInfoGetConstantInput_tensor(api)(info, i, &is_constant, &value));
@@ -87,7 +106,7 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   return guarded(api, [&] {
     std::vector<Tensor> inputs;
     std::vector<Shape> shapes;
-    for (size_t i = 0; i < kernel.signature->inputs; ++i) {
+    for (size_t i = 0; i < std::strlen(kernel.signature->inputs); ++i) {
       const OrtValue* value = nullptr;
       check(api, KernelContext_GetInput(api)(context, i, &value));
       if (value == nullptr)
@@ -120,18 +139,18 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   });
 }
 
-CustomOp describe(const OrtApi* api, const Signature& signature, ONNXTensorElementDataType type) {
+CustomOp describe(const OrtApi* api, const Signature& signature, ONNXTensorElementDataType floating) {
   CustomOp op{};
   op.version = kOrtApiVersion;
   op.api = api;
   op.signature = &signature;
-  op.type = type;
+  op.floating = floating;
   op.GetName = [](const OrtCustomOp* o) { return self(o).signature->name; };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
-  op.GetInputType = [](const OrtCustomOp* o, size_t) { return self(o).type; };
-  op.GetInputTypeCount = [](const OrtCustomOp* o) { return self(o).signature->inputs; };
-  op.GetOutputType = [](const OrtCustomOp* o, size_t) { return self(o).type; };
-  op.GetOutputTypeCount = [](const OrtCustomOp* o) { return self(o).signature->outputs; };
+  op.GetInputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).signature->inputs[i]); };
+  op.GetInputTypeCount = [](const OrtCustomOp* o) { return std::strlen(self(o).signature->inputs); };
+  op.GetOutputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).signature->outputs[i]); };
+  op.GetOutputTypeCount = [](const OrtCustomOp* o) { return std::strlen(self(o).signature->outputs); };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
   op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
@@ -150,13 +169,14 @@ CustomOp describe(const OrtApi* api, const Signature& signature, ONNXTensorEleme
   return op;
 }
 
-// Two variants of each operator, which ONNX Runtime merges under one name. They must outlive every session.
-const std::array<CustomOp, 2 * kOperators>& custom_ops(const OrtApi* api) {
+// A variant for each T, which ONNX Runtime merges under one name. They must outlive every session.
+const std::vector<CustomOp>& custom_ops(const OrtApi* api) {
   static const auto ops = [api] {
-    std::array<CustomOp, 2 * kOperators> all{};
-    for (size_t i = 0; i < kOperators; ++i) {
-      all[2 * i] = describe(api, kSignatures[i], ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
-      all[2 * i + 1] = describe(api, kSignatures[i], ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16);
+    std::vector<CustomOp> all;
+    for (const Signature& signature : kSignatures) {
+      all.push_back(describe(api, signature, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT));
+      if (std::strchr(signature.inputs, 'T'))
+        all.push_back(describe(api, signature, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16));
     }
     return all;
   }();

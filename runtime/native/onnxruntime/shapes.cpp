@@ -57,7 +57,7 @@ class Context {
     const OrtOpAttr* attribute = nullptr;
     if (!succeeded(api_, ShapeInferContext_GetAttribute(api_)(context_, name, &attribute)) || attribute == nullptr)
       return otherwise;
-    int64_t values[2] = {};
+    int64_t values[4] = {};
     size_t bytes = 0;
     const OrtOpAttrType type = otherwise.size() == 1 ? ORT_OP_ATTR_INT : ORT_OP_ATTR_INTS;
     const size_t room = otherwise.size() * sizeof(int64_t);
@@ -82,9 +82,29 @@ Dim output_dim(const Dim& in, const Dim& kernel, int64_t stride) {
   return {(in.size - kernel.size) / stride + 1, ""};
 }
 
+void infer_conv(const Context& context) {
+  const Dims x = context.input(0), weight = context.input(3);
+  if (x.size() != 4 || weight.size() != 4) return;
+  const auto strides = context.integers("strides", {1, 1}), dilations = context.integers("dilations", {1, 1});
+  const auto pads = context.integers("pads", {0, 0, 0, 0});
+  Dims y{x[0], weight[0], {}, {}};
+  for (size_t i = 0; i < 2; ++i) {
+    Dim in = x[2 + i], kernel = weight[2 + i];
+    if (in.size >= 0) in.size += pads[i] + pads[2 + i];
+    if (kernel.size >= 0) kernel.size = dilations[i] * (kernel.size - 1) + 1;
+    y[2 + i] = output_dim(in, kernel, strides[i]);
+  }
+  context.output(0, y);
+}
+
 void infer(const char* op, const Context& context) {
   // Wrong ranks are left to the kernel, whose message names the input.
-  if (std::strcmp(op, "Squash") == 0) {
+  if (std::strcmp(op, "QuantizedConv") == 0) {
+    infer_conv(context);
+    return;
+  }
+  if (std::strncmp(op, "Quantized", 9) == 0) op += 9;  // the weight's scale comes after all that is looked at
+  if (std::strcmp(op, "Squash") == 0 || std::strcmp(op, "PoseNormalization") == 0) {
     const Dims x = context.input(0);
     if (!x.empty()) context.output(0, x);
   } else if (std::strcmp(op, "DynamicRouting") == 0) {
@@ -93,6 +113,13 @@ void infer(const char* op, const Context& context) {
   } else if (std::strcmp(op, "AttentionRouting") == 0) {
     const Dims parent = context.input(1);
     if (parent.size() == 5) context.output(0, parent);
+  } else if (std::strcmp(op, "UniformRouting") == 0) {
+    const Dims pose = context.input(0), weight = context.input(1);
+    if (pose.size() != 5 || weight.size() != 6) return;
+    const auto strides = context.integers("strides", {1, 1});
+    const Dim size = context.integers("matrix_pose", {1})[0] == 1 ? pose[4] : weight[5];
+    context.output(0, {pose[0], output_dim(pose[1], weight[0], strides[0]),
+                       output_dim(pose[2], weight[1], strides[1]), weight[3], size});
   } else {
     const Dims pose = context.input(0), weight = context.input(2);
     if (pose.size() != 5 || weight.size() != 6) return;

@@ -12,11 +12,21 @@
 
 namespace {
 
-size_t element_bytes(const std::string& dtype) { return dtype == "float16" ? 2 : 4; }
+size_t element_bytes(const std::string& dtype) {
+  return dtype == "int8" || dtype == "uint8" ? 1 : dtype == "float16" ? 2 : 4;
+}
+
+int32_t type_of(const std::string& dtype) {
+  if (dtype == "float32") return CAPSEDGE_KERNEL_FLOAT;
+  if (dtype == "float16") return CAPSEDGE_KERNEL_FLOAT16;
+  if (dtype == "int8") return CAPSEDGE_KERNEL_INT8;
+  if (dtype == "uint8") return CAPSEDGE_KERNEL_UINT8;
+  if (dtype == "int32") return CAPSEDGE_KERNEL_INT32;
+  throw std::runtime_error("a case has type " + dtype);
+}
 
 capsedge_kernel_tensor tensor_of(const std::string& dtype, const std::vector<int64_t>& shape, const void* data) {
-  return {const_cast<void*>(data), shape.data(), static_cast<int32_t>(shape.size()),
-          dtype == "float16" ? CAPSEDGE_KERNEL_FLOAT16 : CAPSEDGE_KERNEL_FLOAT};
+  return {const_cast<void*>(data), shape.data(), static_cast<int32_t>(shape.size()), type_of(dtype)};
 }
 
 double value_at(const std::string& dtype, const std::vector<char>& bytes, size_t i) {
@@ -25,6 +35,7 @@ double value_at(const std::string& dtype, const std::vector<char>& bytes, size_t
     std::memcpy(&x, bytes.data() + 4 * i, 4);
     return x;
   }
+  if (dtype == "uint8") return static_cast<unsigned char>(bytes[i]);
   uint16_t h;
   std::memcpy(&h, bytes.data() + 2 * i, 2);
   const int exponent = (h >> 10) & 31, mantissa = h & 1023;
@@ -57,8 +68,8 @@ Runner::Runner(const Case& c, bool constant_weight) : case_(c) {
                       sizeof error))
     throw std::runtime_error(error);
   for (size_t i = 0; constant_weight && i < c.inputs.size(); ++i) {
-    if (c.inputs[i].name != "weight") continue;
-    const capsedge_kernel_tensor tensor = tensor_of(c.dtype, c.inputs[i].shape, c.inputs[i].bytes.data());
+    if (c.inputs[i].name != "weight" && c.inputs[i].name != "weight_scale") continue;
+    const capsedge_kernel_tensor tensor = tensor_of(c.inputs[i].dtype, c.inputs[i].shape, c.inputs[i].bytes.data());
     if (capsedge_kernel_constant(op_, static_cast<int32_t>(i), &tensor, error, sizeof error)) {
       capsedge_kernel_destroy(op_);
       throw std::runtime_error(error);
@@ -70,7 +81,7 @@ Runner::~Runner() { capsedge_kernel_destroy(op_); }
 
 std::vector<std::vector<char>> Runner::run(int threads) const {
   std::vector<capsedge_kernel_tensor> inputs, outputs;
-  for (const Array& x : case_.inputs) inputs.push_back(tensor_of(case_.dtype, x.shape, x.bytes.data()));
+  for (const Array& x : case_.inputs) inputs.push_back(tensor_of(x.dtype, x.shape, x.bytes.data()));
   std::vector<std::vector<char>> found;
   // All ones: a NaN wherever nothing is written.
   for (const Array& x : case_.outputs)

@@ -13,7 +13,13 @@ extern "C" {
 
 #define CAPSEDGE_KERNEL_EXPORT __attribute__((visibility("default")))
 
-enum { CAPSEDGE_KERNEL_FLOAT = 0, CAPSEDGE_KERNEL_FLOAT16 = 1 };
+enum {
+  CAPSEDGE_KERNEL_FLOAT = 0,
+  CAPSEDGE_KERNEL_FLOAT16 = 1,
+  CAPSEDGE_KERNEL_INT8 = 2,
+  CAPSEDGE_KERNEL_UINT8 = 3,
+  CAPSEDGE_KERNEL_INT32 = 4
+};
 
 /* Contiguous, in the order of the specification. */
 typedef struct capsedge_kernel_tensor {

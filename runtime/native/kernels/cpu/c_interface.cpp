@@ -40,7 +40,10 @@ class ListedAttributes : public Attributes {
 };
 
 Tensor tensor_of(const capsedge_kernel_tensor& t) {
-  return {t.data, Shape(t.shape, t.shape + t.rank), t.type == CAPSEDGE_KERNEL_FLOAT16 ? Type::kFloat16 : Type::kFloat};
+  // The numbers of the interface are those of Type.
+  if (t.type < CAPSEDGE_KERNEL_FLOAT || t.type > CAPSEDGE_KERNEL_INT32)
+    throw Error("a tensor has type " + std::to_string(t.type) + ": wanted one of CAPSEDGE_KERNEL_FLOAT, _FLOAT16, ...");
+  return {t.data, Shape(t.shape, t.shape + t.rank), static_cast<Type>(t.type)};
 }
 
 // Starts threads for each call: enough for tests; a runtime has its own pool.

@@ -10,9 +10,26 @@ extern const Level kLevel_plain;
 #ifdef CAPSEDGE_X86
 extern const Level kLevel_avx2;
 extern const Level kLevel_avx512;
+extern const ConvKernels kConv_avx512vnni;
 #endif
 #ifdef CAPSEDGE_ARM64
 extern const Level kLevel_neon;
+#endif
+
+#ifdef CAPSEDGE_X86
+namespace {
+
+const Level& avx512vnni() {
+  static const Level level = [] {
+    Level made = kLevel_avx512;
+    made.name = "avx512vnni";
+    made.conv = kConv_avx512vnni;
+    return made;
+  }();
+  return level;
+}
+
+}  // namespace
 #endif
 
 const std::vector<const Level*>& levels_here() {
@@ -24,8 +41,10 @@ const std::vector<const Level*>& levels_here() {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
       found.push_back(&kLevel_avx2);
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         found.push_back(&kLevel_avx512);
+        if (__builtin_cpu_supports("avx512vnni")) found.push_back(&avx512vnni());
+      }
     }
 #endif
 #ifdef CAPSEDGE_ARM64
@@ -51,7 +70,7 @@ const Level& choose_level() {
 
 const Level& level_for(const Level& chosen, int64_t parents) {
 #ifdef CAPSEDGE_X86
-  if (&chosen == &kLevel_avx512 && parents <= kLevel_avx2.width) return kLevel_avx2;
+  if (chosen.width > kLevel_avx2.width && parents <= kLevel_avx2.width) return kLevel_avx2;
 #endif
   (void)parents;
   return chosen;

@@ -1,9 +1,11 @@
 // Everything of one level, and the table that hands it out. Included last by each level's translation unit.
 #pragma once
 
+#include "conv.h"
 #include "em.h"
 #include "half.h"
 #include "level.h"
+#include "linear.h"
 #include "routing.h"
 #include "squash.h"
 
@@ -43,6 +45,10 @@ const Level CAPSEDGE_TABLE = {
     CAPSEDGE_LEVEL::add,
     CAPSEDGE_LEVEL::finish_squash,
     CAPSEDGE_LEVEL::finish_norm,
+    CAPSEDGE_LEVEL::kLinearRows,
+    CAPSEDGE_LEVEL::linear,
+    CAPSEDGE_LEVEL::normalize_rows,
+    CAPSEDGE_LEVEL::kConv,
     CAPSEDGE_LEVEL::map<CAPSEDGE_LEVEL::exp_of>,
     CAPSEDGE_LEVEL::map<CAPSEDGE_LEVEL::log_of>,
     CAPSEDGE_LEVEL::map<CAPSEDGE_LEVEL::rsqrt_of>,

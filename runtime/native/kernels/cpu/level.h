@@ -75,6 +75,7 @@ struct EmPass {
   bool coordinates;
   int row0, column0;     // place of the window in the grid
   float row_scale, column_scale;  // 1/H, 1/W
+  float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
   Moments moments;       // overwritten
   float* scratch;        // scratch_floats()
 };
@@ -90,6 +91,39 @@ struct EmFinish {
   float* precision;
   float* offset;
   float* activation;     // [lanes]
+};
+
+// Votes summed over a window with weights that hold the equal couplings already: out[row][lane], a matrix product whose
+// left side lies in place. `rows` of linear() point at the first element that each row reads.
+struct LinearPass {
+  const float* weight;   // strips of kStrip lanes (the last may be half), in each a row per line, child, inner index
+  int lines;             // of the window
+  int line_children;     // consecutive in memory
+  int64_t line_stride;   // floats
+  int64_t pose_size;     // floats from one child to the next
+  int inner;
+  int64_t lanes;
+  int64_t out_stride;    // lanes rounded up to half a strip
+};
+
+// Sums of a convolution of 8-bit integers: sums[position][channel] += Σ x · weight over the segments, the parts of a
+// window that lie together in memory.
+struct ConvPass {
+  const void* input;       // channels last: uint8_t if dot is 4, int16_t if it is 2
+  const int32_t* windows;  // where each position's window begins, in elements
+  const int32_t* offsets;  // where each segment begins in a window
+  int positions, segments;
+  int length;              // elements of a segment, a multiple of dot; what is read beyond the true ones has weight 0
+  const int8_t* weight;    // [segment][length / dot][channels][dot]
+  const int8_t* ahead;     // weights that will be needed next
+  int32_t* sums;           // [positions][channels]
+};
+struct ConvKernels {
+  int dot;                 // products that a lane adds at a time
+  int channels;            // that go together
+  void (*convolve)(const ConvPass& pass);
+  // y = round(float(sum) · factor) + zero point, ties to even, within 0..255; all [positions][channels].
+  void (*requantize)(const int32_t* sums, const float* factors, int32_t zero_point, int positions, uint8_t* y);
 };
 
 struct Level {
@@ -110,6 +144,12 @@ struct Level {
                         float* pose, float* query);
   void (*finish_norm)(const float* sum, const float* scale, const float* bias, int pose_elements, int lanes,
                       float epsilon, float* pose);
+  int linear_rows;       // that linear() computes together
+  void (*linear)(const LinearPass& pass, const float* const* rows, int count, float* out);
+  // Layer normalization over rows of `size`; x and y may be the same.
+  void (*normalize_rows)(const float* x, float* y, int64_t rows, int64_t size, const float* scale, const float* bias,
+                         float epsilon);
+  ConvKernels conv;
   // For tests of the stated error bounds: y = f(x), count a multiple of the width.
   void (*exp)(const float* x, float* y, int64_t count);
   void (*log)(const float* x, float* y, int64_t count);

@@ -54,7 +54,15 @@ std::unique_ptr<Operator> make_operator(const std::string& name, const Attribute
   if (name == "DynamicRouting") return make_dynamic_routing(attributes, level);
   if (name == "EMRouting") return make_em_routing(attributes, level);
   if (name == "AttentionRouting") return make_attention_routing(attributes, level);
-  throw Error("no operator '" + name + "': there are Squash, DynamicRouting, EMRouting, AttentionRouting");
+  if (name == "UniformRouting") return make_uniform_routing(attributes, level);
+  if (name == "PoseNormalization") return make_pose_normalization(attributes, level);
+  if (name == "QuantizedConv") return make_quantized_conv(attributes, level);
+  if (name.rfind("Quantized", 0) == 0) {
+    if (auto made = make_quantized_routing(name, attributes, level)) return made;
+  }
+  throw Error("no operator '" + name + "': there are Squash, DynamicRouting, EMRouting, AttentionRouting, " +
+              "UniformRouting, PoseNormalization, QuantizedConv, QuantizedDynamicRouting, QuantizedEMRouting, " +
+              "QuantizedAttentionRouting");
 }
 
 }  // namespace capsedge

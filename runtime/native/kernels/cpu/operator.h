@@ -52,5 +52,9 @@ std::unique_ptr<Operator> make_squash(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_dynamic_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_em_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_attention_routing(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_uniform_routing(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_pose_normalization(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_quantized_routing(const std::string& name, const Attributes&, const Level&);
+std::unique_ptr<Operator> make_quantized_conv(const Attributes&, const Level&);
 
 }  // namespace capsedge

@@ -10,6 +10,19 @@ int64_t packed_size(int64_t inner, int64_t columns, int64_t parents) {
   return inner * round_up(columns * parents, kStrip / 2);
 }
 
+namespace {
+
+void dequantize(const int8_t* from, const float* scale, const WeightLayout& layout, float* to) {
+  for (int64_t parent = 0; parent < layout.parents; ++parent)
+    for (int64_t k = 0; k < layout.inner; ++k)
+      for (int64_t column = 0; column < layout.columns; ++column) {
+        const int64_t at = parent * layout.parent_stride + k * layout.inner_stride + column * layout.column_stride;
+        to[at] = static_cast<float>(from[at]) * scale[parent * layout.columns + column];
+      }
+}
+
+}  // namespace
+
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads) {
   const int64_t size = layout.parents * layout.inner * layout.columns;
   const int64_t packed = packed_size(layout.inner, layout.columns, layout.parents);
@@ -19,7 +32,12 @@ Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level
     const float* from;
     if (weight.type == Type::kFloat) {
       from = static_cast<const float*>(weight.data) + number * size;
+    } else if (weight.type == Type::kInt8 && weight.scale) {
+      float* wide = thread_scratch(size);
+      dequantize(static_cast<const int8_t*>(weight.data) + number * size, weight.scale, layout, wide);
+      from = wide;
     } else {
+      if (weight.type != Type::kFloat16) throw Error("input 'weight' is neither float nor float16");
       float* wide = thread_scratch(size);
       level.widen(static_cast<const uint16_t*>(weight.data) + number * size, wide, size);
       from = wide;

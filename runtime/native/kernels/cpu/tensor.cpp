@@ -26,6 +26,13 @@ void expect_shape(const char* op, const char* name, const Shape& found, const st
          "input '" + std::string(name) + "' of shape " + to_text(found) + " is too large: at most 2^31 elements");
 }
 
+void expect_type(const char* op, const char* name, const Tensor& tensor, Type wanted) {
+  constexpr const char* kNames[] = {"float", "float16", "int8", "uint8", "int32"};
+  expect(tensor.type == wanted, op,
+         "input '" + std::string(name) + "' is " + kNames[static_cast<int>(tensor.type)] + ": wanted " +
+             kNames[static_cast<int>(wanted)]);
+}
+
 Grid output_grid(const char* op, const Shape& pose, int64_t kernel_height, int64_t kernel_width,
                  const Shape& strides) {
   expect(strides.size() == 2 && strides[0] >= 1 && strides[1] >= 1, op,
@@ -66,6 +73,8 @@ Floats::Floats(const Tensor& tensor, const Level& level, int64_t slack) {
     data_ = static_cast<const float*>(tensor.data);
     return;
   }
+  if (tensor.type != Type::kFloat && tensor.type != Type::kFloat16)
+    throw Error("an input is neither float nor float16");
   copy_ = Buffer(count + slack);
   if (tensor.type == Type::kFloat) {
     const float* from = static_cast<const float*>(tensor.data);

@@ -12,13 +12,15 @@ namespace capsedge {
 
 using Shape = std::vector<int64_t>;
 
-enum class Type { kFloat, kFloat16 };
+enum class Type { kFloat, kFloat16, kInt8, kUint8, kInt32 };
 
 // Not owned, contiguous.
 struct Tensor {
   const void* data;
   Shape shape;
   Type type;
+  // Of an int8 weight of routing: what its columns are multiplied by, [parents][columns].
+  const float* scale = nullptr;
 };
 struct Output {
   void* data;
@@ -51,6 +53,9 @@ struct Wanted {
 void expect_shape(const char* op, const char* name, const Shape& found, const std::vector<Wanted>& wanted);
 
 void expect(bool condition, const char* op, const std::string& message);
+
+// Throws Error "<op>: input '<name>' is <type>: wanted <type>".
+void expect_type(const char* op, const char* name, const Tensor& tensor, Type wanted);
 
 // (in - kernel) / stride + 1 of both axes.
 struct Grid {
