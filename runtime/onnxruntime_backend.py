@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: the one place that touches its API."""
+"""ONNX Runtime: the one place that touches its API."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.runtime import providers
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -76,15 +77,31 @@ class OnnxRuntimeBackend:
         data: the ONNX file.
         name: what errors call it.
         threads: threads of one inference; None leaves the choice to ONNX Runtime.
-        library: the custom-op library to register.
+        library: the custom-op library to register; its kernels are the CPU's.
+        provider: ONNX Runtime's name of the execution provider.
+        gpu: number of the GPU; None on the CPU.
 
     Raises:
-        EnvironmentProblem: ONNX Runtime is missing, or the library does not load into it.
+        EnvironmentProblem: ONNX Runtime is missing, the library does not load into it, or the provider
+            is not there.
+        UnsupportedModelError: part of the model would run on the CPU though a GPU was asked for.
         ArtefactError: ONNX Runtime refuses the model.
     """
 
-    def __init__(self, data: bytes, name: str, threads: int | None, library: Path | None) -> None:
+    smallest_batch = 1
+    largest_batch: int | None = None
+
+    def __init__(
+        self,
+        data: bytes,
+        name: str,
+        threads: int | None,
+        library: Path | None,
+        provider: str = providers.CPU,
+        gpu: int | None = None,
+    ) -> None:
         ort = _import()
+        providers.check_available(ort, provider)
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = available_threads() if threads is None else threads
@@ -98,21 +115,33 @@ class OnnxRuntimeBackend:
                     _first_line(error),
                     "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
                 ) from error
-        try:
-            self._session: onnxruntime.InferenceSession = ort.InferenceSession(
+
+        def load() -> onnxruntime.InferenceSession:
+            return ort.InferenceSession(
                 data,
                 options,
-                providers=["CPUExecutionProvider"],
+                providers=providers.chain(provider, gpu),
                 enable_fallback=0,  # it would print, and try the same provider again
             )
+
+        if gpu is not None:
+            options.add_session_config_entry(providers.NO_FALLBACK, "1")
+        try:
+            self._session = load()
             self.inputs = _ports(self._session.get_inputs())
             self.outputs = _ports(self._session.get_outputs())
         except Exception as error:
+            if providers.fell_back(error):
+                # Either the provider did not start at all, or it does not take every node.
+                options.add_session_config_entry(providers.NO_FALLBACK, "0")
+                providers.check_used(load(), provider)
+                raise providers.refused(name, provider) from error
             raise ArtefactError(
                 f"ONNX Runtime {ort.__version__} cannot load {name}.",
                 _first_line(error),
                 "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
             ) from error
+        providers.check_used(self._session, provider)
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _FATAL
         self._run_options.only_execute_path_to_fetches = True

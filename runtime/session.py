@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
-from capsedge.runtime import onnx_file
+from capsedge.runtime import onnx_file, passport, providers
 from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.native_library import find_library
@@ -20,6 +20,9 @@ from capsedge.runtime.prediction import Label, Prediction, choose, scores_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from capsedge.runtime.backend import Backend
+    from capsedge.runtime.device_array import DeviceArray
 
 Ops: TypeAlias = Literal["auto", "fused", "portable"]
 OneImage: TypeAlias = "str | os.PathLike[str] | Image | NDArray[Any]"
@@ -37,24 +40,31 @@ _CHUNK = 64  # images of one run of a model with a free batch; bounds memory
 def load(
     path: str | os.PathLike[str],
     *,
-    device: str = "cpu",
+    device: str | None = None,
     threads: int | None = None,
     ops: str = "auto",
+    provider: str = "auto",
 ) -> Session:
     """Load a model.
 
     Args:
-        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can `run`.
-        device: ``cpu``.
+        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can `run`. Or a TensorRT
+            engine of ``capsedge build``, named ``*.engine``.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, and the first GPU for an engine. What is
+            asked for is used or refused, never replaced.
         threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
         ops: ``auto`` runs capsedge's nodes with its operator library where it is installed and
             with the function bodies of the file where it is not; ``fused`` insists on the library,
-            ``portable`` never uses it.
+            ``portable`` never uses it. Its kernels are the CPU's, so on a GPU the bodies run.
+        provider: of ONNX Runtime, on a GPU: ``cuda`` (what ``auto`` takes) or ``tensorrt``.
 
     Raises:
         UsageError: the file cannot be read, or an argument is wrong.
-        EnvironmentProblem: ONNX Runtime or the operator library is missing.
-        ArtefactError: the file is damaged, reaches for other files, or is refused by ONNX Runtime.
+        EnvironmentProblem: what should run the model is missing: ONNX Runtime, a provider of it, the operator
+            library, TensorRT, the GPU.
+        UnsupportedModelError: part of the model would not run on the device asked for.
+        ArtefactError: the file is damaged, reaches for other files, is refused by ONNX Runtime, or is an
+            engine that was built for another machine.
     """
     path = Path(path)
     if ops not in OPS:
@@ -63,18 +73,18 @@ def load(
         raise UsageError(
             f"threads is {threads}.", f"Wanted: 1 to {MAX_THREADS}.", "Leave it out for one a core."
         )
-    if device != "cpu":
-        raise EnvironmentProblem(
-            f"The device '{device}' cannot be used.",
-            "This version of capsedge runs models on the CPU.",
-            "Use the device 'cpu'.",
-        )
-    if path.suffix == ".engine":
-        raise EnvironmentProblem(
-            f"{path} is a TensorRT engine.",
-            "This version of capsedge runs ONNX files, on the CPU.",
-            "Load the ONNX file that the engine was built from.",
-        )
+    if path.suffix == passport.SUFFIX:
+        return _load_engine(path, device, ops, provider)
+    gpu = providers.parse_device(device or "cpu")
+    chosen = providers.resolve(provider, gpu)
+    if gpu is not None:
+        if ops == "fused":
+            raise UsageError(
+                "ops is 'fused' on a GPU.",
+                "The operator library of ONNX Runtime has kernels for the CPU.",
+                "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
+            )
+        ops = "portable"
     data = onnx_file.read_bytes(path)
     summary = onnx_file.summarize(data, str(path))
     if summary.external:
@@ -86,8 +96,26 @@ def load(
         )
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
-    backend = OnnxRuntimeBackend(data, str(path), threads, library)
+    backend = OnnxRuntimeBackend(data, str(path), threads, library, chosen, gpu)
     return Session(path, backend, metadata, "fused" if library else "portable")
+
+
+def _load_engine(path: Path, device: str | None, ops: str, provider: str) -> Session:
+    """A session over a TensorRT engine, whose passport says how it was built."""
+    gpu = providers.parse_device(device or "cuda")
+    if gpu is None or ops != "auto" or provider != "auto":
+        raise UsageError(
+            f"{path} is a TensorRT engine.",
+            "It runs on a GPU, with the operators that it was built with and without ONNX Runtime.",
+            "Leave device, ops and provider out, or load the ONNX file that it was built from.",
+        )
+    if not path.is_file():
+        raise UsageError(f"Cannot read {path}.", "There is no such file.", "Name an engine.")
+    from capsedge.runtime.tensorrt_backend import TensorRTBackend
+
+    backend = TensorRTBackend(path, gpu)
+    issued = backend.passport
+    return Session(path, backend, issued.model, "fused" if issued.plugin == "fused" else "portable")
 
 
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
@@ -131,7 +159,7 @@ class Session:
     """
 
     def __init__(
-        self, path: Path, backend: OnnxRuntimeBackend, metadata: ModelMetadata | None, ops: str
+        self, path: Path, backend: Backend, metadata: ModelMetadata | None, ops: str
     ) -> None:
         self.path = path
         self.metadata = metadata
@@ -203,6 +231,31 @@ class Session:
             return self._run_batch(feeds[self.inputs[0].name].astype(np.float32), outputs)
         return self._backend.run(feeds, outputs)
 
+    def run_on_device(self, arrays: Mapping[str, object]) -> dict[str, DeviceArray]:
+        """Run an engine on arrays that are on its GPU, as they are; nothing goes through the host.
+
+        Args:
+            arrays: all inputs by name: objects with ``__dlpack__`` or ``__cuda_array_interface__``, as
+                torch's and cupy's.
+
+        Returns:
+            Every output by name, on the GPU, with both protocols: ``torch.from_dlpack(output)``.
+
+        Raises:
+            UsageError: the model is not an engine, an input is missing or not on the GPU.
+            ShapeError: the shape or the type of an input is wrong.
+        """
+        run = getattr(self._backend, "run_on_device", None)
+        if run is None:
+            raise UsageError(
+                f"{self.path} does not run on arrays on a GPU.",
+                "Only TensorRT engines do.",
+                "Use `Session.run`, or build an engine with `capsedge build`.",
+            )
+        self._check_names(arrays)
+        results: dict[str, DeviceArray] = run(arrays)
+        return results
+
     def _named(self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         wanted = [port.name for port in self.inputs]
         if not isinstance(arrays, Mapping):
@@ -213,6 +266,11 @@ class Session:
                     "Pass a dictionary of arrays by input name.",
                 )
             return {wanted[0]: arrays}
+        self._check_names(arrays)
+        return dict(arrays)
+
+    def _check_names(self, arrays: Mapping[str, object]) -> None:
+        wanted = [port.name for port in self.inputs]
         missing = [name for name in wanted if name not in arrays]
         unknown = [str(name) for name in arrays if name not in wanted]
         if missing or unknown:
@@ -221,7 +279,6 @@ class Session:
                 f"Missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}.",
                 f"Its inputs: {', '.join(wanted)}.",
             )
-        return dict(arrays)
 
     def prepare(
         self, image: OneImage, invert: bool = False, name: str = "the image"
@@ -307,7 +364,7 @@ class Session:
         self, images: OneImage | Sequence[OneImage], invert: bool
     ) -> Iterator[NDArray[np.float32]]:
         """Prepared batches ``[n, C, H, W]``, as large as one run takes."""
-        size = self.batch or _CHUNK
+        size = self.batch or min(_CHUNK, self._backend.largest_batch or _CHUNK)
         if isinstance(images, np.ndarray) and images.ndim == 4 and images.dtype.kind == "f":
             if invert:
                 raise UsageError(
@@ -366,7 +423,7 @@ class Session:
         self, batch: NDArray[np.float32], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
         """Run ``[n, C, H, W]``; a batch that is empty or short of the fixed size is filled with zeros."""
-        count, size = len(batch), self.batch or 1
+        count, size = len(batch), self.batch or self._backend.smallest_batch
         if count < size:
             rest = np.zeros((size - count, *batch.shape[1:]), np.float32)
             batch = np.concatenate([batch, rest])

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from capsedge.cli import _common, doctor, export, infer, inspect, train, verify
+from capsedge.cli import _common, build, doctor, export, infer, inspect, train, verify
 from capsedge.errors import CapsedgeError
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def _main(
 
 app.command("train")(train.command)
 app.command("export")(export.command)
+app.command("build")(build.command)
 app.command("infer")(infer.command)
 app.command("verify")(verify.command)
 app.command("inspect")(inspect.command)

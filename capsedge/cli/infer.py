@@ -27,7 +27,11 @@ def command(
     images: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, or folders of them.")],
     model: Annotated[
         Path | None,
-        typer.Option("--model", "-m", help="ONNX file; else the one that comes with capsedge."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="ONNX file or TensorRT engine; else the one that comes with capsedge.",
+        ),
     ] = None,
     top: Annotated[
         int | None, typer.Option("--top", min=1, help="Show the K best classes.")
@@ -56,6 +60,13 @@ def command(
         str,
         typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies)."),
     ] = "auto",
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="cpu, cuda or cuda:1; the CPU, and the GPU for an engine."),
+    ] = None,
+    provider: Annotated[
+        str, typer.Option("--provider", help="Of ONNX Runtime on a GPU: cuda or tensorrt.")
+    ] = "auto",
     as_json: _common.Json = False,
 ) -> None:
     """Classify images.
@@ -69,7 +80,7 @@ def command(
         from capsedge.zoo import default_model
 
         model = default_model()
-    session = load(model, threads=threads, ops=ops)
+    session = load(model, device=device, threads=threads, ops=ops, provider=provider)
     if reconstruct is not None:
         from capsedge.runtime.pictures import check_sheet, write_sheet
 

@@ -1,0 +1,171 @@
+"""``capsedge build``: an ONNX file to a TensorRT engine, on the device that will run it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli._common import Json, log, print_json
+from capsedge.cli._tables import size
+from capsedge.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from capsedge.exporters.engine import BuildReport
+    from capsedge.exporters.engine.progress import Report
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The engine; <model>.engine by default.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            help="fp32, fp16, int8 or mixed: what the engine must have; the file's own.",
+        ),
+    ] = None,
+    plugin: Annotated[
+        str,
+        typer.Option(
+            "--plugin",
+            help="fused: routing in the plugin library; native: no plugin; auto: fused where it is there.",
+        ),
+    ] = "auto",
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="A fixed batch; the file's own or 1 by default."),
+    ] = None,
+    dynamic_batch: Annotated[
+        str | None,
+        typer.Option("--dynamic-batch", help="Smallest, best and largest batch: 1:8:32."),
+    ] = None,
+    workspace: Annotated[
+        str | None,
+        typer.Option("--workspace", help="Scratch memory that TensorRT may use: 512M, 2G; all."),
+    ] = None,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option("--timing-cache", help="File of timings that makes later builds faster."),
+    ] = None,
+    optimization_level: Annotated[
+        int, typer.Option("--optimization-level", help="TensorRT's effort, 0 to 5.")
+    ] = 3,
+    device: Annotated[int, typer.Option("--device", min=0, help="Number of the GPU.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Build a TensorRT engine from an ONNX file, on the machine that will run it."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "Building engines needs the packages onnx and onnxscript.",
+            f"{error}.",
+            "pip install 'capsedge[build]'",
+        ) from error
+    from capsedge.exporters.engine import BuildOptions, build
+
+    options = BuildOptions(
+        precision=precision,
+        plugin=plugin,
+        batch=_batch(batch, dynamic_batch),
+        workspace=_bytes(workspace),
+        timing_cache=timing_cache,
+        optimization_level=optimization_level,
+        device=device,
+    )
+    target = output or model.with_suffix(".engine")
+    with _progress() as report:
+        built = build(model, target, options, report)
+    if as_json:
+        print_json(built.to_dict())
+    else:
+        _print(built)
+
+
+def _batch(fixed: int | None, dynamic: str | None) -> tuple[int, int, int] | None:
+    if fixed is not None and dynamic is not None:
+        raise UsageError("--batch and --dynamic-batch exclude each other.", "", "Give one of them.")
+    if dynamic is None:
+        return None if fixed is None else (fixed,) * 3
+    parts = dynamic.split(":")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        raise UsageError(
+            f"--dynamic-batch {dynamic}.", "Wanted: three numbers, MIN:BEST:MAX.", "As in 1:8:32."
+        )
+    low, best, high = map(int, parts)
+    return low, best, high
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if found is None:
+        raise UsageError(f"--workspace {text}.", "Wanted: a size such as 512M or 2G.", "")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A bar on a terminal, a line every tenth elsewhere."""
+    if not sys.stderr.isatty():
+        told = -1
+
+        def say(share: float, phase: str, left: float | None) -> None:
+            nonlocal told
+            if int(share * 10) > told:
+                told = int(share * 10)
+                rest = "" if left is None else f", about {left:.0f} s left"
+                log(f"building: {share:.0%} ({phase}){rest}")
+
+        yield say
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(
+        TextColumn("building"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[left]}  {task.description}"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=1.0, left="")
+
+        def draw(share: float, phase: str, left: float | None) -> None:
+            rest = "" if left is None else f"about {left:.0f} s left"
+            bar.update(task, completed=share, description=phase, left=rest)
+
+        yield draw
+
+
+def _print(built: BuildReport) -> None:
+    passport = built.passport
+    low, best, high = passport.batch
+    lines = {
+        "engine": f"{built.path} ({size(passport.engine_bytes)}), passport beside it",
+        "from": passport.source,
+        "precision": f"{passport.precision}; built: "
+        + ", ".join(f"{n} layers with {kind}" for kind, n in passport.layers.items()),
+        "operators": passport.plugin,
+        "batch": str(low) if low == high else f"{low} to {high}, best {best}",
+        "machine": f"{passport.machine.gpu} (compute capability {passport.machine.compute_capability}), "
+        f"TensorRT {passport.machine.tensorrt}, CUDA {passport.machine.cuda}",
+    }
+    for key, value in lines.items():
+        print(f"{key:<10} {value}")
+    for warning in built.warnings:
+        log(f"TensorRT warns: {warning}")
+    log("next:")
+    log(f"  capsedge infer --model {built.path} image.png")

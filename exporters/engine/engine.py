@@ -1,0 +1,230 @@
+"""ONNX file in, TensorRT engine with its passport out; on the machine that will run it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.exporters.engine import lowering, precision
+from capsedge.exporters.engine.builder import Limits, build_engine
+from capsedge.exporters.engine.progress import Progress, Report
+from capsedge.runtime import onnx_file, passport
+from capsedge.runtime.cuda import load_cuda
+from capsedge.runtime.files import check_writable, sha256, write_bytes
+from capsedge.runtime.metadata import PREFIX
+from capsedge.runtime.tensorrt_library import (
+    NAME,
+    find_plugin,
+    import_tensorrt,
+    load_plugin,
+    make_logger,
+    this_machine,
+)
+
+PLUGIN_MODES = ("auto", "native", "fused")
+_LEVELS = range(6)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to build.
+
+    Attributes:
+        precision: what the engine must have; None for what the file has.
+        plugin: ``fused`` uses the plugin library, ``native`` does not, ``auto`` does where it is there.
+        batch: smallest, best and largest batch, all the same for a fixed one; None for the file's, or 1.
+        workspace: bytes of scratch memory that TensorRT may use; None for all.
+        timing_cache: file with timings, read if it is there, written afterwards.
+        optimization_level: TensorRT's, 0 to 5.
+        device: number of the GPU.
+    """
+
+    precision: str | None = None
+    plugin: str = "auto"
+    batch: tuple[int, int, int] | None = None
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    optimization_level: int = 3
+    device: int = 0
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built; ``to_dict`` is the document that ``--json`` prints."""
+
+    path: Path
+    passport: passport.Passport
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": 1,
+            "engine": str(self.path),
+            **asdict(self.passport),
+            "warnings": list(self.warnings),
+        }
+
+
+def build(
+    source: Path | str, target: Path | str, options: BuildOptions, report: Report
+) -> BuildReport:
+    """Build an engine and write it with its passport.
+
+    Args:
+        source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
+        target: the engine, ``*.engine``; its passport goes beside it.
+        report: told the progress: share, phase, seconds left.
+
+    Raises:
+        UsageError: an option is wrong, or the file has another precision than asked for.
+        EnvironmentProblem: TensorRT, the GPU or the plugin library is missing.
+        UnsupportedModelError: TensorRT cannot run the model.
+        ParityError: TensorRT built another precision.
+        ArtefactError: the file is damaged.
+    """
+    source, target = Path(source), Path(target)
+    _check(options)
+    check_writable(target)
+    model = _read(source)
+    asked = precision.resolve(options.precision, model)
+    lowering.check(model)
+    trt = import_tensorrt()
+    cuda = load_cuda()
+    here = this_machine(trt, cuda, options.device)
+    cuda.use(options.device)
+    logger = make_logger(trt)
+    builder = trt.Builder(logger)
+    library = _plugin(options.plugin, model)
+    batch = lowering.choose_batch(model, options.batch)
+    if batch[0] == batch[2]:
+        model = lowering.fix_batch(model, batch[0])
+    if library is None:
+        lowered = lowering.native(model)
+    else:
+        namespace = load_plugin(builder.get_plugin_registry(), library, logger)
+        lowered = lowering.fused(model, namespace)
+    limits = Limits(
+        batch=batch,
+        workspace=options.workspace,
+        timing_cache=_timings(options.timing_cache),
+        optimization_level=options.optimization_level,
+    )
+    built = build_engine(
+        trt, builder, logger, lowered.SerializeToString(), limits, Progress(report), library
+    )
+    counts = precision.count(precision.layers(built.information))
+    precision.compare(asked, counts)
+    write_bytes(target, built.plan)
+    issued = passport.Passport(
+        engine_sha256=sha256(target),
+        engine_bytes=len(built.plan),
+        machine=here,
+        plugin="fused" if library else "native",
+        plugin_library=str(library or ""),
+        plugin_sha256=sha256(library) if library else "",
+        precision=asked,
+        layers=counts,
+        batch=batch,
+        source=source.name,
+        source_sha256=sha256(source),
+        metadata={p.key: p.value for p in model.metadata_props if p.key.startswith(PREFIX)},
+        command=command(source, target, options, batch),
+    )
+    passport.write(target, issued)
+    if options.timing_cache is not None:
+        write_bytes(options.timing_cache, built.timing_cache)
+    return BuildReport(target, issued, built.warnings)
+
+
+def _check(options: BuildOptions) -> None:
+    low, best, high = options.batch or (1, 1, 1)
+    if not 1 <= low <= best <= high:
+        raise UsageError(
+            f"Batch {low}:{best}:{high}.",
+            "Wanted: smallest, best and largest batch, each at least 1 and not below the one before.",
+            "Give for instance `--dynamic-batch 1:8:32`.",
+        )
+    if options.plugin not in PLUGIN_MODES:
+        raise UsageError(
+            f"Unknown plugin mode '{options.plugin}'.", "", f"Known: {', '.join(PLUGIN_MODES)}."
+        )
+    if options.optimization_level not in _LEVELS:
+        raise UsageError(
+            f"Optimization level {options.optimization_level}.", "TensorRT knows 0 to 5.", "Use 3."
+        )
+    if options.workspace is not None and options.workspace < 1 << 20:
+        raise UsageError(
+            f"A workspace of {options.workspace} bytes.",
+            "TensorRT needs at least 1 MiB.",
+            "Give for instance `--workspace 1G`, or leave it out.",
+        )
+
+
+def _read(source: Path) -> onnx.ModelProto:
+    data = onnx_file.read_bytes(source)
+    summary = onnx_file.summarize(data, str(source))
+    if summary.external:
+        raise ArtefactError(
+            f"{source} keeps weights in other files.",
+            f"The first is '{summary.external[0]}'. capsedge reads self-contained files only.",
+            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
+        )
+    try:
+        return onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's own error class differs between its versions
+        raise ArtefactError(
+            f"{source} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
+        ) from error
+
+
+def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
+    """The plugin library to build with, as the mode asks."""
+    if mode == "native":
+        return None
+    if not lowering.has_plugins(model):
+        if mode == "fused":
+            raise UsageError(
+                "The model has no operators for the plugin library.",
+                "It was exported with `--ops portable`, or by another tool.",
+                "Build with `--plugin auto`, or export again with `capsedge export --ops auto`.",
+            )
+        return None
+    library = find_plugin()
+    if library is None and mode == "fused":
+        raise EnvironmentProblem(
+            "The TensorRT plugin library of capsedge is not installed.",
+            f"{NAME} is compiled where nvcc and TensorRT's headers are.",
+            "Compile it (docs/tensorrt.md), or build with `--plugin native`, which needs nothing compiled.",
+        )
+    return library
+
+
+def _timings(path: Path | None) -> bytes:
+    if path is None:
+        return b""
+    check_writable(path)
+    return path.read_bytes() if path.is_file() else b""
+
+
+def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int, int, int]) -> str:
+    """The command that builds the same again."""
+    low, best, high = batch
+    words = ["capsedge", "build", str(source), "--plugin", options.plugin]
+    if options.precision:
+        words += ["--precision", options.precision]
+    words += ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
+    if options.workspace is not None:
+        words += ["--workspace", str(options.workspace)]
+    if options.timing_cache is not None:
+        words += ["--timing-cache", str(options.timing_cache)]
+    if options.device:
+        words += ["--device", str(options.device)]
+    if options.optimization_level != BuildOptions.optimization_level:
+        words += ["--optimization-level", str(options.optimization_level)]
+    return shlex.join([*words, "-o", str(target)])

@@ -1,0 +1,262 @@
+"""The CUDA runtime by ctypes: devices, memory, streams, graphs. Needs libcudart, no Python package.
+
+Thread rules: the current device belongs to a thread, so whoever calls from another thread calls
+`Cuda.use` first. A stream, its buffers and its graphs belong to one caller at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import EnvironmentProblem
+
+VARIABLE = "CAPSEDGE_CUDART"
+_NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
+_WHEELS = (("cu13", "lib"), ("cuda_runtime", "lib"))  # folders inside the package "nvidia"
+_FOLDERS = ("/usr/local/cuda/lib64",)
+
+# Numbers of the CUDA runtime's interface, the same in CUDA 12 and 13 (driver_types.h).
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3
+_STREAM_NON_BLOCKING = 1
+_CAPTURE_THREAD_LOCAL = 1
+_MAJOR, _MINOR, _INTEGRATED = 75, 76, 18
+
+_Handle = ctypes.c_void_p
+_SIGNATURES: dict[str, list[Any]] = {
+    "cudaGetDeviceCount": [ctypes.POINTER(ctypes.c_int)],
+    "cudaSetDevice": [ctypes.c_int],
+    "cudaDeviceGetAttribute": [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int],
+    "cudaMemGetInfo": [ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)],
+    "cudaDriverGetVersion": [ctypes.POINTER(ctypes.c_int)],
+    "cudaRuntimeGetVersion": [ctypes.POINTER(ctypes.c_int)],
+    "cudaMalloc": [ctypes.POINTER(_Handle), ctypes.c_size_t],
+    "cudaFree": [_Handle],
+    "cudaHostAlloc": [ctypes.POINTER(_Handle), ctypes.c_size_t, ctypes.c_uint],
+    "cudaFreeHost": [_Handle],
+    "cudaMemcpyAsync": [_Handle, _Handle, ctypes.c_size_t, ctypes.c_int, _Handle],
+    "cudaStreamCreateWithFlags": [ctypes.POINTER(_Handle), ctypes.c_uint],
+    "cudaStreamDestroy": [_Handle],
+    "cudaStreamSynchronize": [_Handle],
+    "cudaStreamBeginCapture": [_Handle, ctypes.c_int],
+    "cudaStreamEndCapture": [_Handle, ctypes.POINTER(_Handle)],
+    "cudaGraphInstantiateWithFlags": [ctypes.POINTER(_Handle), _Handle, ctypes.c_ulonglong],
+    "cudaGraphLaunch": [_Handle, _Handle],
+    "cudaGraphExecDestroy": [_Handle],
+    "cudaGraphDestroy": [_Handle],
+}
+
+
+class CudaError(EnvironmentProblem):
+    """A call of the CUDA runtime failed."""
+
+    def __init__(self, function: str, code: int, words: str) -> None:
+        self.code = code
+        super().__init__(
+            f"The GPU refused {function}.",
+            f"CUDA error {code}: {words}.",
+            "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`; if memory is "
+            "short, use a smaller batch.",
+        )
+
+
+def candidates() -> list[str]:
+    """Where libcudart may be, best first."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return [named]
+    found = list(_NAMES)
+    specification = importlib.util.find_spec("nvidia")
+    roots = list(specification.submodule_search_locations or []) if specification else []
+    for root in roots:
+        for parts in _WHEELS:
+            found += sorted(map(str, Path(root).joinpath(*parts).glob("libcudart.so.*")))
+    for folder in _FOLDERS:
+        found += sorted(map(str, Path(folder).glob("libcudart.so.1?")))
+    return found
+
+
+class Cuda:
+    """The loaded CUDA runtime library.
+
+    Raises:
+        EnvironmentProblem: there is no libcudart, or one without a function that is needed.
+    """
+
+    def __init__(self) -> None:
+        library = None
+        for name in candidates():
+            try:
+                library = ctypes.CDLL(name)
+                break
+            except OSError:
+                continue
+        if library is None:
+            raise EnvironmentProblem(
+                "The CUDA runtime library (libcudart) was not found.",
+                f"Looked for {', '.join(candidates())}.",
+                "Install it: `pip install 'capsedge[tensorrt]'` brings it, JetPack has it in "
+                f"/usr/local/cuda; or set {VARIABLE} to its path.",
+            )
+        self._library = library
+        try:
+            for name, arguments in _SIGNATURES.items():
+                function = getattr(library, name)
+                function.argtypes, function.restype = arguments, ctypes.c_int
+            library.cudaGetErrorString.restype = ctypes.c_char_p
+            library.cudaGetErrorString.argtypes = [ctypes.c_int]
+        except AttributeError as error:
+            raise EnvironmentProblem(
+                "The CUDA runtime library is too old.", f"{error}.", "Install CUDA 12 or 13."
+            ) from error
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = int(getattr(self._library, name)(*arguments))
+        if code:
+            self._library.cudaGetLastError()  # clears it, or the next call reports it again
+            words = self._library.cudaGetErrorString(code) or b"unknown"
+            raise CudaError(name, code, words.decode(errors="replace"))
+
+    def _number(self, name: str, *before: Any) -> int:
+        value = ctypes.c_int(0)
+        self._call(name, ctypes.byref(value), *before)
+        return value.value
+
+    def _handle(self, name: str, *after: Any) -> int:
+        handle = _Handle()
+        self._call(name, ctypes.byref(handle), *after)
+        return int(handle.value or 0)
+
+    def device_count(self) -> int:
+        """GPUs that this process may use."""
+        return self._number("cudaGetDeviceCount")
+
+    def use(self, device: int) -> None:
+        """Make a GPU the calling thread's."""
+        self._call("cudaSetDevice", device)
+
+    def compute_capability(self, device: int) -> str:
+        """``"8.7"`` for an Orin."""
+        major = self._number("cudaDeviceGetAttribute", _MAJOR, device)
+        return f"{major}.{self._number('cudaDeviceGetAttribute', _MINOR, device)}"
+
+    def integrated(self, device: int) -> bool:
+        """Whether GPU and CPU share their memory, as on a Jetson."""
+        return bool(self._number("cudaDeviceGetAttribute", _INTEGRATED, device))
+
+    def runtime_version(self) -> str:
+        """Of libcudart: ``"13.0"``."""
+        return _version(self._number("cudaRuntimeGetVersion"))
+
+    def driver_version(self) -> str:
+        """Newest CUDA that the driver supports."""
+        return _version(self._number("cudaDriverGetVersion"))
+
+    def free_memory(self) -> int:
+        """Bytes free on the current GPU."""
+        free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        self._call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+    def allocate(self, size: int) -> int:
+        """Address of device memory; at least one byte, so that an empty tensor has an address."""
+        return self._handle("cudaMalloc", max(1, size))
+
+    def free(self, address: int) -> None:
+        self._call("cudaFree", address)
+
+    def allocate_host(self, size: int) -> int:
+        """Address of pinned host memory."""
+        return self._handle("cudaHostAlloc", max(1, size), 0)
+
+    def free_host(self, address: int) -> None:
+        self._call("cudaFreeHost", address)
+
+    def to_device(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy from the host in the order of the stream; pinned memory only is really asynchronous."""
+        self._call("cudaMemcpyAsync", target, source, size, _HOST_TO_DEVICE, stream)
+
+    def to_host(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy to the host in the order of the stream."""
+        self._call("cudaMemcpyAsync", target, source, size, _DEVICE_TO_HOST, stream)
+
+    def on_device(self, target: int, source: int, size: int, stream: int) -> None:
+        """Copy on the device in the order of the stream."""
+        self._call("cudaMemcpyAsync", target, source, size, _DEVICE_TO_DEVICE, stream)
+
+    def create_stream(self) -> int:
+        """A stream that does not wait for the default one."""
+        return self._handle("cudaStreamCreateWithFlags", _STREAM_NON_BLOCKING)
+
+    def destroy_stream(self, stream: int) -> None:
+        self._call("cudaStreamDestroy", stream)
+
+    def synchronize(self, stream: int) -> None:
+        """Wait for everything on the stream."""
+        self._call("cudaStreamSynchronize", stream)
+
+    def capture(self, stream: int, enqueue: Callable[[], bool]) -> tuple[int, str]:
+        """Record what ``enqueue`` puts on the stream.
+
+        Returns:
+            The executable graph and no words; or 0 and why it cannot be captured. The stream is usable
+            afterwards either way.
+        """
+        graph = _Handle()
+        self._call("cudaStreamBeginCapture", stream, _CAPTURE_THREAD_LOCAL)
+        try:
+            accepted = enqueue()
+        finally:
+            code = self._library.cudaStreamEndCapture(stream, ctypes.byref(graph))
+        if code or not accepted or not graph.value:
+            self._library.cudaGetLastError()
+            if graph.value:
+                self._library.cudaGraphDestroy(graph)
+            words = (self._library.cudaGetErrorString(code) or b"").decode(errors="replace")
+            return 0, words if code else "the engine holds work that cannot be captured"
+        try:
+            return self._handle("cudaGraphInstantiateWithFlags", graph, 0), ""
+        except CudaError as error:
+            return 0, error.why
+        finally:
+            self._library.cudaGraphDestroy(graph)
+
+    def launch(self, graph: int, stream: int) -> None:
+        """Run a captured graph."""
+        self._call("cudaGraphLaunch", graph, stream)
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cudaGraphExecDestroy", graph)
+
+
+@lru_cache(maxsize=1)
+def load_cuda() -> Cuda:
+    """The library, loaded once in a process.
+
+    Raises:
+        EnvironmentProblem: as `Cuda`.
+    """
+    return Cuda()
+
+
+def device_name(device: int) -> str:
+    """The GPU's name by the driver; empty where the driver does not say."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        text = ctypes.create_string_buffer(256)
+        handle = ctypes.c_int(0)
+        failed = driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), device)
+        if failed or driver.cuDeviceGetName(text, len(text), handle):
+            return ""
+    except (OSError, AttributeError):
+        return ""
+    return text.value.decode(errors="replace")
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

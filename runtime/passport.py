@@ -1,0 +1,172 @@
+"""The passport of a TensorRT engine: what it is, what it was built with, whether it fits here.
+
+An engine is TensorRT's bytes and nothing else, in ``NAME.engine``; everything that the runtime must know
+before it hands them to TensorRT stands in ``NAME.engine.json`` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime.files import sha256, write_text
+from capsedge.runtime.metadata import ModelMetadata
+
+SCHEMA = 1
+MAX_BYTES = 16 << 20
+SUFFIX = ".engine"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What an engine depends on.
+
+    Attributes:
+        tensorrt: version of TensorRT, all four parts.
+        cuda: version of the CUDA runtime.
+        gpu: name of the GPU.
+        compute_capability: of the GPU, as ``"8.7"``.
+        architecture: of the CPU.
+    """
+
+    tensorrt: str
+    cuda: str
+    gpu: str
+    compute_capability: str
+    architecture: str = field(default_factory=platform.machine)
+
+
+@dataclass(frozen=True)
+class Passport:
+    """What stands beside an engine.
+
+    Attributes:
+        engine_sha256, engine_bytes: of the file that it belongs to.
+        machine: where it was built.
+        plugin: ``native`` (no plugin) or ``fused``.
+        plugin_library, plugin_sha256: the plugin library; empty without one.
+        precision: what was asked for, and found in what was built.
+        layers: layers of the engine by the element types of their data: ``{"FP16": 12}``.
+        batch: smallest, best and largest batch.
+        source, source_sha256: the ONNX file.
+        metadata: the ONNX file's properties under ``capsedge.``.
+        command: what built it.
+    """
+
+    engine_sha256: str
+    engine_bytes: int
+    machine: Machine
+    plugin: str
+    plugin_library: str
+    plugin_sha256: str
+    precision: str
+    layers: Mapping[str, int]
+    batch: tuple[int, int, int]
+    source: str
+    source_sha256: str
+    metadata: Mapping[str, str]
+    command: str
+
+    @property
+    def model(self) -> ModelMetadata | None:
+        """The metadata of the model; None where it came from another tool."""
+        return ModelMetadata.from_properties(self.metadata)
+
+    def to_json(self) -> str:
+        """The document."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, sort_keys=True) + "\n"
+
+
+def path_of(engine: Path) -> Path:
+    """Where the passport of an engine is."""
+    return engine.with_name(engine.name + ".json")
+
+
+def write(engine: Path, passport: Passport) -> None:
+    """Put a passport beside its engine."""
+    write_text(path_of(engine), passport.to_json())
+
+
+def read(engine: Path) -> Passport:
+    """The passport of an engine, whose bytes it has been compared with.
+
+    Raises:
+        ArtefactError: there is none, it is damaged, or it belongs to other bytes.
+    """
+    path = path_of(engine)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has over {MAX_BYTES} bytes")
+        values = json.loads(path.read_text(encoding="utf-8"))
+        schema = values.pop("schema")
+        if schema != SCHEMA:
+            raise ValueError(f"schema {schema}, this version of capsedge reads {SCHEMA}")
+        values["machine"] = Machine(**values["machine"])
+        low, best, high = values["batch"]
+        values["batch"] = (int(low), int(best), int(high))
+        if not 1 <= low <= best <= high:
+            raise ValueError(f"batch {values['batch']}")
+        for name in ("metadata", "layers"):
+            if not isinstance(values[name], dict):
+                raise ValueError(f"{name} is a {type(values[name]).__name__}")
+        passport = Passport(**values)
+    except FileNotFoundError as error:
+        raise ArtefactError(
+            f"{engine} has no passport.",
+            f"{path.name} should lie beside it and say what the engine was built for.",
+            "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArtefactError(
+            f"The passport {path} cannot be read.",
+            f"{type(error).__name__}: {error}.",
+            "Build the engine again: `capsedge build MODEL.onnx`.",
+        ) from error
+    if passport.engine_bytes != engine.stat().st_size or passport.engine_sha256 != sha256(engine):
+        raise ArtefactError(
+            f"{engine} is not the engine that its passport describes.",
+            "Its size or its checksum differs: it was replaced, cut off or damaged.",
+            f"Build it again: `{passport.command}`.",
+        )
+    return passport
+
+
+def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) -> None:
+    """Compare an engine's passport with this machine, before TensorRT sees the engine.
+
+    Args:
+        plugin: the plugin library that is here; None if there is none.
+
+    Raises:
+        ArtefactError: the engine was built for something else.
+    """
+    built = passport.machine
+    what = (
+        ("TensorRT", built.tensorrt, here.tensorrt),
+        ("CPU architecture", built.architecture, here.architecture),
+        ("compute capability", built.compute_capability, here.compute_capability),
+        ("GPU", built.gpu, here.gpu),
+    )
+    amiss = [f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now]
+    if _number(here.cuda) < _number(built.cuda):
+        amiss.append(f"the driver is for CUDA {here.cuda}, the engine needs {built.cuda}")
+    if passport.plugin_sha256:
+        if plugin is None:
+            amiss.append("the plugin library of capsedge is not here")
+        elif sha256(plugin) != passport.plugin_sha256:
+            amiss.append(f"the plugin library {plugin} is not the one it was built with")
+    if amiss:
+        raise ArtefactError(
+            f"{engine} was not built for this machine.",
+            "; ".join(amiss) + f". It was built on {built.gpu}, {built.architecture}, with "
+            f"TensorRT {built.tensorrt} and CUDA {built.cuda}.",
+            f"Build it here: `{passport.command}`.",
+        )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -1,0 +1,105 @@
+"""ONNX Runtime's execution providers: a device that was asked for is used, or loading fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+
+CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")
+_NAMES = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}
+NO_FALLBACK = "session.disable_cpu_ep_fallback"
+_FELL_BACK = "fallback to CPU EP has been explicitly disabled"
+
+
+def parse_device(device: str) -> int | None:
+    """The number of the GPU that ``cuda`` or ``cuda:1`` names; None for ``cpu``.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if device == "cpu":
+        return None
+    name, _, number = device.partition(":")
+    if name == "cuda" and (number.isdigit() or device == "cuda"):
+        return int(number or 0)
+    raise UsageError(
+        f"Unknown device '{device}'.",
+        "Known: cpu, cuda, cuda:1 and so on.",
+        "Use the device 'cpu'.",
+    )
+
+
+def resolve(provider: str, gpu: int | None) -> str:
+    """ONNX Runtime's name of the provider to use.
+
+    Raises:
+        UsageError: the provider is unknown or does not run on the device.
+    """
+    if provider not in PROVIDERS:
+        raise UsageError(f"Unknown provider '{provider}'.", "", f"Known: {', '.join(PROVIDERS)}.")
+    if provider == "auto":
+        return CPU if gpu is None else CUDA
+    if (provider == "cpu") != (gpu is None):
+        wanted = "cpu" if provider == "cpu" else "cuda"
+        raise UsageError(
+            f"The provider '{provider}' does not run on the device '{'cpu' if gpu is None else 'cuda'}'.",
+            "",
+            f"Give the device '{wanted}' with it.",
+        )
+    return _NAMES[provider]
+
+
+def chain(provider: str, gpu: int | None) -> list[Any]:
+    """What ONNX Runtime is given: the provider, and for TensorRT's the CUDA provider behind it."""
+    if gpu is None:
+        return [provider]
+    chosen = [provider] if provider == CUDA else [provider, CUDA]
+    return [(name, {"device_id": str(gpu)}) for name in chosen]
+
+
+def check_available(ort: Any, provider: str) -> None:
+    """Refuse a provider that this build of ONNX Runtime lacks.
+
+    Raises:
+        EnvironmentProblem: it lacks it.
+    """
+    available = ort.get_available_providers()
+    if provider not in available:
+        raise EnvironmentProblem(
+            f"ONNX Runtime {ort.__version__} has no {provider}.",
+            f"It has {', '.join(available)}.",
+            "Replace it: `pip uninstall onnxruntime`, then `pip install 'capsedge[gpu]'`; or use the "
+            "device 'cpu'.",
+        )
+
+
+def check_used(session: Any, provider: str) -> None:
+    """Make sure that a session really has the provider: ONNX Runtime only warns when one does not start.
+
+    Raises:
+        EnvironmentProblem: it went to the CPU instead.
+    """
+    used = session.get_providers()
+    if provider not in used:
+        raise EnvironmentProblem(
+            f"{provider} did not start.",
+            f"ONNX Runtime would have gone on with {', '.join(used)}; mostly a library of CUDA, cuDNN or "
+            "TensorRT is missing, or not of the version that ONNX Runtime was built for.",
+            "Run `capsedge doctor`; install CUDA and cuDNN with `pip install 'onnxruntime-gpu[cuda,cudnn]'`.",
+        )
+
+
+def fell_back(error: BaseException) -> bool:
+    """Whether a session was refused because nodes would have run on the CPU."""
+    return _FELL_BACK in str(error)
+
+
+def refused(name: str, provider: str) -> UnsupportedModelError:
+    """The error for a model that does not run on the device as a whole."""
+    return UnsupportedModelError(
+        f"{name} does not run on {provider} as a whole.",
+        "Some of its operators would run on the CPU, with copies between; what was asked for is a contract.",
+        "Use the device 'cpu', export with `capsedge export --ops portable`, or build a TensorRT engine.",
+    )

@@ -1,0 +1,158 @@
+"""TensorRT's Python package, its logger, and the plugin library of capsedge."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.runtime.cuda import Cuda, device_name
+from capsedge.runtime.passport import Machine
+
+OLDEST = (10, 3)
+NAMESPACES = ("capsedge", "")  # where a registry may keep our creators
+PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
+PLUGIN_VERSION = "1"
+NAME = "libcapsedge_tensorrt.so"
+VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
+
+
+def import_tensorrt() -> Any:
+    """The package ``tensorrt``.
+
+    Raises:
+        EnvironmentProblem: it is missing, broken, or older than capsedge supports.
+    """
+    try:
+        import tensorrt as trt
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "tensorrt"
+        raise EnvironmentProblem(
+            "TensorRT is not installed." if missing else "TensorRT cannot be imported.",
+            "The Python package 'tensorrt' was not found." if missing else f"{error}.",
+            how_to_get(),
+        ) from error
+    version = tuple(int(part) for part in trt.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise EnvironmentProblem(
+            f"TensorRT {trt.__version__} is too old.",
+            "capsedge builds and runs engines with TensorRT 10.3 (JetPack 6) to 11.",
+            how_to_get(),
+        )
+    return trt
+
+
+def how_to_get() -> str:
+    """How TensorRT comes onto this kind of machine."""
+    if platform.machine() == "aarch64":
+        return (
+            "On a Jetson it comes with JetPack 6 or 7: `sudo apt-get install nvidia-jetpack "
+            "python3-libnvinfer`, then make the environment with `python3 -m venv "
+            "--system-site-packages`; on other ARM machines: `pip install 'capsedge[tensorrt]'`."
+        )
+    return "On a machine with an NVIDIA GPU: `pip install 'capsedge[tensorrt]'`."
+
+
+def make_logger(trt: Any) -> Any:
+    """A logger that keeps TensorRT's warnings and errors for our errors instead of printing them."""
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                self.errors.append(message)
+            elif severity == trt.ILogger.WARNING:
+                self.warnings.append(message)
+
+        def words(self) -> str:
+            """What TensorRT said last, for the reason of an error."""
+            said = self.errors or self.warnings
+            return " ".join(said[-2:])[:600] or "TensorRT gave no reason."
+
+    return Logger()
+
+
+def find_plugin() -> Path | None:
+    """The plugin library: the one that CAPSEDGE_TENSORRT_PLUGIN names, else the installed one, else None.
+
+    Raises:
+        EnvironmentProblem: the variable names a file that does not exist.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise EnvironmentProblem(
+                f"The TensorRT plugin library {named} does not exist.",
+                f"The environment variable {VARIABLE} names it.",
+                f"Correct the variable, or unset it: `unset {VARIABLE}`.",
+            )
+        return Path(named).resolve()
+    import capsedge.runtime
+
+    for folder in capsedge.runtime.__path__:
+        library = Path(folder) / "_native" / NAME
+        if library.is_file():
+            return library
+    return None
+
+
+def plugin_namespace(registry: Any) -> str | None:
+    """The namespace under which a registry knows our plugins; None if it does not know them all."""
+    for namespace in NAMESPACES:
+        creators = [registry.get_creator(name, PLUGIN_VERSION, namespace) for name in PLUGINS]
+        if all(creator is not None for creator in creators):
+            return namespace
+    return None
+
+
+def load_plugin(registry: Any, library: Path, logger: Any) -> str:
+    """Bring the plugins into a registry; the namespace that they are under.
+
+    Raises:
+        ArtefactError: TensorRT does not take the library.
+    """
+    namespace = plugin_namespace(registry)
+    if namespace is None:  # loading twice is an error of TensorRT's
+        try:
+            registry.load_library(str(library))
+        except Exception as error:  # the bindings raise what their version raises
+            raise _refused(library, str(error)) from error
+        namespace = plugin_namespace(registry)
+    if namespace is None:
+        raise _refused(library, logger.words())
+    return namespace
+
+
+def _refused(library: Path, why: str) -> ArtefactError:
+    return ArtefactError(
+        f"TensorRT does not take the plugin library {library}.",
+        why,
+        "Compile it for this TensorRT and CUDA (docs/tensorrt.md), or build without: `--plugin native`.",
+    )
+
+
+def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:
+    """What engines depend on, here; ``cuda`` is the newest that the driver runs.
+
+    Raises:
+        EnvironmentProblem: there is no GPU.
+    """
+    count = cuda.device_count()
+    if device >= count:
+        raise EnvironmentProblem(
+            f"There is no GPU {device}.",
+            f"CUDA sees {count} GPUs on this machine.",
+            "Run `capsedge doctor`; `nvidia-smi` lists the GPUs.",
+        )
+    return Machine(
+        tensorrt=trt.__version__,
+        cuda=cuda.driver_version(),
+        gpu=device_name(device),
+        compute_capability=cuda.compute_capability(device),
+    )

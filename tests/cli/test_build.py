@@ -1,0 +1,116 @@
+"""``capsedge build``: options, a machine without TensorRT, and a build over stand-ins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from capsedge.cli import app
+from capsedge.cli import build as verb
+from capsedge.errors import CapsedgeError, UsageError
+from capsedge.exporters import export
+from tests.exporters.nets import network
+from tests.tensorrt import fake
+from tests.tensorrt.fixtures import cudart, gpu  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "net.onnx"
+    export(network("attention"), path)
+    return path
+
+
+def test_without_tensorrt(model: Path, tmp_path: Path) -> None:
+    """The command as a person runs it: what is missing, how to get it, exit code 3, nothing written."""
+    try:
+        import tensorrt  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        pytest.skip("TensorRT is installed here")
+    target = tmp_path / "x.engine"
+    for extra in ([], ["--json"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "capsedge", "build", str(model), "-o", str(target), *extra],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 3
+        assert "TensorRT is not installed" in done.stderr
+        assert "capsedge[tensorrt]" in done.stderr or "JetPack" in done.stderr
+        assert "Traceback" not in done.stderr
+        if extra:
+            assert json.loads(done.stdout)["exit_code"] == 3
+    assert not target.exists()
+
+
+def test_build_never_imports_torch(model: Path) -> None:
+    code = (
+        "import sys; from capsedge.cli import app\n"
+        "try: app(['build', sys.argv[1]], standalone_mode=False)\n"
+        "except Exception: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_build_over_stand_ins(model: Path, tmp_path: Path, gpu: Any) -> None:  # noqa: F811
+    target = tmp_path / "m.engine"
+    given = [
+        "build", str(model), "-o", str(target), "--plugin", "native", "--dynamic-batch", "1:2:4",
+        "--workspace", "512M", "--timing-cache", str(tmp_path / "cache"),
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    assert "precision  fp32; built:" in result.stdout
+    assert "1 to 4, best 2" in result.stdout
+    assert "building: 100%" in result.stderr
+    assert fake.RECORDED["workspace"] == 512 << 20
+    assert target.is_file()
+    assert (tmp_path / "cache").is_file()
+    result = CliRunner().invoke(app, [*given, "--json"])
+    document = json.loads(result.stdout)
+    assert document["batch"] == [1, 2, 4]
+    assert document["plugin"] == "native"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--batch", "2", "--dynamic-batch", "1:2:4"],
+        ["--dynamic-batch", "1:2"],
+        ["--dynamic-batch", "a:b:c"],
+        ["--dynamic-batch", "4:2:1"],
+        ["--workspace", "much"],
+        ["--workspace", "1"],
+        ["--plugin", "both"],
+        ["--precision", "int8"],
+        ["--optimization-level", "9"],
+        ["-o", "/nonexistent/x.engine"],
+    ],
+)
+def test_wrong_options(model: Path, options: list[str], gpu: Any) -> None:  # noqa: F811
+    result = CliRunner().invoke(app, ["build", str(model), *options])
+    assert isinstance(result.exception, UsageError)
+
+
+def test_sizes() -> None:
+    assert verb._bytes("512M") == 512 << 20
+    assert verb._bytes("2g") == 2 << 30
+    assert verb._bytes("7") == 7
+    assert verb._bytes(None) is None
+
+
+def test_damaged_models(tmp_path: Path, gpu: Any) -> None:  # noqa: F811
+    for content in (b"", b"no onnx", b"\x08\x0a"):
+        path = tmp_path / "broken.onnx"
+        path.write_bytes(content)
+        result = CliRunner().invoke(app, ["build", str(path)])
+        assert isinstance(result.exception, CapsedgeError), result.exception

@@ -1,0 +1,165 @@
+"""What TensorRT's parser is given: no functions, plugins marked, standard operators that mean the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.exporters import export, proto
+from capsedge.exporters.engine import lowering
+from capsedge.runtime.tensorrt_library import PLUGINS
+from tests.exporters.nets import CONFIGS, network
+
+IMAGES = np.random.default_rng(0).standard_normal((3, 1, 10, 10)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=list(CONFIGS))
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    path = tmp_path_factory.mktemp("nets") / f"{request.param}.onnx"
+    export(network(request.param), path)
+    return onnx.load(path)
+
+
+def run(model: onnx.ModelProto, library: bool = False) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if library:
+        from capsedge.runtime.native_library import find_library
+
+        if find_library() is None:
+            pytest.skip("the operator library is not built")
+        options.register_custom_ops_library(str(find_library()))
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {"images": IMAGES})
+
+
+def test_native_is_standard_operators_that_mean_the_same(model: onnx.ModelProto) -> None:
+    lowered = lowering.native(model)
+    assert not lowered.functions
+    assert {n.domain for n in lowered.graph.node} == {""}
+    assert [e.domain for e in lowered.opset_import] == [""]
+    onnx.checker.check_model(lowered, full_check=True)
+    for found, wanted in zip(run(lowered), run(model), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    # The model given is left as it was.
+    assert model.functions
+
+
+def test_fused_has_marked_plugins_and_no_function(model: onnx.ModelProto) -> None:
+    lowered = lowering.fused(model, "capsedge")
+    assert not lowered.functions
+    nodes = proto.operator_nodes(lowered)
+    assert nodes
+    assert {n.op_type for n in nodes} <= set(PLUGINS)
+    assert {n.domain for n in lowered.graph.node} == {"", "capsedge"}
+    for node in nodes:
+        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        assert given["plugin_version"] == b"1"
+        assert given["plugin_namespace"] == b"capsedge"
+        assert not node.overload
+    for found, wanted in zip(run(lowered, library=True), run(model), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_axes_are_weights(model: onnx.ModelProto) -> None:
+    """TensorRT 10.3 wants the axes of reductions as initializers, not as anything computed."""
+    lowered = lowering.native(model)
+    weights = {t.name for t in lowered.graph.initializer}
+    reductions = [n for n in lowered.graph.node if n.op_type.startswith("Reduce")]
+    assert all(n.input[1] in weights for n in reductions if len(n.input) > 1)
+    assert not {"Loop", "If", "Scan", "Einsum"} & {n.op_type for n in lowered.graph.node}
+
+
+def test_batch_becomes_a_number(model: onnx.ModelProto) -> None:
+    fixed = lowering.native(lowering.fix_batch(model, 3))
+    shapes = proto.shapes_of(proto.inferred(fixed))
+    assert shapes["images"][0] == 3
+    assert all(s[0] == 3 for o in fixed.graph.output for s in [shapes[o.name]])
+    for found, wanted in zip(run(fixed), run(model), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="fixed to batch 3, not 2"):
+        lowering.fix_batch(fixed, 2)
+
+
+def test_choice_of_batch(model: onnx.ModelProto) -> None:
+    assert lowering.choose_batch(model, None) == (1, 1, 1)
+    assert lowering.choose_batch(model, (1, 4, 8)) == (1, 4, 8)
+    fixed = lowering.fix_batch(model, 5)
+    assert lowering.choose_batch(fixed, None) == (5, 5, 5)
+    with pytest.raises(UsageError, match="fixed to batch 5"):
+        lowering.choose_batch(fixed, (1, 4, 8))
+
+
+def test_operators_without_bodies_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fused.onnx"
+    export(network("dynamic"), path, ops="fused")
+    with pytest.raises(UnsupportedModelError, match="become standard operators"):
+        lowering.native(onnx.load(path))
+    assert proto.operator_nodes(lowering.fused(onnx.load(path), ""))
+
+
+def quantized(zero_point: np.ndarray) -> onnx.ModelProto:
+    """A convolution between Q/DQ pairs, weights in INT8."""
+    scale = numpy_helper.from_array(np.float32(0.05), "scale")
+    weight = np.random.default_rng(0).integers(-127, 127, (16, 16, 3, 3)).astype(np.int8)
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "scale", "wzero"], ["wd"]),
+        helper.make_node("Conv", ["d", "wd"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "q",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 16, 6, 6])],
+        [
+            scale,
+            numpy_helper.from_array(zero_point, "zero"),
+            numpy_helper.from_array(weight, "w"),
+            numpy_helper.from_array(np.int8(0), "wzero"),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_int8_stays_int8() -> None:
+    """Folding must not turn INT8 weights with their DequantizeLinear back into FP32."""
+    for lowered in (
+        lowering.native(quantized(np.int8(0))),
+        lowering.fused(quantized(np.int8(0)), ""),
+    ):
+        kinds = [n.op_type for n in lowered.graph.node]
+        assert kinds.count("DequantizeLinear") == 2
+        assert kinds.count("QuantizeLinear") == 1
+        assert TensorProto.INT8 in {t.data_type for t in lowered.graph.initializer}
+
+
+@pytest.mark.parametrize("zero", [np.uint8(0), np.uint8(128), np.int8(-128)])
+def test_other_quantizations_are_refused(zero: np.ndarray) -> None:
+    with pytest.raises(UnsupportedModelError, match="another target"):
+        lowering.check(quantized(zero))
+
+
+def test_newer_opsets_are_refused() -> None:
+    model = quantized(np.int8(0))
+    model.opset_import[0].version = 21
+    with pytest.raises(UnsupportedModelError, match="opset 21"):
+        lowering.check(model)
+
+
+def test_quantized_capsule_operators_are_refused() -> None:
+    model = quantized(np.int8(0))
+    model.graph.node.append(
+        helper.make_node("QuantizedDynamicRouting", ["y"], ["z"], domain="capsedge")
+    )
+    with pytest.raises(UnsupportedModelError, match="kernels for the CPU"):
+        lowering.check(model)

@@ -1,0 +1,389 @@
+"""A stand-in for the package ``tensorrt``: the names that capsedge uses, ONNX Runtime behind them.
+
+An "engine" is the ONNX file that the builder was given; a context runs it on the addresses that it is
+told, which are host memory in tests (cudart.c). That every name here exists in the real bindings is
+checked by ``test_contract.py``; that real TensorRT behaves alike needs a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import shape_inference
+
+from capsedge.runtime.native_library import find_library
+
+__version__ = "10.3.0"
+PLUGINS_LOADED: list[str] = []
+REGISTRY_NAMESPACE = ""
+FAIL: dict[str, Any] = {}  # what a test makes go wrong
+RECORDED: dict[str, Any] = {}  # what was asked for
+library: Any = None  # the stand-in for libcudart
+_graphs: dict[int, Callable[[], None]] = {}
+
+
+class NetworkDefinitionCreationFlag(enum.IntEnum):
+    STRONGLY_TYPED = 1
+
+
+class BuilderFlag(enum.IntEnum):
+    TF32 = 7
+
+
+class MemoryPoolType(enum.IntEnum):
+    WORKSPACE = 0
+
+
+class ProfilingVerbosity(enum.IntEnum):
+    DETAILED = 2
+
+
+class LayerInformationFormat(enum.IntEnum):
+    JSON = 1
+
+
+class TensorIOMode(enum.IntEnum):
+    INPUT = 1
+    OUTPUT = 2
+
+
+class DataType(enum.IntEnum):
+    FLOAT = 0
+    HALF = 1
+    INT8 = 2
+    INT64 = 8
+
+
+class ILogger:
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    def log(self, severity: int, message: str) -> None: ...
+
+
+class IProgressMonitor:
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None: ...
+    def step_complete(self, phase_name: str, step: int) -> bool: ...
+    def phase_finish(self, phase_name: str) -> None: ...
+
+
+class IPluginRegistry:
+    def get_creator(self, type: str, version: str, plugin_namespace: str = "") -> object:
+        known = PLUGINS_LOADED and plugin_namespace == REGISTRY_NAMESPACE and version == "1"
+        return object() if known else None
+
+    def load_library(self, plugin_path: str) -> object:
+        if "load_library" in FAIL:
+            raise RuntimeError(FAIL["load_library"])
+        PLUGINS_LOADED.append(plugin_path)
+        return object()
+
+
+class ITensor:
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name, self.shape = name, shape
+
+
+class INetworkDefinition:
+    def __init__(self) -> None:
+        self._model = onnx.ModelProto()
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._model.graph.input)
+
+    def get_input(self, index: int) -> ITensor:
+        value = self._model.graph.input[index]
+        dims = value.type.tensor_type.shape.dim
+        return ITensor(
+            value.name, tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
+        )
+
+
+class ParserError:
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def node_operator(self) -> str:
+        return "Einsum"
+
+    def node_name(self) -> str:
+        return "node_7"
+
+    def desc(self) -> str:
+        return self._words
+
+
+class OnnxParser:
+    def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
+        self._network = network
+
+    def parse(self, model: bytes, path: str | None = None) -> bool:
+        if "parse" in FAIL:
+            return False
+        self._network._model = onnx.load_model_from_string(model)
+        RECORDED["model"] = self._network._model
+        assert not self._network._model.functions, "TensorRT never sees a function"
+        return True
+
+    @property
+    def num_errors(self) -> int:
+        return 1 if "parse" in FAIL else 0
+
+    def get_error(self, index: int) -> ParserError:
+        return ParserError(FAIL["parse"])
+
+
+class IHostMemory:
+    """The real one has the buffer protocol; ``build`` is what makes a bytearray of this class too."""
+
+
+class _HostMemory(bytearray):
+    pass
+
+
+class ITimingCache:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def serialize(self) -> bytearray:
+        return _HostMemory(self._data + b"+")
+
+
+class IOptimizationProfile:
+    def __init__(self) -> None:
+        self._shapes: dict[str, Any] = {}
+
+    def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
+        self._shapes[input] = (min, opt, max)
+
+
+class IBuilderConfig:
+    profiling_verbosity: Any = None
+    builder_optimization_level: int = 3
+    progress_monitor: Any = None
+
+    def set_memory_pool_limit(self, pool: MemoryPoolType, pool_size: int) -> None:
+        RECORDED["workspace"] = pool_size
+
+    def clear_flag(self, flag: BuilderFlag) -> None:
+        RECORDED.setdefault("cleared", []).append(flag)
+
+    def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
+        RECORDED["profile"] = profile._shapes
+        return 0
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache:
+        return ITimingCache(bytes(serialized_timing_cache))
+
+    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        assert ignore_mismatch is False
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self) -> ITimingCache:
+        return self._cache
+
+
+class Builder:
+    def __init__(self, logger: ILogger) -> None:
+        self._logger = logger
+
+    def get_plugin_registry(self) -> IPluginRegistry:
+        return IPluginRegistry()
+
+    def create_network(self, flags: int = 0) -> INetworkDefinition:
+        assert flags == 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        return INetworkDefinition()
+
+    def create_builder_config(self) -> IBuilderConfig:
+        RECORDED.pop("profile", None)
+        return IBuilderConfig()
+
+    def create_optimization_profile(self) -> IOptimizationProfile:
+        return IOptimizationProfile()
+
+    def build_serialized_network(
+        self, network: INetworkDefinition, config: IBuilderConfig
+    ) -> bytearray | None:
+        assert config.profiling_verbosity == ProfilingVerbosity.DETAILED
+        told = config.progress_monitor
+        told.phase_start("Building", None, 2)
+        told.phase_start("Tactics", "Building", 4)
+        for step in range(4):
+            if not told.step_complete("Tactics", step):
+                told.phase_finish("Tactics")
+                told.phase_finish("Building")
+                return None
+        told.phase_finish("Tactics")
+        told.step_complete("Building", 0)
+        told.phase_finish("Building")
+        if "build" in FAIL:
+            self._logger.log(ILogger.ERROR, FAIL["build"])
+            return None
+        return _HostMemory(b"PLAN" + network._model.SerializeToString())
+
+
+def _layers(model: onnx.ModelProto) -> list[Any]:
+    """What the engine inspector would say, by the types in the graph."""
+    inferred = shape_inference.infer_shapes(model)
+    graph = inferred.graph
+    types = {
+        v.name: v.type.tensor_type.elem_type
+        for v in (*graph.value_info, *graph.input, *graph.output)
+    }
+    types |= {t.name: t.data_type for t in graph.initializer}
+    quantized = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear"}
+    words = {1: ("FP32", "Float"), 10: ("FP16", "Half"), 3: ("Int8", "Int8")}
+
+    def tensor(name: str) -> dict[str, Any]:
+        old, new = words.get(3 if name in quantized else types.get(name, 1), ("INT64", "Int64"))
+        if __version__.startswith("10."):
+            return {"Name": name, "Format/Datatype": f"Row major linear {old} format"}
+        return {"Name": name, "Format": "Row major linear", "Datatype": new}
+
+    named = {"DequantizeLinear": "Reformat", "QuantizeLinear": "Reformat", "Cast": "Reformat"}
+    return [
+        {
+            "Name": n.name,
+            "LayerType": named.get(n.op_type, n.op_type),
+            "Inputs": [tensor(i) for i in n.input],
+            "Outputs": [tensor(o) for o in n.output],
+        }
+        for n in graph.node
+    ]
+
+
+class EngineInspector:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+
+    def get_engine_information(self, format: LayerInformationFormat) -> str:
+        layers = FAIL.get("layers") or _layers(self._model)
+        return json.dumps({"Layers": layers, "Bindings": []})
+
+
+class IExecutionContext:
+    def __init__(self, engine: ICudaEngine) -> None:
+        self._engine = engine
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self._shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        self._addresses[name] = memory
+        return memory != 0
+
+    def infer_shapes(self) -> list[str]:
+        return [n for n in self._engine._inputs if n not in self._shapes]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        batch = next(iter(self._shapes.values()))[0]
+        return tuple(batch if d < 0 else d for d in self._engine.get_tensor_shape(name))
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        assert stream_handle, "never the default stream"
+        if "execute" in FAIL:
+            return False
+        if library.fake_capturing():
+            shapes, addresses = dict(self._shapes), dict(self._addresses)
+            _graphs[library.fake_captured()] = lambda: self._run(shapes, addresses)
+            RECORDED["captures"] = RECORDED.get("captures", 0) + 1
+        else:
+            RECORDED["plain"] = RECORDED.get("plain", 0) + 1
+            self._run(self._shapes, self._addresses)
+        return True
+
+    def _run(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
+        session = self._engine._session
+        feeds = {}
+        for value in session.get_inputs():
+            element = np.dtype("float16" if value.type == "tensor(float16)" else "float32")
+            feeds[value.name] = _view(addresses[value.name], shapes[value.name], element).copy()
+        names = [o.name for o in session.get_outputs()]
+        for name, found in zip(names, session.run(names, feeds), strict=True):
+            _view(addresses[name], found.shape, found.dtype)[...] = found
+
+
+def _view(address: int, shape: tuple[int, ...], element: Any) -> Any:
+    size = int(np.prod(shape)) * np.dtype(element).itemsize
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    return np.ctypeslib.as_array(memory).view(element).reshape(shape)
+
+
+class ICudaEngine:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        if any(n.domain == "capsedge" for n in model.graph.node):
+            options.register_custom_ops_library(str(find_library()))
+        self._session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        self._inputs = [v.name for v in model.graph.input]
+        self._values = {v.name: v for v in (*model.graph.input, *model.graph.output)}
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._values)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self._values)[index]
+
+    def get_tensor_dtype(self, name: str) -> DataType:
+        kind = self._values[name].type.tensor_type.elem_type
+        return {1: DataType.FLOAT, 10: DataType.HALF, 7: DataType.INT64}[kind]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        dims = self._values[name].type.tensor_type.shape.dim
+        return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
+
+    def get_tensor_mode(self, name: str) -> TensorIOMode:
+        return TensorIOMode.INPUT if name in self._inputs else TensorIOMode.OUTPUT
+
+    def create_execution_context(self) -> IExecutionContext | None:
+        return None if "context" in FAIL else IExecutionContext(self)
+
+    def create_engine_inspector(self) -> EngineInspector:
+        return EngineInspector(self._model)
+
+
+class Runtime:
+    def __init__(self, logger: ILogger) -> None:
+        self._logger = logger
+
+    def get_plugin_registry(self) -> IPluginRegistry:
+        return IPluginRegistry()
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+        if not serialized_engine.startswith(b"PLAN"):
+            self._logger.log(ILogger.ERROR, "magic tag does not match")
+            return None
+        return ICudaEngine(onnx.load_model_from_string(bytes(serialized_engine[4:])))
+
+
+def install(cudart: Any) -> Any:
+    """Use a stand-in for libcudart; the callback must be kept by the caller."""
+    global library
+    library = cudart
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(lambda graph: _graphs[graph]())
+    cudart.fake_captured.restype = ctypes.c_ssize_t
+    cudart.fake_on_launch(callback)
+    return callback
+
+
+def reset() -> None:
+    """As if nothing had happened."""
+    for state in (FAIL, RECORDED, _graphs, PLUGINS_LOADED):
+        state.clear()

@@ -1,0 +1,396 @@
+"""Building and running engines over stand-ins for TensorRT and CUDA: all but the arithmetic of a GPU."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import capsedge
+from capsedge.errors import (
+    ArtefactError,
+    CapsedgeError,
+    EnvironmentProblem,
+    ParityError,
+    ShapeError,
+    UnsupportedModelError,
+    UsageError,
+)
+from capsedge.exporters import export
+from capsedge.exporters.engine import BuildOptions, BuildReport, build
+from capsedge.runtime import passport
+from capsedge.runtime.native_library import find_library
+from tests.exporters.nets import network
+from tests.tensorrt import fake
+from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
+
+IMAGES = np.random.default_rng(1).standard_normal((5, 1, 10, 10)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "net.onnx"
+    export(network("dynamic"), path, extra_outputs=["reconstruction"])
+    return path
+
+
+@pytest.fixture
+def make(model: Path, tmp_path: Path, gpu: Any):  # noqa: F811
+    def run(**options: Any) -> BuildReport:
+        target = options.pop("target", tmp_path / "net.engine")
+        told = options.pop("told", [])
+        given = BuildOptions(**{"plugin": "native", **options})
+        return build(options.pop("model", model), target, given, lambda *row: told.append(row))
+
+    return run
+
+
+def test_engine_and_passport(make: Any, model: Path) -> None:
+    told: list[Any] = []
+    built = make(told=told)
+    stands = json.loads(passport.path_of(built.path).read_text())
+    assert stands["machine"]["tensorrt"] == "10.3.0"
+    assert stands["machine"]["compute_capability"] == "8.7"
+    assert stands["machine"]["gpu"] == "Orin"
+    assert stands["precision"] == "fp32"
+    assert stands["layers"]["FP32"] > 0
+    assert stands["engine_bytes"] == built.path.stat().st_size
+    assert passport.read(built.path) == built.passport
+    assert built.passport.model is not None
+    assert built.passport.model.architecture == "capsnet"
+    assert f"capsedge build {model}" in built.passport.command
+    assert told[-1][0] == 1.0
+    assert fake.RECORDED["cleared"] == [fake.BuilderFlag.TF32]
+    assert json.dumps(built.to_dict())
+
+
+def test_predictions_are_those_of_the_onnx_file(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
+    engine = capsedge.load(make(batch=(1, 4, 4)).path)
+    wanted = capsedge.load(model)
+    assert engine.batch is None
+    assert engine.ops == "portable"
+    assert [p.name for p in engine.outputs] == [p.name for p in wanted.outputs]
+    # Five images in an engine for four; the second call captures a graph, the third launches it.
+    for _ in range(3):
+        for found, right in zip(engine.predict(IMAGES), wanted.predict(IMAGES), strict=True):
+            assert found.label == right.label
+            np.testing.assert_allclose(found.scores, right.scores, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(found.poses, right.poses, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        engine.reconstruct(IMAGES), wanted.reconstruct(IMAGES), rtol=1e-3, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("version", ["10.3.0", "11.4.0.106"])
+def test_versions_of_the_inspector(
+    make: Any, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(fake, "__version__", version)
+    assert make().passport.layers["FP32"] > 0
+
+
+def test_fused_engine(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    if find_library() is None:
+        pytest.skip("the operator library is not built")
+    library = tmp_path / "libcapsedge_tensorrt.so"
+    library.write_bytes(b"plugin")
+    monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", str(library))
+    monkeypatch.setattr(fake, "REGISTRY_NAMESPACE", "capsedge")
+    built = make(plugin="auto")
+    assert built.passport.plugin == "fused"
+    assert {n.domain for n in fake.RECORDED["model"].graph.node} == {"", "capsedge"}
+    assert [str(library)] == fake.PLUGINS_LOADED  # once, although two registries ask
+    session = capsedge.load(built.path)
+    assert session.ops == "fused"
+    right = capsedge.load(model).predict(IMAGES)
+    for found, wanted in zip(session.predict(IMAGES), right, strict=True):
+        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4, atol=1e-6)
+    library.write_bytes(b"another")
+    with pytest.raises(ArtefactError, match="not the one it was built with"):
+        capsedge.load(built.path)
+    monkeypatch.delenv("CAPSEDGE_TENSORRT_PLUGIN")
+    with pytest.raises(ArtefactError, match="plugin library of capsedge is not here"):
+        capsedge.load(built.path)
+
+
+def test_graphs_are_captured_once_a_batch(make: Any, gpu: Any) -> None:  # noqa: F811
+    session = capsedge.load(make(batch=(1, 4, 4)).path)
+    fake.RECORDED.clear()
+    for _ in range(4):
+        session.run(IMAGES[:2])
+    assert fake.RECORDED == {"plain": 1, "captures": 1}
+    session.run(IMAGES[:3])  # another batch drops the graph
+    assert fake.RECORDED == {"plain": 2, "captures": 1}
+    assert gpu.fake_count(3) == 0
+    session.run(IMAGES[:3])
+    assert fake.RECORDED == {"plain": 2, "captures": 2}
+
+
+def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
+    path = make().path
+    gpu.fake_set(1, 87, 1, ANY_AMOUNT)
+    session = capsedge.load(path)
+    wanted = capsedge.load(model).run(IMAGES[:1])
+    for _ in range(3):
+        found = session.run(IMAGES[:1])
+        np.testing.assert_allclose(found["lengths"], wanted["lengths"], rtol=1e-4, atol=1e-6)
+    assert "capturing" in session._backend.plain_because  # type: ignore[attr-defined]
+
+
+def test_everything_is_freed(make: Any, gpu: Any) -> None:  # noqa: F811
+    session = capsedge.load(make().path)
+    for _ in range(3):
+        session.run(IMAGES[:1])
+    assert gpu.fake_count(0) > 0
+    del session
+    gc.collect()
+    assert [gpu.fake_count(k) for k in range(4)] == [0, 0, 0, 0]
+
+
+def test_a_failed_run_leaves_nothing(make: Any, gpu: Any) -> None:  # noqa: F811
+    session = capsedge.load(make().path)
+    fake.FAIL["execute"] = True
+    with pytest.raises(ArtefactError, match="could not run"):
+        session.run(IMAGES[:1])
+    assert [gpu.fake_count(k) for k in range(4)] == [0, 0, 0, 0]
+    fake.FAIL.clear()
+    assert session.run(IMAGES[:1])["lengths"].shape == (1, 3)
+
+
+def test_too_little_memory(make: Any, gpu: Any) -> None:  # noqa: F811
+    path = make().path
+    gpu.fake_set(1, 87, 0, 100)
+    with pytest.raises(EnvironmentProblem, match="out of memory"):
+        capsedge.load(path)
+    assert [gpu.fake_count(k) for k in range(3)] == [0, 0, 0]
+
+
+def test_threads_do_not_disturb_each_other(make: Any, model: Path) -> None:
+    session = capsedge.load(make(batch=(1, 2, 4)).path)
+    wanted = capsedge.load(model).run(IMAGES)["lengths"]
+    failures: list[str] = []
+
+    def work(k: int) -> None:
+        for _ in range(10):
+            found = session.run(IMAGES[k : k + 1])["lengths"]
+            if not np.allclose(found, wanted[k : k + 1], rtol=1e-4, atol=1e-6):
+                failures.append(f"image {k}")
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+class OnGpu:
+    """What torch or cupy would hand over."""
+
+    def __init__(self, array: np.ndarray, strides: tuple[int, ...] | None = None) -> None:
+        self.array = array
+        self.__cuda_array_interface__ = {
+            "shape": array.shape, "typestr": array.dtype.str, "strides": strides, "version": 3,
+            "data": (array.ctypes.data, False), "stream": 16,
+        }  # fmt: skip
+
+
+def test_arrays_on_the_gpu(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
+    session = capsedge.load(make(batch=(1, 2, 4)).path)
+    wanted = capsedge.load(model).run(IMAGES[:2])
+    before = gpu.fake_count(0)
+    found = session.run_on_device({"images": OnGpu(IMAGES[:2])})
+    assert gpu.fake_count(0) == before + len(wanted)
+    for name, array in found.items():
+        told = array.__cuda_array_interface__
+        view = fake._view(told["data"][0], told["shape"], told["typestr"])
+        np.testing.assert_allclose(view, wanted[name], rtol=1e-3, atol=1e-5)
+        # DLPack there and back is the same memory.
+        from capsedge.runtime.cuda import load_cuda
+        from capsedge.runtime.device_array import DeviceArray, device_array
+
+        assert array.__dlpack_device__() == (2, 0)
+
+        class Foreign:
+            """A library that has DLPack only."""
+
+            def __init__(self, array: DeviceArray) -> None:
+                self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+        again = device_array(Foreign(array), name, load_cuda(), 16)
+        assert (again.address, again.shape, again.dtype) == (
+            array.address,
+            array.shape,
+            array.dtype,
+        )
+        del again
+        array.__dlpack__()  # a capsule that nobody takes
+    del array, found
+    gc.collect()
+    assert gpu.fake_count(0) == before
+
+
+def test_wrong_arrays_on_the_gpu(make: Any) -> None:
+    session = capsedge.load(make(batch=(1, 2, 4)).path)
+    with pytest.raises(UsageError, match=r"is a ndarray|not on the GPU"):
+        session.run_on_device({"images": IMAGES[:2]})
+    with pytest.raises(UsageError, match="Missing: images"):
+        session.run_on_device({})
+    with pytest.raises(ShapeError, match="float64"):
+        session.run_on_device({"images": OnGpu(IMAGES[:2].astype(np.float64))})
+    with pytest.raises(ShapeError, match="not contiguous"):
+        session.run_on_device({"images": OnGpu(IMAGES[:2], (400, 400, 4, 40))})
+    with pytest.raises(ShapeError, match="A batch of 5"):
+        session.run_on_device({"images": OnGpu(IMAGES)})
+
+
+def test_wrong_batches(make: Any) -> None:
+    session = capsedge.load(make(batch=(2, 2, 4)).path)
+    with pytest.raises(ShapeError, match="built for 2 to 4"):
+        session.run(IMAGES)
+    assert len(session.predict(IMAGES[:1])) == 1  # filled up to two
+    fixed = capsedge.load(make(batch=(2, 2, 2)).path)
+    assert fixed.batch == 2
+    assert len(fixed.predict(IMAGES)) == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tensorrt": "10.13.3.9"}, "TensorRT is 10.3.0, the engine needs 10.13.3.9"),
+        ({"compute_capability": "11.0"}, "compute capability is 8.7"),
+        ({"gpu": "Thor"}, "GPU is Orin, the engine needs Thor"),
+        ({"architecture": "riscv"}, "CPU architecture"),
+        ({"cuda": "99.0"}, "the driver is for CUDA 13.0"),
+    ],
+)
+def test_engines_of_other_machines_are_refused(
+    make: Any, change: dict[str, str], words: str
+) -> None:
+    built = make()
+    path = passport.path_of(built.path)
+    stands = json.loads(path.read_text())
+    stands["machine"] |= change
+    path.write_text(json.dumps(stands))
+    with pytest.raises(ArtefactError, match=words) as caught:
+        capsedge.load(built.path)
+    assert "capsedge build" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: p.unlink(),
+        lambda p: p.write_text("{}"),
+        lambda p: p.write_text("[1]"),
+        lambda p: p.write_text("{" * 100_000),
+        lambda p: p.write_text(p.read_text().replace('"schema": 1', '"schema": 2')),
+        lambda p: p.write_text(p.read_text().replace('"batch": [', '"batch": [0, ')),
+        lambda p: p.write_text(p.read_text().replace('"metadata": {', '"metadata": 3, "x": {')),
+        lambda p: p.write_text(p.read_text().replace('"machine": {', '"machine": {"more": 1, ')),
+    ],
+)
+def test_damaged_passports_are_refused(make: Any, damage: Any) -> None:
+    path = make().path
+    damage(passport.path_of(path))
+    with pytest.raises(ArtefactError, match="passport"):
+        capsedge.load(path)
+
+
+def test_another_engine_under_the_name_is_refused(make: Any) -> None:
+    path = make().path
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ArtefactError, match="not the engine"):
+        capsedge.load(path)
+
+
+def test_failures_of_tensorrt(make: Any, tmp_path: Path) -> None:
+    target = tmp_path / "none.engine"
+    for failure, words, error in (
+        ({"parse": "No importer"}, "Einsum 'node_7': No importer", UnsupportedModelError),
+        (
+            {"build": "Could not find any implementation"},
+            "any implementation",
+            UnsupportedModelError,
+        ),
+        ({"build": "Requested amount of GPU memory"}, "--workspace 512M", EnvironmentProblem),
+    ):
+        fake.FAIL.clear()
+        fake.FAIL.update(failure)
+        with pytest.raises(error, match=words) as caught:
+            make(target=target)
+        assert isinstance(caught.value, CapsedgeError)
+        assert not target.exists()
+
+
+def test_another_precision_than_asked_for_is_an_error(make: Any, tmp_path: Path) -> None:
+    fake.FAIL["layers"] = [
+        {"LayerType": "conv", "Inputs": [{"Format/Datatype": "Row major linear FP16 format"}]}
+    ]
+    with pytest.raises(ParityError, match="FP16 was not asked for"):
+        make(target=tmp_path / "none.engine")
+    assert not (tmp_path / "none.engine").exists()
+    fake.FAIL.clear()
+    with pytest.raises(UsageError, match="capsedge quantize"):
+        make(precision="int8")
+
+
+def test_plugin_library_that_tensorrt_refuses(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("capsedge.exporters.engine.engine.find_plugin", lambda: None)
+    with pytest.raises(EnvironmentProblem, match="not installed"):
+        make(plugin="fused")
+    library = tmp_path / "plugin.so"
+    library.write_bytes(b"x")
+    monkeypatch.setattr("capsedge.exporters.engine.engine.find_plugin", lambda: library)
+    fake.FAIL["load_library"] = "SymbolAddress for getCreators could not be loaded"
+    with pytest.raises(ArtefactError, match="getCreators"):
+        make(plugin="fused")
+
+
+def test_timing_cache_is_kept(make: Any, tmp_path: Path) -> None:
+    cache = tmp_path / "timings"
+    make(timing_cache=cache)
+    assert cache.read_bytes() == b"+"
+    make(timing_cache=cache)
+    assert cache.read_bytes() == b"++"
+
+
+def test_profile_and_workspace(make: Any) -> None:
+    make(batch=(1, 8, 32), workspace=1 << 30)
+    assert fake.RECORDED["workspace"] == 1 << 30
+    assert fake.RECORDED["profile"]["images"] == ((1, 1, 10, 10), (8, 1, 10, 10), (32, 1, 10, 10))
+    make(batch=(4, 4, 4))
+    assert "profile" not in fake.RECORDED  # everything is static
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": (2, 1, 4)}, {"batch": (0, 1, 1)}, {"plugin": "both"}, {"optimization_level": 6},
+        {"workspace": 10}, {"precision": "fp64"},
+    ],
+)  # fmt: skip
+def test_wrong_options(make: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        make(**options)
+
+
+def test_no_gpu(make: Any, gpu: Any) -> None:  # noqa: F811
+    gpu.fake_set(0, 87, 0, ANY_AMOUNT)
+    with pytest.raises(EnvironmentProblem, match="cudaGetDeviceCount"):
+        make()
+
+
+def test_old_tensorrt(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake, "__version__", "8.6.1")
+    with pytest.raises(EnvironmentProblem, match=r"8\.6\.1 is too old"):
+        make()
