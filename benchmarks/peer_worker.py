@@ -144,6 +144,10 @@ def main() -> None:
     print(json.dumps(first), flush=True)
     for line in sys.stdin:
         seconds = []
+        # Caches and clocks are still the last peer's.
+        warm = time.perf_counter() + 0.1 * float(line)
+        while time.perf_counter() < warm:
+            run(x)
         until = time.perf_counter() + float(line)
         while not seconds or time.perf_counter() < until:
             start = time.perf_counter()

@@ -5,7 +5,8 @@
 
 Each peer runs in its own process; rounds are interleaved (A B C A B C ...), so that a drift of the machine
 meets all of them. Before any timing every peer's outputs are compared with torch eager; a peer that computes
-something else is reported as such and not timed. Writes peers.json, peers.md and peers.png.
+something else is reported as such and not timed. Writes peers.json, peers.md and peers.png. A long run may be made
+in parts: what an earlier run on the same machine wrote there stays, unless it is measured again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -31,17 +33,20 @@ MODELS = (
     "em-smallnorb:3",
 )
 PLAIN: Final = "onnxruntime, plain export"
+OPENVINO: Final = "openvino fp32, plain export"
 REFERENCE: Final = "torch eager"
 PEERS = (
     "capsedge fused",
     "capsedge portable",
     PLAIN,
-    "openvino fp32, plain export",
+    OPENVINO,
     "openvino default, plain export",
     "openvino fp32, rewritten export",
     REFERENCE,
     "torch.compile",
 )
+# Seconds between two peers: OpenMP's threads spin for 0.2 s after their work, which the next peer would feel.
+PAUSE: Final = 0.3
 
 
 def prepare(model: str, folder: Path, batch: int) -> None:
@@ -98,6 +103,7 @@ class Peer:
     def round(self, seconds: float, keep: bool = True) -> None:
         """Let the peer run for a while; keep what it measured."""
         assert self.process.stdin
+        time.sleep(PAUSE)
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
         result = self._read()
@@ -193,8 +199,10 @@ def markdown(document: dict[str, Any]) -> str:
         "# The same models through every peer",
         "",
         f"Measured on {m['cpu']}, {m['cores']} cores, {m['system']}, Python {m['python']}, with",
-        f"`{document['command']}`. Medians with the 10th and 90th percentile in milliseconds; memory is",
-        "the peak of the whole process, and what running added to the loaded process.",
+        f"`{document['command']}`: {document['seconds']:g} s of each peer in {document['rounds']} rounds, interleaved.",
+        "Medians with the 10th and 90th percentile in milliseconds; how many times faster than the plain export in",
+        "ONNX Runtime, and in OpenVINO at FP32; peak memory of the whole process, and what running added to the",
+        "loaded process; largest difference from torch eager, relative to each output's largest magnitude.",
         "",
     ]
     rows = document["rows"]
@@ -207,20 +215,20 @@ def markdown(document: dict[str, Any]) -> str:
             lines += [
                 f"Batch {batch}, {threads} thread{'s' if threads > 1 else ''}:",
                 "",
-                "| | median ms | p10 - p90 | times plain export | peak MiB | run MiB | difference |",
-                "|---|---|---|---|---|---|---|",
+                "| | median ms | p10 - p90 | plain export | OpenVINO | peak MiB | run MiB | difference |",
+                "|---|---|---|---|---|---|---|---|",
             ]
             for r in rows:
                 if (r["model"], r["batch"], r["threads"]) != (model, batch, threads):
                     continue
                 if "error" in r:
-                    lines.append(f"| {r['peer']} | - | {r['error']} | | | | |")
+                    lines.append(f"| {r['peer']} | - | {r['error']} | | | | | |")
                     continue
-                times = ratio(rows, r, PLAIN)
+                times = [ratio(rows, r, peer) for peer in (PLAIN, OPENVINO)]
+                factors = " | ".join("" if t is None else f"{t:.1f}x" for t in times)
                 lines.append(
                     f"| {r['peer']} | {r['median_ms']:.2f} | {r['p10_ms']:.2f} - {r['p90_ms']:.2f} | "
-                    f"{'' if times is None else f'{times:.1f}x'} | {r['peak_mib']:.0f} | "
-                    f"{r['run_mib']:.0f} | {r['difference']:.1e} |"
+                    f"{factors} | {r['peak_mib']:.0f} | {r['run_mib']:.0f} | {r['difference']:.1e} |"
                 )
             lines.append("")
     versions = sorted({r["version"] for r in rows if "version" in r})
@@ -263,6 +271,25 @@ def chart(document: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def kept_rows(path: Path, todo: Sequence[tuple[int, int, str]]) -> list[dict[str, Any]]:
+    """Rows of an earlier run on this machine that are not measured again."""
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text())
+    if before["machine"] != machine():
+        return []
+    return [r for r in before["rows"] if (r["threads"], r["batch"], r["model"]) not in todo]
+
+
+def order(row: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Place of a row in the tables."""
+    model, peer = (
+        known.index(row[key]) if row[key] in known else len(known)
+        for key, known in (("model", MODELS), ("peer", PEERS))
+    )
+    return model, row["batch"], -row["threads"], peer
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -274,19 +301,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each peer, over all rounds")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/benchmarks"))
     options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    todo = list(product(options.threads, options.batches, options.models))
     document: dict[str, Any] = {
         "machine": machine(),
-        "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]),
-        "rows": [],
+        "command": "python -m benchmarks.peers",
+        "seconds": options.seconds,
+        "rounds": options.rounds,
+        "rows": kept_rows(options.output / "peers.json", todo),
     }
-    options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folders = {model: Path(name) / str(k) for k, model in enumerate(options.models)}
         for model, folder in folders.items():
             print(f"exporting {model}", file=sys.stderr, flush=True)
             folder.mkdir()
             prepare(model, folder, max(options.batches))
-        for threads, batch, model in product(options.threads, options.batches, options.models):
+        for threads, batch, model in todo:
             print(f"{model}, batch {batch}, {threads} threads", file=sys.stderr, flush=True)
             document["rows"] += measure(
                 model,
@@ -297,6 +327,7 @@ def main() -> None:
                 options.rounds,
                 options.seconds,
             )
+            document["rows"].sort(key=order)
             # Written as it grows: a long run that is interrupted loses nothing.
             text = json.dumps(document, indent=1)
             (options.output / "peers.json").write_text(text)
