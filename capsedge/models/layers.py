@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge import ops
+from capsedge.ops.attention_routing import EPSILON
 from capsedge.models.config import Conv, ResNet
 
 
@@ -159,7 +160,9 @@ class DynamicCapsules(nn.Module):
     def forward(self, pose: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, H, W, C, Pin]`` to ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``."""
         (kh, kw), s = self.kernel, self.stride
-        window = pose.unfold(1, kh, s).unfold(2, kw, s).permute(0, 1, 2, 5, 6, 3, 4)
+        window = pose
+        if (kh, kw) != tuple(pose.shape[1:3]):
+            window = pose.unfold(1, kh, s).unfold(2, kw, s).permute(0, 1, 2, 5, 6, 3, 4)
         u = window.reshape(-1, self.weight.shape[0], self.weight.shape[3])
         v, c = ops.dynamic_routing(
             u,
@@ -239,6 +242,8 @@ class AttentionCapsules(nn.Module):
 
     def forward(self, pose: Tensor, parent: Tensor | None) -> tuple[Tensor, Tensor]:
         """Poses ``[N, H, W, C, P]`` and the parents of the pass before to parents and couplings."""
+        if parent is None and self.training and self.matrix_pose:
+            return self._uniform(pose)
         return ops.attention_routing(
             pose,
             parent,
@@ -248,3 +253,19 @@ class AttentionCapsules(nn.Module):
             strides=(self.stride, self.stride),
             matrix_pose=self.matrix_pose,
         )
+
+    def _uniform(self, pose: Tensor) -> tuple[Tensor, Tensor]:
+        """The first pass in training: its couplings are equal, which makes it a convolution.
+
+        The same numbers as the operator up to rounding, without votes in memory, whose gradients would
+        need them all. Evaluation keeps to the operator's definition: it is the reference.
+        """
+        n, h, w, c, p = pose.shape
+        kh, kw, _, m, k, q = self.weight.shape
+        rows = pose.reshape(n, h, w, c, k, k).permute(0, 4, 3, 5, 1, 2).reshape(n * k, c * k, h, w)
+        kernel = self.weight.permute(3, 5, 2, 4, 0, 1).reshape(m * q, c * k, kh, kw)
+        s = nn.functional.conv2d(rows, kernel, stride=self.stride) / m
+        height, width = s.shape[2:]
+        s = s.reshape(n, k, m, q, height, width).permute(0, 4, 5, 2, 1, 3).flatten(-2)
+        y = nn.functional.layer_norm(s, (p,), self.scale, self.bias, EPSILON)
+        return y, pose.new_full((1,), 1 / m).expand(n, height, width, kh * kw * c, m)

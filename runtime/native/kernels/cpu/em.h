@@ -169,14 +169,17 @@ static void em(const EmPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes, elements = shape.pose_elements;
   float* share = pass.scratch;
-  float* votes = pass.scratch + kBlock * lanes;
+  float* tile = pass.scratch + kBlock * lanes;
   clear_moments(elements, lanes, pass.moments);
 
   for (int first = pass.first; first < pass.last; first += kBlock) {
     const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
-    make_votes(shape, pass.pose, shape.inner, shape.rows, first, count, votes);
-    if (pass.coordinates)
-      for (int c = 0; c < count; ++c) add_coordinates(pass, first + c, votes + c * shape.tile_stride);
+    float* votes = pass.kept ? pass.kept + first * shape.tile_stride : tile;
+    if (pass.first_pass || !pass.kept) {
+      make_votes(shape, pass.pose, shape.inner, shape.rows, first, count, votes);
+      if (pass.coordinates)
+        for (int c = 0; c < count; ++c) add_coordinates(pass, first + c, votes + c * shape.tile_stride);
+    }
     if (!pass.first_pass) {
       int c = 0;
       for (; c + 8 <= count; c += 8) log_density<8>(pass, votes + c * shape.tile_stride, share + c * lanes);

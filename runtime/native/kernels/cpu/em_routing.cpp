@@ -19,6 +19,10 @@ WeightLayout layout_of(const Shape& weight) {
 // Longer than elsewhere: every part begins with the slower kind of block.
 constexpr int kEmChunk = 2 * kChunk;
 
+// Votes of one position are kept between passes up to this size, where they stay in a core's second-level cache: to
+// make them again would read as much, since the weights are as large.
+constexpr int64_t kKeptVotes = 192 * 1024;  // floats
+
 // The statistics of one position, in one piece of memory.
 struct Statistics {
   Moments moments, part;
@@ -121,7 +125,7 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
   std::copy(beta_a_in.data(), beta_a_in.data() + parents, betas.data() + votes.lanes);
 
   const auto pass_of = [&](int64_t position, int64_t chunk, bool first_pass, const Statistics& s,
-                           const Moments& moments, float* scratch) {
+                           const Moments& moments, float* kept, float* scratch) {
     const int64_t image = position / (grid_height * grid_width), place = position % (grid_height * grid_width);
     const int64_t row = place / grid_width * (shared_ ? 1 : strides_[0]);
     const int64_t column = place % grid_width * (shared_ ? 1 : strides_[1]);
@@ -141,6 +145,7 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
     p.column0 = static_cast<int>(column);
     p.row_scale = 1.0f / static_cast<float>(height);
     p.column_scale = 1.0f / static_cast<float>(width);
+    p.kept = kept;
     p.moments = moments;
     p.scratch = scratch;
     return p;
@@ -167,14 +172,17 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
   };
 
   const int64_t positions = images * grid_height * grid_width;
+  const int64_t all_votes = children * votes.tile_stride;
+  const int64_t kept_floats = temperatures_.size() > 1 && all_votes <= kKeptVotes ? all_votes : 0;
   if (positions >= 4 || chunks == 1) {
     parallel_for(threads, positions, [&](int64_t position) {
-      float* memory = thread_scratch(Statistics::floats(votes) + scratch_floats(votes));
+      float* memory = thread_scratch(Statistics::floats(votes) + scratch_floats(votes) + kept_floats);
       const Statistics s(votes, memory);
       float* scratch = memory + Statistics::floats(votes);
+      float* kept = kept_floats ? scratch + scratch_floats(votes) : nullptr;
       for (size_t t = 0; t < temperatures_.size(); ++t) {
         for (int64_t c = 0; c < chunks; ++c) {
-          level.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, scratch));
+          level.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, kept, scratch));
           if (c) level.em_merge(votes.pose_elements, votes.lanes, s.moments, s.part);
         }
         finish(s, t);
@@ -192,7 +200,7 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
         const int64_t position = task / chunks, chunk = task % chunks;
         const Statistics& s = all[static_cast<size_t>(position)];
         const Moments part = Statistics::moments_at(votes, parts.data() + task * part_floats);
-        level.em(pass_of(position, chunk, t == 0, s, chunk ? part : s.moments,
+        level.em(pass_of(position, chunk, t == 0, s, chunk ? part : s.moments, nullptr,
                           thread_scratch(scratch_floats(votes))));
       });
       for (int64_t position = 0; position < positions; ++position) {
