@@ -5,8 +5,8 @@
 
 Each peer runs in its own process; rounds are interleaved (A B C A B C ...), so that a drift of the machine
 meets all of them. Before any timing every peer's outputs are compared with torch eager; a peer that computes
-something else is reported as such and not timed. Writes peers.json, peers.md and peers.png. A long run may be made
-in parts: what an earlier run on the same machine wrote there stays, unless it is measured again.
+something else is reported as such and not timed. Writes peers.json, peers.md and peers.png. A long run may be
+made in parts: what an earlier run on the same machine wrote there stays, unless it is measured again.
 """
 
 from __future__ import annotations
@@ -199,10 +199,11 @@ def markdown(document: dict[str, Any]) -> str:
         "# The same models through every peer",
         "",
         f"Measured on {m['cpu']}, {m['cores']} cores, {m['system']}, Python {m['python']}, with",
-        f"`{document['command']}`: {document['seconds']:g} s of each peer in {document['rounds']} rounds, interleaved.",
-        "Medians with the 10th and 90th percentile in milliseconds; how many times faster than the plain export in",
-        "ONNX Runtime, and in OpenVINO at FP32; peak memory of the whole process, and what running added to the",
-        "loaded process; largest difference from torch eager, relative to each output's largest magnitude.",
+        f"`{document['command']}`: {document['seconds']:g} s of each peer in {document['rounds']} interleaved",
+        "rounds. Medians with the 10th and 90th percentile in milliseconds; how many times faster than the",
+        "plain export in ONNX Runtime, and in OpenVINO at FP32; peak memory of the whole process, and what",
+        "running added to the loaded process; largest difference from torch eager, relative to each output's",
+        "largest magnitude.",
         "",
     ]
     rows = document["rows"]
