@@ -142,3 +142,18 @@ def test_damaged_configurations_are_refused() -> None:
     for change in ({"architecture": "other"}, {"unknown": 1}, {"task": "guess"}, {"stem": 3}):
         with pytest.raises(UsageError):
             config_from_dict({**good, **change})
+
+
+@pytest.mark.parametrize("name", ["digits-attention", "attention-cifar10-simple"])
+def test_the_first_attention_pass_in_training_is_the_operator(name: str) -> None:
+    torch.manual_seed(0)
+    model = build(name).eval()
+    x = images(name, 2)
+    with torch.no_grad():
+        wanted = model(x)
+        for layer in model.capsules:
+            layer.training = True
+        found = model(x)
+    torch.testing.assert_close(found.scores, wanted.scores, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.poses, wanted.poses, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.couplings, wanted.couplings, atol=1e-5, rtol=1e-5)
