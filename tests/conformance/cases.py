@@ -244,6 +244,14 @@ def _em_cases() -> Iterator[Case]:
     yield case(0, 4, 4, 2, 3, 3, 3, 16)
     yield case(0, 4, 4, 2, 1, 1, 3, 16, shared=1, coordinates=1)
     yield case(1, 4, 4, 16, 3, 3, 16, 16)
+    # Few parents and many children, which kernels may lay out the other way round.
+    for kind in ("normal", "agreeing", "huge", "saturated", "a-zero"):
+        yield case(1, 3, 3, 9, 3, 3, 5, 16, kind=kind)
+        yield case(2, 2, 3, 16, 1, 1, 10, 16, coordinates=1, shared=1, kind=kind)
+    yield case(2, 4, 5, 17, 3, 3, 3, 36, coordinates=1)
+    yield case(1, 5, 5, 8, 3, 3, 12, 9, strides=(2, 1))
+    yield case(1, 2, 2, 32, 1, 1, 2, 4, coordinates=1, shared=1)
+    yield case(1, 1, 1, 67, 1, 1, 1, 16)
     # Matrix capsules on smallNORB, A=B=C=D=32, on small grids: both convolutions and the classes.
     yield case(1, 5, 5, 32, 3, 3, 32, 16, strides=(2, 2), heavy=True)
     yield case(2, 4, 4, 32, 3, 3, 32, 16, heavy=True)

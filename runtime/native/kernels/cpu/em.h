@@ -8,6 +8,7 @@
 // cache, and are merged by the formula of Chan, Golub and LeVeque (1979), which has no such loss.
 #pragma once
 
+#include "bundle.h"
 #include "level.h"
 #include "softmax.h"
 #include "votes.h"
@@ -165,6 +166,45 @@ CAPSEDGE_INLINE void add_coordinates(const EmPass& pass, int child, float* votes
   }
 }
 
+static void block_votes(const EmPass& pass, int first, int count, float* votes) {
+  const Votes& shape = pass.votes;
+  if (shape.bundle > 1) {
+    for (int c = 0; c < count; ++c) bundle_votes(pass, first + c, votes + c * shape.tile_stride);
+    return;
+  }
+  make_votes(shape, pass.pose, shape.inner, shape.rows, first, count, votes);
+  if (pass.coordinates)
+    for (int c = 0; c < count; ++c) add_coordinates(pass, first + c, votes + c * shape.tile_stride);
+}
+
+// Logits to responsibilities times activations.
+static void child_shares(const EmPass& pass, int first, int count, float* share) {
+  const Votes& shape = pass.votes;
+  const int lanes = shape.lanes;
+  float a[kBlock];
+  for (int c = 0; c < count; ++c) a[c] = pass.activation[shape.children[first + c].capsule];
+  if (!pass.first_pass) return softmax(count, share, shape.parents, lanes, false, a);
+  for (int c = 0; c < count; ++c)
+    for (int v = 0; v < lanes; v += W) store(share + c * lanes + v, splat(a[c] / static_cast<float>(shape.parents)));
+}
+
+static void bundle_shares(const EmPass& pass, int first, int count, float* share) {
+  const int lanes = pass.votes.lanes;
+  const float parents = static_cast<float>(lanes / W);
+  for (int c = 0; c < count; ++c, share += lanes) {
+    const Child* children = pass.votes.children + static_cast<int64_t>(first + c) * W;
+    float values[W];
+    for (int lane = 0; lane < W; ++lane)
+      values[lane] = children[lane].capsule < 0 ? 0.0f : pass.activation[children[lane].capsule];
+    const V a = load(values);
+    if (!pass.first_pass) {
+      bundle_softmax(share, lanes, a);
+    } else {
+      for (int v = 0; v < lanes; v += W) store(share + v, a / parents);
+    }
+  }
+}
+
 static void em(const EmPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes, elements = shape.pose_elements;
@@ -175,24 +215,16 @@ static void em(const EmPass& pass) {
   for (int first = pass.first; first < pass.last; first += kBlock) {
     const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
     float* votes = pass.kept ? pass.kept + first * shape.tile_stride : tile;
-    if (pass.first_pass || !pass.kept) {
-      make_votes(shape, pass.pose, shape.inner, shape.rows, first, count, votes);
-      if (pass.coordinates)
-        for (int c = 0; c < count; ++c) add_coordinates(pass, first + c, votes + c * shape.tile_stride);
-    }
+    if (pass.first_pass || !pass.kept) block_votes(pass, first, count, votes);
     if (!pass.first_pass) {
       int c = 0;
       for (; c + 8 <= count; c += 8) log_density<8>(pass, votes + c * shape.tile_stride, share + c * lanes);
       for (; c < count; ++c) log_density<1>(pass, votes + c * shape.tile_stride, share + c * lanes);
     }
-    float a[kBlock];
-    for (int c = 0; c < count; ++c) a[c] = pass.activation[shape.children[first + c].capsule];
-    if (pass.first_pass) {
-      for (int c = 0; c < count; ++c)
-        for (int v = 0; v < lanes; v += W)
-          store(share + c * lanes + v, splat(a[c] / static_cast<float>(shape.parents)));
+    if (shape.bundle > 1) {
+      bundle_shares(pass, first, count, share);
     } else {
-      softmax(count, share, shape.parents, lanes, false, a);
+      child_shares(pass, first, count, share);
     }
     for (int v = 0; v < lanes; v += W) add_block(pass, count, votes, share, v);
   }

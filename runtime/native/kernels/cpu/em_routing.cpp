@@ -16,35 +16,32 @@ WeightLayout layout_of(const Shape& weight) {
   return {weight[0] * weight[1] * weight[2], weight[3], weight[4], weight[5], weight[4] * weight[5], weight[5], 1};
 }
 
-// Longer than elsewhere: every part begins with the slower kind of block.
+// As many children as one pass takes. Longer than elsewhere: every part begins with the slower kind of block.
 constexpr int kEmChunk = 2 * kChunk;
 
 // Votes of one position are kept between passes up to this size, where they stay in a core's second-level cache: to
 // make them again would read as much, since the weights are as large.
 constexpr int64_t kKeptVotes = 192 * 1024;  // floats
 
-// The statistics of one position, in one piece of memory.
+// The statistics of one position over some number of lanes, in one piece of memory.
 struct Statistics {
   Moments moments, part;
   float *mean, *precision, *offset, *activation;
 
-  static int64_t moments_floats(const Votes& v) {
-    return static_cast<int64_t>(v.lanes) * (1 + 2 * static_cast<int64_t>(v.pose_elements));
+  static int64_t moments_floats(int64_t elements, int64_t lanes) { return lanes * (1 + 2 * elements); }
+  static int64_t floats(int64_t elements, int64_t lanes) {
+    return 2 * moments_floats(elements, lanes) + lanes * (2 + 2 * elements);
   }
-  static int64_t floats(const Votes& v) {
-    return 2 * moments_floats(v) + static_cast<int64_t>(v.lanes) * (2 + 2 * static_cast<int64_t>(v.pose_elements));
+  static Moments moments_at(int64_t elements, int64_t lanes, float* at) {
+    return {at, at + lanes, at + lanes + elements * lanes};
   }
-  static Moments moments_at(const Votes& v, float* at) {
-    const int64_t size = static_cast<int64_t>(v.pose_elements) * v.lanes;
-    return {at, at + v.lanes, at + v.lanes + size};
-  }
-  Statistics(const Votes& v, float* at)
-      : moments(moments_at(v, at)), part(moments_at(v, at + moments_floats(v))) {
-    const int64_t size = static_cast<int64_t>(v.pose_elements) * v.lanes;
-    mean = at + 2 * moments_floats(v);
-    precision = mean + size;
-    offset = precision + size;
-    activation = offset + v.lanes;
+  Statistics(int64_t elements, int64_t lanes, float* at)
+      : moments(moments_at(elements, lanes, at)),
+        part(moments_at(elements, lanes, at + moments_floats(elements, lanes))) {
+    mean = at + 2 * moments_floats(elements, lanes);
+    precision = mean + elements * lanes;
+    offset = precision + elements * lanes;
+    activation = offset + lanes;
   }
 };
 
@@ -87,12 +84,19 @@ class EmRouting : public Operator {
   }
 
   void constant(size_t index, const Tensor& tensor) override {
-    if (index == kWeight && tensor.shape.size() == 6) weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+    if (index == kWeight && tensor.shape.size() == 6) weight_ = packed(tensor, nullptr);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override;
 
  private:
+  int64_t bundle(const Shape& weight) const { return bundle_of(layout_of(weight), level_, shared_, weight[2]); }
+  Buffer packed(const Tensor& weight, const Threads* threads) const {
+    const WeightLayout layout = layout_of(weight.shape);
+    const int64_t bundle = this->bundle(weight.shape);
+    return bundle > 1 ? pack_bundles(weight, layout, level_, bundle) : pack(weight, layout, level_, threads);
+  }
+
   const Shape strides_;
   const bool coordinates_;
   const bool shared_;
@@ -107,22 +111,37 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
   const int64_t images = shape[0], height = shape[1], width = shape[2], types = shape[3], size = shape[4];
   if (images == 0) return;
   const int64_t parents = weight_shape[3], side = weight_shape[4];
-  const Level& level = level_for(level_, parents);
+  const int64_t bundle = this->bundle(weight_shape);
+  const Level& level = bundle > 1 ? level_ : level_for(level_, parents);
   const int64_t grid_height = results[0].shape[1], grid_width = results[0].shape[2];
   const Floats pose(in[kPose], level), activation(in[kActivation], level);
   const Floats beta_u_in(in[kBetaU], level), beta_a_in(in[kBetaA], level);
-  const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level, threads);
+  Buffer own_weight;
+  if (!weight_.data()) own_weight = packed(in[kWeight], &threads);
+  const float* weight = weight_.data() ? weight_.data() : own_weight.data();
   FloatOutput result_pose(results[0], level), result_activation(results[1], level);
 
-  const std::vector<Child> places =
+  std::vector<Child> places =
       children_of({height, width, types, shared_ ? height : weight_shape[0], shared_ ? width : weight_shape[1], shared_});
-  const Votes votes = plan_votes(level, places, weight.data(), size, side, side, side, parents, 1);
-  const auto children = static_cast<int64_t>(places.size());
-  const int64_t chunks = (children + kEmChunk - 1) / kEmChunk;
-  Buffer betas(2 * static_cast<int64_t>(votes.lanes));
+  while (places.size() % static_cast<size_t>(bundle)) places.push_back({-1, 0, 0, 0});
+  // `votes` is what passes go over, bundles with virtual parents or children; `real` are the parents themselves.
+  const Votes real = plan_votes(level, places, weight, size, side, side, side, parents, 1);
+  Votes votes = real;
+  if (bundle > 1) {
+    votes = plan_votes(level, places, weight, size, side, side, side, parents * bundle, 1);
+    votes.weight_size = bundle_size(layout_of(weight_shape), bundle);
+    votes.bundle = static_cast<int>(bundle);
+  }
+  const auto children = static_cast<int64_t>(places.size()) / bundle;
+  const int64_t chunk_children = kEmChunk / bundle, chunks = (children + chunk_children - 1) / chunk_children;
+  const int64_t elements = size, lanes = votes.lanes;
+  const int64_t statistics_floats =
+      Statistics::floats(elements, lanes) + (bundle > 1 ? Statistics::floats(elements, real.lanes) : 0);
+  const int64_t pass_floats = scratch_floats(votes) + (bundle > 1 ? size * bundle : 0);
+  Buffer betas(2 * static_cast<int64_t>(real.lanes));
   std::fill(betas.data(), betas.data() + betas.size(), 0.0f);
   std::copy(beta_u_in.data(), beta_u_in.data() + parents, betas.data());
-  std::copy(beta_a_in.data(), beta_a_in.data() + parents, betas.data() + votes.lanes);
+  std::copy(beta_a_in.data(), beta_a_in.data() + parents, betas.data() + real.lanes);
 
   const auto pass_of = [&](int64_t position, int64_t chunk, bool first_pass, const Statistics& s,
                            const Moments& moments, float* kept, float* scratch) {
@@ -132,8 +151,8 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
     const int64_t capsule = ((image * height + row) * width + column) * types;
     EmPass p{};
     p.votes = votes;
-    p.first = static_cast<int>(chunk * kEmChunk);
-    p.last = static_cast<int>(std::min(children, (chunk + 1) * kEmChunk));
+    p.first = static_cast<int>(chunk * chunk_children);
+    p.last = static_cast<int>(std::min(children, (chunk + 1) * chunk_children));
     p.pose = pose.data() + capsule * size;
     p.activation = activation.data() + capsule;
     p.first_pass = first_pass;
@@ -148,27 +167,39 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
     p.kept = kept;
     p.moments = moments;
     p.scratch = scratch;
+    p.bundle_pose = scratch + scratch_floats(votes);
     return p;
   };
+  // The statistics of a position's parents lie behind those that passes use.
+  const auto real_of = [&](const Statistics& s) {
+    return bundle > 1 ? Statistics(elements, real.lanes, s.moments.mass + Statistics::floats(elements, lanes)) : s;
+  };
   const auto finish = [&](const Statistics& s, size_t t) {
+    const Statistics own = real_of(s);
+    if (bundle > 1) level.em_fold(real.pose_elements, real.parents, real.lanes, s.moments, own.moments);
     EmFinish f{};
-    f.pose_elements = votes.pose_elements;
-    f.parents = votes.parents;
-    f.lanes = votes.lanes;
-    f.moments = s.moments;
+    f.pose_elements = real.pose_elements;
+    f.parents = real.parents;
+    f.lanes = real.lanes;
+    f.moments = own.moments;
     f.beta_u = betas.data();
-    f.beta_a = betas.data() + votes.lanes;
+    f.beta_a = betas.data() + real.lanes;
     f.inverse_temperature = temperatures_[t];
     f.epsilon = epsilon_;
-    f.mean = s.mean;
-    f.precision = s.precision;
-    f.offset = s.offset;
-    f.activation = s.activation;
+    f.mean = own.mean;
+    f.precision = own.precision;
+    f.offset = own.offset;
+    f.activation = own.activation;
     level.em_finish(f);
+    if (bundle == 1 || t + 1 == temperatures_.size()) return;
+    level.em_spread(real.pose_elements, real.parents, real.lanes, own.mean, s.mean);
+    level.em_spread(real.pose_elements, real.parents, real.lanes, own.precision, s.precision);
+    level.em_spread(1, real.parents, real.lanes, own.offset, s.offset);
   };
   const auto write = [&](int64_t position, const Statistics& s) {
-    to_parents(votes, s.mean, result_pose.data() + position * parents * size);
-    std::copy(s.activation, s.activation + parents, result_activation.data() + position * parents);
+    const Statistics own = real_of(s);
+    to_parents(real, own.mean, result_pose.data() + position * parents * size);
+    std::copy(own.activation, own.activation + parents, result_activation.data() + position * parents);
   };
 
   const int64_t positions = images * grid_height * grid_width;
@@ -176,10 +207,10 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
   const int64_t kept_floats = temperatures_.size() > 1 && all_votes <= kKeptVotes ? all_votes : 0;
   if (positions >= 4 || chunks == 1) {
     parallel_for(threads, positions, [&](int64_t position) {
-      float* memory = thread_scratch(Statistics::floats(votes) + scratch_floats(votes) + kept_floats);
-      const Statistics s(votes, memory);
-      float* scratch = memory + Statistics::floats(votes);
-      float* kept = kept_floats ? scratch + scratch_floats(votes) : nullptr;
+      float* memory = thread_scratch(statistics_floats + pass_floats + kept_floats);
+      const Statistics s(elements, lanes, memory);
+      float* scratch = memory + statistics_floats;
+      float* kept = kept_floats ? scratch + pass_floats : nullptr;
       for (size_t t = 0; t < temperatures_.size(); ++t) {
         for (int64_t c = 0; c < chunks; ++c) {
           level.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, kept, scratch));
@@ -191,23 +222,23 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
     });
   } else {
     // Few positions: each pass shares a position's children out instead.
-    const int64_t part_floats = Statistics::moments_floats(votes);
-    Buffer memory(positions * Statistics::floats(votes)), parts(positions * chunks * part_floats);
+    const int64_t part_floats = Statistics::moments_floats(elements, lanes);
+    Buffer memory(positions * statistics_floats), parts(positions * chunks * part_floats);
     std::vector<Statistics> all;
-    for (int64_t i = 0; i < positions; ++i) all.emplace_back(votes, memory.data() + i * Statistics::floats(votes));
+    for (int64_t i = 0; i < positions; ++i) all.emplace_back(elements, lanes, memory.data() + i * statistics_floats);
     for (size_t t = 0; t < temperatures_.size(); ++t) {
       parallel_for(threads, positions * chunks, [&](int64_t task) {
         const int64_t position = task / chunks, chunk = task % chunks;
         const Statistics& s = all[static_cast<size_t>(position)];
-        const Moments part = Statistics::moments_at(votes, parts.data() + task * part_floats);
+        const Moments part = Statistics::moments_at(elements, lanes, parts.data() + task * part_floats);
         level.em(pass_of(position, chunk, t == 0, s, chunk ? part : s.moments, nullptr,
-                          thread_scratch(scratch_floats(votes))));
+                          thread_scratch(pass_floats)));
       });
       for (int64_t position = 0; position < positions; ++position) {
         const Statistics& s = all[static_cast<size_t>(position)];
         for (int64_t c = 1; c < chunks; ++c)
           level.em_merge(votes.pose_elements, votes.lanes, s.moments,
-                          Statistics::moments_at(votes, parts.data() + (position * chunks + c) * part_floats));
+                          Statistics::moments_at(elements, lanes, parts.data() + (position * chunks + c) * part_floats));
         finish(s, t);
       }
     }

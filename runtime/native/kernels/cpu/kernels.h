@@ -42,6 +42,8 @@ const Level CAPSEDGE_TABLE = {
     CAPSEDGE_LEVEL::em,
     CAPSEDGE_LEVEL::em_merge,
     CAPSEDGE_LEVEL::em_finish,
+    CAPSEDGE_LEVEL::em_fold,
+    CAPSEDGE_LEVEL::em_spread,
     CAPSEDGE_LEVEL::add,
     CAPSEDGE_LEVEL::finish_squash,
     CAPSEDGE_LEVEL::finish_norm,

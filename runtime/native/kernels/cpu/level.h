@@ -19,7 +19,9 @@ struct Child {
 struct Votes {
   const Child* children;
   const float* weight;   // packed, see below
-  int64_t weight_size;   // floats of one packed weight
+  const int8_t* bytes;   // the weight in INT8, packed alike; or null
+  const float* scale;    // of INT8 weights, [column][parent], and zeros up to whole strips
+  int64_t weight_size;   // elements of one packed weight
   int pose_size;         // floats from one child's pose to the next
   int rows;              // of a pose matrix; 1 for a vector
   int inner;             // K
@@ -28,6 +30,7 @@ struct Votes {
   int parents;           // M
   int lanes;             // M rounded up to whole vectors: stride of queries, sums and statistics
   int64_t tile_stride;   // floats of one child's votes in the tile
+  int bundle;            // children in one vector (bundle.h: what is said of a child is then of a bundle), or 1
 };
 
 // Children whose votes are in the tile together; floats that may be read past the end of what is read in vectors.
@@ -77,6 +80,7 @@ struct EmPass {
   float row_scale, column_scale;  // 1/H, 1/W
   float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
   Moments moments;       // overwritten
+  float* bundle_pose;    // scratch for the poses of one bundle, [pose size][bundle]
   float* scratch;        // scratch_floats()
 };
 
@@ -138,6 +142,8 @@ struct Level {
   void (*em)(const EmPass& pass);
   void (*em_merge)(int pose_elements, int lanes, const Moments& into, const Moments& from);
   void (*em_finish)(const EmFinish& finish);
+  void (*em_fold)(int pose_elements, int parents, int lanes, const Moments& from, const Moments& to);
+  void (*em_spread)(int rows, int parents, int lanes, const float* from, float* to);
   void (*add)(const float* x, float* y, int64_t count);  // y += x, count a multiple of the width
   // sum and pose are [pose elements][lanes]; query += pose.
   void (*finish_squash)(const float* sum, const float* bias, int pose_elements, int lanes, float epsilon,

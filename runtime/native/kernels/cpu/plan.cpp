@@ -21,7 +21,49 @@ void dequantize(const int8_t* from, const float* scale, const WeightLayout& layo
       }
 }
 
+// A weight of one number as floats: where it lies, or converted into `wide`.
+const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout& layout, const Level& level,
+                        float* wide) {
+  const int64_t size = layout.parents * layout.inner * layout.columns;
+  if (weight.type == Type::kFloat) return static_cast<const float*>(weight.data) + number * size;
+  if (weight.type == Type::kInt8 && weight.scale) {
+    dequantize(static_cast<const int8_t*>(weight.data) + number * size, weight.scale, layout, wide);
+  } else {
+    if (weight.type != Type::kFloat16) throw Error("input 'weight' is neither float nor float16");
+    level.widen(static_cast<const uint16_t*>(weight.data) + number * size, wide, size);
+  }
+  return wide;
+}
+
 }  // namespace
+
+int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, int64_t types) {
+  const int64_t width = level.width;
+  if (width == 1 || 4 * layout.parents > 3 * round_up(layout.parents, width) || layout.parents > width) return 1;
+  // Shared weights must come round with the bundles.
+  if (shared ? types % width != 0 : layout.numbers < 4 * width) return 1;
+  return width;
+}
+
+int64_t bundle_size(const WeightLayout& layout, int64_t bundle) {
+  return layout.columns * layout.parents * layout.inner * bundle;
+}
+
+Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle) {
+  const int64_t size = layout.parents * layout.inner * layout.columns;
+  const int64_t bundles = (layout.numbers + bundle - 1) / bundle;
+  Buffer all(bundles * bundle_size(layout, bundle)), wide(size);
+  std::fill(all.data(), all.data() + all.size(), 0.0f);
+  for (int64_t number = 0; number < layout.numbers; ++number) {
+    const float* from = one_weight(weight, number, layout, level, wide.data());
+    float* to = all.data() + number / bundle * bundle_size(layout, bundle) + number % bundle;
+    for (int64_t column = 0; column < layout.columns; ++column)
+      for (int64_t parent = 0; parent < layout.parents; ++parent)
+        for (int64_t k = 0; k < layout.inner; ++k, to += bundle)
+          *to = from[parent * layout.parent_stride + k * layout.inner_stride + column * layout.column_stride];
+  }
+  return all;
+}
 
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads) {
   const int64_t size = layout.parents * layout.inner * layout.columns;
@@ -29,19 +71,7 @@ Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level
   const int64_t lanes = layout.columns * layout.parents;
   Buffer all(layout.numbers * packed);
   const auto pack_one = [&](int64_t number) {
-    const float* from;
-    if (weight.type == Type::kFloat) {
-      from = static_cast<const float*>(weight.data) + number * size;
-    } else if (weight.type == Type::kInt8 && weight.scale) {
-      float* wide = thread_scratch(size);
-      dequantize(static_cast<const int8_t*>(weight.data) + number * size, weight.scale, layout, wide);
-      from = wide;
-    } else {
-      if (weight.type != Type::kFloat16) throw Error("input 'weight' is neither float nor float16");
-      float* wide = thread_scratch(size);
-      level.widen(static_cast<const uint16_t*>(weight.data) + number * size, wide, size);
-      from = wide;
-    }
+    const float* from = one_weight(weight, number, layout, level, thread_scratch(size));
     float* to = all.data() + number * packed;
     for (int64_t at = 0; at < lanes; at += kStrip) {
       const int64_t width = std::min<int64_t>(kStrip, round_up(lanes - at, kStrip / 2));
@@ -105,6 +135,7 @@ Votes plan_votes(const Level& level, const std::vector<Child>& children, const f
   // thread may be writing when votes are kept.
   const int64_t overhang = parents % level.width ? level.width : 0;
   votes.tile_stride = round_up(units * rows * columns * parents + overhang, kSlack);
+  votes.bundle = 1;
   return votes;
 }
 

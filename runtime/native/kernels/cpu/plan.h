@@ -22,6 +22,14 @@ int64_t packed_size(int64_t inner, int64_t columns, int64_t parents);
 // As the kernels read them: in floats, in strips over [column][parent] (level.h).
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads);
 
+// Children that go side by side in the lanes of a vector, where the parents fill less than three quarters of one; 1
+// where they do not: parents enough, or too few children.
+int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, int64_t types);
+
+// Of `bundle` numbers after one another: [column][parent][inner][bundle]. Zeros fill the last one up.
+int64_t bundle_size(const WeightLayout& layout, int64_t bundle);
+Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle);
+
 // Packed once if the weight is an initializer, else for this run only.
 class PackedWeight {
  public:
