@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,16 +73,25 @@ class Prediction:
 
 
 def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[np.float64], str]:
-    """Scores ``[N, J]`` and their kind, from the model's output ``lengths`` or ``logits``."""
+    """Scores ``[N, J]`` and their kind, from the model's output ``lengths`` or ``logits``.
+
+    docs/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
+    """
     values = output.astype(np.float64)
     if name == "lengths":
         return values, "length"
     if several:
         # the two halves never overflow
-        small = np.exp(-np.abs(values))
+        small = _exp(-np.abs(values))
         return np.where(values >= 0, 1.0, small) / (1.0 + small), "probability"
-    values = np.exp(values - values.max(axis=-1, keepdims=True))
-    return values / values.sum(axis=-1, keepdims=True), "probability"
+    values = _exp(values - values.max(axis=-1, keepdims=True))
+    # sum() would add in another order
+    return values / np.add.accumulate(values, axis=-1)[..., -1:], "probability"
+
+
+def _exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By the C library, as C++ does it; numpy's own differs in the last bit between processors."""
+    return np.array([math.exp(v) for v in values.ravel()], np.float64).reshape(values.shape)
 
 
 def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:

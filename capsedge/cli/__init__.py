@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from capsedge.cli import _common, build, doctor, export, infer, inspect, train, verify
+from capsedge.cli import _common, build, config, doctor, export, infer, inspect, train, verify
 from capsedge.errors import CapsedgeError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command("infer")(infer.command)
 app.command("verify")(verify.command)
 app.command("inspect")(inspect.command)
 app.command("doctor")(doctor.command)
+app.command("config")(config.command)
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-// Compares runtime/native/onnxruntime/ort_abi.h and ort_session_abi.h with ONNX Runtime's own header, which must be on the include path.
+// Compares runtime/native/onnxruntime/ort_abi.h and ort_session_abi.h with ONNX Runtime's own header, which must be on
+// the include path.
 // Compiling it is the test: a wrong slot, field, value or number of parameters does not compile.
 #include <onnxruntime_c_api.h>
 
@@ -66,11 +67,15 @@ SAME_VALUE(ORT_INVALID_ARGUMENT)
 SAME_VALUE(ORT_NOT_IMPLEMENTED)
 SAME_VALUE(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT)
 SAME_VALUE(ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16)
+SAME_VALUE(ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8)
+SAME_VALUE(ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8)
+SAME_VALUE(ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32)
 SAME_VALUE(ORT_OP_ATTR_INT)
 SAME_VALUE(ORT_OP_ATTR_INTS)
 SAME_VALUE(INPUT_OUTPUT_REQUIRED)
 SAME_VALUE(OrtMemTypeDefault)
 SAME_VALUE(ORT_LOGGING_LEVEL_ERROR)
+SAME_VALUE(ORT_LOGGING_LEVEL_FATAL)
 SAME_VALUE(OrtArenaAllocator)
 
 static_assert(ORT_API_VERSION >= ours::kOrtApiVersion, "the header is older than what the library asks for");

@@ -1,0 +1,55 @@
+"""``capsedge config``: what a compiler needs to use libcapsedge."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from capsedge.cli import _common
+
+
+def command(
+    cflags: Annotated[bool, typer.Option("--cflags", help="Flags for the compiler.")] = False,
+    libs: Annotated[bool, typer.Option("--libs", help="Flags for the linker.")] = False,
+    cmakedir: Annotated[
+        bool, typer.Option("--cmakedir", help="Folder for CMake: -Dcapsedge_DIR=...")
+    ] = False,
+    as_json: _common.Json = False,
+) -> None:
+    """Say where the C and C++ library is, for compilers and CMake.
+
+    Flags go on one line, quoted for a shell: cc app.c $(capsedge config --cflags --libs).
+    """
+    from capsedge.runtime.embedding import find_embedding
+
+    found = find_embedding()
+    if as_json:
+        _common.print_json(
+            {
+                "include": str(found.include),
+                "library": str(found.library),
+                "cmakedir": str(found.cmake),
+                "pkgconfigdir": str(found.pkgconfig),
+                "cflags": found.cflags,
+                "libs": found.libs,
+            }
+        )
+        return
+    if not (cflags or libs or cmakedir):
+        from capsedge.cli._tables import print_table
+
+        rows = [
+            ["headers", str(found.include)],
+            ["library", str(found.library)],
+            ["CMake", str(found.cmake)],
+            ["pkg-config", str(found.pkgconfig)],
+        ]
+        print_table("libcapsedge", ["", ""], rows)
+        return
+    flags = (found.cflags if cflags else []) + (found.libs if libs else [])
+    if flags:
+        print(shlex.join(flags))
+    if cmakedir:
+        print(found.cmake)

@@ -1,0 +1,60 @@
+// What runs a model. One interface for all, so that nothing else of the library knows ONNX Runtime.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "capsedge.h"
+
+namespace capsedge::embedding {
+
+struct Port {
+  std::string name;
+  int32_t type = CAPSEDGE_OTHER;
+  std::vector<int64_t> shape;  // -1: free
+};
+
+// An input or output of a run: values in memory of the caller.
+struct Value {
+  size_t port = 0;
+  void* data = nullptr;
+  size_t bytes = 0;  // of an output: the room
+  int32_t type = CAPSEDGE_OTHER;
+  int32_t rank = 0;
+  int64_t shape[CAPSEDGE_MAX_RANK] = {};
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const char* name() const = 0;
+  virtual const std::string& version() const = 0;
+  virtual const std::vector<Port>& inputs() const = 0;
+  virtual const std::vector<Port>& outputs() const = 0;
+
+  // All inputs, which have been checked, and the outputs wanted. An output whose type, rank and shape are set has the
+  // room for it; else these are set here, and what does not fit its room is a Failure (CAPSEDGE_USAGE). Called from any
+  // number of threads at once; allocates nothing itself.
+  virtual void run(const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const = 0;
+};
+
+struct BackendOptions {
+  int32_t threads = 0;
+  bool fused = false;
+  std::string library;  // of the backend, as the caller named it; empty: search
+};
+
+// `name` is what errors call the model.
+std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, const BackendOptions& options);
+
+// Bytes of an element; 0 for CAPSEDGE_OTHER.
+size_t element_bytes(int32_t type);
+const char* type_name(int32_t type);
+
+// "[N, 1, 28, 28]": -1 is N.
+std::string shape_text(const int64_t* shape, size_t rank);
+
+}  // namespace capsedge::embedding

@@ -1,0 +1,41 @@
+// A first look into an ONNX file, before ONNX Runtime is handed its bytes: what runtime/onnx_file.py does in Python,
+// with the same limits and the same words.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace capsedge::embedding {
+
+using NodeType = std::pair<std::string, std::string>;  // type, overload
+
+struct Span {
+  size_t start, end;
+};
+
+struct OnnxFile {
+  std::map<std::string, std::string> metadata;
+  std::vector<NodeType> capsedge_nodes;  // functions included
+  std::set<NodeType> capsedge_functions;
+  std::vector<std::string> external;  // tensors whose data lies in another file
+  int graphs = 0;
+  Span graph_field{};  // of the graph: with its key and length
+  Span graph{};        // its bytes
+  std::vector<std::pair<std::string, Span>> outputs;  // name, and the field with its key and length
+
+  // Types of capsedge nodes without a function body.
+  std::set<std::string> missing_functions() const;
+};
+
+// Throws Failure (CAPSEDGE_ARTEFACT) for bytes that are no whole ONNX model; `name` is what it calls them.
+OnnxFile read_onnx(std::string_view bytes, const std::string& name);
+
+// The model with no other outputs than those named. Throws Failure (CAPSEDGE_USAGE) where it lacks one of them.
+std::string keep_outputs(std::string_view bytes, const OnnxFile& file, const std::vector<std::string>& names,
+                         const std::string& name);
+
+}  // namespace capsedge::embedding

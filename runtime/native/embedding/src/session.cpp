@@ -1,0 +1,329 @@
+#include "session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "failure.h"
+#include "onnx_file.h"
+
+namespace capsedge::embedding {
+
+namespace {
+
+constexpr char kLengths[] = "lengths", kLogits[] = "logits", kPoses[] = "poses";
+constexpr char kExportAgain[] = "Export the model again with `capsedge export`.";
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+bool fits(int64_t found, int64_t declared) { return declared < 0 || found == declared; }
+
+int64_t elements_of(const Value& value) {
+  int64_t count = 1;
+  for (int32_t i = 0; i < value.rank; ++i) count *= value.shape[i];
+  return count;
+}
+
+template <typename T>
+bool all_below(const void* data, size_t count, T exponent) {
+  const auto* bits = static_cast<const T*>(data);
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) finite &= (bits[i] & exponent) != exponent;
+  return finite;
+}
+
+// Floating-point values that are neither NaN nor infinite; true for other types.
+bool is_finite(const void* data, size_t count, int32_t type) {
+  if (type == CAPSEDGE_FLOAT32) return all_below<uint32_t>(data, count, 0x7F800000u);
+  if (type == CAPSEDGE_FLOAT16) return all_below<uint16_t>(data, count, 0x7C00u);
+  if (type == CAPSEDGE_FLOAT64) return all_below<uint64_t>(data, count, uint64_t{0x7FF} << 52);
+  return true;
+}
+
+// The place of an input or output, by name or by order.
+size_t place_of(const std::vector<Port>& ports, const char* name, size_t order, const char* kind) {
+  if (name == nullptr) {
+    if (order < ports.size()) return order;
+    fail_usage("The model has " + std::to_string(ports.size()) + " " + kind + "s.", "Number " + std::to_string(order) + " was given.");
+  }
+  for (size_t i = 0; i < ports.size(); ++i)
+    if (ports[i].name == name) return i;
+  std::vector<std::string> names;
+  for (const Port& port : ports) names.push_back(port.name);
+  fail_usage(std::string("The model has no ") + kind + " '" + name + "'.", std::string("Its ") + kind + "s: " + joined(names) + ".");
+}
+
+Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor) {
+  if (port.type == CAPSEDGE_OTHER)
+    throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' has a type that this library does not run.", "", "");
+  if (tensor.type != port.type)
+    fail_usage("Input '" + port.name + "' has the type " + type_name(tensor.type) + ".",
+               std::string("Wanted: ") + type_name(port.type) + ".", "Convert the values.");
+  bool good = tensor.rank == static_cast<int32_t>(port.shape.size());
+  for (size_t i = 0; good && i < port.shape.size(); ++i)
+    good = tensor.shape[i] >= 0 && fits(tensor.shape[i], port.shape[i]);
+  if (!good)
+    fail_usage("Input '" + port.name + "' has the shape " +
+                   shape_text(tensor.shape, static_cast<size_t>(std::clamp<int32_t>(tensor.rank, 0, CAPSEDGE_MAX_RANK))) + ".",
+               "Wanted: " + shape_text(port.shape.data(), port.shape.size()) + ".",
+               "Reshape the values, or prepare the image with capsedge_prepare.");
+  Value value;
+  value.port = place;
+  value.data = tensor.data;
+  value.bytes = tensor.bytes;
+  value.type = tensor.type;
+  value.rank = tensor.rank;
+  size_t bytes = element_bytes(tensor.type);
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    value.shape[i] = tensor.shape[i];
+    if (__builtin_mul_overflow(bytes, static_cast<size_t>(tensor.shape[i]), &bytes))
+      fail_usage("Input '" + port.name + "' has a shape that fits no memory.");
+  }
+  if (bytes != tensor.bytes || (bytes > 0 && tensor.data == nullptr))
+    fail_usage("Input '" + port.name + "' has " + std::to_string(tensor.data ? tensor.bytes : 0) + " bytes.",
+               "Its shape takes " + std::to_string(bytes) + ".");
+  if (!is_finite(tensor.data, bytes / element_bytes(tensor.type), tensor.type))
+    fail_usage("Input '" + port.name + "' has values that are NaN or infinite.", "Wanted: finite numbers.",
+               "Clean the values before inference.");
+  return value;
+}
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+}  // namespace
+
+Session::Session(std::string_view model, std::string name, const OpenOptions& options) : name_(std::move(name)) {
+  OnnxFile file = read_onnx(model, name_);
+  if (!file.external.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, name_ + " keeps weights in other files.",
+                  std::to_string(file.external.size()) + " tensors are external, the first is '" + file.external[0] +
+                      "'. capsedge reads self-contained files only, so that a model never opens other files.",
+                  "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.");
+  metadata_ = read_metadata(file.metadata);
+  properties_ = std::move(file.metadata);
+  if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
+    fail_usage(name_ + " has no capsedge nodes that the fused operators could run.",
+               "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
+  fused_ = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
+  const std::set<std::string> missing = file.missing_functions();
+  if (!fused_ && !missing.empty())
+    throw Failure(CAPSEDGE_ENVIRONMENT, name_ + " runs only with the fused operators.",
+                  "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",
+                  "Open it with CAPSEDGE_OPS_AUTO, or export it again with `capsedge export --ops auto`.");
+  std::string cut;
+  if (!options.all_outputs) {
+    cut = keep_outputs(model, file, options.outputs, name_);
+    model = cut;
+  }
+  backend_ = open_onnxruntime(model, name_, {options.threads, fused_, options.onnxruntime});
+  if (metadata_) {
+    std::vector<std::string> names;
+    for (const auto& [output, span] : file.outputs) names.push_back(output);
+    check_metadata(names);
+  }
+  find_answers();
+}
+
+void Session::check_metadata(const std::vector<std::string>& output_names) const {
+  const std::vector<Port>& inputs = backend_->inputs();
+  const auto has = [&](const char* name) { return std::count(output_names.begin(), output_names.end(), name) == 1; };
+  std::string why;
+  if (inputs.size() != 1 || inputs[0].shape.size() != 4) {
+    why = "It has " + std::to_string(inputs.size()) + " inputs; wanted: one, images [N, C, H, W].";
+  } else if (has(kLengths) == has(kLogits) || !has(kPoses)) {
+    why = "Its outputs are " + joined(output_names) + "; wanted: lengths or logits, and poses.";
+  } else if (metadata_->preprocessing) {
+    const Preprocessing& p = *metadata_->preprocessing;
+    const std::vector<int64_t>& shape = inputs[0].shape;
+    if (!fits(p.channels, shape[1]) || !fits(p.height, shape[2]) || !fits(p.width, shape[3]))
+      why = "It prepares images [" + std::to_string(p.channels) + ", " + std::to_string(p.height) + ", " +
+            std::to_string(p.width) + "] for an input " + shape_text(shape.data(), 4) + ".";
+  }
+  for (const Port& port : backend_->outputs()) {
+    if (port.name != kLengths && port.name != kLogits) continue;
+    const auto named = static_cast<int64_t>(metadata_->class_names.size());
+    if (named > 0 && (port.shape.size() != 2 || !fits(named, port.shape[1])))
+      why = "It names " + std::to_string(named) + " classes, " + port.name + " has " +
+            shape_text(port.shape.data(), port.shape.size()) + ".";
+  }
+  if (!why.empty()) throw Failure(CAPSEDGE_ARTEFACT, "The metadata of " + name_ + " does not fit its graph.", why, kExportAgain);
+}
+
+void Session::find_answers() {
+  Answers& a = answers_;
+  const std::vector<Port>& outputs = backend_->outputs();
+  const Port* scores = nullptr;
+  const Port* poses = nullptr;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].name == kLengths || outputs[i].name == kLogits) scores = &outputs[a.scores = i];
+    if (outputs[i].name == kPoses) poses = &outputs[a.poses = i];
+  }
+  const auto is_float = [](int32_t type) { return type == CAPSEDGE_FLOAT32 || type == CAPSEDGE_FLOAT16; };
+  std::vector<std::string> names;
+  if (!metadata_) {
+    a.why_not = "The file has no metadata under 'capsedge.': it names neither its classes nor its preprocessing.";
+    a.fix = "Use capsedge_run, or export the model with `capsedge export`.";
+  } else if (scores == nullptr || poses == nullptr) {
+    a.why_not = "It was opened without its scores or its poses.";
+    a.fix = "Name both in capsedge_open_options.outputs.";
+  } else {
+    a.logits = scores->name == kLogits;
+    a.several = metadata_->task == "multi-label";
+    int64_t size = 1;
+    for (size_t i = 2; i < poses->shape.size(); ++i) size = size < 0 || poses->shape[i] < 0 ? -1 : size * poses->shape[i];
+    names = metadata_->class_names;
+    const int64_t declared = scores->shape.size() == 2 ? scores->shape[1] : -1;
+    a.classes = static_cast<int32_t>(names.empty() ? std::max<int64_t>(declared, 0) : static_cast<int64_t>(names.size()));
+    if (a.classes == 0 || declared < 0 || size < 1 || poses->shape.size() < 3 || poses->shape[1] != a.classes ||
+        !is_float(scores->type) || !is_float(poses->type) || !is_float(backend_->inputs()[0].type)) {
+      a.why_not = "Its scores and poses are not [N, classes] and [N, classes, pose] of floats with fixed sizes.";
+      a.fix = "Use capsedge_run.";
+    } else {
+      a.pose_size = static_cast<int32_t>(size);
+      a.possible = true;
+    }
+    for (auto j = static_cast<int32_t>(names.size()); j < a.classes; ++j) names.push_back(std::to_string(j));
+  }
+  class_names_ = std::make_shared<const std::vector<std::string>>(std::move(names));
+}
+
+const std::string* Session::property(const std::string& key) const {
+  const auto found = properties_.find(key);
+  return found == properties_.end() ? nullptr : &found->second;
+}
+
+int64_t Session::batch() const {
+  const std::vector<Port>& inputs = backend_->inputs();
+  return inputs.empty() || inputs[0].shape.empty() ? -1 : inputs[0].shape[0];
+}
+
+const Preprocessing& Session::preprocessing() const {
+  if (!metadata_ || !metadata_->preprocessing)
+    throw Failure(CAPSEDGE_ARTEFACT, name_ + " does not say how an image becomes its input.",
+                  "Its metadata has no preprocessing.",
+                  "Give prepared values to capsedge_run, or name the preprocessing when exporting.");
+  return *metadata_->preprocessing;
+}
+
+bool Session::shape_for(int64_t batch, Value& output) const {
+  const Port& port = backend_->outputs()[output.port];
+  if (port.type == CAPSEDGE_OTHER || port.shape.empty()) return false;
+  output.rank = static_cast<int32_t>(port.shape.size());
+  for (size_t i = 0; i < port.shape.size(); ++i) {
+    output.shape[i] = i == 0 && port.shape[0] < 0 ? batch : port.shape[i];
+    if (output.shape[i] < 0) return false;
+  }
+  output.type = port.type;
+  return true;
+}
+
+void Session::run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count,
+                         int64_t images) const {
+  const uint64_t start = now_ns();
+  backend_->run(inputs, input_count, outputs, output_count);
+  const uint64_t took = now_ns() - start;
+  constexpr auto relaxed = std::memory_order_relaxed;
+  counters_.runs.fetch_add(1, relaxed);
+  counters_.images.fetch_add(static_cast<uint64_t>(images), relaxed);
+  counters_.run_ns.fetch_add(took, relaxed);
+  uint64_t longest = counters_.longest_run_ns.load(relaxed);
+  while (took > longest && !counters_.longest_run_ns.compare_exchange_weak(longest, took, relaxed)) {
+  }
+}
+
+void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count) const {
+  const std::vector<Port>& wanted = backend_->inputs();
+  if (wanted.size() > CAPSEDGE_MAX_TENSORS || output_count > CAPSEDGE_MAX_TENSORS)
+    throw Failure(CAPSEDGE_UNSUPPORTED, "A run has at most " + std::to_string(CAPSEDGE_MAX_TENSORS) + " inputs and outputs.", "", "");
+  if (input_count != wanted.size())
+    fail_usage("The model has " + std::to_string(wanted.size()) + " inputs, and " + std::to_string(input_count) + " were given.");
+  if (output_count == 0) fail_usage("No output was asked for.");
+  Value given[CAPSEDGE_MAX_TENSORS];
+  bool have[CAPSEDGE_MAX_TENSORS] = {};
+  for (size_t i = 0; i < input_count; ++i) {
+    const size_t place = place_of(wanted, inputs[i].name, i, "input");
+    if (have[place]) fail_usage("Input '" + wanted[place].name + "' was given twice.");
+    have[place] = true;
+    given[i] = checked_input(wanted[place], place, inputs[i]);
+  }
+  const int64_t batch = input_count > 0 && given[0].rank > 0 ? given[0].shape[0] : 1;
+  const bool empty = metadata_ && batch == 0;
+  Value found[CAPSEDGE_MAX_TENSORS];
+  for (size_t i = 0; i < output_count; ++i) {
+    Value& value = found[i];
+    value.port = place_of(backend_->outputs(), outputs[i].name, i, "output");
+    value.data = outputs[i].data;
+    value.bytes = outputs[i].bytes;
+    const std::string& name = backend_->outputs()[value.port].name;
+    if (value.data == nullptr && value.bytes > 0) fail_usage("Output '" + name + "' has no memory.", "Its pointer is null.");
+    // Only of our own files is it known that the first dimension is the batch.
+    if (!metadata_ || !shape_for(batch, value)) {
+      value.type = CAPSEDGE_OTHER;
+      if (empty) fail_usage("The batch is empty, and output '" + name + "' has no shape without one.");
+      continue;
+    }
+    const size_t bytes = static_cast<size_t>(elements_of(value)) * element_bytes(value.type);
+    if (bytes > value.bytes)
+      fail_usage("Output '" + name + "' has no room.",
+                 "It has the shape " + shape_text(value.shape, static_cast<size_t>(value.rank)) + " and takes " +
+                     std::to_string(bytes) + " bytes; given: " + std::to_string(value.bytes) + ".");
+    value.bytes = bytes;
+  }
+  // Not every operator of ONNX Runtime takes empty tensors.
+  if (!empty) run_values(given, input_count, found, output_count, batch);
+  for (size_t i = 0; i < output_count; ++i) {
+    outputs[i].bytes = found[i].bytes;
+    outputs[i].type = found[i].type;
+    outputs[i].rank = found[i].rank;
+    std::copy(found[i].shape, found[i].shape + CAPSEDGE_MAX_RANK, outputs[i].shape);
+  }
+}
+
+void Session::warm_up(int64_t batch, int32_t runs) const {
+  if (batch < 1 || batch > 65536 || runs < 1)
+    fail_usage("warm-up wants a batch of 1 to 65536 and at least one run.",
+               "Given: " + std::to_string(batch) + " and " + std::to_string(runs) + ".");
+  const std::vector<Port>& ports = backend_->inputs();
+  std::vector<std::vector<unsigned char>> zeros, rooms;
+  std::vector<capsedge_tensor> inputs, outputs;
+  for (const Port& port : ports) {
+    capsedge_tensor tensor{};
+    tensor.type = port.type;
+    tensor.rank = static_cast<int32_t>(port.shape.size());
+    tensor.bytes = element_bytes(port.type);
+    for (size_t i = 0; i < port.shape.size() && i < CAPSEDGE_MAX_RANK; ++i) {
+      if (port.shape[i] < 0 && i > 0)
+        throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' leaves more open than the batch: " +
+                      shape_text(port.shape.data(), port.shape.size()) + ".", "", "Warm up with capsedge_run.");
+      tensor.shape[i] = port.shape[i] < 0 ? batch : port.shape[i];
+      tensor.bytes *= static_cast<size_t>(tensor.shape[i]);
+    }
+    zeros.emplace_back(tensor.bytes);
+    tensor.data = zeros.back().data();
+    inputs.push_back(tensor);
+  }
+  for (size_t i = 0; i < backend_->outputs().size() && i < CAPSEDGE_MAX_TENSORS; ++i) {
+    Value value;
+    value.port = i;
+    if (!shape_for(inputs.empty() ? 1 : inputs[0].shape[0], value)) continue;
+    capsedge_tensor tensor{};
+    tensor.name = backend_->outputs()[i].name.c_str();
+    tensor.bytes = static_cast<size_t>(elements_of(value)) * element_bytes(value.type);
+    rooms.emplace_back(tensor.bytes);
+    tensor.data = rooms.back().data();
+    outputs.push_back(tensor);
+  }
+  for (int32_t k = 0; k < runs; ++k) {
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i].bytes = rooms[i].size();
+    run(inputs.data(), inputs.size(), outputs.data(), outputs.size());
+  }
+}
+
+}  // namespace capsedge::embedding
