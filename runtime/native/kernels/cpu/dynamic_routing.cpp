@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "dispatch.h"
+#include "int8_weight.h"
 #include "operator.h"
 #include "router.h"
 
@@ -38,7 +39,11 @@ class DynamicRouting : public Operator {
 
   void constant(size_t index, const Tensor& tensor) override {
     if (index == kWeight && tensor.shape.size() == 4) {
-      weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+      if (tensor.type == Type::kInt8) {
+        int8_ = std::make_unique<Int8Weight>(tensor, layout_of(tensor.shape), nullptr);
+      } else {
+        weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+      }
     } else if (index == kPrior) {
       prior_ = std::make_unique<Prior>(tensor, level_);
     }
@@ -52,7 +57,15 @@ class DynamicRouting : public Operator {
     if (images == 0) return;
     const Level& level = level_for(level_, parents);
     const Floats pose(in[kPose], level);
-    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level, threads);
+    // Few votes beside many weights: INT8 stays INT8.
+    const bool is_int8 = in[kWeight].type == Type::kInt8;
+    std::unique_ptr<Int8Weight> own_int8;
+    std::unique_ptr<PackedWeight> floats;
+    if (!is_int8) {
+      floats = std::make_unique<PackedWeight>(weight_, in[kWeight], layout_of(weight_shape), level, threads);
+    } else if (!int8_) {
+      own_int8 = std::make_unique<Int8Weight>(in[kWeight], layout_of(weight_shape), &threads);
+    }
     std::unique_ptr<Prior> own_prior;
     if (!prior_) own_prior = std::make_unique<Prior>(in[kPrior], level);
     const Prior& prior = prior_ ? *prior_ : *own_prior;
@@ -63,7 +76,9 @@ class DynamicRouting : public Operator {
     // Images that share a reading of the weights, as long as their votes fit the cache together.
     const int64_t units = out * parents <= 512 ? std::min<int64_t>(images, 4) : 1;
     Routing routing{};
-    routing.votes = plan_votes(level, places, weight.data(), size, 1, size, out, parents, units);
+    routing.votes =
+        plan_votes(level, places, is_int8 ? nullptr : floats->data(), size, 1, size, out, parents, units);
+    if (is_int8) (int8_ ? int8_ : own_int8)->use(routing.votes);
     routing.children = children;
     routing.weight_floats = elements(weight_shape);
     routing.passes = static_cast<int>(iterations_);
@@ -100,6 +115,7 @@ class DynamicRouting : public Operator {
   const bool leaky_;
   const float epsilon_;
   Buffer weight_;
+  std::unique_ptr<Int8Weight> int8_;
   std::unique_ptr<Prior> prior_;
 };
 

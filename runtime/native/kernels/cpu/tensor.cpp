@@ -1,5 +1,6 @@
 #include "tensor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <new>
@@ -49,13 +50,81 @@ int64_t matrix_side(const char* op, int64_t size) {
   return side;
 }
 
-Buffer::Buffer(int64_t floats)
-    : data_(static_cast<float*>(::operator new(static_cast<size_t>(floats ? floats : 1) * sizeof(float),
-                                               std::align_val_t{64}))),
-      size_(floats) {}
+namespace {
+
+constexpr std::align_val_t kAlign{64};
+
+// Memory that buffers of one thread gave back: a few blocks, none larger than any run's partial sums.
+class Spare {
+ public:
+  static constexpr int64_t kLargest = 16 << 20;
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr int kBlocks = 0;  // the sanitizer is to see every use after release
+#else
+  static constexpr int kBlocks = 6;
+#endif
+
+  ~Spare() {
+    gone = true;
+    for (int i = 0; i < count_; ++i) ::operator delete(blocks_[i].data, kAlign);
+  }
+
+  // A block of at least `bytes`, and not much more; null if there is none.
+  void* take(int64_t bytes, int64_t& room) {
+    for (int i = count_ - 1; i >= 0; --i) {
+      const Block block = blocks_[i];
+      if (block.room < bytes || block.room / 2 > bytes) continue;
+      remove(i);
+      room = block.room;
+      return block.data;
+    }
+    return nullptr;
+  }
+
+  // False if the caller keeps it.
+  bool give(void* data, int64_t room) {
+    if (kBlocks == 0 || room > kLargest) return false;
+    if (count_ == kBlocks) {
+      ::operator delete(blocks_[0].data, kAlign);
+      remove(0);
+    }
+    blocks_[count_++] = {data, room};
+    return true;
+  }
+
+  // Buffers may outlive a thread's own objects.
+  static thread_local bool gone;
+
+ private:
+  struct Block {
+    void* data;
+    int64_t room;
+  };
+  void remove(int i) { std::copy(blocks_ + i + 1, blocks_ + count_--, blocks_ + i); }
+
+  Block blocks_[kBlocks + 1];
+  int count_ = 0;
+};
+thread_local bool Spare::gone = false;
+
+Spare* spare() {
+  thread_local Spare mine;
+  return Spare::gone ? nullptr : &mine;
+}
+
+}  // namespace
+
+Buffer::Buffer(int64_t floats) : size_(floats), room_((floats ? floats : 1) * static_cast<int64_t>(sizeof(float))) {
+  void* data = nullptr;
+  if (Spare* here = spare()) data = here->take(room_, room_);
+  if (data == nullptr) data = ::operator new(static_cast<size_t>(room_), kAlign);
+  data_ = static_cast<float*>(data);
+}
 
 Buffer::~Buffer() {
-  if (data_) ::operator delete(data_, std::align_val_t{64});
+  if (data_ == nullptr) return;
+  Spare* here = spare();
+  if (here == nullptr || !here->give(data_, room_)) ::operator delete(data_, kAlign);
 }
 
 float* thread_scratch(int64_t floats) {

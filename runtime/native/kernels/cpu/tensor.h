@@ -66,16 +66,21 @@ Grid output_grid(const char* op, const Shape& pose, int64_t kernel_height, int64
 // Side of the square matrix that a pose of `size` elements is.
 int64_t matrix_side(const char* op, int64_t size);
 
-// Memory for floats at an address that divides by 64, not initialised.
+// Memory for floats at an address that divides by 64, not initialised. What is given back is kept for the thread's next
+// buffer of about the size: the C library would return it to the system after a run and fetch it, page by page, in
+// the next, which takes longer than the routing of one image.
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t floats);
   ~Buffer();
-  Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr, other.size_ = 0; }
+  Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_), room_(other.room_) {
+    other.data_ = nullptr, other.size_ = other.room_ = 0;
+  }
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(room_, other.room_);
     return *this;
   }
   float* data() { return data_; }
@@ -85,6 +90,7 @@ class Buffer {
  private:
   float* data_ = nullptr;
   int64_t size_ = 0;
+  int64_t room_ = 0;  // bytes, at least those of size_
 };
 
 // At least `floats` floats that belong to the calling thread until its next call.

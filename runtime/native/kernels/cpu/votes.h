@@ -34,13 +34,33 @@ struct Rows {
   }
 };
 
-// R rows and S vectors; the weight's rows lie `stride` apart.
-template <int R, int S, int K>
-CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const float* weight, int stride, V (&votes)[R][S]) {
+// W weights as floats.
+CAPSEDGE_INLINE V load_weight(const float* p) { return load(p); }
+CAPSEDGE_INLINE V load_weight(const int8_t* p) {
+#if defined(CAPSEDGE_AVX512)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(CAPSEDGE_AVX2)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(CAPSEDGE_NEON)
+  int32_t four;
+  __builtin_memcpy(&four, p, sizeof four);
+  const int8x8_t bytes = vreinterpret_s8_s32(vdup_n_s32(four));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
+#else
+  V x;
+  for (int i = 0; i < W; ++i) x[i] = static_cast<float>(p[i]);
+  return x;
+#endif
+}
+
+// R rows and S vectors; the weight's rows lie `stride` apart. INT8 weights have a scale for each lane.
+template <int R, int S, int K, typename T>
+CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const T* weight, int stride, const float* scale,
+                           int64_t lane, V (&votes)[R][S]) {
   const int count = K ? K : inner;
 #pragma GCC unroll 4
   for (int s = 0; s < S; ++s) {
-    const V w = load(weight + s * W);
+    const V w = load_weight(weight + s * W);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) votes[r][s] = rows.at(r, 0) * w;
   }
@@ -48,30 +68,37 @@ CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const float* weigh
   for (int k = 1; k < count; ++k) {
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s) {
-      const V w = load(weight + k * stride + s * W);
+      const V w = load_weight(weight + k * stride + s * W);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) votes[r][s] = madd(rows.at(r, k), w, votes[r][s]);
     }
+  }
+  if (sizeof(T) == sizeof(float)) return;
+#pragma GCC unroll 4
+  for (int s = 0; s < S; ++s) {
+    const V factor = load(scale + lane + s * W);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) votes[r][s] = votes[r][s] * factor;
   }
 }
 
 // Floats from one row of the weight to the next in a strip of the last `left` columns.
 CAPSEDGE_INLINE int strip_width(int64_t left) { return left > kStrip / 2 ? kStrip : kStrip / 2; }
 
-template <int R, int K>
-CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner, const float* weight, int64_t n,
-                               float* out) {
+template <int R, int K, typename T>
+CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner, const T* weight, const float* scale,
+                               int64_t n, float* out) {
   const Rows<R, K> rows(pose, row_stride);
   const int count = K ? K : inner;
   const int64_t strips = n / kStrip * kStrip;
-  const float* last = weight + count * strips;
+  const T* last = weight + count * strips;
   const int width = strip_width(n - strips);
   if (const int64_t left = n % W) {
     // The last lanes first, in a whole vector: what it writes beyond its row is the beginning of the next, which is
     // written after it, or the room behind the last row.
     const int64_t at = n - left;
     V votes[R][1];
-    strip<R, 1, K>(rows, inner, last + (at - strips), width, votes);
+    strip<R, 1, K>(rows, inner, last + (at - strips), width, scale, at, votes);
     for (int r = 0; r < R; ++r) store(out + r * n + at, votes[r][0]);
   }
   for (int64_t at = 0; at < strips; at += kStrip, weight += count * kStrip) {
@@ -79,7 +106,7 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
 #pragma GCC unroll 1
     for (int sub = 0; sub < kStrip; sub += S * W) {
       V votes[R][S];
-      strip<R, S, K>(rows, inner, weight + sub, kStrip, votes);
+      strip<R, S, K>(rows, inner, weight + sub, kStrip, scale, at + sub, votes);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -88,27 +115,27 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
   }
   for (int64_t at = strips; at + W <= n; at += W) {
     V votes[R][1];
-    strip<R, 1, K>(rows, inner, last + (at - strips), width, votes);
+    strip<R, 1, K>(rows, inner, last + (at - strips), width, scale, at, votes);
     for (int r = 0; r < R; ++r) store(out + r * n + at, votes[r][0]);
   }
 }
 
-template <int K>
-CAPSEDGE_INLINE void vote_tile(const Votes& v, const float* pose, int64_t row_stride, int rows, int first, int count,
-                               float* out) {
+template <int K, typename T>
+CAPSEDGE_INLINE void vote_tile(const Votes& v, const T* weights, const float* pose, int64_t row_stride, int rows,
+                               int first, int count, float* out) {
   const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
   for (int c = 0; c < count; ++c, out += v.tile_stride) {
     const Child& place = v.children[first + c];
     const float* x = pose + static_cast<int64_t>(place.capsule) * v.pose_size;
-    const float* weight = v.weight + place.weight * v.weight_size;
+    const T* weight = weights + place.weight * v.weight_size;
     int r = 0;
     for (; r + 4 <= rows; r += 4)
-      vote_rows<4, K>(x + r * row_stride, row_stride, v.inner, weight, n, out + r * n);
+      vote_rows<4, K>(x + r * row_stride, row_stride, v.inner, weight, v.scale, n, out + r * n);
     x += r * row_stride;
     switch (rows - r) {
-      case 3: vote_rows<3, K>(x, row_stride, v.inner, weight, n, out + r * n); break;
-      case 2: vote_rows<2, K>(x, row_stride, v.inner, weight, n, out + r * n); break;
-      case 1: vote_rows<1, K>(x, row_stride, v.inner, weight, n, out + r * n); break;
+      case 3: vote_rows<3, K>(x, row_stride, v.inner, weight, v.scale, n, out + r * n); break;
+      case 2: vote_rows<2, K>(x, row_stride, v.inner, weight, v.scale, n, out + r * n); break;
+      case 1: vote_rows<1, K>(x, row_stride, v.inner, weight, v.scale, n, out + r * n); break;
       default: break;
     }
   }
@@ -117,10 +144,17 @@ CAPSEDGE_INLINE void vote_tile(const Votes& v, const float* pose, int64_t row_st
 // Votes of `count` children into a tile. rows: of the pose matrix, or of as many units as share the weights.
 static void make_votes(const Votes& v, const float* pose, int64_t row_stride, int rows, int first, int count,
                        float* out) {
+  if (v.bytes) {
+    switch (v.inner) {
+      case 8: vote_tile<8>(v, v.bytes, pose, row_stride, rows, first, count, out); break;
+      default: vote_tile<0>(v, v.bytes, pose, row_stride, rows, first, count, out); break;
+    }
+    return;
+  }
   switch (v.inner) {
-    case 4: vote_tile<4>(v, pose, row_stride, rows, first, count, out); break;
-    case 8: vote_tile<8>(v, pose, row_stride, rows, first, count, out); break;
-    default: vote_tile<0>(v, pose, row_stride, rows, first, count, out); break;
+    case 4: vote_tile<4>(v, v.weight, pose, row_stride, rows, first, count, out); break;
+    case 8: vote_tile<8>(v, v.weight, pose, row_stride, rows, first, count, out); break;
+    default: vote_tile<0>(v, v.weight, pose, row_stride, rows, first, count, out); break;
   }
 }
 
