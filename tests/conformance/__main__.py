@@ -11,15 +11,20 @@ from pathlib import Path
 from . import modes
 from .backends import BACKENDS
 from .cases import CASES, DTYPES
+from .cuda import CudaEmulated, CudaKernels
 from .dump import dump
 
 
 def main() -> int:
     """Run one mode; exit code 1 when a case fails, 2 when nothing matches."""
+    cuda = (CudaKernels(), *(CudaEmulated(scheme) for scheme in ("auto", "generic", "split")))
+    known = {**BACKENDS, **{backend.name: backend for backend in cuda}}
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("mode", choices=[*modes.MODES, "dump"])
     parser.add_argument("folder", nargs="?", type=Path, help="where `dump` writes")
-    parser.add_argument("--backend", action="append", choices=list(BACKENDS), help="default: all")
+    parser.add_argument(
+        "--backend", action="append", choices=list(known), help="default: all but CUDA"
+    )
     parser.add_argument("--filter", default="", help="regular expression over the printed case")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: all")
     parser.add_argument("--light", action="store_true", help="leave the heavy cases out")
@@ -43,7 +48,7 @@ def main() -> int:
     if writer:
         writer.writeheader()
     counts: dict[str, int] = {}
-    backends = [BACKENDS[name] for name in options.backend or BACKENDS]
+    backends = [known[name] for name in options.backend or BACKENDS]
     for row in modes.MODES[options.mode](backends, cases, dtypes):
         counts[row.verdict] = counts.get(row.verdict, 0) + 1
         if writer:

@@ -1,0 +1,71 @@
+/* The operators on a GPU, without a runtime: a plain C interface over device addresses. docs/operators.md says what they
+ * compute, docs/cuda.md how. No function allocates or synchronises: all put their work on the stream given and can be
+ * captured in a CUDA graph. Results are the same bits in every run with the same shapes on the same GPU. */
+#ifndef CAPSEDGE_CAPSEDGE_CUDA_H_
+#define CAPSEDGE_CAPSEDGE_CUDA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CAPSEDGE_CUDA_EXPORT __attribute__((visibility("default")))
+
+enum { CAPSEDGE_CUDA_FLOAT = 0, CAPSEDGE_CUDA_FLOAT16 = 1, CAPSEDGE_CUDA_INT8 = 2 };
+enum { CAPSEDGE_CUDA_DYNAMIC = 0, CAPSEDGE_CUDA_EM = 1, CAPSEDGE_CUDA_ATTENTION = 2 };
+enum { CAPSEDGE_CUDA_MAX_ITERATIONS = 64 };
+enum { CAPSEDGE_CUDA_AUTO = 0, CAPSEDGE_CUDA_GENERIC = 1, CAPSEDGE_CUDA_SPLIT = 2 };
+
+/* One routing layer. Dense capsules are a map of one cell: height = width = 1, types = I. A vote is rows x inner times
+ * inner x columns; its rows * columns elements are the parent's pose. All addresses are on the device. */
+typedef struct capsedge_cuda_routing {
+  int32_t operation;
+  int32_t type;          /* of every input and output but the weight: FLOAT or FLOAT16 */
+  int32_t weight_type;   /* FLOAT, FLOAT16 or INT8 */
+  int32_t images;
+  int32_t height, width, types;
+  int32_t kernel_height, kernel_width, stride_rows, stride_columns;
+  int32_t grid_height, grid_width; /* output positions */
+  int32_t parents, rows, inner, columns;
+  int32_t iterations;
+  int32_t leaky, coordinates, shared; /* 0 or 1 */
+  int32_t parent_images;              /* attention: images, or 1 for the same parents everywhere */
+  float epsilon, agreement_scale;
+  float inverse_temperatures[CAPSEDGE_CUDA_MAX_ITERATIONS];
+  const void* pose;             /* u of dynamic routing */
+  const void* activation;       /* EM */
+  const void* parent;           /* attention */
+  const void* weight;
+  const float* weight_scale;    /* [parents][columns] of an INT8 weight */
+  const void* log_prior;        /* dynamic */
+  const void* scale;            /* attention */
+  const void* bias;             /* dynamic [parents][columns], attention [rows * columns] */
+  const void* beta_u;
+  const void* beta_a;           /* EM */
+  void* out_pose;
+  void* out_activation;         /* EM */
+  int32_t scheme;               /* AUTO; GENERIC and SPLIT are for tests */
+  int32_t multiprocessors;      /* of the GPU; 0 asks the current one */
+} capsedge_cuda_routing;
+
+/* Bytes of scratch on the device that a layer needs; at least 1, aligned to 256. Grows with images. -1: wrong layer. */
+CAPSEDGE_CUDA_EXPORT int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer);
+
+/* Both return 0, or 1 with a sentence in `error`. */
+CAPSEDGE_CUDA_EXPORT int capsedge_cuda_route(const capsedge_cuda_routing* layer, void* workspace, int64_t workspace_bytes,
+                                             void* stream, char* error, size_t error_size);
+
+/* x and y are [outer][size][inner], the pose along `size`. */
+CAPSEDGE_CUDA_EXPORT int capsedge_cuda_squash(const void* x, void* y, int64_t outer, int32_t size, int64_t inner,
+                                              float epsilon, int32_t type, void* stream, char* error, size_t error_size);
+
+/* Which kernel a layer gets, in words: for reports. Valid until the next call of the same thread. */
+CAPSEDGE_CUDA_EXPORT const char* capsedge_cuda_describe(const capsedge_cuda_routing* layer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

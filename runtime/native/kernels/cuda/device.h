@@ -1,0 +1,120 @@
+// What the kernels are written in: a block of threads, groups of lanes, storage types. Compiled by nvcc they are
+// CUDA; compiled by a C++ compiler with CAPSEDGE_EMULATE, blocks run on the host (emulate.h).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#ifdef CAPSEDGE_EMULATE
+#define CAPSEDGE_DEVICE inline
+#define CAPSEDGE_KERNEL static void
+#else
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#define CAPSEDGE_DEVICE __device__ __forceinline__
+#define CAPSEDGE_KERNEL static __global__ void
+#endif
+
+namespace capsedge {
+namespace cuda {
+
+constexpr int kWarp = 32;
+
+#ifndef CAPSEDGE_EMULATE
+
+// The block that the code runs in. Every thread of a warp takes part in group_max and group_sum.
+struct Block {
+  CAPSEDGE_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
+  CAPSEDGE_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
+  CAPSEDGE_DEVICE int x() const { return static_cast<int>(blockIdx.x); }
+  CAPSEDGE_DEVICE int y() const { return static_cast<int>(blockIdx.y); }
+  CAPSEDGE_DEVICE int64_t blocks() const { return gridDim.x; }
+  CAPSEDGE_DEVICE void sync() const { __syncthreads(); }
+  CAPSEDGE_DEVICE float group_max(float value, int width) const {
+    for (int offset = width / 2; offset; offset /= 2)
+      value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    return value;
+  }
+  CAPSEDGE_DEVICE float group_sum(float value, int width) const {
+    for (int offset = width / 2; offset; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+    return value;
+  }
+  CAPSEDGE_DEVICE float* shared() const {
+    extern __shared__ float memory[];
+    return memory;
+  }
+};
+
+#endif
+
+// float16 as storage.
+struct Half {
+  uint16_t bits;
+};
+
+#ifdef CAPSEDGE_EMULATE
+inline float widen(Half h) {
+  union { uint32_t bits; float value; } x, magic;
+  magic.bits = (254u - 15u) << 23;
+  x.bits = static_cast<uint32_t>(h.bits & 0x7fffu) << 13;
+  x.value *= magic.value;
+  if (x.value >= 65536.0f) x.bits |= 255u << 23;
+  x.bits |= static_cast<uint32_t>(h.bits & 0x8000u) << 16;
+  return x.value;
+}
+inline Half narrow(float value) {
+  union { uint32_t bits; float value; } x, magic;
+  x.value = value;
+  const uint32_t sign = x.bits & 0x80000000u;
+  x.bits ^= sign;
+  uint32_t half;
+  if (x.bits >= (127u + 16u) << 23) {
+    half = x.bits > 255u << 23 ? 0x7e00 : 0x7c00;
+  } else if (x.bits < 113u << 23) {
+    magic.bits = ((127u - 15u) + (23u - 10u) + 1u) << 23;
+    x.value += magic.value;
+    half = x.bits - magic.bits;
+  } else {
+    const uint32_t odd = (x.bits >> 13) & 1u;
+    half = (x.bits - (112u << 23) + 0xfffu + odd) >> 13;
+  }
+  return {static_cast<uint16_t>(half | sign >> 16)};
+}
+#else
+CAPSEDGE_DEVICE float widen(Half h) { return __half2float(__ushort_as_half(h.bits)); }
+CAPSEDGE_DEVICE Half narrow(float value) { return {__half_as_ushort(__float2half_rn(value))}; }
+#endif
+CAPSEDGE_DEVICE float widen(float value) { return value; }
+CAPSEDGE_DEVICE float widen(int8_t value) { return static_cast<float>(value); }
+
+template <typename T>
+CAPSEDGE_DEVICE float load(const void* data, int64_t at) {
+  return widen(static_cast<const T*>(data)[at]);
+}
+template <typename T>
+CAPSEDGE_DEVICE void store(void* data, int64_t at, float value);
+template <>
+CAPSEDGE_DEVICE void store<float>(void* data, int64_t at, float value) {
+  static_cast<float*>(data)[at] = value;
+}
+template <>
+CAPSEDGE_DEVICE void store<Half>(void* data, int64_t at, float value) {
+  static_cast<Half*>(data)[at] = narrow(value);
+}
+
+// Four elements by one instruction; the address divides by their size.
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+  T at[4];
+};
+template <typename T>
+CAPSEDGE_DEVICE void load4(const T* data, float* to) {
+  const Four<T> four = *reinterpret_cast<const Four<T>*>(data);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) to[k] = widen(four.at[k]);
+}
+
+constexpr float kLowest = -3.402823466e38f;
+
+}  // namespace cuda
+}  // namespace capsedge

@@ -1,0 +1,141 @@
+// What follows a pass: the parts of a unit's children added in order, then the parents' poses and, for the next pass,
+// what their children are compared with.
+#pragma once
+
+#include "layer.h"
+
+namespace capsedge {
+namespace cuda {
+
+// All parts into the first.
+CAPSEDGE_DEVICE void merge_parts(const Block& b, const Layer& l, float* partial) {
+  const int size = l.parents * l.pose_elements;
+  if (l.splits == 1) return;
+  if (l.operation != CAPSEDGE_CUDA_EM) {
+    for (int at = b.thread(); at < size; at += b.threads()) {
+      float sum = partial[at];
+      for (int s = 1; s < l.splits; ++s) sum += partial[static_cast<int64_t>(s) * l.floats + at];
+      partial[at] = sum;
+    }
+    b.sync();
+    return;
+  }
+  for (int at = b.thread(); at < size; at += b.threads()) {
+    const int parent = at / l.pose_elements;
+    float mass = partial[2 * size + parent], mean = partial[at], squares = partial[size + at];
+    for (int s = 1; s < l.splits; ++s) {
+      const float* other = partial + static_cast<int64_t>(s) * l.floats;
+      const float both = mass + other[2 * size + parent];
+      const float part = both > 0.0f ? other[2 * size + parent] / both : 0.0f;
+      const float step = other[at] - mean;
+      squares = fmaf(step * step, part * mass, squares + other[size + at]);
+      mean = fmaf(step, part, mean);
+      mass = both;
+    }
+    partial[at] = mean;
+    partial[size + at] = squares;
+  }
+  b.sync();
+  for (int m = b.thread(); m < l.parents; m += b.threads()) {
+    float mass = partial[2 * size + m];
+    for (int s = 1; s < l.splits; ++s) mass += partial[static_cast<int64_t>(s) * l.floats + 2 * size + m];
+    partial[2 * size + m] = mass;
+  }
+  b.sync();
+}
+
+template <typename T>
+CAPSEDGE_DEVICE void finish_dynamic(const Layer& l, int64_t unit, int m, const float* partial, float* state,
+                                    bool first, bool last) {
+  const int P = l.pose_elements;
+  const float* sums = partial + m * P;
+  float n2 = 0.0f;
+  for (int h = 0; h < P; ++h) {
+    const float s = sums[h] + load<T>(l.bias, m * P + h);
+    n2 = fmaf(s, s, n2);
+  }
+  const float factor = n2 / (1.0f + n2) / sqrtf(n2 + l.epsilon);
+  for (int h = 0; h < P; ++h) {
+    const float v = (sums[h] + load<T>(l.bias, m * P + h)) * factor;
+    if (last) {
+      store<T>(l.out_pose, (unit * l.parents + m) * P + h, v);
+    } else {
+      // The logits after t passes are the prior and the vote times v of all of them.
+      state[m * P + h] = first ? v : state[m * P + h] + v;
+    }
+  }
+}
+
+template <typename T>
+CAPSEDGE_DEVICE void finish_attention(const Layer& l, int64_t unit, int m, const float* partial) {
+  const int P = l.pose_elements;
+  const float* sums = partial + m * P;
+  float mean = 0.0f, variance = 0.0f;
+  for (int h = 0; h < P; ++h) mean += sums[h];
+  mean /= P;
+  for (int h = 0; h < P; ++h) variance = fmaf(sums[h] - mean, sums[h] - mean, variance);
+  const float factor = 1.0f / sqrtf(variance / P + l.epsilon);
+  for (int h = 0; h < P; ++h)
+    store<T>(l.out_pose, (unit * l.parents + m) * P + h,
+             fmaf((sums[h] - mean) * factor, load<T>(l.scale, h), load<T>(l.bias, h)));
+}
+
+template <typename T>
+CAPSEDGE_DEVICE void finish_em(const Layer& l, int64_t unit, int m, const float* partial, float* state,
+                               float inverse_temperature, bool last) {
+  const int P = l.pose_elements, size = l.parents * P;
+  const float mass = partial[2 * size + m], inverse = 1.0f / (mass + l.epsilon);
+  const float shrink = mass * inverse;  // the specification divides by mass + epsilon, not by the mass
+  float logarithms = 0.0f;
+  for (int h = 0; h < P; ++h) {
+    const int at = m * P + h;
+    const float centre = partial[at], mean = centre * shrink, gap = centre - mean;
+    const float variance = fmaf(fmaf(gap * gap, mass, partial[size + at]), inverse, l.epsilon);
+    logarithms += logf(variance);
+    if (last) {
+      store<T>(l.out_pose, (unit * l.parents + m) * P + h, mean);
+    } else {
+      state[at] = mean;
+      state[size + at] = 1.0f / variance;
+    }
+  }
+  const float half = 0.5f * logarithms;
+  const float cost = fmaf(static_cast<float>(P), load<T>(l.beta_u, m), half) * mass;
+  const float argument = inverse_temperature * (load<T>(l.beta_a, m) - cost);
+  // z = exp -|argument|: sigmoid and its logarithm without overflow.
+  const float z = expf(-fabsf(argument));
+  if (last) {
+    store<T>(l.out_activation, unit * l.parents + m, (argument < 0.0f ? z : 1.0f) / (1.0f + z));
+  } else {
+    state[2 * size + m] = (argument < 0.0f ? argument : 0.0f) - log1pf(z) - half;
+  }
+}
+
+template <typename T>
+CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int iteration, float* partial, float* state) {
+  merge_parts(b, l, partial);
+  const bool last = iteration == l.iterations - 1;
+  for (int m = b.thread(); m < l.parents; m += b.threads()) {
+    if (l.operation == CAPSEDGE_CUDA_DYNAMIC) {
+      finish_dynamic<T>(l, unit, m, partial, state, iteration == 0, last);
+    } else if (l.operation == CAPSEDGE_CUDA_ATTENTION) {
+      finish_attention<T>(l, unit, m, partial);
+    } else {
+      finish_em<T>(l, unit, m, partial, state, l.inverse_temperatures[iteration], last);
+    }
+  }
+  b.sync();
+}
+
+// The parents that attention compares votes with, in FP32 and scaled.
+template <typename T>
+CAPSEDGE_DEVICE void begin_attention(const Block& b, const Layer& l, int64_t unit, float* state) {
+  const int64_t from = l.parent_images == 1 ? unit % l.positions : unit;
+  const int size = l.parents * l.pose_elements;
+  for (int at = b.thread(); at < size; at += b.threads())
+    state[at] = l.agreement_scale * load<T>(l.parent, from * size + at);
+  b.sync();
+}
+
+}  // namespace cuda
+}  // namespace capsedge

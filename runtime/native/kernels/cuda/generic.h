@@ -1,0 +1,91 @@
+// A pass over a part of a unit's children for any sizes: votes are made where they are used, element by element.
+// Logits of kTile children at a time go through scratch memory.
+#pragma once
+
+#include "layer.h"
+
+namespace capsedge {
+namespace cuda {
+
+// Logit of a child for a parent, given what the unit knows from the pass before; `first`: nothing.
+template <typename T, typename W>
+CAPSEDGE_DEVICE float generic_logit(const Layer& l, const float* state, const Child& child, int number, int parent,
+                                    bool first) {
+  const int64_t at = static_cast<int64_t>(parent) * l.pose_elements;
+  const int64_t all = static_cast<int64_t>(l.parents) * l.pose_elements;
+  if (l.operation == CAPSEDGE_CUDA_EM) {
+    if (first) return 0.0f;
+    float distance = 0.0f;
+    for (int h = 0; h < l.pose_elements; ++h) {
+      const float d = vote_element<T, W>(l, child, parent, h / l.columns, h % l.columns) - state[at + h];
+      distance = fmaf(d * d, state[all + at + h], distance);
+    }
+    return fmaf(-0.5f, distance, state[2 * all + parent]);
+  }
+  float agreement = 0.0f;
+  if (!first)
+    for (int h = 0; h < l.pose_elements; ++h)
+      agreement = fmaf(state[at + h], vote_element<T, W>(l, child, parent, h / l.columns, h % l.columns), agreement);
+  if (l.operation == CAPSEDGE_CUDA_ATTENTION) return agreement;
+  return agreement + load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
+}
+
+// Couplings of one child over its logits, in place; EM: times its activation.
+template <typename T>
+CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, float* row) {
+  float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
+  for (int m = 0; m < l.parents; ++m) top = fmaxf(top, row[m]);
+  for (int m = 0; m < l.parents; ++m) sum += row[m] = expf(row[m] - top);
+  if (l.leaky) sum += expf(-top);
+  const float weight = l.operation == CAPSEDGE_CUDA_EM ? load<T>(l.activation, child.pose) : 1.0f;
+  for (int m = 0; m < l.parents; ++m) row[m] = row[m] / sum * weight;
+}
+
+template <typename T, typename W>
+CAPSEDGE_DEVICE void generic_pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
+                                  const float* state, bool first_pass, float* partial, float* scratch) {
+  const int size = l.parents * l.pose_elements;
+  const bool em = l.operation == CAPSEDGE_CUDA_EM;
+  for (int at = b.thread(); at < l.floats; at += b.threads()) partial[at] = 0.0f;
+  for (int begin = first; begin < last; begin += kTile) {
+    const int count = last - begin < kTile ? last - begin : kTile;
+    for (int at = b.thread(); at < count * l.parents; at += b.threads()) {
+      const int number = begin + at / l.parents;
+      scratch[at] = generic_logit<T, W>(l, state, child_of(l, unit, number), number, at % l.parents, first_pass);
+    }
+    b.sync();
+    for (int c = b.thread(); c < count; c += b.threads())
+      generic_softmax<T>(l, child_of(l, unit, begin + c), scratch + c * l.parents);
+    b.sync();
+    for (int at = b.thread(); at < size; at += b.threads()) {
+      const int parent = at / l.pose_elements, h = at % l.pose_elements;
+      float mass = em ? partial[2 * size + parent] : 0.0f;
+      float value = partial[at], squares = em ? partial[size + at] : 0.0f;
+      for (int c = 0; c < count; ++c) {
+        const float share = scratch[c * l.parents + parent];
+        const Child child = child_of(l, unit, begin + c);
+        const float vote = vote_element<T, W>(l, child, parent, h / l.columns, h % l.columns);
+        if (em) {
+          // Moments as they grow (West 1979), in a form without any subtraction of neighbours.
+          const float before = mass, d = vote - value;
+          mass += share;
+          const float ratio = mass > 0.0f ? share / mass : 0.0f;
+          value = fmaf(d, ratio, value);
+          squares = fmaf(d * d, ratio * before, squares);
+        } else {
+          value = fmaf(share, vote, value);
+        }
+      }
+      partial[at] = value;
+      if (em) partial[size + at] = squares;
+    }
+    b.sync();
+    if (em)
+      for (int m = b.thread(); m < l.parents; m += b.threads())
+        for (int c = 0; c < count; ++c) partial[2 * size + m] += scratch[c * l.parents + m];
+    b.sync();
+  }
+}
+
+}  // namespace cuda
+}  // namespace capsedge

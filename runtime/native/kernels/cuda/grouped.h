@@ -1,0 +1,225 @@
+// A pass for poses of a size known when compiled. A group of lanes takes a child, a lane of it Q parents: their votes,
+// queries and sums stay in registers, the softmax is a few shuffles. Groups of a block take different children, and
+// add up in order at the end.
+#pragma once
+
+#include "layer.h"
+
+namespace capsedge {
+namespace cuda {
+
+// Votes of one parent: rows R, columns L.
+template <int R, int L, typename T, typename W>
+CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, float* vote) {
+  const T* pose = static_cast<const T*>(l.pose) + child.pose * l.pose_size;
+  const W* weight =
+      static_cast<const W*>(l.weight) + (child.weight * l.parents + parent) * static_cast<int64_t>(l.inner) * L;
+#pragma unroll
+  for (int h = 0; h < R * L; ++h) vote[h] = 0.0f;
+  if (l.operation == CAPSEDGE_CUDA_DYNAMIC) {
+    // weight[column][inner], one row.
+    int k = 0;
+    if (l.inner % 4 == 0) {
+      for (; k < l.inner; k += 4) {
+        float x[4], w[4];
+        load4(pose + k, x);
+#pragma unroll
+        for (int c = 0; c < L; ++c) {
+          load4(weight + c * l.inner + k, w);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) vote[c] = fmaf(x[i], w[i], vote[c]);
+        }
+      }
+    }
+    for (; k < l.inner; ++k) {
+      const float x = widen(pose[k]);
+#pragma unroll
+      for (int c = 0; c < L; ++c) vote[c] = fmaf(x, widen(weight[c * l.inner + k]), vote[c]);
+    }
+  } else {
+    // weight[inner][column].
+    for (int k = 0; k < l.inner; ++k) {
+      float w[L];
+      if constexpr (L % 4 == 0) {
+#pragma unroll
+        for (int c = 0; c < L; c += 4) load4(weight + k * L + c, w + c);
+      } else {
+#pragma unroll
+        for (int c = 0; c < L; ++c) w[c] = widen(weight[k * L + c]);
+      }
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const float x = widen(pose[r * l.inner + k]);
+#pragma unroll
+        for (int c = 0; c < L; ++c) vote[r * L + c] = fmaf(x, w[c], vote[r * L + c]);
+      }
+    }
+  }
+  if (l.weight_scale) {
+#pragma unroll
+    for (int c = 0; c < L; ++c) {
+      const float s = l.weight_scale[parent * L + c];
+#pragma unroll
+      for (int r = 0; r < R; ++r) vote[r * L + c] *= s;
+    }
+  }
+  if (R > 1 && l.coordinates) {
+    vote[L - 1] += (child.row + 0.5f) / l.height;
+    vote[2 * L - 1] += (child.column + 0.5f) / l.width;
+  }
+}
+
+// Couplings of a child from the logits of its group's lanes, in place.
+template <int Q>
+CAPSEDGE_DEVICE void group_softmax(const Block& b, const Layer& l, float* logit) {
+  float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
+#pragma unroll
+  for (int q = 0; q < Q; ++q) top = fmaxf(top, logit[q]);
+  top = b.group_max(top, l.group);
+#pragma unroll
+  for (int q = 0; q < Q; ++q) {
+    // A lane without a parent has the lowest float, which may be no further than that from the top.
+    logit[q] = logit[q] == kLowest ? 0.0f : expf(logit[q] - top);
+    sum += logit[q];
+  }
+  sum = b.group_sum(sum, l.group);
+  if (l.leaky) sum += expf(-top);
+#pragma unroll
+  for (int q = 0; q < Q; ++q) logit[q] /= sum;
+}
+
+template <int R, int L, int Q, typename T, typename W>
+CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int first, int last, const float* state,
+                              bool first_pass, float* partial) {
+  constexpr int P = R * L;
+  const int lane = b.thread() % l.group, group = b.thread() / l.group, groups = b.threads() / l.group;
+  float query[Q][P], sums[Q][P];
+#pragma unroll
+  for (int q = 0; q < Q; ++q) {
+    const int parent = lane + q * l.group;
+#pragma unroll
+    for (int h = 0; h < P; ++h) {
+      sums[q][h] = 0.0f;
+      query[q][h] = !first_pass && parent < l.parents ? state[parent * P + h] : 0.0f;
+    }
+  }
+  // All groups go round as often, because shuffles want whole warps.
+  for (int begin = first; begin < last; begin += groups) {
+    const bool mine = begin + group < last;
+    const int number = mine ? begin + group : first;
+    const Child child = child_of(l, unit, number);
+    float vote[Q][P], logit[Q];
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+      const int parent = lane + q * l.group;
+      logit[q] = kLowest;
+      if (parent >= l.parents) continue;
+      make_vote<R, L, T, W>(l, child, parent, vote[q]);
+      float agreement = 0.0f;
+#pragma unroll
+      for (int h = 0; h < P; ++h) agreement = fmaf(query[q][h], vote[q][h], agreement);
+      if (l.operation == CAPSEDGE_CUDA_DYNAMIC)
+        agreement += load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
+      logit[q] = agreement;
+    }
+    group_softmax<Q>(b, l, logit);
+    if (!mine) continue;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+      if (lane + q * l.group >= l.parents) continue;
+#pragma unroll
+      for (int h = 0; h < P; ++h) sums[q][h] = fmaf(logit[q], vote[q][h], sums[q][h]);
+    }
+  }
+  for (int turn = 0; turn < groups; ++turn) {
+    if (turn == group) {
+#pragma unroll
+      for (int q = 0; q < Q; ++q) {
+        const int parent = lane + q * l.group;
+        if (parent >= l.parents) continue;
+#pragma unroll
+        for (int h = 0; h < P; ++h)
+          partial[parent * P + h] = turn ? partial[parent * P + h] + sums[q][h] : sums[q][h];
+      }
+    }
+    b.sync();
+  }
+}
+
+template <int R, int L, int Q, typename T, typename W>
+CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int first, int last, const float* state,
+                             bool first_pass, float* partial) {
+  constexpr int P = R * L;
+  const int lane = b.thread() % l.group, group = b.thread() / l.group, groups = b.threads() / l.group;
+  const int size = l.parents * P;
+  float mean[Q][P], squares[Q][P], mass[Q];
+#pragma unroll
+  for (int q = 0; q < Q; ++q) {
+    mass[q] = 0.0f;
+#pragma unroll
+    for (int h = 0; h < P; ++h) mean[q][h] = squares[q][h] = 0.0f;
+  }
+  for (int begin = first; begin < last; begin += groups) {
+    const bool mine = begin + group < last;
+    const Child child = child_of(l, unit, mine ? begin + group : first);
+    float vote[Q][P], share[Q];
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+      const int parent = lane + q * l.group;
+      share[q] = kLowest;
+      if (parent >= l.parents) continue;
+      make_vote<R, L, T, W>(l, child, parent, vote[q]);
+      if (first_pass) {
+        share[q] = 0.0f;
+        continue;
+      }
+      float distance = 0.0f;
+#pragma unroll
+      for (int h = 0; h < P; ++h) {
+        const float d = vote[q][h] - state[parent * P + h];
+        distance = fmaf(d * d, state[size + parent * P + h], distance);
+      }
+      share[q] = fmaf(-0.5f, distance, state[2 * size + parent]);
+    }
+    group_softmax<Q>(b, l, share);
+    if (!mine) continue;
+    const float a = load<T>(l.activation, child.pose);
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+      if (lane + q * l.group >= l.parents) continue;
+      // Moments as they grow (West 1979), in a form without any subtraction of neighbours.
+      const float r = share[q] * a, before = mass[q];
+      mass[q] += r;
+      const float ratio = mass[q] > 0.0f ? r / mass[q] : 0.0f, weight = ratio * before;
+#pragma unroll
+      for (int h = 0; h < P; ++h) {
+        const float d = vote[q][h] - mean[q][h];
+        mean[q][h] = fmaf(d, ratio, mean[q][h]);
+        squares[q][h] = fmaf(d * d, weight, squares[q][h]);
+      }
+    }
+  }
+  for (int turn = 0; turn < groups; ++turn) {
+    if (turn == group) {
+#pragma unroll
+      for (int q = 0; q < Q; ++q) {
+        const int parent = lane + q * l.group;
+        if (parent >= l.parents) continue;
+        const float before = turn ? partial[2 * size + parent] : 0.0f, both = before + mass[q];
+        const float part = both > 0.0f ? mass[q] / both : 0.0f;
+        partial[2 * size + parent] = both;
+#pragma unroll
+        for (int h = 0; h < P; ++h) {
+          const int at = parent * P + h;
+          const float old = turn ? partial[at] : 0.0f, step = mean[q][h] - old;
+          partial[at] = fmaf(step, part, old);
+          partial[size + at] = fmaf(step * step, part * before, (turn ? partial[size + at] : 0.0f) + squares[q][h]);
+        }
+      }
+    }
+    b.sync();
+  }
+}
+
+}  // namespace cuda
+}  // namespace capsedge

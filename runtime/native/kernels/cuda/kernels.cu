@@ -1,0 +1,378 @@
+// The kernels of the four operators, and the choice among them.
+#include "device.h"
+#ifdef CAPSEDGE_EMULATE
+#include "emulate.h"
+#endif
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+
+#include "finish.h"
+#include "generic.h"
+#include "grouped.h"
+#include "layer.h"
+#include "squash.h"
+
+namespace capsedge {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
+constexpr int kMaxSplits = 1024;
+
+// Passes by the shape of a vote: rows R, columns L, Q parents a lane.
+template <int R, int L, int Q>
+struct Sums {
+  template <typename T, typename W>
+  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
+                                   const float* state, bool first_pass, float* partial) {
+    sum_pass<R, L, Q, T, W>(b, l, unit, first, last, state, first_pass, partial);
+  }
+};
+template <int R, int L, int Q>
+struct Moments {
+  template <typename T, typename W>
+  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
+                                   const float* state, bool first_pass, float* partial) {
+    em_pass<R, L, Q, T, W>(b, l, unit, first, last, state, first_pass, partial);
+  }
+};
+
+CAPSEDGE_DEVICE bool nothing_known(const Layer& l, int iteration) {
+  return iteration == 0 && l.operation != CAPSEDGE_CUDA_ATTENTION;
+}
+
+#ifdef CAPSEDGE_EMULATE
+#define CAPSEDGE_BOUNDS
+#else
+#define CAPSEDGE_BOUNDS __launch_bounds__(kThreads)
+#endif
+
+// A block a unit, all iterations; everything between them stays in shared memory.
+template <typename Pass, typename T, typename W>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS whole_kernel(const Layer l) {
+  const Block b;
+  float* state = b.shared();
+  float* partial = state + l.floats;
+  const int64_t unit = b.x();
+  if (l.operation == CAPSEDGE_CUDA_ATTENTION) begin_attention<T>(b, l, unit, state);
+  for (int iteration = 0; iteration < l.iterations; ++iteration) {
+    Pass::template pass<T, W>(b, l, unit, 0, l.children, state, nothing_known(l, iteration), partial);
+    finish<T>(b, l, unit, iteration, partial, state);
+  }
+}
+
+// A block a part of a unit's children, one pass.
+template <typename Pass, typename T, typename W>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
+  const Block b;
+  const int64_t unit = b.x();
+  const int first = b.y() * l.part;
+  const int last = first + l.part < l.children ? first + l.part : l.children;
+  Pass::template pass<T, W>(b, l, unit, first, last, l.state + unit * l.floats, nothing_known(l, iteration),
+                            l.partial + (unit * l.splits + b.y()) * l.floats);
+}
+
+template <typename T, typename W>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS generic_kernel(const Layer l, int iteration) {
+  const Block b;
+  const int64_t unit = b.x(), part = unit * l.splits + b.y();
+  const int first = b.y() * l.part;
+  const int last = first + l.part < l.children ? first + l.part : l.children;
+  generic_pass<T, W>(b, l, unit, first, last, l.state + unit * l.floats, nothing_known(l, iteration),
+                     l.partial + part * l.floats, l.scratch + part * kTile * l.parents);
+}
+
+template <typename T>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS begin_kernel(const Layer l) {
+  const Block b;
+  begin_attention<T>(b, l, b.x(), l.state + static_cast<int64_t>(b.x()) * l.floats);
+}
+
+template <typename T>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS finish_kernel(const Layer l, int iteration) {
+  const Block b;
+  const int64_t unit = b.x();
+  finish<T>(b, l, unit, iteration, l.partial + unit * l.splits * l.floats, l.state + unit * l.floats);
+}
+
+template <typename T>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS squash_rows_kernel(const T* x, T* y, int64_t rows, int size, float epsilon, int group) {
+  squash_rows<T>(Block(), x, y, rows, size, epsilon, group);
+}
+
+template <typename T>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS squash_planes_kernel(const T* x, T* y, int64_t outer, int size, int64_t inner,
+                                                     float epsilon) {
+  squash_planes<T>(Block(), x, y, outer, size, inner, epsilon);
+}
+
+struct Grid {
+  int64_t x;
+  int y, threads;
+  size_t shared;
+};
+
+#ifdef CAPSEDGE_EMULATE
+template <typename Kernel, typename... Arguments>
+const char* launch(Kernel kernel, const Grid& grid, void*, Arguments... arguments) {
+  Emulator::instance().run(static_cast<int>(grid.x), grid.y, grid.threads, grid.shared,
+                           [&] { kernel(arguments...); });
+  return nullptr;
+}
+int multiprocessors_here() { return 4; }
+#else
+template <typename Kernel, typename... Arguments>
+const char* launch(Kernel kernel, const Grid& grid, void* stream, Arguments... arguments) {
+  kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y)), static_cast<unsigned>(grid.threads),
+           grid.shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  const cudaError_t status = cudaPeekAtLastError();
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(cudaGetLastError());
+}
+int multiprocessors_here() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+    return 16;
+  return count;
+}
+#endif
+
+enum class Shape { kGeneric, k4x4, k2x2, k1x16, k1x8 };
+
+struct Plan {
+  Layer layer;
+  Shape shape;
+  int q;           // parents of a lane
+  bool whole;      // one kernel for all iterations
+  int threads;
+  int64_t bytes;   // of workspace
+};
+
+int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+Shape shape_of(const capsedge_cuda_routing& r) {
+  const bool em = r.operation == CAPSEDGE_CUDA_EM;
+  if (r.scheme == CAPSEDGE_CUDA_GENERIC || r.parents > 64) return Shape::kGeneric;
+  if (r.operation != CAPSEDGE_CUDA_DYNAMIC && r.rows == 4 && r.columns == 4) return Shape::k4x4;
+  if (em) return r.rows == 2 && r.columns == 2 && r.parents <= 32 ? Shape::k2x2 : Shape::kGeneric;
+  if (r.rows == 1 && r.columns == 16) return Shape::k1x16;
+  return r.rows == 1 && r.columns == 8 && r.parents <= 32 ? Shape::k1x8 : Shape::kGeneric;
+}
+
+bool aligned(const void* address, int64_t to) { return reinterpret_cast<uintptr_t>(address) % to == 0; }
+
+int bytes_of(int32_t type) { return type == CAPSEDGE_CUDA_FLOAT ? 4 : type == CAPSEDGE_CUDA_FLOAT16 ? 2 : 1; }
+
+// Reads of four elements want addresses that divide by their size.
+bool vectors_fit(const capsedge_cuda_routing& r) {
+  return aligned(r.pose, 4 * bytes_of(r.type)) && aligned(r.weight, 4 * bytes_of(r.weight_type));
+}
+
+const char* amiss(const capsedge_cuda_routing& r) {
+  const bool em = r.operation == CAPSEDGE_CUDA_EM;
+  if (r.operation < CAPSEDGE_CUDA_DYNAMIC || r.operation > CAPSEDGE_CUDA_ATTENTION) return "unknown operation";
+  if (r.type != CAPSEDGE_CUDA_FLOAT && r.type != CAPSEDGE_CUDA_FLOAT16) return "inputs are float or float16";
+  if (r.weight_type != r.type && r.weight_type != CAPSEDGE_CUDA_INT8)
+    return "the weight has the type of the other inputs, or int8";
+  if ((r.weight_type == CAPSEDGE_CUDA_INT8) != (r.weight_scale != nullptr) && r.pose)
+    return "an int8 weight has a scale, and no other has";
+  if (r.images < 0 || r.height < 1 || r.width < 1 || r.types < 1 || r.parents < 1 || r.rows < 1 || r.inner < 1 ||
+      r.columns < 1 || r.grid_height < 1 || r.grid_width < 1 || r.kernel_height < 1 || r.kernel_width < 1 ||
+      r.stride_rows < 1 || r.stride_columns < 1)
+    return "a dimension is below 1";
+  if (r.iterations < 1 || r.iterations > CAPSEDGE_CUDA_MAX_ITERATIONS) return "iterations are 1 to 64";
+  if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.iterations != 1) return "attention routing is one pass";
+  if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.parent_images != r.images && r.parent_images != 1)
+    return "the parents' batch is neither 1 nor that of the poses";
+  if (r.operation == CAPSEDGE_CUDA_DYNAMIC && r.rows != 1) return "dynamic routing has vectors, one row";
+  if (r.operation != CAPSEDGE_CUDA_DYNAMIC && r.leaky) return "only dynamic routing can be leaky";
+  if (!em && (r.coordinates || r.shared)) return "coordinates and shared weights belong to EM routing";
+  if (r.coordinates && r.rows < 2) return "coordinates need poses of two rows";
+  if (!(r.epsilon > 0)) return "epsilon is not positive";
+  if (r.shared ? r.grid_height != 1 || r.grid_width != 1 || r.kernel_height != 1 || r.kernel_width != 1
+               : (r.grid_height - 1) * static_cast<int64_t>(r.stride_rows) + r.kernel_height > r.height ||
+                     (r.grid_width - 1) * static_cast<int64_t>(r.stride_columns) + r.kernel_width > r.width)
+    return "the windows do not lie inside the grid";
+  const int64_t pose = static_cast<int64_t>(r.rows) * r.columns;
+  if (r.parents * pose > INT_MAX / 4 || r.rows * static_cast<int64_t>(r.inner) > INT_MAX ||
+      static_cast<int64_t>(r.height) * r.width * r.types > INT_MAX ||
+      static_cast<int64_t>(r.kernel_height) * r.kernel_width * r.types > INT_MAX ||
+      static_cast<int64_t>(r.images) * r.grid_height * r.grid_width > INT_MAX)
+    return "it is too large: at most 2^31 capsules, positions, or numbers of one image's parents";
+  return nullptr;
+}
+
+Plan make_plan(const capsedge_cuda_routing& r) {
+  Plan plan{};
+  Layer& l = plan.layer;
+  static_cast<capsedge_cuda_routing&>(l) = r;
+  l.pose_size = r.rows * r.inner;
+  l.pose_elements = r.rows * r.columns;
+  l.positions = r.grid_height * r.grid_width;
+  l.children = (r.shared ? r.height * r.width : r.kernel_height * r.kernel_width) * r.types;
+  const int size = r.parents * l.pose_elements;
+  l.floats = r.operation == CAPSEDGE_CUDA_EM ? 2 * size + r.parents : size;
+  l.units = static_cast<int64_t>(r.images) * l.positions;
+  plan.shape = vectors_fit(r) ? shape_of(r) : Shape::kGeneric;
+  l.group = 1;
+  while (l.group < r.parents && l.group < kWarp) l.group *= 2;
+  plan.q = (r.parents + kWarp - 1) / kWarp;
+  const bool generic = plan.shape == Shape::kGeneric;
+  int groups = kThreads / l.group;
+  while (groups > 1 && groups / 2 * l.group >= kWarp && groups / 2 >= l.children) groups /= 2;
+  plan.threads = generic ? kThreads : std::max(kWarp, groups * l.group);
+  groups = plan.threads / l.group;
+
+  // Few units leave most of a GPU idle: their children are shared out, a pass at a time.
+  const int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
+  const int64_t least = generic ? kTile : 4 * groups;  // children that are worth a block
+  int64_t splits = 1;
+  if (r.scheme == CAPSEDGE_CUDA_SPLIT) {
+    splits = std::min(3, l.children);
+  } else if (l.units && l.units < processors) {
+    splits = std::min<int64_t>((2 * processors + l.units - 1) / l.units, (l.children + least - 1) / least);
+    splits = std::min<int64_t>(splits, kMaxSplits);
+  }
+  l.part = static_cast<int32_t>((l.children + splits - 1) / splits);
+  l.splits = (l.children + l.part - 1) / l.part;
+  plan.whole = !generic && l.splits == 1 && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
+  if (!plan.whole) {
+    const int64_t state = round_up(l.units * l.floats, 64), partial = round_up(l.units * l.splits * l.floats, 64);
+    plan.bytes = static_cast<int64_t>(sizeof(float)) *
+                 (state + partial + (generic ? l.units * l.splits * kTile * l.parents : 0));
+  }
+  return plan;
+}
+
+void place(Plan& plan, void* workspace) {
+  Layer& l = plan.layer;
+  l.state = static_cast<float*>(workspace);
+  l.partial = l.state + round_up(l.units * l.floats, 64);
+  l.scratch = l.partial + round_up(l.units * l.splits * l.floats, 64);
+}
+
+template <typename Pass, typename T, typename W>
+const char* run_pass(const Plan& plan, void* stream, int iteration) {
+  const Layer& l = plan.layer;
+  if (plan.whole)
+    return launch(whole_kernel<Pass, T, W>, {l.units, 1, plan.threads, 2 * l.floats * sizeof(float)}, stream, l);
+  return launch(part_kernel<Pass, T, W>, {l.units, l.splits, plan.threads, 0}, stream, l, iteration);
+}
+
+template <typename T, typename W>
+const char* run_shape(const Plan& plan, void* stream, int iteration) {
+  const Layer& l = plan.layer;
+  const bool em = l.operation == CAPSEDGE_CUDA_EM, two = plan.q == 2;
+  switch (plan.shape) {
+    case Shape::k4x4:
+      if (em)
+        return two ? run_pass<Moments<4, 4, 2>, T, W>(plan, stream, iteration)
+                   : run_pass<Moments<4, 4, 1>, T, W>(plan, stream, iteration);
+      return two ? run_pass<Sums<4, 4, 2>, T, W>(plan, stream, iteration)
+                 : run_pass<Sums<4, 4, 1>, T, W>(plan, stream, iteration);
+    case Shape::k2x2:
+      return run_pass<Moments<2, 2, 1>, T, W>(plan, stream, iteration);
+    case Shape::k1x16:
+      return two ? run_pass<Sums<1, 16, 2>, T, W>(plan, stream, iteration)
+                 : run_pass<Sums<1, 16, 1>, T, W>(plan, stream, iteration);
+    case Shape::k1x8:
+      return run_pass<Sums<1, 8, 1>, T, W>(plan, stream, iteration);
+    case Shape::kGeneric:
+      break;
+  }
+  return launch(generic_kernel<T, W>, {l.units, l.splits, plan.threads, 0}, stream, l, iteration);
+}
+
+template <typename T, typename W>
+const char* run_layer(const Plan& plan, void* stream) {
+  const Layer& l = plan.layer;
+  if (plan.whole) return run_shape<T, W>(plan, stream, 0);
+  if (l.operation == CAPSEDGE_CUDA_ATTENTION)
+    if (const char* why = launch(begin_kernel<T>, {l.units, 1, kThreads, 0}, stream, l)) return why;
+  for (int iteration = 0; iteration < l.iterations; ++iteration) {
+    if (const char* why = run_shape<T, W>(plan, stream, iteration)) return why;
+    if (const char* why = launch(finish_kernel<T>, {l.units, 1, kThreads, 0}, stream, l, iteration)) return why;
+  }
+  return nullptr;
+}
+
+int failed(const char* why, char* error, size_t error_size) {
+  if (!why) return 0;
+  if (error && error_size) std::snprintf(error, error_size, "%s", why);
+  return 1;
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace capsedge
+
+using namespace capsedge::cuda;
+
+extern "C" int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer) {
+  if (amiss(*layer)) return -1;
+  // Addresses are not known here: those that do not fit vectors take the generic kernel.
+  capsedge_cuda_routing generic = *layer;
+  generic.scheme = CAPSEDGE_CUDA_GENERIC;
+  return std::max<int64_t>({1, make_plan(*layer).bytes, make_plan(generic).bytes});
+}
+
+extern "C" int capsedge_cuda_route(const capsedge_cuda_routing* layer, void* workspace, int64_t workspace_bytes,
+                                   void* stream, char* error, size_t error_size) {
+  if (const char* why = amiss(*layer)) return failed(why, error, error_size);
+  if (layer->images == 0) return 0;
+  Plan plan = make_plan(*layer);
+  if (plan.bytes > workspace_bytes || (plan.bytes && !aligned(workspace, 16)))
+    return failed("the workspace is too small or not aligned", error, error_size);
+  place(plan, workspace);
+  const bool int8 = layer->weight_type == CAPSEDGE_CUDA_INT8;
+  const char* why = nullptr;
+  if (layer->type == CAPSEDGE_CUDA_FLOAT) {
+    why = int8 ? run_layer<float, int8_t>(plan, stream) : run_layer<float, float>(plan, stream);
+  } else {
+    why = int8 ? run_layer<Half, int8_t>(plan, stream) : run_layer<Half, Half>(plan, stream);
+  }
+  return failed(why, error, error_size);
+}
+
+extern "C" int capsedge_cuda_squash(const void* x, void* y, int64_t outer, int32_t size, int64_t inner, float epsilon,
+                                    int32_t type, void* stream, char* error, size_t error_size) {
+  if (outer < 0 || size < 1 || inner < 1) return failed("a dimension is below 1", error, error_size);
+  if (!(epsilon > 0)) return failed("epsilon is not positive", error, error_size);
+  if (type != CAPSEDGE_CUDA_FLOAT && type != CAPSEDGE_CUDA_FLOAT16)
+    return failed("inputs are float or float16", error, error_size);
+  if (outer == 0) return 0;
+  int group = 1;
+  while (group < size && group < kWarp) group *= 2;
+  const int64_t work = inner == 1 ? (outer + kThreads / group - 1) / (kThreads / group)
+                                  : (outer * inner + kThreads - 1) / kThreads;
+  const Grid grid{std::min<int64_t>(work, 32 * multiprocessors_here()), 1, kThreads, 0};
+  const char* why = nullptr;
+  if (type == CAPSEDGE_CUDA_FLOAT) {
+    const float* from = static_cast<const float*>(x);
+    float* to = static_cast<float*>(y);
+    why = inner == 1 ? launch(squash_rows_kernel<float>, grid, stream, from, to, outer, size, epsilon, group)
+                     : launch(squash_planes_kernel<float>, grid, stream, from, to, outer, size, inner, epsilon);
+  } else {
+    const Half* from = static_cast<const Half*>(x);
+    Half* to = static_cast<Half*>(y);
+    why = inner == 1 ? launch(squash_rows_kernel<Half>, grid, stream, from, to, outer, size, epsilon, group)
+                     : launch(squash_planes_kernel<Half>, grid, stream, from, to, outer, size, inner, epsilon);
+  }
+  return failed(why, error, error_size);
+}
+
+extern "C" const char* capsedge_cuda_describe(const capsedge_cuda_routing* layer) {
+  static thread_local char text[200];
+  if (const char* why = amiss(*layer)) {
+    std::snprintf(text, sizeof text, "%s", why);
+    return text;
+  }
+  const Plan plan = make_plan(*layer);
+  const char* names[] = {"generic", "4x4", "2x2", "1x16", "1x8"};
+  std::snprintf(text, sizeof text, "%s, %s, %d threads, %d parts of %d children", names[static_cast<int>(plan.shape)],
+                plan.whole ? "one kernel" : "a kernel a pass", plan.threads, plan.layer.splits, plan.layer.part);
+  return text;
+}

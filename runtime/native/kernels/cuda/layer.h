@@ -1,0 +1,76 @@
+// A routing layer as the kernels see it: the C interface's structure with what follows from it.
+#pragma once
+
+#include "capsedge_cuda.h"
+#include "device.h"
+
+namespace capsedge {
+namespace cuda {
+
+// Memory of one unit (an image, or an output position of one) between passes.
+//   dynamic, attention: query[parents][pose]
+//   EM: mean[parents][pose], precision[parents][pose], offset[parents]
+// and of one part of its children:
+//   dynamic, attention: sums[parents][pose]
+//   EM: mean[parents][pose], squares[parents][pose], mass[parents]
+// Both have the same size, `floats`.
+struct Layer : capsedge_cuda_routing {
+  int32_t pose_size;   // of a child
+  int32_t pose_elements;  // of a parent
+  int32_t positions;   // of one image
+  int32_t children;    // of one unit
+  int32_t floats;
+  int32_t splits;      // parts of a unit's children that go to different blocks
+  int32_t part;        // children of one part
+  int32_t group;       // lanes of one child
+  int64_t units;
+  float* state;        // [units][floats]
+  float* partial;      // [units][splits][floats]
+  float* scratch;      // generic: [units][splits][kTile][parents]
+};
+
+constexpr int kTile = 8;  // children that the generic kernel takes at once
+
+// Where a child of a unit is.
+struct Child {
+  int64_t pose;    // index of its pose in the map, in capsules
+  int64_t weight;  // number of its weight
+  int32_t row, column;
+};
+
+CAPSEDGE_DEVICE Child child_of(const Layer& l, int64_t unit, int child) {
+  const int64_t image = unit / l.positions;
+  const int position = static_cast<int>(unit % l.positions);
+  const int cell = child / l.types, type = child % l.types;
+  Child found;
+  if (l.shared) {
+    found.row = cell / l.width;
+    found.column = cell % l.width;
+    found.weight = type;
+  } else {
+    found.row = position / l.grid_width * l.stride_rows + cell / l.kernel_width;
+    found.column = position % l.grid_width * l.stride_columns + cell % l.kernel_width;
+    found.weight = child;
+  }
+  found.pose = ((image * l.height + found.row) * l.width + found.column) * l.types + type;
+  return found;
+}
+
+// One element of a vote: row r, column c of pose times weight, before the scale of an INT8 weight.
+template <typename T, typename W>
+CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int parent, int r, int c) {
+  const int64_t pose = child.pose * l.pose_size + r * l.inner;
+  const int64_t block = (child.weight * l.parents + parent) * l.inner * l.columns;
+  const bool transposed = l.operation == CAPSEDGE_CUDA_DYNAMIC;
+  const int64_t weight = block + (transposed ? static_cast<int64_t>(c) * l.inner : c);
+  const int step = transposed ? 1 : l.columns;
+  float sum = 0.0f;
+  for (int k = 0; k < l.inner; ++k) sum = fmaf(load<T>(l.pose, pose + k), load<W>(l.weight, weight + k * step), sum);
+  if (l.weight_scale) sum *= l.weight_scale[parent * l.columns + c];
+  if (l.coordinates && c == l.columns - 1 && r < 2)
+    sum += r == 0 ? (child.row + 0.5f) / l.height : (child.column + 0.5f) / l.width;
+  return sum;
+}
+
+}  // namespace cuda
+}  // namespace capsedge

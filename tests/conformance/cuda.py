@@ -1,0 +1,88 @@
+"""Backends of the CUDA kernels: on a GPU, and their source compiled for the host."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.native import cuda_library
+
+from .cases import OUTPUTS, Case
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class CudaKernels:
+    """The kernels without TensorRT, over torch's buffers."""
+
+    name = "cuda-kernels"
+    scheme = "auto"
+
+    def unavailable(self) -> str:
+        if cuda_library.gpu_library() is None:
+            return "the CUDA kernels are not built: `make cuda` where nvcc is"
+        if importlib.util.find_spec("torch") is None:
+            return "pip install 'capsedge[export]'"
+        import torch
+
+        return "" if torch.cuda.is_available() else "torch sees no GPU"
+
+    def supports(self, case: Case, dtype: str) -> str:
+        if case.operator not in cuda_library.OPERATORS:
+            return f"no CUDA kernel for {case.operator}: TensorRT has its own"
+        return "" if dtype in ("float32", "float16") else f"no kernels for {dtype}"
+
+    def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
+        path = cuda_library.gpu_library()
+        assert path is not None
+        return self._prepare(path, cuda_library.Gpu(), case, inputs)
+
+    def _prepare(
+        self, path: Any, memory: cuda_library.Memory, case: Case, inputs: Arrays
+    ) -> Callable[[], Arrays]:
+        call, outputs = cuda_library.prepare(
+            cuda_library.bind(path),
+            memory,
+            case.operator,
+            case.attributes,
+            inputs,
+            scheme=self.scheme,
+        )
+
+        def run() -> Arrays:
+            call()
+            found = [np.array(memory.get(tensor)) for tensor in outputs]
+            return dict(zip(OUTPUTS[case.operator], found, strict=True))
+
+        return run
+
+
+class CudaEmulated(CudaKernels):
+    """The same source compiled for the host, threads of a block being fibers: arithmetic, indices, barriers.
+
+    Args:
+        scheme: ``auto``, or ``generic`` or ``split`` where ``auto`` would choose something else.
+    """
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        self.name = f"cuda-emulated-{scheme}"
+
+    def unavailable(self) -> str:
+        if cuda_library.host_library() is None:
+            return "the emulation of the CUDA kernels needs g++ on Linux"
+        return ""
+
+    def supports(self, case: Case, dtype: str) -> str:
+        if self.scheme != "auto" and case.operator == "Squash":
+            return "squash has one scheme"
+        return super().supports(case, dtype)
+
+    def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
+        path = cuda_library.host_library()
+        assert path is not None
+        return self._prepare(path, cuda_library.Host(), case, inputs)

@@ -1,0 +1,284 @@
+"""The CUDA kernels' C interface (runtime/native/kernels/cuda/capsedge_cuda.h) through ctypes.
+
+The same calls run on a GPU over torch's buffers and, in a build for the host, over numpy's: `Memory` is the
+difference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.native.library import NativeError, output_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "runtime" / "native" / "kernels" / "cuda"
+VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
+Array = NDArray[Any]
+TYPES = {"float32": 0, "float16": 1, "int8": 2}
+OPERATIONS = {"DynamicRouting": 0, "EMRouting": 1, "AttentionRouting": 2}
+OPERATORS = ("Squash", *OPERATIONS, *(f"Quantized{name}" for name in OPERATIONS))
+SCHEMES = {"auto": 0, "generic": 1, "split": 2}
+_INTEGERS = (
+    "operation", "type", "weight_type", "images", "height", "width", "types", "kernel_height",
+    "kernel_width", "stride_rows", "stride_columns", "grid_height", "grid_width", "parents", "rows",
+    "inner", "columns", "iterations", "leaky", "coordinates", "shared", "parent_images",
+)  # fmt: skip
+_ADDRESSES = (
+    "pose", "activation", "parent", "weight", "weight_scale", "log_prior", "scale", "bias", "beta_u",
+    "beta_a", "out_pose", "out_activation",
+)  # fmt: skip
+
+
+class Layer(ctypes.Structure):
+    """``capsedge_cuda_routing``."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in _INTEGERS),
+        ("epsilon", ctypes.c_float),
+        ("agreement_scale", ctypes.c_float),
+        ("inverse_temperatures", ctypes.c_float * 64),
+        *((name, ctypes.c_void_p) for name in _ADDRESSES),
+        ("scheme", ctypes.c_int32),
+        ("multiprocessors", ctypes.c_int32),
+    )
+
+
+class Memory(Protocol):
+    """Where tensors are while a kernel runs."""
+
+    def put(self, array: Array) -> Any:
+        """A tensor with these values."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A tensor of NaN."""
+
+    def address(self, tensor: Any) -> int: ...
+
+    def get(self, tensor: Any) -> Array:
+        """Its values, when all work is done."""
+
+    def stream(self) -> int: ...
+
+
+class Host:
+    """numpy's memory, for the build that emulates blocks on the host."""
+
+    def put(self, array: Array) -> Array:
+        return np.ascontiguousarray(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        return np.full(shape, np.nan if dtype != "uint8" else 255, dtype)
+
+    def address(self, tensor: Array) -> int:
+        return int(tensor.ctypes.data)
+
+    def get(self, tensor: Array) -> Array:
+        return tensor
+
+    def stream(self) -> int:
+        return 0
+
+
+class Gpu:
+    """torch's memory and current stream."""
+
+    def put(self, array: Array) -> Any:
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        import torch
+
+        fill = 255 if dtype == "uint8" else float("nan")
+        return torch.full(shape, fill, dtype=getattr(torch, dtype), device="cuda")
+
+    def address(self, tensor: Any) -> int:
+        return int(tensor.data_ptr())
+
+    def get(self, tensor: Any) -> Array:
+        import torch
+
+        torch.cuda.synchronize()
+        result: Array = tensor.cpu().numpy()
+        return result
+
+    def stream(self) -> int:
+        import torch
+
+        return int(torch.cuda.current_stream().cuda_stream)
+
+
+def bind(path: Path) -> ctypes.CDLL:
+    """The library with its signatures."""
+    library = ctypes.CDLL(str(path))
+    layer, text = ctypes.POINTER(Layer), (ctypes.c_char_p, ctypes.c_size_t)
+    library.capsedge_cuda_workspace.restype = ctypes.c_int64
+    library.capsedge_cuda_workspace.argtypes = [layer]
+    library.capsedge_cuda_route.argtypes = [
+        layer, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *text,
+    ]  # fmt: skip
+    library.capsedge_cuda_squash.argtypes = [
+        ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64,
+        ctypes.c_float, ctypes.c_int32, ctypes.c_void_p, *text,
+    ]  # fmt: skip
+    library.capsedge_cuda_describe.restype = ctypes.c_char_p
+    library.capsedge_cuda_describe.argtypes = [layer]
+    return library
+
+
+@lru_cache(maxsize=1)
+def host_library() -> Path | None:
+    """The kernels compiled for the host; None without a C++ compiler."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None or os.uname().sysname != "Linux":
+        return None
+    target = ROOT / "build" / "cuda-host" / "libcapsedge_cuda_host.so"
+    newest = max(file.stat().st_mtime for file in SOURCES.iterdir())
+    if target.is_file() and target.stat().st_mtime > newest:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made = target.with_name(f"{target.name}.{os.getpid()}")
+    subprocess.run(
+        [compiler, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-shared",
+         "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", str(SOURCES / "kernels.cu"),
+         "-o", str(made)],
+        check=True,
+    )  # fmt: skip
+    made.replace(target)
+    return target
+
+
+@lru_cache(maxsize=1)
+def gpu_library() -> Path | None:
+    """The kernels for the GPU: what the variable names, or what `make cuda` built."""
+    named = os.environ.get(VARIABLE)
+    path = Path(named) if named else ROOT / "build" / "cuda" / "libcapsedge_cuda.so"
+    return path if path.is_file() else None
+
+
+def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, Array]) -> Layer:
+    """Dimensions and attributes of one node; addresses are left empty."""
+    name = operator.removeprefix("Quantized")
+    first, weight = next(iter(inputs.values())), inputs["weight"]
+    layer = Layer(
+        operation=OPERATIONS[name],
+        type=TYPES[first.dtype.name],
+        weight_type=TYPES[weight.dtype.name],
+        images=len(first),
+        epsilon=attributes["epsilon"],
+        iterations=attributes.get("iterations", 1),
+        leaky=attributes.get("leaky", 0),
+        coordinates=attributes.get("coordinate_addition", 0),
+        shared=attributes.get("shared", 0),
+        agreement_scale=attributes.get("agreement_scale", 0),
+        grid_height=1,
+        grid_width=1,
+        kernel_height=1,
+        kernel_width=1,
+        stride_rows=1,
+        stride_columns=1,
+        rows=1,
+    )
+    if name == "DynamicRouting":
+        layer.height = layer.width = 1
+        layer.types, layer.parents, layer.columns, layer.inner = weight.shape
+        return layer
+    layer.height, layer.width, layer.types = first.shape[1:4]
+    layer.kernel_height, layer.kernel_width, _, layer.parents, layer.inner, layer.columns = (
+        weight.shape
+    )
+    if name == "EMRouting" or attributes["matrix_pose"]:
+        layer.rows = layer.inner
+    for k, value in enumerate(attributes.get("inverse_temperatures", ())):
+        layer.inverse_temperatures[k] = value
+    if not layer.shared:
+        layer.stride_rows, layer.stride_columns = attributes["strides"]
+        layer.grid_height = (layer.height - layer.kernel_height) // layer.stride_rows + 1
+        layer.grid_width = (layer.width - layer.kernel_width) // layer.stride_columns + 1
+    if "parent" in inputs:
+        layer.parent_images = len(inputs["parent"])
+    return layer
+
+
+_NAMES = {"u": "pose", "a": "activation"}
+
+
+def prepare(
+    library: ctypes.CDLL,
+    memory: Memory,
+    operator: str,
+    attributes: Mapping[str, Any],
+    inputs: Mapping[str, Array],
+    *,
+    scheme: str = "auto",
+    multiprocessors: int = 0,
+) -> tuple[Callable[[], None], list[Any]]:
+    """A call that puts the operator on the stream, and the tensors that it fills.
+
+    Raises:
+        NativeError: by the call, if the library refuses the layer.
+    """
+    given = {name: memory.put(array) for name, array in inputs.items()}
+    first = next(iter(inputs.values()))
+    plain = operator.removeprefix("Quantized")
+    without = [array for name, array in inputs.items() if name != "weight_scale"]
+    shapes = output_shapes(plain, without, attributes)
+    if plain == "AttentionRouting":
+        shapes = [(len(first), *shapes[0][1:])]
+    outputs = [memory.empty(tuple(shape), first.dtype.name) for shape in shapes]
+    text = ctypes.create_string_buffer(256)
+
+    def check(code: int) -> None:
+        if code:
+            raise NativeError(text.value.decode())
+
+    if plain == "Squash":
+        axis = attributes["axis"] % first.ndim
+        outer, inner = int(np.prod(first.shape[:axis])), int(np.prod(first.shape[axis + 1 :]))
+
+        def squash() -> None:
+            check(
+                library.capsedge_cuda_squash(
+                    memory.address(given["x"]), memory.address(outputs[0]), outer, first.shape[axis],
+                    inner, attributes["epsilon"], TYPES[first.dtype.name], memory.stream(), text, 256,
+                )
+            )  # fmt: skip
+
+        return squash, outputs
+    layer = layer_of(operator, attributes, inputs)
+    layer.scheme, layer.multiprocessors = SCHEMES[scheme], multiprocessors
+    for name, tensor in given.items():
+        setattr(layer, _NAMES.get(name, name), memory.address(tensor))
+    layer.out_pose = memory.address(outputs[0])
+    if plain == "EMRouting":
+        layer.out_activation = memory.address(outputs[1])
+    size = library.capsedge_cuda_workspace(ctypes.byref(layer))
+    workspace = memory.empty((max(size, 1) + 64,), "uint8")
+    start = -memory.address(workspace) % 64
+
+    def route() -> None:
+        del_keep = given  # the addresses in the layer are these tensors'
+        assert del_keep
+        check(
+            library.capsedge_cuda_route(
+                ctypes.byref(layer),
+                memory.address(workspace) + start,
+                size,
+                memory.stream(),
+                text,
+                256,
+            )
+        )
+
+    return route, outputs

@@ -1,0 +1,313 @@
+"""The CUDA kernels: their source on the host against every case, and on a GPU where there is one.
+
+The host build runs each block's threads as fibers (emulate.h): it proves arithmetic, indices and barriers,
+neither speed nor what a real GPU does with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conformance import modes
+from tests.conformance.cases import CASES, Case, make
+from tests.conformance.cuda import CudaEmulated, CudaKernels
+from tests.native import cuda_library
+from tests.native.library import NativeError
+
+LIGHT = [c for c in CASES if not c.heavy and c.operator in cuda_library.OPERATORS]
+# The slow run takes them all, the fast one the hard kinds and a fifth of the rest.
+SAMPLE = [c for k, c in enumerate(LIGHT) if k % 5 == 0 or (c.kind != "normal" and k % 2 == 0)]
+
+
+def check(backend: CudaKernels, case: Case, dtype: str) -> None:
+    row = modes.check(backend, case, dtype)
+    if row.verdict == "skipped":
+        pytest.skip(row.detail)
+    assert row.verdict == "ok", row.detail
+
+
+@pytest.mark.parametrize("operator", cuda_library.OPERATORS)
+@pytest.mark.parametrize(
+    ("scheme", "dtype"),
+    [("auto", "float32"), ("auto", "float16"), ("generic", "float32"), ("split", "float32")],
+)
+def test_source_on_the_host(operator: str, scheme: str, dtype: str) -> None:
+    backend = CudaEmulated(scheme)
+    cases = [c for c in SAMPLE if c.operator == operator and not backend.supports(c, dtype)]
+    if not cases:
+        pytest.skip("squash has one scheme")
+    for case in cases:
+        check(backend, case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
+def test_source_on_the_host_whole_registry(scheme: str, dtype: str) -> None:
+    for case in LIGHT:
+        backend = CudaEmulated(scheme)
+        if not backend.supports(case, dtype):
+            check(backend, case, dtype)
+
+
+@pytest.fixture(scope="module")
+def host() -> ctypes.CDLL:
+    path = cuda_library.host_library()
+    if path is None:
+        pytest.skip("the emulation of the CUDA kernels needs g++ on Linux")
+    return cuda_library.bind(path)
+
+
+def of(operator: str, **dims: int) -> Case:
+    return next(
+        c
+        for c in CASES
+        if c.operator == operator and all(c.dims.get(k) == v for k, v in dims.items())
+    )
+
+
+def run(library: ctypes.CDLL, case: Case, **how: Any) -> list[np.ndarray]:
+    call, outputs = cuda_library.prepare(
+        library,
+        cuda_library.Host(),
+        case.operator,
+        case.attributes,
+        make(case, "float32").inputs,
+        **how,
+    )
+    call()
+    return outputs
+
+
+def described(library: ctypes.CDLL, case: Case, **fields: int) -> str:
+    layer = cuda_library.layer_of(case.operator, case.attributes, make(case, "float32").inputs)
+    for name, value in fields.items():
+        setattr(layer, name, value)
+    return str(library.capsedge_cuda_describe(ctypes.byref(layer)).decode())
+
+
+def test_results_are_the_same_bits_in_every_run(host: ctypes.CDLL) -> None:
+    """Fibers run in another order each time; sums do not."""
+    for case in (
+        of("DynamicRouting", N=7, I=128),
+        of("EMRouting", C=8, M=8),
+        of("AttentionRouting", C=16),
+    ):
+        for scheme in ("auto", "split"):
+            first, second = (run(host, case, scheme=scheme) for _ in range(2))
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
+
+
+def test_one_image_takes_many_blocks(host: ctypes.CDLL) -> None:
+    """A GPU of 100 multiprocessors is not left idle by one image of 128 children or more."""
+    case = of("DynamicRouting", N=7, I=128)
+    assert "one kernel" in described(host, case, images=4096, multiprocessors=100)
+    alone = described(host, case, images=1, types=1152, multiprocessors=100)
+    assert "a kernel a pass" in alone
+    assert int(alone.split(" parts")[0].split()[-1]) >= 16
+    for processors in (1, 3, 64, 1000):
+        example = make(case, "float32")
+        found = run(host, case, multiprocessors=processors)[0]
+        assert example.tolerances["v"].excess(found, example.wanted["v"]) <= 1
+
+
+def test_sizes_of_published_models_have_kernels_of_their_own(host: ctypes.CDLL) -> None:
+    for case in CASES:
+        dims = case.dims
+        if case.heavy and case.operator in cuda_library.OPERATIONS and dims.get("P") in (None, 16):
+            layer = described(host, case, multiprocessors=8)
+            assert not layer.startswith("generic") or dims.get("J", 0) > 64, (case, layer)
+
+
+def test_addresses_that_do_not_fit_vectors(host: ctypes.CDLL) -> None:
+    """A slice of a larger tensor may begin anywhere: slower, not wrong."""
+
+    class Shifted(cuda_library.Host):
+        def put(self, array: np.ndarray) -> np.ndarray:
+            memory = np.empty(array.nbytes + 128, np.uint8)
+            start = -memory.ctypes.data % 64 + array.itemsize
+            view = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            view[...] = array
+            return view
+
+    for case in (of("DynamicRouting", N=7, I=128), of("EMRouting", C=8, M=8)):
+        example = make(case, "float32")
+        call, outputs = cuda_library.prepare(
+            host, Shifted(), case.operator, case.attributes, example.inputs
+        )
+        call()
+        for found, name in zip(outputs, example.wanted, strict=False):
+            assert example.tolerances[name].excess(found, example.wanted[name]) <= 1
+
+
+def test_the_same_parents_for_every_image(host: ctypes.CDLL) -> None:
+    """The exporter gives constant parents a batch of one."""
+    case = of("AttentionRouting", N=2, H=6)
+    inputs = dict(make(case, "float32").inputs)
+    inputs["parent"] = inputs["parent"][:1]
+    results = []
+    for parents in (inputs["parent"], np.repeat(inputs["parent"], 2, axis=0)):
+        call, outputs = cuda_library.prepare(
+            host, cuda_library.Host(), case.operator, case.attributes, {**inputs, "parent": parents}
+        )
+        call()
+        results.append(outputs[0])
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("operator", "change", "words"),
+    [
+        ("DynamicRouting", {"iterations": 0}, "iterations"),
+        ("DynamicRouting", {"iterations": 65}, "iterations"),
+        ("DynamicRouting", {"parents": 0}, "dimension"),
+        ("DynamicRouting", {"epsilon": 0.0}, "epsilon"),
+        ("DynamicRouting", {"rows": 2}, "one row"),
+        ("DynamicRouting", {"shared": 1}, "belong to EM"),
+        ("EMRouting", {"grid_height": 9}, "inside the grid"),
+        ("EMRouting", {"type": 2}, "float or float16"),
+        ("EMRouting", {"weight_type": 1}, "the type of the other inputs"),
+        ("EMRouting", {"operation": 7}, "operation"),
+        ("EMRouting", {"leaky": 1}, "leaky"),
+        ("AttentionRouting", {"parent_images": 5}, "neither 1"),
+        ("AttentionRouting", {"iterations": 2}, "one pass"),
+        ("AttentionRouting", {"images": 1 << 30, "parent_images": 1}, "too large"),
+    ],
+)
+def test_wrong_layers_are_refused(
+    host: ctypes.CDLL, operator: str, change: dict[str, Any], words: str
+) -> None:
+    case = of(operator)
+    layer = cuda_library.layer_of(operator, case.attributes, make(case, "float32").inputs)
+    for name, value in change.items():
+        setattr(layer, name, value)
+    text = ctypes.create_string_buffer(256)
+    assert host.capsedge_cuda_workspace(ctypes.byref(layer)) == -1
+    assert host.capsedge_cuda_route(ctypes.byref(layer), None, 0, None, text, 256) == 1
+    assert words in text.value.decode()
+
+
+def test_a_small_workspace_is_refused(host: ctypes.CDLL) -> None:
+    case = of("DynamicRouting", N=7, I=128)
+    layer = cuda_library.layer_of("DynamicRouting", case.attributes, make(case, "float32").inputs)
+    layer.scheme = cuda_library.SCHEMES["generic"]
+    text = ctypes.create_string_buffer(256)
+    assert host.capsedge_cuda_route(ctypes.byref(layer), None, 0, None, text, 256) == 1
+    assert b"workspace" in text.value
+
+
+def test_wrong_squashes_are_refused(host: ctypes.CDLL) -> None:
+    x = np.ones((2, 3), np.float32)
+    for change in ({"epsilon": 0.0}, {"epsilon": -1.0}):
+        call, _ = cuda_library.prepare(
+            host, cuda_library.Host(), "Squash", {"axis": -1, "epsilon": 1e-8, **change}, {"x": x}
+        )
+        with pytest.raises(NativeError, match="epsilon"):
+            call()
+
+
+# On a GPU.
+
+
+@pytest.fixture(scope="module")
+def gpu() -> ctypes.CDLL:
+    reason = CudaKernels().unavailable()
+    if reason:
+        pytest.skip(reason)
+    path = cuda_library.gpu_library()
+    assert path is not None
+    return cuda_library.bind(path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
+def test_gpu_whole_registry(gpu: ctypes.CDLL, scheme: str, dtype: str) -> None:
+    backend = CudaKernels()
+    backend.scheme = scheme
+    failed = []
+    for case in CASES:
+        if not backend.supports(case, dtype):
+            row = modes.check(backend, case, dtype)
+            if row.verdict != "ok":
+                failed.append(f"{row.case}: {row.detail}")
+    assert not failed, "\n".join(failed[:20])
+
+
+@pytest.mark.gpu
+def test_gpu_is_deterministic(gpu: ctypes.CDLL) -> None:
+    for operator in cuda_library.OPERATORS:
+        case = next(c for c in CASES if c.operator == operator)
+        for scheme in cuda_library.SCHEMES:
+            call, outputs = cuda_library.prepare(
+                gpu, cuda_library.Gpu(), operator, case.attributes, make(case, "float32").inputs,
+                scheme=scheme,
+            )  # fmt: skip
+            seen = set()
+            for _ in range(20):
+                call()
+                seen.add(b"".join(cuda_library.Gpu().get(x).tobytes() for x in outputs))
+            assert len(seen) == 1, (operator, scheme)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
+def test_gpu_graphs(gpu: ctypes.CDLL, scheme: str) -> None:
+    """Captured and replayed, the results are the same: no allocation, no synchronisation."""
+    import torch
+
+    for operator in cuda_library.OPERATORS:
+        case = next(c for c in CASES if c.operator == operator and c.dims.get("N", 1) > 0)
+        memory = cuda_library.Gpu()
+        call, outputs = cuda_library.prepare(
+            gpu, memory, operator, case.attributes, make(case, "float32").inputs, scheme=scheme
+        )
+        call()
+        wanted = [memory.get(x).copy() for x in outputs]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        for x in outputs:
+            x.fill_(float("nan"))
+        graph.replay()
+        for x, right in zip(outputs, wanted, strict=True):
+            np.testing.assert_array_equal(memory.get(x), right)
+
+
+@pytest.mark.gpu
+def test_gpu_very_large_batch(gpu: ctypes.CDLL) -> None:
+    """Every image of a batch of 70,000 gets what it gets alone: no grid ends at 65,535."""
+    case = of("DynamicRouting", N=7, I=128)
+    example = make(case, "float32")
+    inputs = dict(example.inputs)
+    inputs["u"] = np.tile(example.inputs["u"], (10_000, 1, 1))
+    memory = cuda_library.Gpu()
+    call, outputs = cuda_library.prepare(gpu, memory, case.operator, case.attributes, inputs)
+    call()
+    found = memory.get(outputs[0]).reshape(10_000, *example.wanted["v"].shape)
+    assert (found == found[:1]).all()
+    assert example.tolerances["v"].excess(found[0], example.wanted["v"]) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_gpu_sanitizer(gpu: ctypes.CDLL, tool: str) -> None:
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed: it comes with the CUDA toolkit")
+    done = subprocess.run(
+        [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "tests.conformance",
+         "test", "--backend", "cuda-kernels", "--light", "--dtype", "float32", "--filter", "N=2,"],
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
