@@ -1,0 +1,202 @@
+"""Operators with INT8 weights, and QuantizedConv: sentences for mistakes, shapes, agreement of all levels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conformance import oracle
+from tests.conformance.native import fused_session
+
+from .library import Array, NativeError, Operator, compute, levels, load
+from .test_kernels import ATTENTION, DYNAMIC, EM, zeros
+from .test_ort_library import NAMES
+
+pytestmark = pytest.mark.skipif(
+    load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
+)
+Node = tuple[str, dict[str, Any], dict[str, Array]]
+
+
+def _quantized(node: tuple[str, dict[str, Any], list[Array]]) -> Node:
+    """A float operator's node with an INT8 weight of zeros and its scale."""
+    inputs: dict[str, Array] = {}
+    for name, x in zip(NAMES[node[0]], node[2], strict=True):
+        if name != "weight":
+            inputs[name] = x
+            continue
+        inputs[name] = np.zeros(x.shape, np.int8)
+        axes = (1, 2) if x.ndim == 4 else (3, 5)
+        inputs["weight_scale"] = np.ones([x.shape[axis] for axis in axes], np.float32)
+    return f"Quantized{node[0]}", node[1], inputs
+
+
+def _conv(channels: int = 3, outputs: int = 5) -> Node:
+    rng = np.random.default_rng(channels)
+    inputs: dict[str, Array] = {
+        "x": rng.integers(0, 256, (2, channels, 7, 8)).astype(np.uint8),
+        "x_scale": np.asarray(0.02, np.float32),
+        "x_zero_point": np.asarray(3, np.uint8),
+        "weight": rng.integers(-127, 128, (outputs, channels, 3, 2)).astype(np.int8),
+        "weight_scale": rng.uniform(0.01, 0.02, outputs).astype(np.float32),
+        "weight_zero_point": np.zeros(outputs, np.int8),
+        "y_scale": np.asarray(0.9, np.float32),
+        "y_zero_point": np.asarray(128, np.uint8),
+        "bias": rng.integers(-1000, 1000, outputs).astype(np.int32),
+    }
+    attributes = {"strides": (2, 1), "pads": (1, 0, 0, 2), "dilations": (1, 2)}
+    return "QuantizedConv", attributes, inputs
+
+
+def _fails(node: Node, message: str, **changed: Array) -> None:
+    inputs = {**node[2], **changed}
+    with pytest.raises(NativeError, match=message):
+        Operator(node[0], node[1]).run(
+            list(inputs.values()), [zeros(1)] * (2 if "EM" in node[0] else 1)
+        )
+
+
+@pytest.mark.parametrize("operator", [DYNAMIC, EM, ATTENTION], ids=lambda x: x[0])
+def test_wrong_inputs_of_routing_are_named(
+    operator: tuple[str, dict[str, Any], list[Array]],
+) -> None:
+    node = _quantized(operator)
+    name, scale = node[0], node[2]["weight_scale"]
+    wanted = rf"\[{scale.shape[0]}, {scale.shape[1]}\]"
+    _fails(
+        node,
+        rf"{name}: input 'weight_scale' has shape \[4\]: wanted {wanted}",
+        weight_scale=zeros(4),
+    )
+    short = node[2]["weight"][:, :, :1]
+    _fails(
+        node, rf"{name}: input 'weight' has shape \[", weight=np.ascontiguousarray(short[..., :-1])
+    )
+    with pytest.raises(NativeError, match=f"{name}: wanted {len(node[2])} inputs"):
+        Operator(name, node[1]).run(list(node[2].values())[:-1], [zeros(1)])
+    made, index = Operator(name, node[1]), list(node[2]).index("weight")
+    with pytest.raises(NativeError, match=f"{name}: input 'weight' is float: wanted int8"):
+        made.constant(index, node[2]["weight"].astype(np.float32))
+    with pytest.raises(
+        NativeError, match=rf"{name}: attribute 'epsilon' is 0\.0+: wanted a number"
+    ):
+        Operator(name, {**node[1], "epsilon": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"x": np.zeros((2, 3, 7), np.uint8)}, r"'x' has shape \[2, 3, 7\]: wanted \[N, C, H, W\]"),
+        ({"weight": np.zeros((5, 4, 3, 2), np.int8)}, r"'weight' has shape .*: wanted \[M, 3, Kh, Kw\]"),
+        ({"weight": np.zeros((5, 3, 9, 2), np.int8)}, r"window of 9x3 is larger than the grid of 8x10"),
+        ({"x_scale": zeros(1)}, r"input 'x_scale' has shape \[1\]: wanted \[\]"),
+        ({"weight_scale": zeros(4)}, r"input 'weight_scale' has shape \[4\]: wanted \[5\]"),
+        ({"weight_zero_point": np.ones(5, np.int8)}, r"'weight_zero_point' is not zero: weights are"),
+        ({"bias": np.zeros(4, np.int32)}, r"input 'bias' has shape \[4\]: wanted \[5\]"),
+    ],
+)  # fmt: skip
+def test_wrong_inputs_of_a_convolution_are_named(changed: dict[str, Array], message: str) -> None:
+    name, attributes, inputs = _conv()
+    given = {**inputs, **changed}
+    output = np.zeros((2, 5, 3, 8), np.uint8)
+    with pytest.raises(NativeError, match=f"QuantizedConv: .*{message}"):
+        Operator(name, attributes).run(list(given.values()), [output])
+
+
+def test_a_wrong_type_is_named() -> None:
+    name, attributes, inputs = _conv()
+    given = {**inputs, "bias": inputs["bias"].astype(np.float32)}
+    with pytest.raises(NativeError, match="QuantizedConv: input 'bias' is float: wanted int32"):
+        Operator(name, attributes).run(list(given.values()), [np.zeros((2, 5, 3, 8), np.uint8)])
+
+
+def test_sums_that_may_not_fit_are_refused() -> None:
+    name, attributes, inputs = _conv()
+    given = {
+        **inputs,
+        "x": np.zeros((1, 4000, 7, 8), np.uint8),
+        "weight": np.zeros((5, 4000, 6, 3), np.int8),
+    }
+    with pytest.raises(NativeError, match="a sum of more than 65000 products may not fit 32 bits"):
+        Operator(name, attributes).run(list(given.values()), [np.zeros(1, np.uint8)])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pads": (1, 1)}, r"attribute 'pads' is \[1, 1\]: wanted 4 numbers of 0 or more"),
+        ({"dilations": (0, 1)}, r"attribute 'dilations' is \[0, 1\]: wanted 2 numbers of 1 or more"),
+        ({"strides": (1, -1)}, r"attribute 'strides' is \[1, -1\]: wanted two numbers of 1 or more"),
+    ],
+)  # fmt: skip
+def test_wrong_attributes_of_a_convolution_are_named(change: dict[str, Any], message: str) -> None:
+    name, attributes, _ = _conv()
+    with pytest.raises(NativeError, match=f"QuantizedConv: {message}"):
+        Operator(name, {**attributes, **change})
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("channels", [1, 2, 3, 64, 257])
+def test_largest_products_do_not_saturate(level: str, channels: int) -> None:
+    """255 · 127 in every product: the sum of two leaves 16 bits, and a sum of them all needs 31."""
+    name, attributes, inputs = _conv(channels, 70)
+    inputs["x"][:] = 255
+    inputs["x_zero_point"] = np.asarray(0, np.uint8)
+    inputs["weight"][:] = np.where(np.arange(70) % 2, 127, -127)[:, None, None, None]
+    inputs["y_scale"] = np.asarray(channels * 0.8, np.float32)
+    found = compute(name, list(inputs.values()), attributes, level=level)[0]
+    wanted = oracle.quantized_conv(**inputs, **attributes)
+    np.testing.assert_array_equal(found, wanted)
+    assert found.min() < 100
+    assert found.max() > 150
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes"),
+    [
+        (DYNAMIC, [["N", 3, 4]]),
+        (EM, [["N", 2, 2, 5, 16], ["N", 2, 2, 5]]),
+        (ATTENTION, [["N", 2, 2, 5, 16]]),
+    ],
+    ids=lambda x: x[0] if isinstance(x, tuple) else "",
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_shapes_of_routing_are_inferred(
+    operator: tuple[str, dict[str, Any], list[Array]], shapes: list[Any], dtype: str
+) -> None:
+    """In a float16 node all but the weight and its scale is float16."""
+    pytest.importorskip("onnx")
+    name, attributes, inputs = _quantized(operator)
+    kept = ("weight", "weight_scale")
+    inputs = {k: x if k in kept else x.astype(dtype) for k, x in inputs.items()}
+    session = fused_session(name, attributes, inputs)
+    assert [x.shape for x in session.get_outputs()] == shapes
+    expected = "tensor(float)" if dtype == "float32" else "tensor(float16)"
+    assert {x.type for x in session.get_outputs()} == {expected}
+
+
+def test_the_shape_of_a_convolution_is_inferred() -> None:
+    pytest.importorskip("onnx")
+    name, attributes, inputs = _conv()
+    (output,) = fused_session(name, attributes, inputs).get_outputs()
+    assert (output.shape, output.type) == (["N", 5, 3, 8], "tensor(uint8)")
+
+
+def test_a_scale_that_is_not_constant() -> None:
+    """Weights are then packed in every run, to the same numbers."""
+    pytest.importorskip("onnx")
+    rng = np.random.default_rng(4)
+    name, attributes, inputs = _quantized(DYNAMIC)
+    inputs["weight"] = rng.integers(-127, 128, inputs["weight"].shape).astype(np.int8)
+    inputs["weight_scale"] = rng.uniform(0.5e-2, 1e-2, (3, 4)).astype(np.float32)
+    inputs["u"] = rng.standard_normal(inputs["u"].shape).astype(np.float32)
+    found = []
+    for constants in (("weight", "weight_scale"), ("weight",), ("weight_scale",), ()):
+        session = fused_session(name, attributes, inputs, constants=constants)
+        feed = {x.name: inputs[x.name] for x in session.get_inputs()}
+        found.append(session.run(None, feed)[0])
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+    assert np.abs(found[0]).max() > 0.01
