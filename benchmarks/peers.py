@@ -254,6 +254,9 @@ def chart(document: dict[str, Any], path: Path) -> None:
         for k, batch in enumerate(batches):
             axis = axes[i][k]
             mine = [r for r in rows if r["model"] == model and r["batch"] == batch]
+            if not mine:
+                axis.set_axis_off()
+                continue
             names = [r["peer"] for r in mine]
             values = [r["median_ms"] for r in mine]
             colours = ["#0b6e4f" if n.startswith("capsedge") else "#9aa5b1" for n in names]
