@@ -1,0 +1,49 @@
+// Attributes of a plugin: from TensorRT's fields, checked, and back into fields.
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace capsedge {
+namespace tensorrt {
+
+enum class Operator { kSquash, kDynamic, kEm, kAttention };
+
+struct Attribute {
+  const char* name;
+  bool integer;        // else float
+  bool list;
+  bool required;
+  double otherwise;    // of one that is not required
+};
+
+// Names and kinds, in the order in which they are serialized.
+const std::vector<Attribute>& attributes_of(Operator op);
+const char* name_of(Operator op);
+
+struct Values {
+  std::vector<std::vector<int32_t>> integers;  // by the attribute's place in attributes_of
+  std::vector<std::vector<float>> floats;
+};
+
+// Empty, or what is wrong with the fields.
+std::string read_fields(Operator op, const nvinfer1::PluginFieldCollection* fields, Values& values);
+
+// Fields that point into `values`.
+std::vector<nvinfer1::PluginField> write_fields(Operator op, const Values& values);
+
+// Fields without values, as a creator announces them.
+std::vector<nvinfer1::PluginField> announce_fields(Operator op);
+
+// For the timing cache: two plugins with the same text and shapes run alike.
+std::string to_text(Operator op, const Values& values);
+
+int32_t integer(Operator op, const Values& values, const char* name, size_t at = 0);
+float number(Operator op, const Values& values, const char* name);
+const std::vector<float>& numbers(Operator op, const Values& values, const char* name);
+
+}  // namespace tensorrt
+}  // namespace capsedge

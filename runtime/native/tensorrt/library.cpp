@@ -1,0 +1,64 @@
+// The library's face: creators, and what TensorRT looks up when it loads a plugin library. Nothing of libnvinfer is
+// linked: its interfaces are all in its headers.
+#include <atomic>
+
+#include "plugin.h"
+
+namespace capsedge {
+namespace tensorrt {
+
+using namespace nvinfer1;
+
+namespace {
+std::atomic<ILoggerFinder*> finder{nullptr};
+}
+
+void log_error(const std::string& message) noexcept {
+  try {
+    ILoggerFinder* found = finder.load();
+    ILogger* logger = found ? found->findLogger() : nullptr;
+    if (logger) logger->log(ILogger::Severity::kERROR, ("capsedge: " + message).c_str());
+  } catch (...) {
+  }
+}
+
+Creator::Creator(Operator op) : op_(op), fields_(announce_fields(op)) {
+  collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
+}
+
+IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* fields, TensorRTPhase) noexcept {
+  try {
+    Values values;
+    const std::string why = read_fields(op_, fields, values);
+    if (why.empty()) return new Plugin(op_, values);
+    log_error(std::string(name_of(op_)) + ": " + why);
+  } catch (...) {
+  }
+  return nullptr;
+}
+
+const PluginFieldCollection* Creator::getFieldNames() noexcept { return &collection_; }
+const char* Creator::getPluginName() const noexcept { return name_of(op_); }
+const char* Creator::getPluginVersion() const noexcept { return kVersion; }
+const char* Creator::getPluginNamespace() const noexcept { return kNamespace; }
+
+const std::vector<IPluginCreatorInterface*>& creators() {
+  static Creator squash(Operator::kSquash), dynamic(Operator::kDynamic), em(Operator::kEm),
+      attention(Operator::kAttention);
+  static const std::vector<IPluginCreatorInterface*> all = {&squash, &dynamic, &em, &attention};
+  return all;
+}
+
+}  // namespace tensorrt
+}  // namespace capsedge
+
+extern "C" __attribute__((visibility("default"))) void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
+  capsedge::tensorrt::finder.store(finder);
+}
+
+extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterface* const* getCreators(
+    int32_t& count) {
+  const auto& all = capsedge::tensorrt::creators();
+  count = static_cast<int32_t>(all.size());
+  return all.data();
+}

@@ -1,0 +1,96 @@
+// The four operators as TensorRT plugins over the CUDA kernels: one class, told apart by `Operator`.
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <string>
+#include <vector>
+
+#include "attributes.h"
+#include "capsedge_cuda.h"
+
+namespace capsedge {
+namespace tensorrt {
+
+constexpr const char* kNamespace = "capsedge";
+constexpr const char* kVersion = "1";
+
+class Plugin final : public nvinfer1::IPluginV3,
+                     public nvinfer1::IPluginV3OneCore,
+                     public nvinfer1::IPluginV3OneBuild,
+                     public nvinfer1::IPluginV3OneRuntime {
+ public:
+  Plugin(Operator op, const Values& values);
+
+  // IPluginV3
+  nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
+  nvinfer1::IPluginV3* clone() noexcept override;
+
+  // Core
+  const char* getPluginName() const noexcept override;
+  const char* getPluginVersion() const noexcept override;
+  const char* getPluginNamespace() const noexcept override;
+
+  // Build
+  int32_t configurePlugin(const nvinfer1::DynamicPluginTensorDesc* in, int32_t inputs,
+                          const nvinfer1::DynamicPluginTensorDesc* out, int32_t outputs) noexcept override;
+  int32_t getOutputDataTypes(nvinfer1::DataType* types, int32_t outputs, const nvinfer1::DataType* input_types,
+                             int32_t inputs) const noexcept override;
+  int32_t getOutputShapes(const nvinfer1::DimsExprs* in, int32_t inputs, const nvinfer1::DimsExprs* shape_inputs,
+                          int32_t shape_input_count, nvinfer1::DimsExprs* out, int32_t outputs,
+                          nvinfer1::IExprBuilder& builder) noexcept override;
+  bool supportsFormatCombination(int32_t position, const nvinfer1::DynamicPluginTensorDesc* all, int32_t inputs,
+                                 int32_t outputs) noexcept override;
+  int32_t getNbOutputs() const noexcept override;
+  size_t getWorkspaceSize(const nvinfer1::DynamicPluginTensorDesc* in, int32_t inputs,
+                          const nvinfer1::DynamicPluginTensorDesc* out, int32_t outputs) const noexcept override;
+  const char* getTimingCacheID() noexcept override;
+  const char* getMetadataString() noexcept override;
+
+  // Run time
+  int32_t onShapeChange(const nvinfer1::PluginTensorDesc* in, int32_t inputs, const nvinfer1::PluginTensorDesc* out,
+                        int32_t outputs) noexcept override;
+  int32_t enqueue(const nvinfer1::PluginTensorDesc* in_desc, const nvinfer1::PluginTensorDesc* out_desc,
+                  const void* const* in, void* const* out, void* workspace, cudaStream_t stream) noexcept override;
+  nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
+  const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
+
+ private:
+  int32_t input_count() const;
+  // The layer for these shapes, without addresses; empty, or what is wrong.
+  std::string layer_of(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type,
+                       capsedge_cuda_routing& layer) const;
+  std::string check(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type) const;
+  int32_t refuse(const std::string& why) const noexcept;
+
+  const Operator op_;
+  const Values values_;
+  const std::string text_;
+  std::vector<nvinfer1::PluginField> fields_;
+  nvinfer1::PluginFieldCollection collection_{};
+};
+
+class Creator final : public nvinfer1::IPluginCreatorV3One {
+ public:
+  explicit Creator(Operator op);
+  nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
+                                    nvinfer1::TensorRTPhase phase) noexcept override;
+  const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override;
+  const char* getPluginName() const noexcept override;
+  const char* getPluginVersion() const noexcept override;
+  const char* getPluginNamespace() const noexcept override;
+
+ private:
+  const Operator op_;
+  std::vector<nvinfer1::PluginField> fields_;
+  nvinfer1::PluginFieldCollection collection_{};
+};
+
+// All creators; they live as long as the library.
+const std::vector<nvinfer1::IPluginCreatorInterface*>& creators();
+
+// To TensorRT's logger, where it has given one.
+void log_error(const std::string& message) noexcept;
+
+}  // namespace tensorrt
+}  // namespace capsedge

@@ -1,0 +1,15 @@
+// The variant that registers itself when it is loaded (LD_PRELOAD, dlopen), for programs that do not call
+// IPluginRegistry::loadLibrary: Triton, ONNX Runtime's TensorRT provider, trtexec --staticPlugins. It calls
+// TensorRT's registry, so it is linked to libnvinfer and belongs to one major version of it.
+#include "plugin.h"
+
+namespace {
+
+struct Registration {
+  Registration() {
+    for (nvinfer1::IPluginCreatorInterface* creator : capsedge::tensorrt::creators())
+      getPluginRegistry()->registerCreator(*creator, capsedge::tensorrt::kNamespace);
+  }
+} const registration;
+
+}  // namespace

@@ -1,0 +1,377 @@
+"""The TensorRT plugins through an interface mock of our own, over the kernels compiled for the host.
+
+Shapes, formats, attributes, serialization and the arithmetic that an engine would run. That TensorRT itself
+takes the library needs a GPU; that it compiles against TensorRT's headers is `test_real_headers`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capsedge.exporters.operators import OPERATORS
+from tests.conformance.cases import CASES, Case, make
+from tests.native.library import output_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+NATIVE = ROOT / "runtime" / "native"
+PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
+SOURCES = ("attributes", "plugin", "library", "register")
+FLOAT32, INT32 = 1, 5  # PluginFieldType
+TYPES = {"float32": 0, "float16": 1}
+BUILD, RUNTIME = 0, 1
+LIGHT = [c for c in CASES if not c.heavy and c.operator in PLUGINS and c.dims.get("N", 1) > 0]
+
+
+class Field(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("type", ctypes.c_int32),
+        ("length", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class Tensors(ctypes.Structure):
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("ranks", ctypes.POINTER(ctypes.c_int32)),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+        ("type", ctypes.c_int32),
+    )
+
+
+@pytest.fixture(scope="module")
+def mock() -> ctypes.CDLL:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("the plugins' mock needs g++")
+    target = ROOT / "build" / "tensorrt-mock" / "libcapsedge_tensorrt_mock.so"
+    folders = [NATIVE / "tensorrt", NATIVE / "tensorrt" / "mock", NATIVE / "kernels" / "cuda"]
+    files = [f for folder in folders for f in folder.iterdir() if f.is_file()]
+    if not target.is_file() or target.stat().st_mtime < max(f.stat().st_mtime for f in files):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = target.with_name(f"{target.name}.{os.getpid()}")
+        sources = [str(NATIVE / "tensorrt" / f"{name}.cpp") for name in (*SOURCES, "mock/driver")]
+        subprocess.run(
+            [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
+             "-shared", "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE",
+             f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels/cuda",
+             *sources, "-x", "c++", str(NATIVE / "kernels/cuda/kernels.cu"), "-o", str(made)],
+            check=True,
+        )  # fmt: skip
+        made.replace(target)
+    library = ctypes.CDLL(str(target))
+    for name in ("create", "round_trip", "clone", "attach"):
+        getattr(library, f"mock_{name}").restype = ctypes.c_void_p
+    for name in ("error", "registered", "field_names", "identity", "timing_cache_id"):
+        getattr(library, f"mock_{name}").restype = ctypes.c_char_p
+    library.mock_configure.restype = ctypes.c_int64
+    return library
+
+
+def fields(attributes: Mapping[str, Any]) -> tuple[Any, int, list[Any]]:
+    """As the parser maps ONNX attributes: integers to INT32, floats to FLOAT32, lists to arrays."""
+    made, kept = (Field * max(1, len(attributes)))(), []
+    for field, (name, value) in zip(made, attributes.items(), strict=False):
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        integer = all(isinstance(v, int) for v in values)
+        data = ((ctypes.c_int32 if integer else ctypes.c_float) * max(1, len(values)))(*values)
+        kept.append(data)
+        field.name, field.type = name.encode(), INT32 if integer else FLOAT32
+        field.length, field.data = len(values), ctypes.addressof(data)
+    return made, len(attributes), kept
+
+
+def create(mock: ctypes.CDLL, name: str, attributes: Mapping[str, Any], phase: int = BUILD) -> Any:
+    made, count, _kept = fields(attributes)
+    handle = mock.mock_create(name.encode(), made, count, phase)
+    return ctypes.c_void_p(handle) if handle else None
+
+
+def tensors(shapes: list[tuple[int, ...]], dtype: str = "float32") -> Tensors:
+    flat = [d for shape in shapes for d in shape]
+    return Tensors(
+        len(shapes),
+        (ctypes.c_int32 * len(shapes))(*(len(s) for s in shapes)),
+        (ctypes.c_int64 * max(1, len(flat)))(*flat),
+        TYPES[dtype],
+    )
+
+
+def shapes_of(mock: ctypes.CDLL, plugin: Any, given: Tensors) -> list[tuple[int, ...]]:
+    dims, ranks, types = (ctypes.c_int64 * 16)(), (ctypes.c_int32 * 2)(), (ctypes.c_int32 * 2)()
+    assert mock.mock_shapes(plugin, ctypes.byref(given), dims, ranks, types) == 0
+    count = mock.mock_outputs(plugin)
+    assert all(types[k] == given.type for k in range(count))
+    return [tuple(dims[8 * k : 8 * k + ranks[k]]) for k in range(count)]
+
+
+def run(mock: ctypes.CDLL, plugin: Any, case: Case, dtype: str) -> Iterator[tuple[str, float]]:
+    example = make(case, dtype)
+    arrays = [np.ascontiguousarray(x) for x in example.inputs.values()]
+    given = tensors([x.shape for x in arrays], dtype)
+    wanted = [tuple(s) for s in output_shapes(case.operator, arrays, case.attributes)]
+    assert shapes_of(mock, plugin, given) == wanted
+    size = mock.mock_configure(plugin, ctypes.byref(given))
+    assert size >= 0, mock.mock_error()
+    workspace = np.full(size + 256, 255, np.uint8)
+    start = workspace.ctypes.data + -workspace.ctypes.data % 256
+    outputs = [np.full(shape, np.nan, dtype) for shape in wanted]
+    pointers = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+    results = (ctypes.c_void_p * len(outputs))(*(x.ctypes.data for x in outputs))
+    code = mock.mock_enqueue(plugin, ctypes.byref(given), pointers, results, ctypes.c_void_p(start))
+    assert code == 0, mock.mock_error()
+    assert (workspace[size + 255 :] == 255).all()
+    for name, found in zip(example.wanted, outputs, strict=False):
+        yield name, example.tolerances[name].excess(found, example.wanted[name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("operator", PLUGINS)
+def test_what_an_engine_would_run(mock: ctypes.CDLL, operator: str, dtype: str) -> None:
+    """Created from ONNX attributes, serialized, created again for run time, attached to a context, run."""
+    cases = [c for c in LIGHT if c.operator == operator][::7]
+    assert len(cases) > 4
+    for case in cases:
+        built = create(mock, operator, case.attributes)
+        assert built, mock.mock_error()
+        identity = mock.mock_timing_cache_id(built)
+        loaded = ctypes.c_void_p(mock.mock_round_trip(built))
+        assert mock.mock_timing_cache_id(loaded) == identity
+        attached = ctypes.c_void_p(mock.mock_attach(loaded))
+        for name, excess in run(mock, attached, case, dtype):
+            assert excess <= 1, (case, name, excess)
+        mock.mock_destroy(attached)
+        mock.mock_destroy(loaded)
+
+
+@pytest.mark.parametrize("operator", PLUGINS)
+def test_creators(mock: ctypes.CDLL, operator: str) -> None:
+    """A plugin is asked for by the node's type, and given every attribute that the exporter writes."""
+    names = mock.mock_field_names(operator.encode()).decode().split()
+    assert set(names) == set(OPERATORS[operator].attributes)
+    case = next(c for c in LIGHT if c.operator == operator)
+    plugin = create(mock, operator, case.attributes)
+    assert mock.mock_identity(plugin) == f"capsedge::{operator}/1".encode()
+    copy = ctypes.c_void_p(mock.mock_clone(plugin))
+    assert mock.mock_timing_cache_id(copy) == mock.mock_timing_cache_id(plugin)
+    mock.mock_destroy(copy)
+    mock.mock_destroy(plugin)
+
+
+def test_the_self_registering_variant(mock: ctypes.CDLL) -> None:
+    assert mock.mock_registered().decode().split() == [f"capsedge::{name}/1" for name in PLUGINS]
+
+
+def test_timing_cache_tells_attributes_apart(mock: ctypes.CDLL) -> None:
+    seen = set()
+    for attributes in (
+        {"iterations": 3, "leaky": 0, "epsilon": 1e-8},
+        {"iterations": 2, "leaky": 0, "epsilon": 1e-8},
+        {"iterations": 3, "leaky": 1, "epsilon": 1e-8},
+        {"iterations": 3, "leaky": 0, "epsilon": 1e-7},
+    ):
+        plugin = create(mock, "DynamicRouting", attributes)
+        seen.add(mock.mock_timing_cache_id(plugin))
+        mock.mock_destroy(plugin)
+    assert len(seen) == 4
+
+
+EM = {
+    "iterations": 2, "strides": (1, 1), "inverse_temperatures": (0.5, 1.0), "coordinate_addition": 0,
+    "shared": 0, "epsilon": 1e-6,
+}  # fmt: skip
+ATTENTION = {"strides": (1, 1), "matrix_pose": 1, "agreement_scale": 0.25, "epsilon": 1e-5}
+DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
+
+
+@pytest.mark.parametrize("phase", [BUILD, RUNTIME])
+@pytest.mark.parametrize(
+    ("operator", "attributes", "words"),
+    [
+        ("Squash", {"axis": -1, "epsilon": 0.0}, "epsilon"),
+        ("Squash", {"axis": -1, "epsilon": float("nan")}, "finite"),
+        ("Squash", {"axis": 1.5, "epsilon": 1e-8}, "wrong type"),
+        ("DynamicRouting", {**DYNAMIC, "iterations": 0}, "'iterations' is 0"),
+        ("DynamicRouting", {**DYNAMIC, "iterations": 65}, "1 to 64"),
+        ("DynamicRouting", {**DYNAMIC, "leaky": 2}, "'leaky': wanted 0 or 1"),
+        ("DynamicRouting", {**DYNAMIC, "epsilon": (1.0, 2.0)}, "wrong type or length"),
+        (
+            "EMRouting",
+            {k: v for k, v in EM.items() if k != "iterations"},
+            "'iterations' is missing",
+        ),
+        ("EMRouting", {k: v for k, v in EM.items() if k != "inverse_temperatures"}, "missing"),
+        ("EMRouting", {**EM, "inverse_temperatures": (1.0,)}, "one an iteration"),
+        ("EMRouting", {**EM, "strides": (0, 1)}, "strides"),
+        ("EMRouting", {**EM, "strides": (1, 1, 1)}, "strides"),
+        ("AttentionRouting", {**ATTENTION, "matrix_pose": 3}, "matrix_pose"),
+        ("AttentionRouting", {"epsilon": 1e-5}, "'agreement_scale' is missing"),
+    ],
+)
+def test_wrong_attributes(
+    mock: ctypes.CDLL, operator: str, attributes: dict[str, Any], words: str, phase: int
+) -> None:
+    assert create(mock, operator, attributes, phase) is None
+    said = mock.mock_error().decode()
+    assert said.startswith(f"capsedge: {operator}: ")
+    assert words in said
+
+
+def test_defaults(mock: ctypes.CDLL) -> None:
+    """A parser skips attributes that it does not find; the specification has their values."""
+    for operator, least in (
+        ("Squash", {}),
+        ("DynamicRouting", {}),
+        ("EMRouting", {"iterations": 1, "inverse_temperatures": (1.0,)}),
+        ("AttentionRouting", {"agreement_scale": 0.25}),
+    ):
+        plugin = create(mock, operator, least)
+        assert plugin, mock.mock_error()
+        mock.mock_destroy(plugin)
+    plain, full = create(mock, "DynamicRouting", {}), create(mock, "DynamicRouting", DYNAMIC)
+    assert mock.mock_timing_cache_id(plain) == mock.mock_timing_cache_id(full)
+
+
+POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "shapes", "words"),
+    [
+        ("Squash", {"axis": 3}, [(2, 3)], "'axis' lies outside"),
+        (
+            "DynamicRouting",
+            DYNAMIC,
+            [(2, 7, 5), (7, 3, 4, 6), (7, 3), (3, 4)],
+            "input 'u' has shape [2, 7, 5]",
+        ),
+        ("DynamicRouting", DYNAMIC, [(2, 7, 5), (7, 3, 4, 5), (7, 2), (3, 4)], "input 'log_prior'"),
+        ("DynamicRouting", DYNAMIC, [(2, 7, 5), (7, 3, 4, 5), (7, 3), (4, 3)], "input 'bias'"),
+        ("EMRouting", EM, [POSE, (2, 5, 5, 2), WEIGHT, (4,), (4,)], "input 'a'"),
+        ("EMRouting", EM, [POSE, POSE[:4], (3, 3, 3, 4, 3, 4), (4,), (4,)], "a square number"),
+        ("EMRouting", EM, [(2, 5, 5, 3, 15), POSE[:4], WEIGHT, (4,), (4,)], "a square number"),
+        ("EMRouting", EM, [(2, 2, 5, 3, 16), (2, 2, 5, 3), WEIGHT, (4,), (4,)], "window is larger"),
+        ("EMRouting", EM, [POSE, POSE[:4], WEIGHT, (4,), (5,)], "input 'beta_a'"),
+        (
+            "AttentionRouting",
+            ATTENTION,
+            [POSE, (2, 3, 3, 4, 15), WEIGHT, (16,), (16,)],
+            "input 'parent'",
+        ),
+        (
+            "AttentionRouting",
+            ATTENTION,
+            [POSE, (3, 3, 3, 4, 16), WEIGHT, (16,), (16,)],
+            "input 'parent'",
+        ),
+        (
+            "AttentionRouting",
+            ATTENTION,
+            [POSE, (2, 3, 3, 4, 16), WEIGHT, (15,), (16,)],
+            "input 'scale'",
+        ),
+        ("AttentionRouting", ATTENTION, [POSE, (2, 3, 3, 4, 16), WEIGHT, (16,)], "4 inputs"),
+    ],
+)
+def test_wrong_shapes(
+    mock: ctypes.CDLL, operator: str, attributes: dict[str, Any], shapes: list[Any], words: str
+) -> None:
+    plugin = create(mock, operator, attributes)
+    assert mock.mock_configure(plugin, ctypes.byref(tensors(shapes))) == -1
+    assert words in mock.mock_error().decode()
+    assert mock.mock_enqueue(plugin, ctypes.byref(tensors(shapes)), None, None, None) == 1
+    mock.mock_destroy(plugin)
+
+
+def test_constant_parents_may_have_a_batch_of_one(mock: ctypes.CDLL) -> None:
+    plugin = create(mock, "AttentionRouting", ATTENTION)
+    given = tensors([POSE, (1, 3, 3, 4, 16), WEIGHT, (16,), (16,)])
+    assert shapes_of(mock, plugin, given) == [(2, 3, 3, 4, 16)]
+    assert mock.mock_configure(plugin, ctypes.byref(given)) >= 0, mock.mock_error()
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "outputs"), [("DynamicRouting", 4, 1), ("EMRouting", 5, 2)]
+)
+def test_formats(mock: ctypes.CDLL, operator: str, inputs: int, outputs: int) -> None:
+    """Linear FP32 or FP16, all tensors alike; decided from what comes before a tensor only."""
+    plugin = create(mock, operator, DYNAMIC if operator == "DynamicRouting" else EM)
+    count = inputs + outputs
+
+    def supports(position: int, types: list[int], formats: list[int]) -> bool:
+        words = ctypes.c_int32 * count
+        return bool(
+            mock.mock_supports(plugin, position, words(*types), words(*formats), inputs, outputs)
+        )
+
+    for kind in (0, 1):
+        assert all(supports(k, [kind] * count, [0] * count) for k in range(count))
+    for kind in (2, 3, 8):
+        assert not supports(0, [kind] * count, [0] * count)
+    assert not supports(0, [0] * count, [1] * count)
+    mixed = [0] * (count - 1) + [1]
+    assert not supports(count - 1, mixed, [0] * count)
+    assert supports(count - 2, mixed, [0] * count)
+    assert not supports(count, [0] * count, [0] * count)
+
+
+def test_workspace_serves_every_batch_of_the_profile(mock: ctypes.CDLL) -> None:
+    """A small batch is split over more blocks and can need more than the largest."""
+    plugin = create(mock, "DynamicRouting", DYNAMIC)
+
+    def need(batch: int) -> int:
+        shapes = [(batch, 256, 8), (256, 10, 16, 8), (256, 10), (10, 16)]
+        return int(mock.mock_configure(plugin, ctypes.byref(tensors(shapes))))
+
+    assert all(need(64) >= need(batch) for batch in (1, 2, 3, 5, 8, 63))
+
+
+def _exported(library: Path) -> set[str]:
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
+    return {line.split()[-1] for line in listing.splitlines()}
+
+
+def test_what_tensorrt_looks_up(mock: ctypes.CDLL) -> None:
+    assert {"getCreators", "setLoggerFinder"} <= _exported(Path(mock._name))
+
+
+@pytest.mark.slow
+def test_real_headers(tmp_path: Path) -> None:
+    """Against TensorRT's own headers, where they are: CAPSEDGE_TENSORRT_INCLUDE, folders with ':' between."""
+    named = os.environ.get("CAPSEDGE_TENSORRT_INCLUDE", "")
+    cuda = os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include")
+    compiler = shutil.which("g++")
+    if not named or compiler is None or not Path(cuda, "cuda_runtime_api.h").is_file():
+        pytest.skip(
+            "set CAPSEDGE_TENSORRT_INCLUDE to folders with NvInferRuntime.h, and CUDA_INCLUDE to CUDA's"
+        )
+    for folder in named.split(":"):
+        assert Path(folder, "NvInferRuntime.h").is_file(), folder
+        for name in SOURCES:
+            made = tmp_path / f"{name}.o"
+            subprocess.run(
+                [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-isystem", folder,
+                 "-isystem", cuda, f"-I{NATIVE}/kernels/cuda", "-c",
+                 str(NATIVE / "tensorrt" / f"{name}.cpp"), "-o", str(made)],
+                check=True,
+            )  # fmt: skip
+            undefined = subprocess.run(
+                ["nm", "-u", str(made)], capture_output=True, text=True, check=True
+            ).stdout
+            wanted = ["getPluginRegistry"] if name == "register" else []
+            found = [
+                w for w in ("getPluginRegistry", "createInfer", "initLibNvInfer") if w in undefined
+            ]
+            assert found == wanted
