@@ -1,7 +1,7 @@
 """The exact rewrites: same outputs, less work. Each can be switched off.
 
 1. *First pass uniform.* Before any agreement all parents are equal, so the first pass is no routing: a GEMM
-   (dense capsules) or an ordinary convolution (maps of capsules) followed by the layer normalization.
+   (dense capsules) or `UniformRouting` (attention): an ordinary convolution and the layer normalization.
 2. *Light cone.* In a concurrent schedule of ``T`` passes over layers ``1 .. N``, the output of layer
    ``k`` at pass ``t`` reaches the model's output only if ``t <= T - (N - k)``; the other nodes are left out.
 3. *Dead update.* The agreement after the last weighted sum and the E-step after the last M-step reach
