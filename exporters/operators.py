@@ -133,6 +133,17 @@ OPERATORS = {
             couplings=False,
         ),
         Operator(
+            "QuantizedUniformRouting",
+            ("pose", "weight", "weight_scale", "scale", "bias"),
+            ("pose_out",),
+            {
+                "strides": AttributeProto.INTS,
+                "matrix_pose": AttributeProto.INT,
+                "epsilon": AttributeProto.FLOAT,
+            },
+            couplings=False,
+        ),
+        Operator(
             "QuantizedConv",
             (
                 "x",

@@ -30,6 +30,7 @@ _BUILDERS = {
     "QuantizedDynamicRouting": quantized.build_dynamic,
     "QuantizedEMRouting": quantized.build_em,
     "QuantizedAttentionRouting": quantized.build_attention,
+    "QuantizedUniformRouting": quantized.build_uniform,
     "QuantizedConv": quantized.build_conv,
 }
 

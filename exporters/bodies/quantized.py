@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import helper
 
-from capsedge.exporters.bodies import attention, dynamic, em
+from capsedge.exporters.bodies import attention, dynamic, em, uniform
 from capsedge.exporters.bodies._builder import Body
 
 
@@ -37,6 +37,12 @@ def build_attention(b: Body) -> None:
     """Body of ``capsedge::QuantizedAttentionRouting``."""
     _dequantize_windows(b)
     attention.build(b)
+
+
+def build_uniform(b: Body) -> None:
+    """Body of ``capsedge::QuantizedUniformRouting``."""
+    _dequantize_windows(b)
+    uniform.build(b)
 
 
 def build_conv(b: Body) -> None:

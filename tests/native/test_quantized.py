@@ -11,7 +11,7 @@ from tests.conformance import oracle
 from tests.conformance.native import fused_session
 
 from .library import Array, NativeError, Operator, compute, levels, load
-from .test_kernels import ATTENTION, DYNAMIC, EM, zeros
+from .test_kernels import ATTENTION, DYNAMIC, EM, UNIFORM, zeros
 from .test_ort_library import NAMES
 
 pytestmark = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def _fails(node: Node, message: str, **changed: Array) -> None:
         )
 
 
-@pytest.mark.parametrize("operator", [DYNAMIC, EM, ATTENTION], ids=lambda x: x[0])
+@pytest.mark.parametrize("operator", [DYNAMIC, EM, ATTENTION, UNIFORM], ids=lambda x: x[0])
 def test_wrong_inputs_of_routing_are_named(
     operator: tuple[str, dict[str, Any], list[Array]],
 ) -> None:
@@ -159,6 +159,7 @@ def test_largest_products_do_not_saturate(level: str, channels: int) -> None:
         (DYNAMIC, [["N", 3, 4]]),
         (EM, [["N", 2, 2, 5, 16], ["N", 2, 2, 5]]),
         (ATTENTION, [["N", 2, 2, 5, 16]]),
+        (UNIFORM, [["N", 2, 2, 5, 16]]),
     ],
     ids=lambda x: x[0] if isinstance(x, tuple) else "",
 )

@@ -30,6 +30,7 @@ constexpr Signature kSignatures[] = {
     {"QuantizedDynamicRouting", "TbfTT", "T"},
     {"QuantizedEMRouting", "TTbfTT", "TT"},
     {"QuantizedAttentionRouting", "TTbfTT", "T"},
+    {"QuantizedUniformRouting", "TbfTT", "T"},
     {"QuantizedConv", "BfBbfbfBi", "B"}};
 
 // What ONNX Runtime sees as OrtCustomOp has our own fields behind it.

@@ -62,7 +62,7 @@ std::unique_ptr<Operator> make_operator(const std::string& name, const Attribute
   }
   throw Error("no operator '" + name + "': there are Squash, DynamicRouting, EMRouting, AttentionRouting, " +
               "UniformRouting, PoseNormalization, QuantizedConv, QuantizedDynamicRouting, QuantizedEMRouting, " +
-              "QuantizedAttentionRouting");
+              "QuantizedAttentionRouting, QuantizedUniformRouting");
 }
 
 }  // namespace capsedge

@@ -16,7 +16,8 @@ struct Kind {
   size_t parents_axis, columns_axis;
 };
 constexpr Kind kKinds[] = {
-    {"DynamicRouting", 4, 1, 1, 2}, {"EMRouting", 5, 2, 3, 5}, {"AttentionRouting", 5, 2, 3, 5}};
+    {"DynamicRouting", 4, 1, 1, 2}, {"EMRouting", 5, 2, 3, 5}, {"AttentionRouting", 5, 2, 3, 5},
+    {"UniformRouting", 4, 1, 3, 5}};
 
 // The float operator's sentences begin with its name.
 template <typename F>
