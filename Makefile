@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all native-builds lint format clean
+.PHONY: help demo test test-all native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ test-all: lint ## Slow tests too
 
 native-builds: $(READY) ## Sanitizer, old x86 and ARM builds of the kernels (wants g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
+
+cuda: ## The CUDA kernels in build/cuda, for every GPU that nvcc knows (CUDA_ARCHITECTURES=87 for one)
+	cmake -S runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
+	cmake --build build/cuda --target capsedge_cuda
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .

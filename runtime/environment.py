@@ -75,15 +75,9 @@ def diagnose() -> Diagnosis:
                 "pip install 'capsedge[export]'",
             )
         )
-    checks.append(_gpu())
-    checks.append(
-        _package(
-            "tensorrt",
-            "gpu",
-            "no TensorRT engines here",
-            "pip install 'capsedge[tensorrt]'; on a Jetson TensorRT comes with JetPack",
-        )
-    )
+    from capsedge.runtime import nvidia  # which needs this module's Check
+
+    checks += [_gpu(), *nvidia.checks()]
     checks.append(
         _package("openvino", "compare", "no comparison with OpenVINO", "pip install openvino")
     )

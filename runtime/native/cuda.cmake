@@ -1,0 +1,80 @@
+# The CUDA kernels and the TensorRT plugin library, where nvcc and TensorRT's headers are. `make cuda` builds the
+# kernels alone, for tests and measurements; an installation builds the plugin library where both are found.
+option(CAPSEDGE_CUDA "Build the CUDA kernels as a library of their own" OFF)
+set(CAPSEDGE_CUDA_ARCHITECTURES "" CACHE STRING "GPUs to build for, as in 87;110; by default all that nvcc knows of ours")
+set(CAPSEDGE_TENSORRT_INCLUDE "" CACHE PATH "Folder with NvInferRuntime.h, where it is not in a usual place")
+set(CAPSEDGE_TENSORRT_LIBRARY "" CACHE FILEPATH "libnvinfer.so, where it is not in a usual place")
+
+find_program(CAPSEDGE_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin PATHS /usr/local/cuda)
+find_path(CAPSEDGE_NVINFER NvInferRuntime.h HINTS ${CAPSEDGE_TENSORRT_INCLUDE} PATH_SUFFIXES
+  ${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)
+if(NOT CAPSEDGE_NVCC)
+  message(STATUS "capsedge: no nvcc found, so the CUDA kernels and the TensorRT plugin library are left out "
+    "(engines with `--plugin native` need neither)")
+  return()
+endif()
+if(NOT CAPSEDGE_NVINFER AND NOT CAPSEDGE_CUDA)
+  message(STATUS "capsedge: no NvInferRuntime.h found, so the TensorRT plugin library is left out (engines with "
+    "`--plugin native` do not need it; set CAPSEDGE_TENSORRT_INCLUDE to the folder of TensorRT's headers)")
+  return()
+endif()
+
+# Turing, Ampere, Orin, Ada, Hopper, Blackwell, Thor; PTX of the newest for what comes after.
+if(NOT CAPSEDGE_CUDA_ARCHITECTURES)
+  execute_process(COMMAND ${CAPSEDGE_NVCC} --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)
+  foreach(architecture 75 80 86 87 89 90 100 110 120)
+    if(known MATCHES "sm_${architecture}[^0-9]")
+      list(APPEND CAPSEDGE_CUDA_ARCHITECTURES ${architecture})
+    endif()
+  endforeach()
+endif()
+set(architectures "")
+foreach(architecture ${CAPSEDGE_CUDA_ARCHITECTURES})
+  list(APPEND architectures ${architecture}-real)
+endforeach()
+list(GET CAPSEDGE_CUDA_ARCHITECTURES -1 newest)
+list(APPEND architectures ${newest}-virtual)
+set(CMAKE_CUDA_COMPILER ${CAPSEDGE_NVCC})
+set(CMAKE_CUDA_ARCHITECTURES ${newest})
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+
+add_library(capsedge_cuda_kernels OBJECT kernels/cuda/kernels.cu)
+set_target_properties(capsedge_cuda_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+target_include_directories(capsedge_cuda_kernels PUBLIC kernels/cuda)
+set(CAPSEDGE_CUDA_LINK -static-libstdc++ -static-libgcc)
+
+if(CAPSEDGE_CUDA)
+  add_library(capsedge_cuda SHARED $<TARGET_OBJECTS:capsedge_cuda_kernels>)
+  set_target_properties(capsedge_cuda PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
+endif()
+
+if(CAPSEDGE_NVINFER)
+  add_library(capsedge_tensorrt_plugins OBJECT
+    tensorrt/attributes.cpp tensorrt/library.cpp tensorrt/plugin.cpp)
+  target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels/cuda tensorrt)
+  target_include_directories(capsedge_tensorrt_plugins SYSTEM PUBLIC
+    ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_compile_options(capsedge_tensorrt_plugins PRIVATE -Wall -Wextra)
+  # Not linked to libnvinfer: TensorRT's loadLibrary finds getCreators and setLoggerFinder.
+  add_library(capsedge_tensorrt SHARED
+    $<TARGET_OBJECTS:capsedge_cuda_kernels> $<TARGET_OBJECTS:capsedge_tensorrt_plugins>)
+  set_target_properties(capsedge_tensorrt PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
+  target_link_options(capsedge_tensorrt PRIVATE ${CAPSEDGE_CUDA_LINK})
+  install(TARGETS capsedge_tensorrt LIBRARY DESTINATION capsedge/runtime/_native)
+  find_library(CAPSEDGE_LIBNVINFER nvinfer HINTS ${CAPSEDGE_TENSORRT_LIBRARY})
+  if(CAPSEDGE_LIBNVINFER)
+    # Registers itself when loaded: LD_PRELOAD for Triton, trtexec --staticPlugins.
+    add_library(capsedge_tensorrt_static SHARED tensorrt/register.cpp
+      $<TARGET_OBJECTS:capsedge_cuda_kernels> $<TARGET_OBJECTS:capsedge_tensorrt_plugins>)
+    target_include_directories(capsedge_tensorrt_static PRIVATE kernels/cuda tensorrt)
+    target_include_directories(capsedge_tensorrt_static SYSTEM PRIVATE
+      ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    set_target_properties(capsedge_tensorrt_static PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
+    target_link_libraries(capsedge_tensorrt_static PRIVATE ${CAPSEDGE_LIBNVINFER})
+    install(TARGETS capsedge_tensorrt_static LIBRARY DESTINATION capsedge/runtime/_native)
+  endif()
+endif()
+message(STATUS "capsedge: CUDA kernels for ${CAPSEDGE_CUDA_ARCHITECTURES} with ${CAPSEDGE_NVCC}; "
+  "TensorRT headers: ${CAPSEDGE_NVINFER}")

@@ -1,0 +1,106 @@
+"""What ``doctor`` says of JetPack, TensorRT, CUDA and driver, by the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from capsedge.runtime import nvidia
+from capsedge.runtime.environment import BROKEN, MISSING, OK
+
+ORIN = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
+
+
+def test_the_table_is_whole() -> None:
+    for row in nvidia.table()["jetpack"]:
+        tensorrt = nvidia.tensorrt_row(row["tensorrt"])
+        assert tensorrt is not None
+        assert tensorrt["supported"] == row["supported"], row
+        assert nvidia.number(row["cuda"]) >= (11,)
+    for row in nvidia.table()["tensorrt"]:
+        if row["supported"]:
+            assert all(nvidia.driver_for(cuda) for cuda in row["cuda"])
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        (ORIN, "36.4.3"),
+        ("# R38 (release), REVISION: 4.0, GCID: 1, BOARD: generic", "38.4.0"),
+        ("", ""),
+        ("something else", ""),
+    ],
+)
+def test_release_file(text: str, release: str) -> None:
+    assert nvidia.l4t_release(text) == release
+
+
+@pytest.mark.parametrize(
+    ("l4t", "status", "words"),
+    [
+        ("36.4.3", OK, "JetPack 6.1 or 6.2"),
+        ("38.2.0", OK, "JetPack 7.0"),
+        ("39.2", OK, "TensorRT 10.16"),
+        ("35.4.1", BROKEN, "JetPack 5"),
+        ("36.3.0", BROKEN, "JetPack 6.0"),
+        ("50.1", BROKEN, "does not know"),
+    ],
+)
+def test_jetpack(l4t: str, status: str, words: str) -> None:
+    check = nvidia.jetpack(l4t)
+    assert check.status == status
+    assert words in check.found
+    assert (status == OK) == (not check.fix)
+
+
+@pytest.mark.parametrize(
+    ("version", "l4t", "status", "words"),
+    [
+        ("10.3.0", "", OK, "10.3.0"),
+        ("11.4.0.106", "", OK, "11.4"),
+        ("10.3.0.30", "36.4.3", OK, "10.3"),
+        ("10.7.0", "36.4.3", BROKEN, "comes with 10.3"),
+        ("8.6.1", "", BROKEN, "too old"),
+        ("12.0.0", "", BROKEN, "newer than capsedge knows"),
+        ("", "", MISSING, "not installed"),
+    ],
+)
+def test_tensorrt(version: str, l4t: str, status: str, words: str) -> None:
+    check = nvidia.tensorrt(version, l4t)
+    assert check.status == status
+    assert words in check.found
+    assert (status == OK) == (not check.fix)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "driver", "status", "words"),
+    [
+        ("12.6", "12.6", OK, "12.6, driver for 12.6"),
+        ("12.8", "12.2", OK, "driver for 12.2"),
+        ("13.0", "12.6", BROKEN, "580.65.06"),
+        ("12.6", "0.0", BROKEN, "no driver"),
+    ],
+)
+def test_cuda(runtime: str, driver: str, status: str, words: str) -> None:
+    check = nvidia.cuda(runtime, driver)
+    assert check.status == status
+    assert words in check.found + check.fix
+
+
+def test_on_a_jetson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "nv_tegra_release"
+    file.write_text(ORIN)
+    monkeypatch.setattr(nvidia, "RELEASE_FILE", file)
+    monkeypatch.setattr(nvidia, "installed_version", lambda package: "10.3.0")
+    found = {check.name: check for check in nvidia.checks()}
+    assert found["JetPack"].status == OK
+    assert found["tensorrt"].status == OK
+    assert "plugin library" in found
+
+
+def test_plugin_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", "/nonexistent/plugin.so")
+    (line,) = [check for check in nvidia.checks() if check.name == "plugin library"]
+    assert line.status == BROKEN
+    assert "unset CAPSEDGE_TENSORRT_PLUGIN" in line.fix
