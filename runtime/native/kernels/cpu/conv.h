@@ -75,7 +75,8 @@ CAPSEDGE_INLINE void conv_tile(const ConvPass& pass, int first) {
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p)
 #pragma GCC unroll 4
-    for (int v = 0; v < N; ++v) __builtin_memcpy(&sums[p][v], out + p * kConvChannels + v * W, sizeof(VI));
+    for (int v = 0; v < N; ++v)
+      __builtin_memcpy(&sums[p][v], (pass.start ? pass.start : out + p * kConvChannels) + v * W, sizeof(VI));
   const int8_t* w = pass.weight;
   const int8_t* ahead = pass.ahead;
   const ConvInput* input = static_cast<const ConvInput*>(pass.input);
@@ -150,7 +151,7 @@ static void requantize(const int32_t* sums, const float* factors, int32_t zero_p
     }
 }
 
-constexpr ConvKernels kConv = {kDot, kConvChannels, convolve, requantize};
+constexpr ConvKernels kConv = {kDot, kConvPositions, kConvChannels, convolve, requantize};
 
 }  // namespace CAPSEDGE_LEVEL
 }  // namespace capsedge

@@ -110,8 +110,8 @@ struct LinearPass {
   int64_t out_stride;    // lanes rounded up to half a strip
 };
 
-// Sums of a convolution of 8-bit integers: sums[position][channel] += Σ x · weight over the segments, the parts of a
-// window that lie together in memory.
+// Sums of a convolution of 8-bit integers: sums[position][channel] = start + Σ x · weight over the segments, the parts
+// of a window that lie together in memory.
 struct ConvPass {
   const void* input;       // channels last: uint8_t if dot is 4, int16_t if it is 2
   const int32_t* windows;  // where each position's window begins, in elements
@@ -120,11 +120,13 @@ struct ConvPass {
   int length;              // elements of a segment, a multiple of dot; what is read beyond the true ones has weight 0
   const int8_t* weight;    // [segment][length / dot][channels][dot]
   const int8_t* ahead;     // weights that will be needed next
+  const int32_t* start;    // [channels], or null: what the sums hold
   int32_t* sums;           // [positions][channels]
 };
 struct ConvKernels {
   int dot;                 // products that a lane adds at a time
-  int channels;            // that go together
+  int positions;           // that go together
+  int channels;            // likewise
   void (*convolve)(const ConvPass& pass);
   // y = round(float(sum) · factor) + zero point, ties to even, within 0..255; all [positions][channels].
   void (*requantize)(const int32_t* sums, const float* factors, int32_t zero_point, int positions, uint8_t* y);

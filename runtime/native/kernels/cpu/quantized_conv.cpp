@@ -15,6 +15,8 @@ enum Input { kX, kXScale, kXZero, kWeight, kWeightScale, kWeightZero, kYScale, k
 
 // Products of one sum: 255 · 127 times as many fit 32 bits.
 constexpr int64_t kMostProducts = 65000;
+// Bytes that are worth a task.
+constexpr int64_t kSmallest = 8 * 1024;
 // Positions of one task; weights of one sweep over them, in bytes, which stay in the second-level cache.
 constexpr int64_t kPositions = 96;
 constexpr int64_t kSweep = 160 * 1024;
@@ -170,7 +172,7 @@ void QuantizedConv::channels_last(const Plan& p, const Tensor& x, T zero, T* to,
   // Without padding at the sides an image is one line; in parts of whole blocks, for several threads.
   const bool one_line = left + right == 0;
   const int64_t line = one_line ? height * width : width, lines = one_line ? 1 : height;
-  const int64_t part = 64, parts = (line + part - 1) / part;
+  const int64_t part = std::max<int64_t>(64, kSmallest / p.channels), parts = (line + part - 1) / part;
   parallel_for(threads, images * lines * parts, [&](int64_t task) {
     const int64_t image = task / (lines * parts), at_line = task / parts % lines, first = task % parts * part;
     const int64_t count = std::min(part, line - first);
@@ -247,19 +249,20 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
     windows[static_cast<size_t>(i)] = static_cast<int32_t>(
         (i / p.grid.width * strides_[0] * p.width + i % p.grid.width * strides_[1]) * p.channels);
 
+  // Blocks of whole tiles, so that only the last one has a rest.
+  const int64_t tiles = (positions + kernels.positions - 1) / kernels.positions;
   const int64_t blocks = (positions + kPositions - 1) / kPositions;
   const int64_t step_bytes = p.padded * kernels.channels;
   auto* y = static_cast<uint8_t*>(results[0].data);
   // Neighbouring tasks share weights.
   parallel_for(threads, p.groups * images * blocks, [&](int64_t task) {
     const int64_t group = task / (images * blocks), image = task / blocks % images, block = task % blocks;
-    const int64_t first = positions * block / blocks, count = positions * (block + 1) / blocks - first;
+    const int64_t first = tiles * block / blocks * kernels.positions;
+    const int64_t count = std::min(tiles * (block + 1) / blocks * kernels.positions, positions) - first;
     const int64_t cells = count * kernels.channels;
     float* scratch = thread_scratch(cells + floats_for(cells));
     auto* sums = reinterpret_cast<int32_t*>(scratch);
     auto* bytes = reinterpret_cast<uint8_t*>(scratch + cells);
-    for (int64_t i = 0; i < count; ++i)
-      std::copy_n(start.data() + group * kernels.channels, kernels.channels, sums + i * kernels.channels);
     const auto* weight = reinterpret_cast<const int8_t*>(packed.bytes.data()) + group * p.group_bytes;
     ConvPass pass{};
     pass.input = reinterpret_cast<const char*>(input.data()) + image * image_elements * element;
@@ -268,6 +271,7 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
     pass.length = static_cast<int>(p.padded);
     pass.sums = sums;
     for (int64_t segment = 0; segment < p.segments; segment += p.sweep) {
+      pass.start = segment == 0 ? start.data() + group * kernels.channels : nullptr;
       pass.offsets = p.offsets.data() + segment;
       pass.segments = static_cast<int>(std::min(p.sweep, p.segments - segment));
       pass.weight = weight + segment * step_bytes;
