@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from capsedge.exporters import export
     from capsedge.runtime.prediction import Prediction
+    from capsedge.runtime.profiling import Report, profile
     from capsedge.runtime.session import Session, load
     from capsedge.verification import verify
 
@@ -30,6 +31,8 @@ _HOMES = {
     "load": "capsedge.runtime.session",
     "Session": "capsedge.runtime.session",
     "Prediction": "capsedge.runtime.prediction",
+    "Report": "capsedge.runtime.profiling",
+    "profile": "capsedge.runtime.profiling",
     "export": "capsedge.exporters",
     "verify": "capsedge.verification",
     **dict.fromkeys(
@@ -54,6 +57,7 @@ __all__ = [
     "ExitCode",
     "ParityError",
     "Prediction",
+    "Report",
     "Session",
     "ShapeError",
     "UnsupportedModelError",
@@ -61,6 +65,7 @@ __all__ = [
     "__version__",
     "export",
     "load",
+    "profile",
     "verify",
 ]
 

@@ -1,0 +1,35 @@
+"""The trained model itself in eager PyTorch, as a peer of ``capsedge profile --compare torch``.
+
+A worker of ``capsedge.runtime.profiling.driver``; it lives here because the runtime never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from capsedge.runtime.profiling.worker import Specification, main
+
+
+def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
+    """The checkpoint's model, unpatched, with as many routing iterations as the file has."""
+    import torch
+
+    from capsedge.runtime.metadata import ModelMetadata
+    from capsedge.runtime.onnx_structure import read_structure
+    from capsedge.verification.reference import Reference, load_reference
+
+    if s.threads:
+        torch.set_num_threads(s.threads)
+    structure = read_structure(s.model)
+    metadata = ModelMetadata.from_properties(structure.metadata)
+    names = [output.name for output in structure.graph.outputs]
+    reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
+    return lambda feeds: reference.run(
+        next(iter(feeds.values()))
+    ), f"torch {torch.__version__}, eager"
+
+
+if __name__ == "__main__":
+    main({"torch": load_torch})

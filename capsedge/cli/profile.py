@@ -1,0 +1,249 @@
+"""``capsedge profile``: where every microsecond goes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli import _common
+from capsedge.cli._tables import print_table
+from capsedge.errors import ExitCode, UnsupportedModelError, UsageError
+from capsedge.runtime.files import check_writable
+
+if TYPE_CHECKING:
+    from capsedge.runtime.profiling import Report
+    from capsedge.runtime.profiling.compare import Comparison, Entrant
+    from capsedge.runtime.profiling.measure import Limits
+    from capsedge.runtime.profiling.tables import Table
+    from capsedge.runtime.session import Session
+
+
+def command(
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="ONNX files of any tool, or TensorRT engines; by default the digit model."
+        ),
+    ] = None,
+    compare: Annotated[
+        str,
+        typer.Option(help="Peers to run the same models in turns with: torch, ort, openvino."),
+    ] = "",
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of one inference; by default one a core.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda or cuda:1; by default the CPU, for an engine the GPU."),
+    ] = None,
+    ops: Annotated[str, typer.Option(help="auto, fused or portable.")] = "auto",
+    warmup: Annotated[float, typer.Option(help="Seconds of runs that are not counted.")] = 0.5,
+    duration: Annotated[float, typer.Option(help="Seconds of counted runs.")] = 3.0,
+    iterations: Annotated[int, typer.Option(help="Counted runs at least.")] = 10,
+    operators: Annotated[
+        bool, typer.Option("--operators/--no-operators", help="Time every operator.")
+    ] = True,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="The trained model for --compare torch; by default the zoo's."),
+    ] = None,
+    peer_model: Annotated[
+        Path | None,
+        typer.Option(help="The file that peers run instead, for example the portable export."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the report's charts (matplotlib).")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a few runs as a trace for Perfetto.")
+    ] = None,
+    as_json: _common.Json = False,
+) -> None:
+    """Measure latency, memory and time by layer; put backends and models side by side."""
+    import capsedge
+    from capsedge.runtime.profiling import Report, profile
+    from capsedge.runtime.profiling.compare import check_installed
+    from capsedge.runtime.profiling.profiler import checked_limits
+
+    peers = [p.strip() for p in compare.split(",") if p.strip()]
+    check_installed(peers)
+    batches = _batches(batch)
+    limits = checked_limits(warmup, duration, iterations)
+    for target in (html, png, markdown, trace):
+        if target is not None:
+            check_writable(target)
+    if png is not None:
+        from capsedge.runtime.profiling.png import check_matplotlib
+
+        check_matplotlib()
+    if trace is not None and not operators:
+        raise UsageError(
+            "--trace with --no-operators.", "A trace shows operators.", "Leave --no-operators out."
+        )
+    sessions = [
+        capsedge.load(path, device=device, threads=threads, ops=ops)
+        for path in models or [_default()]
+    ]
+    side_by_side = bool(peers) or len(sessions) > 1
+    entrants = _entrants(sessions, peers, checkpoint, peer_model) if side_by_side else []
+    runs, peaks, machine = [], None, {}
+    for session in sessions:
+        found = profile(
+            session,
+            batch=batches,
+            warmup=warmup,
+            duration=duration,
+            iterations=iterations,
+            operators=operators and session.path.suffix != ".engine",
+            progress=_common.log,
+        )
+        runs += found.runs
+        peaks, machine = peaks or found.peaks, found.machine
+    comparisons = [_compare(sessions[0], entrants, n, limits) for n in batches if entrants]
+    report = Report(machine, peaks, runs, comparisons)
+    _write(report, html, png, markdown, trace)
+    if as_json:
+        _common.print_json(report.to_dict())
+    else:
+        _show(report)
+    if any(found.failed for found in comparisons):
+        _common.log("error: a peer computes something else; it was not timed.")
+        raise typer.Exit(int(ExitCode.PARITY))
+
+
+def _default() -> Path:
+    from capsedge.zoo import default_model
+
+    return default_model()
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(
+            f"Batch sizes '{text}'.", "Wanted whole numbers.", "Use --batch 1,8."
+        ) from None
+
+
+def _entrants(
+    sessions: list[Session], peers: list[str], checkpoint: Path | None, peer_model: Path | None
+) -> list[Entrant]:
+    """Every model in capsedge, and every model in every peer."""
+    from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant
+    from capsedge.runtime.profiling.profiler import session_device, session_threads
+    from capsedge.runtime.profiling.worker import Specification
+
+    if peer_model is not None and len(sessions) > 1:
+        raise UsageError(
+            "--peer-model with several models.",
+            "It stands for one model in the peers.",
+            "Compare one model at a time.",
+        )
+    found = []
+    for session in sessions:
+        model = str(session.path)
+        suffix = f", {session.path.name}" if len(sessions) > 1 else ""
+        threads, device = session_threads(session), session_device(session)
+        if peers and device != "cpu":
+            raise UsageError(
+                "--compare on a GPU.",
+                "The peers run on the CPU.",
+                "Use --device cpu, or give several models or engines without --compare.",
+            )
+        ops = session.ops if device == "cpu" else "auto"
+        mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)
+        found.append(Entrant(f"capsedge {session.ops}{suffix}", mine, model))
+        for peer in peers:
+            file = session.path if peer_model is None or peer == "torch" else peer_model
+            if peer == "openvino":
+                _check_portable(file)
+            theirs = Specification(peer, str(file), "", threads=threads)
+            if peer == "torch":
+                source = str(_checkpoint(session, checkpoint))
+                theirs = replace(theirs, checkpoint=source)
+                found.append(Entrant(f"torch{suffix}", theirs, model, "capsedge.cli._torch_peer"))
+            else:
+                found.append(Entrant(f"{peer}{suffix}", theirs, model))
+    return found
+
+
+def _check_portable(file: Path) -> None:
+    """Refuse a file with functions for a peer that reads none."""
+    from capsedge.runtime.onnx_file import read_bytes, summarize
+
+    if summarize(read_bytes(file), str(file)).capsedge_nodes:
+        raise UnsupportedModelError(
+            f"OpenVINO cannot read {file}.",
+            "Its capsedge nodes are ONNX functions, which OpenVINO does not know.",
+            "Export it again with `capsedge export --ops portable -o portable.onnx`, and add "
+            "--peer-model portable.onnx.",
+        )
+
+
+def _checkpoint(session: Session, named: Path | None) -> Path:
+    from capsedge.runtime.files import sha256
+    from capsedge.verification.reference import check_origin, find_checkpoint
+
+    if named is None:
+        return find_checkpoint(session.metadata)
+    if not named.is_file():
+        raise UsageError(
+            f"There is no checkpoint {named}.", "", "Check the name after --checkpoint."
+        )
+    check_origin(session.metadata, named, sha256(named))
+    return named
+
+
+def _compare(session: Session, entrants: list[Entrant], batch: int, limits: Limits) -> Comparison:
+    from capsedge.runtime.profiling.compare import compare
+    from capsedge.runtime.profiling.profiler import random_inputs
+
+    return compare(entrants, random_inputs(session, batch), limits, _common.log)
+
+
+def _write(
+    report: Report, html: Path | None, png: Path | None, markdown: Path | None, trace: Path | None
+) -> None:
+    from capsedge.runtime.files import write_text
+
+    if html is not None:
+        report.save_html(html)
+    if png is not None:
+        report.save_png(png)
+    if markdown is not None:
+        write_text(markdown, report.to_markdown())
+    if trace is not None:
+        report.save_trace(trace)
+    for target in (html, png, markdown, trace):
+        if target is not None:
+            _common.log(f"wrote {target}")
+
+
+def _show(report: Report) -> None:
+    from capsedge.runtime.profiling import tables
+
+    _print(tables.latency(report.runs))
+    _print(tables.startup(report.runs))
+    for run in report.runs:
+        _print(tables.groups(run))
+        _print(tables.layers(run))
+        for warning in run.warnings:
+            print(f"warning, {run.model}, batch {run.batch}: {warning}", file=sys.stderr)
+    if report.peaks is not None:
+        print(tables.peaks(report.peaks))
+    for found in report.comparisons:
+        _print(tables.comparison(found))
+        print(
+            "Versions: " + "; ".join(dict.fromkeys(entry.version for entry in found.entries)) + "."
+        )
+
+
+def _print(table: Table | None) -> None:
+    if table is not None:
+        print_table(table.title, table.columns, table.rows)

@@ -1,0 +1,13 @@
+"""Where every microsecond goes: latency, memory and time per operator of a loaded model.
+
+`profile` measures a session and returns a `Report`. Each subject has a file of its own: measuring
+(``measure``, ``startup``, ``memory``), statistics, operators and their layers, costs and the machine's
+peaks, comparison with peers, and the writers (markdown, HTML, PNG, trace).
+"""
+
+from __future__ import annotations
+
+from capsedge.runtime.profiling.profiler import profile
+from capsedge.runtime.profiling.report import Report, Run
+
+__all__ = ["Report", "Run", "profile"]

@@ -1,0 +1,182 @@
+"""ONNX Runtime with its own profiler: sessions like a given one, that say what each operator took."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.native_library import find_library
+from capsedge.runtime.onnx_structure import Structure, read_structure
+from capsedge.runtime.session import Session
+
+Feeds = dict[str, NDArray[Any]]
+_FATAL = 4  # log severity: ONNX Runtime warns that a file with the optimized graph fits this machine alone
+_SUFFIX = "_kernel_time"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How a session runs: what another one needs to run alike."""
+
+    threads: int
+    providers: list[str]
+    provider_options: list[dict[str, str]]
+    library: Path | None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.providers == ["CPUExecutionProvider"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One operator in one run.
+
+    Attributes:
+        name: as ONNX Runtime names the node.
+        kind: operator type.
+        start: microseconds since the profiler was started.
+        duration: microseconds, whole ones, with what taking the time costs.
+        outputs: shape and element type of each output.
+        provider: of ONNX Runtime, that ran it.
+        arena: bytes of intermediate values in use after it, with what was in use before the run; None in
+            versions of ONNX Runtime that do not say.
+        arena_peak: the most bytes in use since the session was made.
+    """
+
+    name: str
+    kind: str
+    start: int
+    duration: int
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    provider: str
+    arena: int | None = None
+    arena_peak: int | None = None
+
+
+@dataclass
+class Recording:
+    """What ONNX Runtime's profiler wrote of some runs.
+
+    Attributes:
+        runs: the operators of each run, in order.
+        graph: the optimized graph that ran; None where ONNX Runtime cannot write it.
+    """
+
+    runs: list[list[Event]] = field(default_factory=list)
+    graph: Structure | None = None
+
+
+def configuration(session: Session) -> Configuration:
+    """How a session runs.
+
+    Raises:
+        UsageError: it does not run in ONNX Runtime.
+    """
+    inner = getattr(session._backend, "_session", None)
+    if inner is None or not hasattr(inner, "get_session_options"):
+        raise UsageError(
+            f"{session.path} is not run by ONNX Runtime.",
+            "Time by operator comes from ONNX Runtime's profiler.",
+            "Profile the ONNX file that it was built from, or use --no-operators.",
+        )
+    options = inner.get_provider_options()
+    names = inner.get_providers()
+    return Configuration(
+        threads=inner.get_session_options().intra_op_num_threads,
+        providers=names,
+        provider_options=[options[name] for name in names],
+        library=find_library() if session.ops == "fused" else None,
+    )
+
+
+class ProfiledSession:
+    """A second session over the same bytes, with ONNX Runtime's profiler on.
+
+    Use as a context manager: what it writes meanwhile lies in a temporary folder.
+    """
+
+    def __init__(self, model: bytes, how: Configuration, keep_graph: bool = True) -> None:
+        import onnxruntime as ort
+
+        self._folder = tempfile.TemporaryDirectory(prefix="capsedge-profile-")
+        self._graph = Path(self._folder.name) / "optimized.onnx"
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = how.threads
+        options.inter_op_num_threads = 1
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(self._folder.name) / "events")
+        if keep_graph:
+            options.optimized_model_filepath = str(self._graph)
+        if how.library is not None:
+            options.register_custom_ops_library(str(how.library))
+        providers = list(zip(how.providers, how.provider_options, strict=True))
+        self._session = ort.InferenceSession(model, options, providers=providers)
+
+    def __enter__(self) -> ProfiledSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def run(self, feeds: Feeds) -> list[NDArray[Any]]:
+        """All outputs."""
+        outputs: list[NDArray[Any]] = self._session.run(None, feeds)
+        return outputs
+
+    def finish(self) -> Recording:
+        """Stop the profiler and read what it wrote."""
+        events = json.loads(Path(self._session.end_profiling()).read_text())
+        graph = read_structure(self._graph) if self._graph.is_file() else None
+        return Recording(_runs(events), graph)
+
+
+def _runs(events: list[dict[str, Any]]) -> list[list[Event]]:
+    """Operators by run. ONNX Runtime writes the event of a run after those of its operators."""
+    runs: list[list[Event]] = []
+    current: list[Event] = []
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(_SUFFIX):
+            current.append(_event(event))
+        elif event.get("name") == "model_run":
+            runs.append(current)
+            current = []
+    return runs
+
+
+def _event(raw: dict[str, Any]) -> Event:
+    args = raw["args"]
+    outputs = tuple(
+        (kind, tuple(int(d) for d in shape))
+        for entry in args.get("output_type_shape", ())
+        for kind, shape in entry.items()
+    )
+    return Event(
+        name=raw["name"].removesuffix(_SUFFIX),
+        kind=args.get("op_name", ""),
+        start=raw["ts"],
+        duration=raw["dur"],
+        outputs=outputs,
+        provider=args.get("provider", ""),
+        arena=_integer(args.get("mem_bytes_in_use")),
+        arena_peak=_integer(args.get("mem_in_use_peak")),
+    )
+
+
+def _integer(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def midmean(values: NDArray[np.float64]) -> float:
+    """Mean of the middle half: as robust as the median, finer than the profiler's whole microseconds."""
+    ordered = np.sort(values)
+    quarter = len(ordered) // 4
+    return float(ordered[quarter : len(ordered) - quarter].mean())

@@ -1,0 +1,178 @@
+"""A report as one HTML file: no script, no network, light and dark by the reader's setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from capsedge.runtime.profiling import svg, tables
+from capsedge.runtime.profiling.compare import Comparison
+from capsedge.runtime.profiling.report import Report, Row, Run
+from capsedge.runtime.profiling.style import STYLE
+from capsedge.runtime.profiling.tables import Table
+from capsedge.runtime.profiling.units import milliseconds, size
+
+SHOWN = 14  # layers with a bar; the table has all
+
+
+def html(report: Report) -> str:
+    """The page."""
+    title = "Profile: " + ", ".join(dict.fromkeys(run.model for run in report.runs))
+    m = report.machine
+    facts = f"{m['cpu']}, {m['cores']} cores, {m['simd']}, {m['system']}"
+    backends = "; ".join(dict.fromkeys(run.backend for run in report.runs))
+    body = [
+        f"<header><h1>{escape(title)}</h1><p>{escape(facts)}<br>{escape(backends)}</p></header>",
+        *(_comparison(found) for found in report.comparisons),
+        *(_run(run, report) for run in report.runs),
+        "<section><h2>All numbers</h2>",
+        _table(tables.latency(report.runs)),
+        _table(tables.startup(report.runs)),
+        f"<p>{escape(tables.peaks(report.peaks))}</p>" if report.peaks else "",
+        "</section>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(body)
+        + "\n</main></body></html>\n"
+    )
+
+
+def _run(run: Run, report: Report) -> str:
+    charts = []
+    if run.operators is not None and run.layers:
+        kind = "layer" if run.named else "operator type"
+        charts.append(_figure(f"Time by {kind}", _bars(_longest(run.layers))))
+        if report.peaks is not None:
+            roof = svg.roofline(run.operators.operators, report.peaks)
+            if roof:
+                note = (
+                    "Each circle is an operator, its area the time it takes; on the roof it cannot "
+                    "be faster."
+                )
+                charts.append(_figure("Roofline", roof, note))
+    charts += [
+        _figure("Latency of all runs", svg.histogram(run)),
+        _figure("Latency over time", svg.series(run)),
+    ]
+    groups = ""
+    if run.groups:
+        groups = (
+            '<div class="groups">'
+            + svg.stacked([(g.group, g.share) for g in run.groups])
+            + "</div>"
+            + _legend(run)
+        )
+    warnings = "".join(f"<li>{escape(w)}</li>" for w in run.warnings)
+    details = _details("Layers", tables.layers(run)) + _details("Groups", tables.groups(run))
+    return (
+        f"<section><h2>{escape(run.model)}, batch {run.batch}</h2>{_figures(run)}{groups}"
+        + (f'<ul class="warnings">{warnings}</ul>' if warnings else "")
+        + f'<div class="charts">{"".join(charts)}</div>{details}</section>'
+    )
+
+
+def _figures(run: Run) -> str:
+    cells = [
+        ("median", f"{milliseconds(run.latency.median)} ms"),
+        ("p99", f"{milliseconds(run.latency.p99)} ms"),
+        ("images a second", f"{run.throughput:.0f}"),
+        ("variation", f"{run.latency.cv:.1%}"),
+    ]
+    if run.startup is not None:
+        cells += [
+            ("cold start", f"{run.startup.cold_start_ms:.0f} ms"),
+            ("peak memory", size(run.startup.peak_bytes)),
+        ]
+    if run.startup is not None and run.startup.device_bytes is not None:
+        cells.append(("GPU memory", size(run.startup.device_bytes)))
+    return (
+        '<dl class="numbers">'
+        + "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in cells)
+        + "</dl>"
+    )
+
+
+def _legend(run: Run) -> str:
+    items = "".join(
+        f'<li><span class="swatch g-{g.group}"></span>{g.group} {milliseconds(g.milliseconds)} ms</li>'
+        for g in run.groups
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _longest(rows: Sequence[Row]) -> list[Row]:
+    """The rows worth a bar, in the order in which they run."""
+    chosen = sorted(rows, key=lambda r: -r.milliseconds)[:SHOWN]
+    return [row for row in rows if row in chosen]
+
+
+def _bars(rows: Sequence[Row]) -> str:
+    longest = max((row.milliseconds for row in rows), default=0.0) or 1.0
+    return (
+        '<div class="bars">'
+        + "".join(
+            _bar(
+                row.name,
+                row.milliseconds / longest,
+                f"{milliseconds(row.milliseconds)} ms, {row.share:.0%}",
+                row.group,
+            )
+            for row in rows
+        )
+        + "</div>"
+    )
+
+
+def _bar(name: str, length: float, value: str, group: str) -> str:
+    return (
+        f'<span class="name">{escape(name)}</span><span class="track"><span class="fill g-{group}" '
+        f'style="width:{100 * length:.1f}%"></span></span><span class="value">{escape(value)}</span>'
+    )
+
+
+def _comparison(found: Comparison) -> str:
+    timed = [entry for entry in found.entries if entry.latency is not None]
+    longest = max((e.latency.median for e in timed if e.latency), default=1.0)
+    bars = ""
+    for entry in timed:
+        assert entry.latency is not None
+        ratio = found.ratio(entry)
+        value = f"{milliseconds(entry.latency.median)} ms" + (f", {ratio:.2f}x" if ratio else "")
+        group = "routing" if entry is found.entries[0] else "other"
+        bars += _bar(entry.name, entry.latency.median / longest, value, group)
+    versions = "; ".join(dict.fromkeys(entry.version for entry in found.entries))
+    table = tables.comparison(found)
+    return (
+        f'<section><h2>{escape(table.title)}</h2><div class="bars">{bars}</div>'
+        f"<p>Medians. The same inputs, in turns, outputs compared before. {escape(versions)}.</p>"
+        f"{_details('Comparison', table)}</section>"
+    )
+
+
+def _figure(title: str, chart: str, note: str = "") -> str:
+    caption = f"<p>{escape(note)}</p>" if note else ""
+    return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{caption}</figure>"
+
+
+def _details(name: str, table: Table | None) -> str:
+    if table is None:
+        return ""
+    return f"<details><summary>{escape(name)} as a table</summary>{_table(table)}</details>"
+
+
+def _table(table: Table | None) -> str:
+    if table is None:
+        return ""
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    caption = f"<caption>{escape(table.title)}</caption>"
+    return (
+        f"<div "
+        f'class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )

@@ -1,0 +1,157 @@
+"""A report's charts as a picture, drawn by matplotlib where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.files import write_bytes
+from capsedge.runtime.profiling.machine import Peaks
+from capsedge.runtime.profiling.report import OTHER, Report, Run
+from capsedge.runtime.profiling.style import COLOURS
+from capsedge.runtime.profiling.units import milliseconds, size
+
+DPI = 80
+SHOWN = 14  # layers with a bar
+
+
+def check_matplotlib() -> None:
+    """Make sure that charts can be drawn.
+
+    Raises:
+        EnvironmentProblem: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EnvironmentProblem(
+            "matplotlib is not installed.",
+            "It draws the PNG; the HTML report needs nothing.",
+            "pip install 'capsedge[profile]'",
+        )
+
+
+def save_png(report: Report, path: Path) -> None:
+    """Draw every run in a row: layers, latencies, roofline; and every comparison below.
+
+    Raises:
+        EnvironmentProblem: matplotlib is not installed.
+        UsageError: the place cannot be written.
+    """
+    check_matplotlib()
+    import matplotlib.figure
+
+    rows = len(report.runs) + len(report.comparisons)
+    figure = matplotlib.figure.Figure(figsize=(13, 3.6 * rows), layout="constrained")
+    parts = figure.subfigures(rows, 1, squeeze=False)[:, 0]
+    for run, part in zip(report.runs, parts, strict=False):
+        _run(part, run, report.peaks)
+    for found, part in zip(report.comparisons, parts[len(report.runs) :], strict=True):
+        axis = part.subplots()
+        timed = [entry for entry in found.entries if entry.latency is not None]
+        medians = [entry.latency.median for entry in timed if entry.latency is not None]
+        colours = [COLOURS["routing"], *[COLOURS[OTHER]] * len(timed)][: len(timed)]
+        bars = axis.barh([entry.name for entry in timed], medians, color=colours)
+        axis.bar_label(
+            bars, [f"{milliseconds(m)} ms, {m / medians[0]:.2f}x" for m in medians], padding=3
+        )
+        axis.invert_yaxis()
+        axis.margins(x=0.2)
+        _plain(axis, f"Side by side, batch {found.batch}", "milliseconds (median)")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    write_bytes(path, buffer.getvalue())
+
+
+def _run(part: Any, run: Run, peaks: Peaks | None) -> None:
+    wanted: list[Callable[[Any, Run, Peaks | None], None]] = [_latencies]
+    if run.operators is not None and run.layers:
+        wanted.insert(0, _layers)
+    if run.operators is not None and peaks is not None:
+        wanted.append(_roofline)
+    axes = part.subplots(1, len(wanted), squeeze=False)[0]
+    for draw, axis in zip(wanted, axes, strict=True):
+        draw(axis, run, peaks)
+    memory = f", peak memory {size(run.startup.peak_bytes)}" if run.startup else ""
+    part.suptitle(
+        f"{run.model}, batch {run.batch}: median {milliseconds(run.latency.median)} ms, "
+        f"{run.throughput:.0f} images/s{memory}",
+        fontsize=11,
+        fontweight="bold",
+    )
+
+
+def _layers(axis: Any, run: Run, _: Peaks | None) -> None:
+    longest = sorted(run.layers, key=lambda r: -r.milliseconds)[:SHOWN]
+    rows = [row for row in run.layers if row in longest]
+    bars = axis.barh(
+        range(len(rows)), [r.milliseconds for r in rows], color=[COLOURS[r.group] for r in rows]
+    )
+    axis.bar_label(bars, [f"{r.share:.0%}" for r in rows], padding=2, fontsize=8)
+    axis.set_yticks(range(len(rows)), [r.name for r in rows], fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(x=0.15)
+    for group in dict.fromkeys(r.group for r in rows):
+        axis.barh(0, 0, color=COLOURS[group], label=group)
+    if run.named:
+        axis.legend(fontsize=7, loc="lower right")
+    _plain(axis, f"Time by {'layer' if run.named else 'operator type'}", "milliseconds")
+
+
+def _latencies(axis: Any, run: Run, _: Peaks | None) -> None:
+    ms = 1e3 * np.asarray(run.samples)
+    high = float(np.percentile(ms, 99.5))
+    axis.hist(np.minimum(ms, high), bins=60, color=COLOURS["stem"])
+    for value, name in ((run.latency.median, "median"), (run.latency.p99, "p99")):
+        axis.axvline(min(value, high), color="#D55E00", linestyle="--", linewidth=1.2)
+        axis.text(
+            min(value, high),
+            axis.get_ylim()[1],
+            f" {name} {milliseconds(value)}",
+            fontsize=8,
+            va="top",
+        )
+    _plain(axis, f"{len(ms)} runs", "milliseconds")
+
+
+def _roofline(axis: Any, run: Run, peaks: Peaks | None) -> None:
+    assert peaks is not None
+    assert run.operators is not None
+    shown = [o for o in run.operators.operators if o.operations and o.bytes and o.microseconds > 0]
+    if shown:
+        axis.scatter(
+            [o.operations / o.bytes for o in shown],
+            [1e-3 * o.operations / o.microseconds for o in shown],
+            s=[12 + 500 * o.share for o in shown],
+            c=[COLOURS[o.group or OTHER] for o in shown],
+            alpha=0.7,
+            edgecolors="none",
+        )
+    ridge = peaks.operations / peaks.bandwidth
+    intensities = [o.operations / o.bytes for o in shown]
+    left, right = min([*intensities, ridge]) / 2, max([*intensities, ridge]) * 3
+    axis.plot(
+        [left, ridge, right],
+        [left * peaks.bandwidth / 1e9, peaks.operations / 1e9, peaks.operations / 1e9],
+        color="black",
+        linewidth=1.4,
+    )
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_ylabel("G operations a second", fontsize=8)
+    _plain(
+        axis,
+        f"Roofline ({peaks.operations / 1e9:.0f} G/s, {peaks.bandwidth / 1e9:.0f} GB/s)",
+        "operations a byte",
+    )
+
+
+def _plain(axis: Any, title: str, label: str) -> None:
+    axis.set_title(title, fontsize=9)
+    axis.set_xlabel(label, fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,195 @@
+"""Profile a session: latency, start, memory, operators."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime import environment
+from capsedge.runtime.files import sha256
+from capsedge.runtime.onnxruntime_backend import Port
+from capsedge.runtime.profiling import warnings
+from capsedge.runtime.profiling.engine import Feeds, configuration
+from capsedge.runtime.profiling.machine import Peaks, measure_peaks
+from capsedge.runtime.profiling.measure import Limits, processor_speed, take_times
+from capsedge.runtime.profiling.operators import time_operators
+from capsedge.runtime.profiling.report import Report, Run
+from capsedge.runtime.profiling.startup import measure_startup
+from capsedge.runtime.profiling.statistics import stable_window, summarize
+from capsedge.runtime.session import Session
+
+SEED = 0
+
+
+def profile(
+    session: Session,
+    *,
+    batch: int | Sequence[int] = 1,
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    warmup: float = 0.5,
+    duration: float = 3.0,
+    iterations: int = 10,
+    operators: bool = True,
+    startup: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Measure how fast, how steady and how large a session is, and why.
+
+    Args:
+        session: of ``capsedge.load``.
+        batch: batch sizes, one after the other; a file with a fixed batch has that one.
+        inputs: arrays by name instead of random ones; their first dimension is the batch.
+        warmup: seconds of runs that are not counted.
+        duration: seconds of counted runs.
+        iterations: counted runs at least, whatever the duration.
+        operators: also time every operator; ONNX Runtime only.
+        startup: also start a process of its own for cold start and memory.
+        progress: is told what is being done.
+
+    Raises:
+        UsageError: a wrong argument, or inputs that do not fit the model.
+        EnvironmentProblem: the process for the cold start does not start.
+    """
+    limits = checked_limits(warmup, duration, iterations)
+    batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)
+    device, threads = session_device(session), session_threads(session)
+    peaks = None
+    if operators and device == "cpu":
+        progress("measuring the machine's peaks")
+        peaks = measure_peaks(threads or environment.available_cores())
+    runs = []
+    for size in batches:
+        feeds = dict(inputs) if inputs else random_inputs(session, size)
+        progress(f"{session.path.name}, batch {size}: {duration:g} s")
+        runs.append(_run(session, feeds, size, limits, operators, startup, peaks, device, threads))
+    return Report(machine_facts(), peaks, runs)
+
+
+def _run(
+    session: Session,
+    feeds: Feeds,
+    batch: int,
+    limits: Limits,
+    operators: bool,
+    startup: bool,
+    peaks: Peaks | None,
+    device: str,
+    threads: int,
+) -> Run:
+    load, ticks = warnings.load_average(), warnings.stolen_ticks()
+    speeds = [processor_speed()]
+    samples = take_times(lambda: session.run(feeds), limits)
+    speeds.append(processor_speed())
+    stolen = warnings.stolen_share(ticks, warnings.stolen_ticks())
+    times = time_operators(session, feeds, peaks) if operators else None
+    started = measure_startup(session, feeds, device, threads) if startup else None
+    latency, stable = summarize(samples), stable_window(samples)
+    conditions = warnings.Conditions(tuple(speeds), load, environment.available_cores(), stolen)
+    return Run(
+        model=session.path.name,
+        sha256=sha256(session.path),
+        backend=backend_version(session),
+        device=device,
+        threads=threads,
+        batch=batch,
+        samples=samples.tolist(),
+        latency=latency,
+        stable=stable,
+        startup=started,
+        operators=times,
+        warnings=warnings.judge(latency, stable, conditions, times, device != "cpu"),
+    )
+
+
+def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:
+    """The limits of a measurement.
+
+    Raises:
+        UsageError: a negative time, or less than one run.
+    """
+    if warmup < 0 or duration < 0 or iterations < 1:
+        raise UsageError(
+            f"warmup {warmup:g} s, duration {duration:g} s, {iterations} iterations.",
+            "Times are not negative, and there is one counted run at least.",
+            "Use --warmup 0.5 --duration 3 --iterations 10.",
+        )
+    return Limits(warmup, duration, iterations)
+
+
+def _batches(session: Session, batch: int | Sequence[int]) -> list[int]:
+    wanted = [batch] if isinstance(batch, int) else list(batch)
+    if not wanted or min(wanted) < 1:
+        raise UsageError(
+            f"Batch sizes {wanted}.", "A batch has one image or more.", "Use --batch 1,8."
+        )
+    fixed = session.batch
+    if fixed is not None and any(size != fixed for size in wanted):
+        raise UsageError(
+            f"{session.path} has a fixed batch of {fixed}, and {wanted} was asked for.",
+            "",
+            f"Use --batch {fixed}, or export it with a free batch.",
+        )
+    return wanted
+
+
+def random_inputs(session: Session, batch: int) -> Feeds:
+    """Inputs of a batch: uniform in [0, 1) from a fixed seed, whole numbers from 0 to 255 or 0 and 1.
+
+    Raises:
+        UsageError: a dimension beside the batch is free.
+    """
+    rng = np.random.default_rng(SEED)
+    return {port.name: _random(rng, port, batch, session) for port in session.inputs}
+
+
+def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) -> NDArray[Any]:
+    sizes = [size for size in port.shape[1:] if isinstance(size, int)]
+    if len(sizes) != len(port.shape[1:]):
+        raise UsageError(
+            f"The input '{port.name}' of {session.path} has free dimensions beside the batch: "
+            f"{list(port.shape)}.",
+            "Nothing says which size to measure.",
+            "Give arrays: capsedge.profile(session, inputs={...}).",
+        )
+    shape = (batch, *sizes) if port.shape else ()
+    dtype = np.dtype(port.dtype)
+    if dtype.kind == "f":
+        return rng.random(shape).astype(dtype)
+    if dtype == np.uint8:
+        return rng.integers(0, 256, shape, dtype=np.uint8)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def session_device(session: Session) -> str:
+    """``cpu`` or ``cuda``: where the session runs."""
+    if session.path.suffix == ".engine":
+        return "cuda"
+    return "cpu" if configuration(session).on_cpu else "cuda"
+
+
+def session_threads(session: Session) -> int:
+    """Threads of one inference; 0 for the backend's own choice."""
+    return 0 if session.path.suffix == ".engine" else configuration(session).threads
+
+
+def backend_version(session: Session) -> str:
+    """What runs the session, with versions."""
+    import capsedge
+
+    package = "tensorrt" if session.path.suffix == ".engine" else "onnxruntime"
+    found = environment.versions(package)
+    return (
+        f"capsedge {capsedge.__version__} ({session.ops} operators), {package} "
+        f"{found.get(package, 'unknown')}"
+    )
+
+
+def machine_facts() -> dict[str, str]:
+    """The machine that measures."""
+    versions = environment.versions("numpy", "onnxruntime")
+    return {**environment.machine(), "python": platform.python_version(), **versions}

@@ -1,0 +1,72 @@
+"""A cold start: a process of its own that loads the model and answers once."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.runtime.profiling.driver import Worker, write_inputs
+from capsedge.runtime.profiling.engine import Feeds
+from capsedge.runtime.profiling.measure import Limits
+from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Startup:
+    """What a process takes from nothing to its first answer, and its memory.
+
+    Attributes:
+        cold_start_ms: from starting the process (Python included) to the first outputs; the file is in the
+            system's cache if it was read before.
+        load_ms: importing the runtime and loading the model.
+        first_ms: the first inference.
+        loaded_bytes: resident memory after loading.
+        steady_bytes: resident memory after a second of inferences.
+        peak_bytes: the most it ever had, loading included.
+        model_bytes: what loading and running added to the bare process.
+        device_bytes: memory on the GPU; None without one.
+    """
+
+    cold_start_ms: float
+    load_ms: float
+    first_ms: float
+    loaded_bytes: int | None
+    steady_bytes: int | None
+    peak_bytes: int | None
+    model_bytes: int | None
+    device_bytes: int | None
+
+
+def measure_startup(session: Session, feeds: Feeds, device: str, threads: int) -> Startup:
+    """Start a process that runs as the session does.
+
+    Raises:
+        EnvironmentProblem: the process does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="capsedge-profile-") as folder:
+        inputs = write_inputs(Path(folder), feeds)
+        specification = Specification(
+            "capsedge",
+            str(session.path),
+            str(inputs),
+            threads=threads,
+            # "fused" would be refused on a GPU, and by an engine; there "auto" chooses the same.
+            ops=session.ops if device == "cpu" else "auto",
+            device=device,
+        )
+        with Worker(specification) as worker:
+            _, memory = worker.round(Limits(warmup=0.1, duration=0.5, iterations=5))
+            first = worker.first
+            before, peak = first["before_bytes"], memory["peak_bytes"]
+            return Startup(
+                cold_start_ms=1e3 * worker.cold_start,
+                load_ms=1e3 * first["load_s"],
+                first_ms=1e3 * first["first_s"],
+                loaded_bytes=first["loaded_bytes"],
+                steady_bytes=memory["steady_bytes"],
+                peak_bytes=peak,
+                model_bytes=None if before is None or peak is None else peak - before,
+                device_bytes=memory["device_bytes"],
+            )

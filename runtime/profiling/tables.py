@@ -1,0 +1,145 @@
+"""The tables of a report, as text: for Markdown, HTML and the terminal alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from capsedge.runtime.profiling.compare import Comparison
+from capsedge.runtime.profiling.machine import Peaks
+from capsedge.runtime.profiling.report import Row, Run
+from capsedge.runtime.profiling.units import milliseconds, quantity, size
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the heads of the columns, and the rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def latency(runs: list[Run]) -> Table:
+    """A row a run: every statistic."""
+    columns = (
+        "model",
+        "batch",
+        "median",
+        "mean",
+        "min",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "std",
+        "cv",
+        "images/s",
+        "runs",
+    )
+    rows = []
+    for run in runs:
+        s = run.latency
+        times = (s.median, s.mean, s.min, s.p90, s.p95, s.p99, s.p99_9, s.std)
+        rows.append(
+            (run.model, str(run.batch), *map(milliseconds, times), f"{s.cv:.1%}",
+             f"{run.throughput:.0f}", str(s.count))
+        )  # fmt: skip
+    return Table("Latency, milliseconds a batch", columns, tuple(rows))
+
+
+def startup(runs: list[Run]) -> Table | None:
+    """Cold start and memory; None if nothing was measured."""
+    columns = (
+        "model",
+        "batch",
+        "cold start",
+        "load",
+        "first inference",
+        "steady memory",
+        "peak memory",
+        "of it model",
+        "GPU memory",
+    )
+    rows = []
+    for run in runs:
+        s = run.startup
+        if s is not None:
+            times = (f"{s.cold_start_ms:.0f} ms", f"{s.load_ms:.0f} ms", f"{s.first_ms:.1f} ms")
+            sizes = map(size, (s.steady_bytes, s.peak_bytes, s.model_bytes, s.device_bytes))
+            rows.append((run.model, str(run.batch), *times, *sizes))
+    return Table("Start and memory of a process of its own", columns, tuple(rows)) if rows else None
+
+
+def groups(run: Run) -> Table | None:
+    """Stem, votes, routing, classifier."""
+    return _rows(run, run.groups, f"Groups, batch {run.batch}", "group")
+
+
+def layers(run: Run) -> Table | None:
+    """Layers and iterations, or operator types."""
+    kind = "layer" if run.named else "operator type"
+    return _rows(run, run.layers, f"Time by {kind}, batch {run.batch}", kind)
+
+
+def _rows(run: Run, rows: list[Row], title: str, kind: str) -> Table | None:
+    if not rows or run.operators is None:
+        return None
+    columns = (kind, "operators", "ms", "share", "operations", "bytes", "at peak, ms", "of peak")
+    cells = [_cells(row) for row in rows]
+    call = run.operators.call_ms
+    cells.append(("call (not operators)", "", milliseconds(call), "", "", "", "", ""))
+    total = run.operators.sum_ms + call
+    whole = f"{run.operators.attributed:.0%} of the median {milliseconds(run.operators.median_ms)}"
+    cells.append(("sum", "", milliseconds(total), whole, "", "", "", ""))
+    return Table(title, columns, tuple(cells))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    reached = ""
+    if row.attainable is not None and row.milliseconds > 0 and row.attainable > 0:
+        reached = f"{row.attainable / row.milliseconds:.0%}"
+    attainable = "" if row.attainable is None else milliseconds(row.attainable)
+    return (
+        row.name, str(row.operators), milliseconds(row.milliseconds), f"{row.share:.1%}",
+        quantity(row.operations), size(row.bytes), attainable, reached,
+    )  # fmt: skip
+
+
+def comparison(found: Comparison) -> Table:
+    """A row an entrant."""
+    columns = (
+        "backend",
+        "median ms",
+        "p90",
+        "p99",
+        "cv",
+        "times the first",
+        "peak memory",
+        "cold start",
+        "difference",
+    )
+    rows = []
+    for entry in found.entries:
+        if entry.latency is None:
+            rows.append(
+                (entry.name, "-", "-", "-", "-", entry.problem, "-", "-", f"{entry.difference:.1e}")
+            )
+            continue
+        s, ratio = entry.latency, found.ratio(entry)
+        rows.append(
+            (entry.name, milliseconds(s.median), milliseconds(s.p90), milliseconds(s.p99), f"{s.cv:.1%}",
+             "" if ratio is None else f"{ratio:.2f}x", size(entry.peak_bytes),
+             f"{entry.cold_start_ms:.0f} ms", f"{entry.difference:.1e}")
+        )  # fmt: skip
+    threads = found.threads or "default"
+    title = f"Side by side, batch {found.batch}, threads {threads}, {found.rounds} rounds in turns"
+    return Table(title, columns, tuple(rows))
+
+
+def peaks(found: Peaks) -> str:
+    """The machine's peaks in a sentence."""
+    return (
+        f"Measured peaks with {found.threads} threads: {found.operations / 1e9:.0f} billion FP32 "
+        f"operations a second "
+        f"(a matrix product in ONNX Runtime), {found.bandwidth / 1e9:.1f} GB/s (a copy in memory)."
+    )

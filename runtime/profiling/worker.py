@@ -1,0 +1,179 @@
+"""One backend in a process of its own: loads, answers, times itself; driven over its pipes.
+
+    python -m capsedge.runtime.profiling.worker SPECIFICATION
+
+A process each keeps memory apart, makes a cold start a cold one, and lets the driver give backends their
+turns. The specification and every line in and out are JSON documents. `serve` is the protocol, for workers
+elsewhere too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from capsedge.errors import CapsedgeError
+
+Loader = Callable[["Specification"], tuple[Callable[[dict[str, Any]], dict[str, Any]], str]]
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What a worker runs.
+
+    Attributes:
+        peer: ``capsedge``, ``ort``, ``openvino``; others are workers of their own.
+        model: the ONNX file.
+        inputs: an ``.npz`` file with the inputs by name.
+        answer: the ``.npz`` file to write the outputs to; empty for none.
+        threads: of one inference; 0 for the backend's own choice.
+        ops, device, provider: as for ``capsedge.load``.
+        checkpoint: for peers that run the trained model itself.
+    """
+
+    peer: str
+    model: str
+    inputs: str
+    answer: str = ""
+    threads: int = 0
+    ops: str = "auto"
+    device: str = "cpu"
+    provider: str = "auto"
+    checkpoint: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def serve(load: Loader, specification: Specification) -> None:
+    """Load, answer once, then time as many runs as the driver asks for, until it closes the pipe.
+
+    The first line out says how long importing and loading, and the first inference took, and the memory after
+    each; then, for each line in (``{"warmup": s, "duration": s, "iterations": n}``), the times of those runs.
+    """
+    import numpy as np
+
+    from capsedge.runtime.profiling import memory
+    from capsedge.runtime.profiling.measure import Limits, take_times
+
+    with np.load(specification.inputs) as archive:
+        feeds = {name: archive[name] for name in archive.files}
+    before = memory.resident()
+    start = time.perf_counter()
+    run, version = load(specification)
+    loaded_at, loaded = time.perf_counter(), memory.resident()
+    outputs = run(feeds)
+    first = time.perf_counter() - loaded_at
+    _say(
+        {
+            "version": version,
+            "load_s": loaded_at - start,
+            "first_s": first,
+            "before_bytes": before,
+            "loaded_bytes": loaded,
+        }
+    )
+    if specification.answer:
+        arrays: dict[str, Any] = {name: np.asarray(v) for name, v in outputs.items()}
+        np.savez(specification.answer, **arrays)
+        _say({"answered": True})
+    for line in sys.stdin:
+        samples = take_times(lambda: run(feeds), Limits(**json.loads(line)))
+        _say(
+            {
+                "seconds": samples.tolist(),
+                "steady_bytes": memory.resident(),
+                "peak_bytes": memory.peak_resident(),
+                "device_bytes": memory.device_memory(),
+            }
+        )
+
+
+def _say(document: dict[str, Any]) -> None:
+    print(json.dumps(document), flush=True)
+
+
+def load_capsedge(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
+    """The runtime of this package."""
+    import onnxruntime
+
+    import capsedge
+
+    session = capsedge.load(
+        s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider
+    )
+    version = (
+        f"capsedge {capsedge.__version__} ({session.ops}), onnxruntime {onnxruntime.__version__}"
+    )
+    return session.run, version
+
+
+def load_ort(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
+    """ONNX Runtime as it comes, without capsedge's operator library."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = s.threads
+    session = onnxruntime.InferenceSession(s.model, options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return (
+        lambda feeds: dict(zip(names, session.run(names, feeds), strict=True)),
+        f"onnxruntime {onnxruntime.__version__}",
+    )
+
+
+def load_openvino(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
+    """OpenVINO in FP32: its default would be bfloat16 on processors that have it."""
+    import openvino
+
+    config: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    if s.threads:
+        config["INFERENCE_NUM_THREADS"] = s.threads
+    compiled = openvino.Core().compile_model(s.model, "CPU", config)
+    request = compiled.create_infer_request()
+
+    def run(feeds: dict[str, Any]) -> dict[str, Any]:
+        request.infer(feeds)
+        return {
+            name: request.get_tensor(output).data
+            for output in compiled.outputs
+            for name in output.names
+        }
+
+    return run, f"openvino {openvino.__version__.split('-')[0]}, FP32"
+
+
+LOADERS: dict[str, Loader] = {
+    "capsedge": load_capsedge,
+    "ort": load_ort,
+    "openvino": load_openvino,
+}
+
+
+def main(loaders: dict[str, Loader] = LOADERS) -> None:
+    """Serve the specification given as the first argument; errors go out as the first line."""
+    specification = Specification(**json.loads(sys.argv[1]))
+    try:
+        serve(loaders[specification.peer], specification)
+    except CapsedgeError as error:
+        _say({"error": [error.what, error.why, error.fix]})
+    except Exception as error:
+        first = str(error).strip().splitlines()
+        _say(
+            {
+                "error": [
+                    f"{specification.peer} failed.",
+                    f"{type(error).__name__}: {first[0] if first else ''}",
+                    "",
+                ]
+            }
+        )
+
+
+if __name__ == "__main__":
+    main()
