@@ -6,7 +6,18 @@ import sys
 
 import typer
 
-from capsedge.cli import _common, build, config, doctor, export, infer, inspect, train, verify
+from capsedge.cli import (
+    _common,
+    build,
+    config,
+    doctor,
+    export,
+    infer,
+    inspect,
+    profile,
+    train,
+    verify,
+)
 from capsedge.errors import CapsedgeError
 
 app = typer.Typer(
@@ -41,6 +52,7 @@ app.command("export")(export.command)
 app.command("build")(build.command)
 app.command("infer")(infer.command)
 app.command("verify")(verify.command)
+app.command("profile")(profile.command)
 app.command("inspect")(inspect.command)
 app.command("doctor")(doctor.command)
 app.command("config")(config.command)
