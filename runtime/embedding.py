@@ -19,12 +19,14 @@ class Embedding:
         library: the shared library.
         cmake: folder of capsedgeConfig.cmake.
         pkgconfig: folder of capsedge.pc.
+        examples: folder of classify.cpp and the other examples.
     """
 
     include: Path
     library: Path
     cmake: Path
     pkgconfig: Path
+    examples: Path
 
     @property
     def cflags(self) -> list[str]:
@@ -53,7 +55,11 @@ def find_embedding() -> Embedding:
         if library.is_file():
             packages = root / "lib"
             return Embedding(
-                root / "include", library, packages / "cmake" / "capsedge", packages / "pkgconfig"
+                include=root / "include",
+                library=library,
+                cmake=packages / "cmake" / "capsedge",
+                pkgconfig=packages / "pkgconfig",
+                examples=root / "share" / "capsedge" / "examples",
             )
     raise EnvironmentProblem(
         "The C and C++ library of capsedge is not installed.",

@@ -16,6 +16,9 @@ def command(
     cmakedir: Annotated[
         bool, typer.Option("--cmakedir", help="Folder for CMake: -Dcapsedge_DIR=...")
     ] = False,
+    examples: Annotated[
+        bool, typer.Option("--examples", help="Folder of the example programs.")
+    ] = False,
     as_json: _common.Json = False,
 ) -> None:
     """Say where the C and C++ library is, for compilers and CMake.
@@ -32,12 +35,13 @@ def command(
                 "library": str(found.library),
                 "cmakedir": str(found.cmake),
                 "pkgconfigdir": str(found.pkgconfig),
+                "examples": str(found.examples),
                 "cflags": found.cflags,
                 "libs": found.libs,
             }
         )
         return
-    if not (cflags or libs or cmakedir):
+    if not (cflags or libs or cmakedir or examples):
         from capsedge.cli._tables import print_table
 
         rows = [
@@ -45,6 +49,7 @@ def command(
             ["library", str(found.library)],
             ["CMake", str(found.cmake)],
             ["pkg-config", str(found.pkgconfig)],
+            ["examples", str(found.examples)],
         ]
         print_table("libcapsedge", ["", ""], rows)
         return
@@ -53,3 +58,5 @@ def command(
         print(shlex.join(flags))
     if cmakedir:
         print(found.cmake)
+    if examples:
+        print(found.examples)

@@ -313,7 +313,8 @@ class Session:
         self, inputs: Mapping[str, Array], rooms: Mapping[str, int] | None = None
     ) -> dict[str, Array]:
         """`capsedge_run`; ``rooms`` are the bytes for each output, a megabyte for all by default."""
-        rooms = rooms or dict.fromkeys(self.ports("output"), 1 << 20)
+        if rooms is None:
+            rooms = dict.fromkeys(self.ports("output"), 1 << 20)
         given = (Tensor * len(inputs))()
         for tensor, (name, array) in zip(given, inputs.items(), strict=True):
             assert array.flags.c_contiguous

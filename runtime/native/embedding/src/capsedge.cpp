@@ -13,6 +13,7 @@
 #include "error.h"
 #include "failure.h"
 #include "handles.h"
+#include "json.h"
 #include "prediction.h"
 #include "session.h"
 
@@ -48,7 +49,12 @@ capsedge_status* const kNoMemory = no_memory();  // made when the library is loa
 
 capsedge_status* status_of(capsedge_code code, const char* message) noexcept {
   try {
-    return new capsedge_status{code, message};
+    std::string text = message;
+    // File names and messages of ONNX Runtime may hold bytes of anything; a message is text in every language.
+    if (!is_utf8(text))
+      for (char& c : text)
+        if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+    return new capsedge_status{code, std::move(text)};
   } catch (...) {
     return kNoMemory;
   }

@@ -39,6 +39,12 @@ class Walker {
       if (f.number == 1 && f.wire == kVarint) version = f.value;
       if (f.wire != kBytes) return;
       switch (f.number) {
+        case 2: text(f.span); break;  // the producer
+        case 8:  // an operator set: its domain
+          bytes(f.span, [&](const Field& g) {
+            if (g.number == 1) text(g.span);
+          });
+          break;
         case 14: metadata(f.span); break;
         case 25: function(f.span); break;
         case 7:

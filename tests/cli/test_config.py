@@ -1,0 +1,247 @@
+"""`capsedge config`: programs build with what it prints, through a compiler, CMake and pkg-config."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from capsedge.cli import app
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime import embedding
+from capsedge.runtime.images import read_image
+from capsedge.zoo import default_model
+from tests.conftest import ROOT
+
+SAMPLES = [ROOT / "capsedge" / "samples" / f"{name}.png" for name in ("digit-3", "overlapping-2-7")]
+
+
+def installed() -> bool:
+    try:
+        embedding.find_embedding()
+    except EnvironmentProblem:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(
+    not installed(), reason="libcapsedge is not built: pip install -e . with a C++ compiler"
+)
+
+
+def config(*options: str) -> str:
+    found = CliRunner().invoke(app, ["config", *options])
+    assert found.exit_code == 0, found.output
+    return found.stdout.strip()
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, cwd=cwd
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tool(name: str, package: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    found = shutil.which(name, path=path)
+    if found is None:
+        pytest.skip(f"{name} is missing: apt-get install {package}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples, compiled with the flags that are printed."""
+    folder = tmp_path_factory.mktemp("examples")
+    flags = shlex.split(config("--cflags", "--libs"))
+    examples = Path(config("--examples"))
+    c, cpp = tool("cc", "gcc"), tool("c++", "g++")
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
+    for name in ("classify", "tensors"):
+        run(c, "-std=c99", *strict, examples / f"{name}.c", "-o", folder / f"{name}_c", *flags)
+    for name in ("classify", "server"):
+        source = examples / f"{name}.cpp"
+        run(cpp, "-std=c++17", *strict, "-pthread", source, "-o", folder / name, *flags)
+    return folder
+
+
+def infer(*arguments: str | Path) -> str:
+    return run(sys.executable, "-m", "capsedge", "infer", "--model", default_model(), *arguments)
+
+
+def test_json_and_table() -> None:
+    found = json.loads(config("--json"))
+    assert Path(found["library"]).is_file()
+    assert (Path(found["include"]) / "capsedge.h").is_file()
+    assert (Path(found["cmakedir"]) / "capsedgeConfig.cmake").is_file()
+    assert (Path(found["pkgconfigdir"]) / "capsedge.pc").is_file()
+    assert (Path(found["examples"]) / "classify.cpp").is_file()
+    assert config("--cmakedir") == found["cmakedir"]
+    assert shlex.split(config("--cflags", "--libs")) == found["cflags"] + found["libs"]
+    assert found["library"] in config()
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "LIBRARY", "libnothing.so")
+    with pytest.raises(EnvironmentProblem, match=r"apt-get install g\+\+"):
+        embedding.find_embedding()
+
+
+@pytest.mark.parametrize("options", [[], ["--top", "3"], ["--threshold", "0.35"], ["--invert"]])
+def test_classify_prints_what_infer_prints(programs: Path, options: list[str]) -> None:
+    assert run(programs / "classify", *options, default_model(), *SAMPLES) == infer(
+        *options, *SAMPLES
+    )
+
+
+def test_classify_in_c_and_through_ctypes(programs: Path) -> None:
+    found = run(programs / "classify_c", default_model(), SAMPLES[0])
+    assert f"{SAMPLES[0]}: class 3, length 0.9" in found
+    library = json.loads(config("--json"))["library"]
+    program = Path(config("--examples")) / "classify.py"
+    found = run(sys.executable, "-S", program, library, default_model(), *SAMPLES)
+    assert found.splitlines()[0].startswith(f"{SAMPLES[0]}: class 3, 0.9")
+    assert len(found.splitlines()) == 2
+
+
+def test_errors_of_an_example_are_those_of_the_library(programs: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(default_model().read_bytes()[:-100])
+    for arguments, code, message in (
+        ([cut, SAMPLES[0]], 6, "not a whole ONNX file"),
+        ([tmp_path / "none.onnx", SAMPLES[0]], 2, "No such file"),
+        ([default_model(), cut], 2, "no PNG file"),
+    ):
+        for program in ("classify", "classify_c"):
+            done = subprocess.run(
+                [str(programs / program), *map(str, arguments)],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert done.returncode == code
+            assert message in done.stderr
+
+
+def test_tensors(programs: Path) -> None:
+    found = run(programs / "tensors_c", default_model())
+    assert "output reconstruction: type 1, shape N 10 1 28 28" in found
+    assert "the bar is a 1" in found
+    assert "3 runs of 3 images" in found
+
+
+def test_server(programs: Path) -> None:
+    """Several connections at once, each with several requests, and a bad one."""
+    pixels = [read_image(path) for path in SAMPLES]
+    with subprocess.Popen(
+        [str(programs / "server"), str(default_model()), "3"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        port = int(server.stdout.readline().split()[1])
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
+        for _ in range(2):
+            for client in clients:
+                height, width, channels = pixels[0].shape
+                client.sendall(f"{height} {width} {channels}\n".encode() + pixels[0].tobytes())
+            for client in clients:
+                assert client.recv(100).decode().startswith("3 0.9")
+        clients[0].sendall(b"hello\n")
+        assert clients[0].recv(100).startswith(b"error: wanted HEIGHT WIDTH CHANNELS")
+        for client in clients[:2]:  # the third stays: the server ends all the same
+            client.close()
+        _, errors = server.communicate(timeout=60)
+        clients[2].close()
+    assert server.returncode == 0
+    assert errors.startswith("7 images, ")
+
+
+def test_png_of_the_examples_reads_what_pillow_reads(programs: Path, tmp_path: Path) -> None:
+    """Filters and block types: noise, runs, colours, alpha; through `classify`, against `infer`."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    files = []
+    for mode, channels in (("L", 1), ("LA", 2), ("RGB", 3), ("RGBA", 4)):
+        for kind in range(3):
+            noise = rng.integers(0, 256, (37, 41, channels)).astype(np.uint8)
+            smooth = np.add.outer(np.arange(37) * 3, np.arange(41) * 2)[..., None] % 256
+            values = noise if kind == 0 else np.repeat(smooth, channels, 2).astype(np.uint8)
+            picture = Image.fromarray(values.squeeze(), mode)
+            files.append(tmp_path / f"{mode}{kind}.png")
+            picture.save(files[-1], compress_level=(6, 9, 0)[kind])
+    assert run(programs / "classify", default_model(), *files) == infer(*files)
+
+
+def test_cmake_and_pkg_config(tmp_path: Path) -> None:
+    cmake, examples = tool("cmake", "cmake"), config("--examples")
+    run(cmake, "-S", examples, "-B", tmp_path / "build", f"-Dcapsedge_DIR={config('--cmakedir')}")
+    run(cmake, "--build", tmp_path / "build", "--target", "tensors")
+    assert "the bar is a 1" in run(tmp_path / "build" / "tensors", default_model())
+    pkg_config = tool("pkg-config", "pkg-config")
+    done = subprocess.run(
+        [pkg_config, "--cflags", "--libs", "capsedge"],
+        env={**os.environ, "PKG_CONFIG_PATH": json.loads(config("--json"))["pkgconfigdir"]},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "-lcapsedge" in done.stdout
+
+
+def test_the_header_needs_no_exceptions(tmp_path: Path) -> None:
+    source = tmp_path / "program.cpp"
+    source.write_text(
+        "#include <capsedge.hpp>\n"
+        'int main() { return capsedge::Session::open("x").error().code == CAPSEDGE_USAGE ? 0 : 1; }\n'
+    )
+    flags = shlex.split(config("--cflags", "--libs"))
+    program = tmp_path / "program"
+    run(tool("c++", "g++"), "-std=c++17", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra",
+        "-Werror", source, "-o", program, *flags)  # fmt: skip
+    run(program)
+
+
+def test_exceptions_and_moves_on_request(tmp_path: Path) -> None:
+    source = tmp_path / "program.cpp"
+    source.write_text(
+        """
+#include <capsedge.hpp>
+#include <type_traits>
+using capsedge::Prediction, capsedge::Session;
+static_assert(!std::is_copy_constructible_v<Session> && std::is_nothrow_move_constructible_v<Session>);
+static_assert(!std::is_copy_constructible_v<Prediction> && std::is_nothrow_move_assignable_v<Prediction>);
+int main(int, char** words) {
+  try {
+    (void)Session::open("/nonexistent").value();
+    return 1;
+  } catch (const capsedge::Exception& e) {
+    if (e.code() != CAPSEDGE_USAGE) return 2;
+  }
+  Session first = Session::open(words[1]).value();
+  Session session = std::move(first);
+  if (first.describe()) return 3;
+  first = std::move(session);
+  const auto about = first.describe().value();
+  const unsigned char pixels[64 * 64] = {};
+  const capsedge_image image = capsedge::image(pixels, 60, 60, 1, 64);
+  const Prediction p = first.predict(image, capsedge::PredictOptions().top(4)).value();
+  if (p.size() != 1 || p[0].labels.size() != 4 || !p[1].labels.empty()) return 4;
+  if (first.prepare(image).value().size() != 28 * 28 || about.class_count != 10) return 5;
+  if (first.class_name(3).value() != "3" || first.property("none").value() != nullptr) return 6;
+  if (first.input(0).value().rank != 4 || first.output(9)) return 7;
+  return first.counters().value().runs == 1 ? 0 : 8;
+}
+"""
+    )
+    flags = shlex.split(config("--cflags", "--libs"))
+    run(tool("c++", "g++"), "-std=c++17", "-Wall", "-Wextra", "-Werror", source, "-o",
+        tmp_path / "program", *flags)  # fmt: skip
+    run(tmp_path / "program", default_model())

@@ -1,0 +1,165 @@
+"""libcapsedge in other builds: sanitizers, ARM under emulation; many calls, many threads, allocations."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from capsedge.zoo import default_model
+
+from . import embedding
+from .test_builds import ARM_CPUINFO, NATIVE, ROOT, environment
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+STRESS = Path("embedding") / "tests" / "capsedge_stress"
+SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
+# ONNX Runtime is not built with the sanitizer: its own synchronisation cannot be seen.
+SUPPRESSIONS = {
+    "thread": "race:libonnxruntime.so\ncalled_from_lib:libonnxruntime.so\nmutex:libonnxruntime.so\n",
+    "address,undefined": "leak:libonnxruntime.so\n",
+}
+
+
+def build(folder: Path, *options: str, target: str = "capsedge_stress") -> Path:
+    """Configure and build; returns the build folder."""
+    cmake = shutil.which("cmake", path=environment()["PATH"])
+    if cmake is None or shutil.which("c++") is None:
+        pytest.skip("needs cmake and a C++ compiler: pip install cmake; apt-get install g++")
+    for command in (
+        [cmake, "-S", str(NATIVE), "-B", str(folder), "-DCAPSEDGE_TESTS=ON", *options],
+        [cmake, "--build", str(folder), "-j", "2", "--target", target],
+    ):
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment()
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
+
+
+def stress(program: list[str], *words: str, **variables: str) -> str:
+    done = subprocess.run(
+        [*program, *words],
+        capture_output=True, text=True, check=False, env={**os.environ, **variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = build(tmp_path_factory.mktemp("plain"))
+    return [str(folder / STRESS), str(embedding.onnxruntime_library()), str(default_model())]
+
+
+def test_a_hundred_thousand_calls_do_not_grow(plain: list[str]) -> None:
+    assert "calls: 100000, grown by" in stress(plain, "calls", "100000")
+
+
+def test_a_call_allocates_nothing(plain: list[str]) -> None:
+    """In steady state, beyond what ONNX Runtime itself does."""
+    found = re.findall(
+        r"^allocations: (\w+) (\w+): ([\d.]+) a call in libcapsedge, ([\d.]+) elsewhere$",
+        stress(plain, "allocations"),
+        re.MULTILINE,
+    )
+    assert [(what, ops) for what, ops, _, _ in found] == [
+        (what, ops) for ops in ("portable", "fused") for what in ("run", "predict")
+    ]
+    for what, ops, ours, theirs in found:
+        assert float(theirs) > 0, "the counter counts"
+        assert float(ours) == 0, (what, ops)
+
+
+def test_threads_and_misuse(plain: list[str]) -> None:
+    assert "8 threads, 50 rounds" in stress(plain, "threads", "50")
+    assert "misuse: 10 rounds" in stress(plain, "misuse", "10")
+
+
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_sanitizers(kind: str, tmp_path: Path) -> None:
+    folder = build(tmp_path / "build", f"-DCAPSEDGE_SANITIZE={kind}", "-DCMAKE_BUILD_TYPE=Release")
+    rules = tmp_path / "suppressions"
+    rules.write_text(SUPPRESSIONS[kind])
+    program = [
+        str(folder / STRESS),
+        str(embedding.onnxruntime_library()),
+        str(default_model()),
+    ]
+    variable = {"thread": "TSAN_OPTIONS", "address,undefined": "LSAN_OPTIONS"}[kind]
+    for words in (["threads", "5"], ["misuse", "3"]):
+        stress(program, *words, **{variable: f"suppressions={rules}:print_suppressions=0"})
+
+
+def test_minimum_size(tmp_path: Path) -> None:
+    folder = build(tmp_path, "-DCMAKE_BUILD_TYPE=MinSizeRel", target="capsedge")
+    library = folder / "embedding" / "libcapsedge.so"
+    subprocess.run(["strip", str(library)], check=True)
+    assert library.stat().st_size < 1_500_000
+
+
+def test_arm(tmp_path: Path) -> None:
+    """With the ARM build of ONNX Runtime, both emulated."""
+    compiler = shutil.which("aarch64-linux-gnu-g++")
+    c_compiler = shutil.which("aarch64-linux-gnu-gcc")
+    if compiler is None or c_compiler is None or shutil.which("qemu-aarch64") is None:
+        pytest.skip("apt-get install g++-aarch64-linux-gnu qemu-user")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    platforms = ["--platform", "manylinux_2_28_aarch64", "--platform", "manylinux_2_27_aarch64"]
+    downloaded = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+         *platforms, "--python-version", python, "--dest", str(tmp_path),
+         f"onnxruntime=={onnxruntime.__version__}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    wheels = list(tmp_path.glob("onnxruntime*.whl"))
+    if not wheels:
+        pytest.skip(
+            f"no onnxruntime for ARM from the package index: {downloaded.stderr.strip()[-200:]}"
+        )
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        name = next(n for n in wheel.namelist() if "/libonnxruntime.so." in n)
+        runtime = Path(wheel.extract(name, tmp_path))
+    root = tmp_path / "root"
+    (root / "proc").mkdir(parents=True)
+    (root / "proc" / "cpuinfo").write_text(f"{ARM_CPUINFO}\n" * 2)
+    (root / "lib").symlink_to("/usr/aarch64-linux-gnu/lib")
+    folder = build(tmp_path / "build", "--toolchain", str(NATIVE / "cmake" / "aarch64.cmake"))
+    emulator = ["qemu-aarch64", "-cpu", "cortex-a72", "-L", str(root)]
+    program = [*emulator, str(folder / STRESS), str(runtime), str(default_model())]
+    assert "8 threads, 1 rounds" in stress(program, "threads", "1")
+    assert "misuse: 1 rounds" in stress(program, "misuse", "1")
+
+    # The checksums of tests/runtime/test_images.py: no fused multiply-add where Python has none.
+    for words, digest in (
+        (["61", "47", "28", "28", "stretch", "0"], "8493b69b9b89d514"),
+        (["61", "47", "28", "28", "pad", "1"], "3a27027240be2f98"),
+        (["20", "131", "24", "36", "crop", "0"], "6c8f53b9092df6a7"),
+        (["9", "7", "32", "32", "stretch", "1"], "5db4c7fb6eff8bc6"),
+    ):
+        done = subprocess.run([*program, "prepare", *words], capture_output=True, check=True)
+        assert hashlib.sha256(done.stdout).hexdigest()[:16] == digest
+
+    example = tmp_path / "classify"
+    library = folder / "embedding"
+    subprocess.run(
+        [c_compiler, "-std=c99", f"-I{NATIVE}/embedding/include",
+         str(NATIVE / "embedding" / "examples" / "classify.c"), "-o", str(example),
+         f"-L{library}", "-lcapsedge", f"-Wl,-rpath,{library}"],
+        check=True,
+    )  # fmt: skip
+    found = stress(
+        [*emulator, str(example)],
+        str(default_model()),
+        str(SAMPLE),
+        CAPSEDGE_ONNXRUNTIME=str(runtime),
+    )
+    assert ": class 7, length 0.95" in found
