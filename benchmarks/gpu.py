@@ -8,7 +8,7 @@ Every operator is compared with torch before it is timed: a wrong one is reporte
 CUDA events around many calls on one stream, the median of ten rounds; a peer that runs out of memory says so.
 The floor of a layer is the larger of two times: its multiply-adds at the rate of a large FP32 matrix product
 without TF32, and its inputs, weights and outputs, once each, at the rate of a large copy. Both rates are
-measured in the same run. Inputs may stay in the GPU's cache between calls, so a small layer can beat the copy.
+measured in the same run. Inputs may stay in the cache between calls, so a small layer can beat the copy.
 
 Whole models: torch eager, torch.compile (max-autotune, with CUDA graphs), ONNX Runtime's CUDA provider and
 TensorRT engines (native; fused where the plugin library is), each where it is installed.
