@@ -80,7 +80,7 @@ class DynamicRouting : public Operator {
         plan_votes(level, places, is_int8 ? nullptr : floats->data(), size, 1, size, out, parents, units);
     if (is_int8) (int8_ ? int8_ : own_int8)->use(routing.votes);
     routing.children = children;
-    routing.weight_floats = elements(weight_shape);
+    routing.weight_floats = elements(weight_shape) / (is_int8 ? 4 : 1);
     routing.passes = static_cast<int>(iterations_);
     routing.unit_stride = children * size;
     for (int64_t n = 0; n < images; n += units)

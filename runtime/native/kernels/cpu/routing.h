@@ -59,6 +59,12 @@ static void route(const RoutingPass& pass) {
   float* couplings = pass.scratch;
   float* tile = pass.scratch + kBlock * lanes;
   for (int64_t i = 0; i < pass.units * unit_sums; i += W) store(pass.sums + i, V{});
+  // With nothing to agree with and no priors all children share alike.
+  const bool uniform = pass.query == nullptr && pass.prior == nullptr;
+  if (uniform) {
+    for (int i = 0; i < kBlock * lanes; i += W) store(couplings + i, V{});
+    softmax(kBlock, couplings, shape.parents, lanes, pass.leaky, nullptr);
+  }
 
   for (int first = pass.first; first < pass.last; first += kBlock) {
     const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
@@ -80,12 +86,12 @@ static void route(const RoutingPass& pass) {
         for (; c < count; ++c)
           agreement<1>(shape, mine + c * shape.tile_stride, query, pass.scale,
                        prior ? prior + c * shape.parents : nullptr, couplings + c * lanes);
-      } else {
+      } else if (prior) {
         for (int c = 0; c < count; ++c)
           for (int v = 0; v < lanes; v += W)
-            store(couplings + c * lanes + v, prior ? load(prior + c * shape.parents + v) : V{});
+            store(couplings + c * lanes + v, load(prior + c * shape.parents + v));
       }
-      softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
+      if (!uniform) softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
       float* sums = pass.sums + u * unit_sums;
       int h = 0;
       for (; h + 8 <= elements; h += 8) weighted_sum<8>(shape, count, mine, couplings, h, sums);
