@@ -15,6 +15,8 @@ from capsedge.cli import (
     infer,
     inspect,
     profile,
+    quantize,
+    sweep,
     train,
     verify,
 )
@@ -49,10 +51,12 @@ def _main(
 
 app.command("train")(train.command)
 app.command("export")(export.command)
+app.command("quantize")(quantize.command)
 app.command("build")(build.command)
 app.command("infer")(infer.command)
 app.command("verify")(verify.command)
 app.command("profile")(profile.command)
+app.command("sweep")(sweep.command)
 app.command("inspect")(inspect.command)
 app.command("doctor")(doctor.command)
 app.command("config")(config.command)

@@ -68,6 +68,19 @@ def command(
     rtol: Annotated[
         float, typer.Option("--rtol", help="Relative tolerance, of a pose's size.")
     ] = 1e-4,
+    freeze_couplings: Annotated[
+        bool,
+        typer.Option(
+            "--freeze-couplings",
+            help="Approximation: couplings averaged over --calib-data instead of routing; measured.",
+        ),
+    ] = False,
+    calib_data: Annotated[
+        Path | None, typer.Option("--calib-data", help="Images for --freeze-couplings.")
+    ] = None,
+    calib_images: Annotated[
+        int, typer.Option("--calib-images", min=2, help="How many of them to draw.")
+    ] = 512,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Do everything but write the file.")
     ] = False,
@@ -79,6 +92,18 @@ def command(
     if iters is not None and iters < 1:
         raise UsageError(
             f"Routing cannot run {iters} iterations.", "", "Give --iters a number of 1 or more."
+        )
+    if freeze_couplings != (calib_data is not None):
+        raise UsageError(
+            "--freeze-couplings and --calib-data go together.",
+            "Couplings are averaged over images.",
+            "Give both, or neither.",
+        )
+    if freeze_couplings and (dry_run or ops != "auto"):
+        raise UsageError(
+            "Frozen couplings need a file with capsule operators.",
+            "--dry-run writes none, and --ops portable and fused are made from it.",
+            "Leave out --dry-run and --ops.",
         )
     unknown = [name for name in no_rewrite or [] if name not in REWRITES]
     if unknown:
@@ -97,7 +122,7 @@ def command(
     from capsedge.exporters import Rewrites, export
     from capsedge.runtime.files import sha256
 
-    source, file, name, trained = _source(model, checkpoint, routing)
+    source, file, name, trained = find_source(model, checkpoint, routing)
     target = output or Path(f"{name}.onnx")
     if not trained:
         log(
@@ -119,6 +144,9 @@ def command(
         dry_run=dry_run,
     )
     following = _next_commands(report, file)
+    frozen: dict[str, Any] | None = None
+    if calib_data is not None:
+        frozen = _freeze(target, calib_data, calib_images)
     if as_json:
         print_json(
             {
@@ -126,14 +154,67 @@ def command(
                 "model": name,
                 "checkpoint": str(file) if file else None,
                 "trained": trained,
+                **({"frozen_couplings": frozen} if frozen is not None else {}),
                 "next": following,
             }
         )
     else:
+        if frozen is not None:
+            _print_frozen(frozen)
         _print(report, name, file, following)
 
 
-def _source(
+def _freeze(target: Path, calib_data: Path, count: int) -> dict[str, Any]:
+    """Make the file just exported one with frozen couplings, and measure what that costs."""
+    import dataclasses
+
+    import onnx
+
+    from capsedge.calibration.quantize import split
+    from capsedge.calibration.source import Source, rounded
+    from capsedge.exporters.frozen import freeze
+    from capsedge.exporters.quantized import finish
+    from capsedge.runtime.files import write_bytes
+
+    source = Source(target, finish)
+    splits = split(source, calib_data, None, count)
+    for warning in splits.warnings:
+        log(f"warning: {warning}")
+    model = onnx.load(target)
+    layers = freeze(model, splits.calibration)
+    outcome = source.outcome(model, splits.evaluation)
+    measured = {
+        "averaged_images": len(splits.calibration),
+        "data_sha256": splits.calibration.sha256(),
+        "layers": layers,
+        **rounded(outcome),
+    }
+    described = dataclasses.replace(source.metadata, calibration={"frozen_couplings": measured})
+    onnx.helper.set_model_props(model, described.to_properties())
+    write_bytes(target, model.SerializeToString())
+    return measured
+
+
+def _print_frozen(frozen: dict[str, Any]) -> None:
+    log(
+        "APPROXIMATION: couplings are frozen to their mean over "
+        f"{frozen['averaged_images']} images; the file does not route any more."
+    )
+    accuracy = (
+        f"accuracy {100 * frozen['accuracy']:.2f} %, {100 * frozen['accuracy_fp32']:.2f} % routed"
+    )
+    print(
+        f"{'frozen':<10} approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
+        f"{frozen['images']} other images, {accuracy}"
+    )
+    for name, layer in frozen["layers"].items():
+        print(
+            f"{'':<10} {name}: couplings vary by {layer['deviation']:.4f} between images "
+            f"(equal ones are {layer['uniform']:.4f})"
+        )
+
+
+def find_source(
     name: str | None, checkpoint: Path | None, routing: str | None
 ) -> tuple[CapsuleModel, Path | None, str, bool]:
     """The model to export, its checkpoint, its name, and whether its weights are trained.

@@ -41,7 +41,10 @@ def command(
     rtol: Annotated[
         list[str] | None, typer.Option(help="Relative tolerance, [output:]value; may be repeated.")
     ] = None,
-    min_agreement: Annotated[float, typer.Option(help="Least share of equal decisions.")] = 1.0,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(help="Least share of equal decisions [default: 1; less for quantized files]."),
+    ] = None,
     ops: Annotated[str, typer.Option(help="auto, fused or portable.")] = "auto",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON.")

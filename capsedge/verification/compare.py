@@ -29,7 +29,7 @@ from capsedge.verification.reference import (
     find_checkpoint,
     load_reference,
 )
-from capsedge.verification.tolerance import Tolerance, tolerances
+from capsedge.verification.tolerance import Tolerance, least_agreement, tolerances
 
 BATCH = 50
 NOISE = 4.0  # a hard case may be off by so many times what eager FP32 itself is off from FP64
@@ -58,11 +58,14 @@ def verify(
     limit: int | None = None,
     atol: float | Mapping[str, float] | None = None,
     rtol: float | Mapping[str, float] | None = None,
-    min_agreement: float = 1.0,
+    min_agreement: float | None = None,
     ops: str = "auto",
     progress: Progress | None = None,
 ) -> Certificate:
     """Compare an artefact with its PyTorch source on real samples and hard cases.
+
+    Quantized files and approximations are judged by their decisions, by accuracy where there are
+    labels, and by being finite; their numbers are reported, and judged only against a tolerance given.
 
     Args:
         reference: a checkpoint file, a module, or None for the package's own checkpoint that the
@@ -71,7 +74,8 @@ def verify(
         data: a data set folder, an npz file, idx files, or images; the package's samples when left out.
         limit: only the first so many samples.
         atol, rtol: tolerance, one figure or figures by output; by default those of each output's name.
-        min_agreement: least share of samples with the same decision.
+        min_agreement: least share of samples with the same decision; by default 1 in FP32, and for other
+            precisions the figure of ``tolerance.AGREEMENT``.
         ops: which path runs the operators: ``auto``, ``fused`` or ``portable``.
         progress: called with (images done, images in all).
 
@@ -82,7 +86,7 @@ def verify(
         UsageError: an argument or the data is wrong.
         ArtefactError: the artefact is damaged, or was not exported from this checkpoint.
     """
-    if not 0 <= min_agreement <= 1:
+    if min_agreement is not None and not 0 <= min_agreement <= 1:
         raise UsageError(
             f"min_agreement is {min_agreement:g}.", "It is a share from 0 to 1.", "Use 0.999."
         )
@@ -93,6 +97,10 @@ def verify(
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
     shape = _input_shape(session)
     prep = session.metadata.preprocessing if session.metadata is not None else None
+    approximate = _approximate(session)
+    by_numbers = not approximate or atol is not None or rtol is not None
+    if min_agreement is None:
+        min_agreement = least_agreement(session.metadata)
     link, module = _reference(reference, session)
     names = [port.name for port in session.outputs]
     table = tolerances(names, atol, rtol)
@@ -121,15 +129,20 @@ def verify(
         _update(on_hard, wanted, _run(session, images), noise, None)
         step(len(images))
 
-    failures = _failures(on_samples, on_hard, min_agreement, samples.names, hard_names)
+    failures = _failures(
+        on_samples, on_hard, min_agreement, samples.names, hard_names, by_numbers, approximate
+    )
+    max_drop = _max_drop(session) if approximate else None
+    if max_drop is not None and on_samples.decisions is not None:
+        failures += _drop_failure(on_samples.decisions, max_drop)
     ledger = None
-    if failures:
+    if failures and not approximate:
         from capsedge.verification.ledger import routing_ledger
 
         worst = _worst_images(on_samples, on_hard, samples, hard)
         ledger = routing_ledger(source, session, worst).to_dict()
     return Certificate(
-        chain=(link, _artefact_link(session)),
+        chain=(link, *_source_links(session), _artefact_link(session)),
         samples={
             "source": Path(samples.source).name,
             "images": len(samples),
@@ -139,6 +152,8 @@ def verify(
         hard_cases={"names": list(hard_names), "noise_factor": NOISE, **on_hard.to_dict()},
         limits={
             "min_agreement": min_agreement,
+            "max_drop_points": max_drop,
+            "judged_by": "numbers and decisions" if by_numbers else "decisions",
             "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in table.items()},
         },
         failures=tuple(failures),
@@ -197,8 +212,48 @@ def _artefact_link(session: Session) -> Link:
             "iterations": meta.iterations,
             "checkpoint_sha256": meta.checkpoint_sha256,
         }
+        if meta.calibration:
+            facts["calibration"] = dict(meta.calibration)
     path = session.path
-    return Link("onnx", path.name, sha256(path), path.stat().st_size, facts)
+    kind = "quantized" if meta is not None and meta.precision != "fp32" else "onnx"
+    return Link(kind, path.name, sha256(path), path.stat().st_size, facts)
+
+
+def _source_links(session: Session) -> tuple[Link, ...]:
+    """The FP32 file between the checkpoint and a file made from it, as that file's metadata names it."""
+    meta = session.metadata
+    source = meta.calibration.get("source") if meta is not None else None
+    if meta is None or not source:
+        return ()
+    facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
+    return (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
+
+
+def _approximate(session: Session) -> bool:
+    """Whether a file is not meant to equal its source: another precision, frozen couplings."""
+    meta = session.metadata
+    return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
+
+
+def _max_drop(session: Session) -> float | None:
+    """Points of accuracy that a file was allowed to lose when it was made."""
+    meta = session.metadata
+    stated = meta.calibration.get("evaluation", {}).get("max_drop") if meta is not None else None
+    return None if stated is None else float(stated)
+
+
+def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
+    """A sentence if accuracy fell by more than was allowed and than one image is worth."""
+    if not decisions.labelled:
+        return []
+    lost = decisions.correct_reference - decisions.correct_found
+    points = 100 * lost / decisions.labelled
+    if lost <= 1 or points <= max_drop + 1e-9:
+        return []
+    return [
+        f"Accuracy: {points:.2f} points lost on {decisions.labelled} labelled samples, "
+        f"{max_drop:g} allowed when the file was made."
+    ]
 
 
 def _samples(
@@ -281,6 +336,8 @@ def _failures(
     min_agreement: float,
     sample_names: tuple[str, ...],
     hard_names: tuple[str, ...],
+    by_numbers: bool,
+    approximate: bool,
 ) -> list[str]:
     failures = []
     for place, comparison, names in (
@@ -292,7 +349,7 @@ def _failures(
                 failures.append(
                     f"{m.name}: {m.not_finite} values are NaN or infinite on the {place}."
                 )
-            if m.over:
+            if m.over and by_numbers:
                 worst = m.worst_image if m.worst_image is not None else 0
                 image = names[worst] if names else f"image {worst}"
                 failures.append(
@@ -300,6 +357,8 @@ def _failures(
                     f"{m.worst:.3g} times ({image}); max abs {m.max_abs:.3g}."
                 )
         decisions = comparison.decisions
+        if approximate and comparison is on_hard:
+            continue  # nothing to see in them: a decision is rounding's, in any precision but the source's
         if decisions is not None and decisions.agreement < min_agreement:
             failures.append(
                 f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from capsedge.errors import UsageError
+from capsedge.runtime.metadata import ModelMetadata
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,19 @@ DEFAULTS = {
     "couplings": Tolerance(1e-4, 0.0),
 }
 OTHER = Tolerance(1e-5, 1e-4)
+
+# Of the package's samples a tenth shows no digit at all; there the decision hangs on the last digits.
+AGREEMENT = {"fp32": 1.0, "fp16": 0.99, "int8": 0.95, "mixed": 0.95}
+APPROXIMATE_AGREEMENT = 0.95  # frozen couplings
+
+
+def least_agreement(metadata: ModelMetadata | None) -> float:
+    """The default of ``min_agreement`` for a file."""
+    if metadata is None:
+        return 1.0
+    if "frozen_couplings" in metadata.calibration:
+        return APPROXIMATE_AGREEMENT
+    return AGREEMENT.get(metadata.precision, 1.0)
 
 
 def tolerances(

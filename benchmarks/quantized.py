@@ -1,0 +1,232 @@
+"""INT8 through capsedge, through ONNX Runtime's own quantizer, and plain FP32: speed, size, accuracy.
+
+    python -m benchmarks.quantized
+    python -m benchmarks.quantized --accuracy ../shared/data/mnist --models digits-dynamic digits-em
+
+Speed is that of CapsNet-MNIST (the paper's size, random weights: speed does not depend on them), each file in
+a process of its own, rounds interleaved. ``--accuracy`` compares trained digit models on all test images
+instead; both quantizers calibrate on the same training images. Writes quantized.json and quantized.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.common import machine, statistics
+from benchmarks.peers import Peer
+
+PLAIN = "onnxruntime, plain export"
+FILES = {
+    "capsedge int8": ("capsedge fused", "int8.onnx"),
+    "capsedge fp32": ("capsedge fused", "fp32.onnx"),
+    "capsedge int8, no operator library": (PLAIN, "int8.onnx"),
+    "plain export": (PLAIN, "plain.onnx"),
+    "plain export, onnxruntime quantizer, all": (PLAIN, "naive.onnx"),
+    "plain export, onnxruntime quantizer, convolutions only": (PLAIN, "convolutions.onnx"),
+}
+CALIBRATION = 64
+
+
+class Reader:
+    """Calibration images as ONNX Runtime's quantizer reads them."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self._batches = iter([images[k : k + 1] for k in range(len(images))])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        """The next image, or None."""
+        image = next(self._batches, None)
+        return None if image is None else {"images": image}
+
+
+def library_default(plain: Path, output: Path, images: np.ndarray, only: list[str] | None) -> None:
+    """Quantize with ``onnxruntime.quantization``, everything by its defaults; ``only``: node types."""
+    from onnxruntime.quantization import quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    ready = output.with_suffix(".prepared.onnx")
+    quant_pre_process(str(plain), str(ready), skip_symbolic_shape=True)
+    more = {} if only is None else {"op_types_to_quantize": only}
+    quantize_static(str(ready), str(output), Reader(images), **more)
+
+
+def ours(model: Path, output: Path, images: Any) -> None:
+    """Quantize with capsedge, everything in INT8, without the gate."""
+    from capsedge.calibration.source import Source, uniform
+    from capsedge.exporters.quantized import finish
+
+    source = Source(model, finish)
+    table = source.calibrate(images, "mse", None)
+    made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    output.write_bytes(made.SerializeToString())
+
+
+def prepare(name: str, folder: Path, calibration: Any, batch: int) -> None:
+    """Write all files of a model."""
+    import torch
+
+    from capsedge.calibration.data import Images
+    from capsedge.checkpoint import load_checkpoint
+    from capsedge.exporters import Rewrites, export
+    from capsedge.models import build
+    from capsedge.zoo import ROUTINGS, zoo_checkpoint
+
+    torch.manual_seed(0)
+    trained = {zoo_checkpoint(r).stem: zoo_checkpoint(r) for r in ROUTINGS}
+    model = load_checkpoint(trained[name]) if name in trained else build(name).eval()
+    export(model, folder / "fp32.onnx")
+    export(model, folder / "plain.onnx", ops="portable", rewrites=Rewrites.none())
+    p = model.config.preprocessing
+    rng = np.random.default_rng(0)
+    if calibration is None:
+        pixels = rng.integers(0, 256, (CALIBRATION, p.height, p.width, p.channels), dtype=np.uint8)
+        calibration = Images("random", pixels, None, p)
+    prepared = np.concatenate(list(calibration.batches(64)))
+    ours(folder / "fp32.onnx", folder / "int8.onnx", calibration)
+    library_default(folder / "plain.onnx", folder / "naive.onnx", prepared, None)
+    library_default(folder / "plain.onnx", folder / "convolutions.onnx", prepared, ["Conv"])
+    images = rng.random((batch, p.channels, p.height, p.width), dtype=np.float32)
+    np.save(folder / "input.npy", images)
+
+
+def speed(
+    folder: Path, batch: int, threads: int, rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """One row a file: each in a process of its own, in turns."""
+    names = {"capsedge fused": "auto.onnx", PLAIN: "plain.onnx"}
+    peers = []
+    for label, (kind, file) in FILES.items():
+        place = folder / label.replace(" ", "-").replace(",", "")
+        place.mkdir(exist_ok=True)
+        (place / names[kind]).write_bytes((folder / file).read_bytes())
+        (place / "input.npy").write_bytes((folder / "input.npy").read_bytes())
+        peers.append((label, file, Peer(kind, place, batch, threads)))
+    for _, _, peer in peers:
+        peer.round(seconds / 2, keep=False)
+    for _ in range(rounds):
+        for _, _, peer in peers:
+            peer.round(seconds / rounds)
+    rows = []
+    for label, file, peer in peers:
+        row = {
+            "file": label,
+            "bytes": (folder / file).stat().st_size,
+            "version": peer.first["version"],
+        }
+        rows.append({**row, **statistics(peer.seconds)})
+        peer.close()
+    plain = next(r for r in rows if r["file"] == "plain export")
+    for row in rows:
+        row["times_plain"] = plain["median_ms"] / row["median_ms"]
+        row["size_ratio"] = row["bytes"] / plain["bytes"]
+    return rows
+
+
+def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[dict[str, Any]]:
+    """One row a file: decisions on the test images."""
+    import onnxruntime
+
+    from capsedge.calibration import evaluate
+    from capsedge.calibration.data import load_images
+    from capsedge.runtime.session import load
+
+    session = load(folder / "fp32.onnx")
+    assert session.metadata is not None
+    test = load_images(data, session.metadata.preprocessing, "test")
+    test = test if limit is None else test.draw(limit)
+    score = evaluate.score_name(session)
+    reference = evaluate.scores(folder / "fp32.onnx", test)
+    rows = []
+    for label, (kind, file) in FILES.items():
+        if "no operator library" in label or file == "plain.onnx":
+            continue
+        if kind == PLAIN:
+            plain = onnxruntime.InferenceSession(
+                str(folder / file), providers=["CPUExecutionProvider"]
+            )
+            found = np.concatenate([plain.run([score], {"images": x})[0] for x in test.batches(32)])
+        else:
+            found = evaluate.scores(folder / file, test)
+        outcome = evaluate.compare(reference, found, test, session)
+        size = (folder / file).stat().st_size
+        rows.append({"model": model, "file": label, "bytes": size, **outcome.to_dict()})
+    return rows
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The tables."""
+    m = document["machine"]
+    lines = [f"Measured on {m['cpu']}, {m['cores']} cores, with `{document['command']}`.", ""]
+    if document["speed"]:
+        lines += [
+            "| file | median ms | p10 - p90 | times plain FP32 | size |",
+            "|---|---|---|---|---|",
+        ]
+        for r in document["speed"]:
+            lines.append(
+                f"| {r['file']} | {r['median_ms']:.2f} | {r['p10_ms']:.2f} - {r['p90_ms']:.2f} | "
+                f"{r['times_plain']:.2f}x | {r['size_ratio']:.3f} |"
+            )
+    if document["accuracy"]:
+        lines += ["| model | file | accuracy | points lost | agreement |", "|---|---|---|---|---|"]
+        for r in document["accuracy"]:
+            lines.append(
+                f"| {r['model']} | {r['file']} | {100 * r['accuracy']:.2f} % | "
+                f"{r['drop_points']:.2f} | {100 * r['agreement']:.2f} % |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["capsnet-mnist"])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each file, over all rounds")
+    parser.add_argument("--accuracy", type=Path, metavar="DATA", help="compare decisions instead")
+    parser.add_argument("--limit", type=int, help="at most so many test images")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/benchmarks"))
+    options = parser.parse_args()
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "command": " ".join(["python -m benchmarks.quantized", *sys.argv[1:]]),
+        "onnx": onnx.__version__,
+        "speed": [],
+        "accuracy": [],
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        for model in options.models:
+            folder = Path(name) / model
+            folder.mkdir()
+            calibration = None
+            if options.accuracy is not None:
+                from capsedge.calibration.data import load_images
+                from capsedge.models import get_config
+
+                prep = get_config(model).preprocessing
+                calibration = load_images(options.accuracy, prep, "train").draw(256)
+            prepare(model, folder, calibration, options.batch)
+            if options.accuracy is not None:
+                document["accuracy"] += accuracy(model, folder, options.accuracy, options.limit)
+            else:
+                document["speed"] += speed(
+                    folder, options.batch, options.threads, options.rounds, options.seconds
+                )
+    (options.output / "quantized.json").write_text(json.dumps(document, indent=1))
+    (options.output / "quantized.md").write_text(markdown(document))
+    print(markdown(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The precision that is really executed, read back from ONNX Runtime's optimized graph."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime.native_library import find_library
+
+# What computes with weights or routes; everything else moves or normalizes.
+COMPUTING = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
+INTEGER = {
+    "QLinearConv",
+    "QLinearMatMul",
+    "QGemm",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
+    "ConvInteger",
+    "QuantizedConv",
+}
+NAMES = {
+    TensorProto.FLOAT: "fp32",
+    TensorProto.FLOAT16: "fp16",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "int8",
+    TensorProto.DOUBLE: "fp64",
+}
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One kind of computing node in the graph that runs.
+
+    Attributes:
+        op: its type, with its domain where that is not the default.
+        precision: of its arithmetic, or ``int8 weights`` for a routing operator that computes in FP32.
+        count: how many there are.
+    """
+
+    op: str
+    precision: str
+    count: int
+
+    def to_dict(self) -> dict[str, str | int]:
+        """JSON values."""
+        return {"op": self.op, "precision": self.precision, "count": self.count}
+
+
+def optimized(path: Path | str, threads: int = 1) -> onnx.ModelProto:
+    """The graph that ONNX Runtime makes of a file when it loads it; with the operator library, if any.
+
+    Raises:
+        ArtefactError: ONNX Runtime refuses the file.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    library = find_library()
+    if library is not None:
+        options.register_custom_ops_library(str(library))
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        try:
+            onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's errors have no common public base
+            raise ArtefactError(
+                f"ONNX Runtime cannot load {path}.", str(error).strip().splitlines()[0]
+            ) from error
+        return onnx.load(options.optimized_model_filepath)
+
+
+def executed(path: Path | str) -> list[Executed]:
+    """What computes in which precision in the optimized graph of a file."""
+    graph = optimized(path).graph
+    kinds = {t.name: t.data_type for t in graph.initializer}
+    kinds |= {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
+    for node in graph.node:
+        if node.op_type == "Cast":
+            to = next(a.i for a in node.attribute if a.name == "to")
+            kinds.setdefault(node.output[0], to)
+    counts: Counter[tuple[str, str]] = Counter()
+    for node in graph.node:
+        name = (
+            f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+        )
+        if node.op_type in INTEGER:
+            counts[name, "int8"] += 1
+        elif node.domain == "capsedge":
+            types = [kinds.get(i, TensorProto.UNDEFINED) for i in node.input]
+            precision = next((NAMES[k] for k in types if k in NAMES), "unknown")
+            if node.op_type.startswith("Quantized"):
+                precision = "int8 weights"
+            counts[name, precision] += 1
+        elif node.op_type in COMPUTING:
+            types = [kinds.get(i, TensorProto.UNDEFINED) for i in node.input[:2]]
+            precision = next((NAMES[k] for k in reversed(types) if k in NAMES), "fp32")
+            counts[name, precision] += 1
+    return [Executed(op, precision, n) for (op, precision), n in sorted(counts.items())]

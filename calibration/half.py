@@ -1,0 +1,157 @@
+"""FP16 by casts in the graph, with islands that stay in FP32, each with its rule and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from capsedge.calibration.graph import DOMAIN, Graph, Kept, initializer, replace_graph, shapes
+
+LARGEST = 65504.0
+HEADROOM = 4.0  # other images than the calibration's may go further
+SMALLEST_NORMAL = 2.0**-14  # below it FP16 loses digits; below 6e-8 everything
+SCALAR = 16  # constants of so few elements are looked at as epsilons
+STATISTICS = {
+    "BatchNormalization",
+    "Div",
+    "Exp",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "Log",
+    "LogSoftmax",
+    "Pow",
+    "Reciprocal",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceMean",
+    "ReduceSum",
+    "ReduceSumSquare",
+    "Sigmoid",
+    "Softmax",
+    "Sqrt",
+}
+# These compute nothing: they follow the type of what they are given.
+MOVING = {"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"}
+MOVING |= {"Squeeze", "Transpose", "Unsqueeze"}
+Limits = Mapping[str, tuple[float, float]]
+
+
+def emit(model: onnx.ModelProto, limits: Limits) -> tuple[onnx.ModelProto, list[Kept]]:
+    """The model in FP16, its inputs and outputs in FP32.
+
+    Capsule operators take FP16 and compute in FP32 inside, by their specification; their epsilons are
+    attributes in FP32. Every node that stays in FP32 is listed.
+
+    Args:
+        limits: smallest and largest value of the graph's FP32 tensors on the calibration images.
+    """
+    return _Emitter(model, limits).run()
+
+
+class _Emitter:
+    def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
+        self.graph = Graph(model)
+        self.limits = limits
+        known = shapes(model)
+        self.float_ = {
+            name for name, v in known.items() if v.type.tensor_type.elem_type == TensorProto.FLOAT
+        } | {
+            name for name, t in self.graph.initializers.items() if t.data_type == TensorProto.FLOAT
+        }
+        self.half: set[str] = set()  # tensors made in FP16, under their own names
+        self.nodes: list[onnx.NodeProto] = []
+        self.more: dict[str, onnx.TensorProto] = {}
+        self.like: dict[str, tuple[str, int]] = {}
+        self.cast: dict[tuple[str, int], str] = {}
+        self.kept: list[Kept] = []
+
+    def run(self) -> tuple[onnx.ModelProto, list[Kept]]:
+        outputs = self.graph.outputs
+        for node in self.graph.nodes:
+            made = onnx.NodeProto()
+            made.CopyFrom(node)
+            moving = node.op_type in MOVING and node.domain == ""
+            if moving:
+                first = next((i for i in node.input if i in self.float_), None)
+                half = first is not None and first in self.half
+            else:
+                reason = self._reason(node)
+                half = reason is None and any(o in self.float_ for o in node.output)
+                if reason is not None:
+                    self.kept.append(reason)
+            kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+            for k, name in enumerate(node.input):
+                if name in self.float_:
+                    made.input[k] = self._as(name, kind)
+            after = []
+            for k, name in enumerate(node.output):
+                if name not in self.float_ or not half:
+                    continue
+                if name in outputs:
+                    made.output[k] = f"{name}_fp16"
+                    self.cast[name, TensorProto.FLOAT16] = f"{name}_fp16"
+                    self.like[f"{name}_fp16"] = (name, TensorProto.FLOAT16)
+                    after.append(
+                        helper.make_node("Cast", [f"{name}_fp16"], [name], to=TensorProto.FLOAT)
+                    )
+                else:
+                    self.half.add(name)
+                    self.like[name] = (name, TensorProto.FLOAT16)
+            self.nodes += [made, *after]
+        return replace_graph(self.graph.model, self.nodes, self.more, self.like), self.kept
+
+    def _as(self, name: str, kind: int) -> str:
+        """The tensor in this type, by a cast where it is made in the other."""
+        if (kind == TensorProto.FLOAT16) == (name in self.half):
+            return name
+        if (name, kind) in self.cast:
+            return self.cast[name, kind]
+        new = f"{name}_fp16" if kind == TensorProto.FLOAT16 else f"{name}_fp32"
+        if name in self.graph.initializers:
+            self.more[new] = initializer(new, self.graph.array(name).astype(np.float16))
+        else:
+            self.nodes.append(helper.make_node("Cast", [name], [new], to=kind))
+            self.like[new] = (name, kind)
+        self.cast[name, kind] = new
+        return new
+
+    def _reason(self, node: onnx.NodeProto) -> Kept | None:
+        """Why a node stays in FP32; None if it does not."""
+        named = node.name or node.output[0]
+        floats = [n for n in (*node.input, *node.output) if n in self.float_]
+        if not floats:
+            return None
+        largest = max(self._largest(n) for n in floats)
+        if largest * HEADROOM > LARGEST:
+            numbers = (
+                f"magnitudes up to {largest:.4g}; FP16 ends at {LARGEST:.0f}, headroom {HEADROOM:g}"
+            )
+            return Kept(named, node.op_type, "range", numbers)
+        for name in node.input:
+            tensor = self.graph.initializers.get(name)
+            if name in self.float_ and tensor is not None:
+                values = np.abs(self.graph.array(name))
+                some = values[values > 0]
+                if some.size and (
+                    some.max() < SMALLEST_NORMAL
+                    or (values.size <= SCALAR and some.min() < SMALLEST_NORMAL)
+                ):
+                    numbers = (
+                        f"constant '{name}' has {some.min():.3g}, FP16's smallest normal number "
+                        f"is {SMALLEST_NORMAL:.3g}"
+                    )
+                    return Kept(named, node.op_type, "epsilon", numbers)
+        if node.domain != DOMAIN and node.op_type in STATISTICS:
+            low, high = self.limits.get(node.output[0], (0.0, 0.0))
+            numbers = f"inputs up to {largest:.4g}, results {low:.4g} to {high:.4g}"
+            return Kept(named, node.op_type, "statistics", numbers)
+        return None
+
+    def _largest(self, name: str) -> float:
+        if name in self.graph.initializers:
+            return float(np.abs(self.graph.array(name)).max(initial=0.0))
+        low, high = self.limits.get(name, (0.0, 0.0))
+        return max(abs(low), abs(high))

@@ -1,0 +1,185 @@
+"""Mixed precision: the smallest and the fastest assignment that keeps the accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.calibration.data import Images
+from capsedge.calibration.evaluate import Outcome, latency
+from capsedge.calibration.source import Source, uniform, written
+from capsedge.calibration.table import Table
+from capsedge.errors import EnvironmentProblem
+
+LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "int8")}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An assignment that was tried.
+
+    Attributes:
+        assignment: precision of every unit.
+        bytes: of the file.
+        milliseconds: of one image, for ranking.
+        outcome: against FP32 on the search images.
+        fits: whether the drop is within what is allowed.
+    """
+
+    assignment: dict[str, str]
+    bytes: int
+    milliseconds: float
+    outcome: Outcome
+    fits: bool
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values."""
+        return {
+            "assignment": self.assignment,
+            "bytes": self.bytes,
+            "milliseconds": self.milliseconds,
+            "fits": self.fits,
+            **self.outcome.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """Everything that was tried, in order."""
+
+    candidates: list[Candidate]
+
+    @property
+    def smallest(self) -> Candidate | None:
+        """The smallest file within the drop; None if nothing fits."""
+        return min((c for c in self.candidates if c.fits), key=lambda c: c.bytes, default=None)
+
+    @property
+    def fastest(self) -> Candidate | None:
+        """The fastest file within the drop; None if nothing fits."""
+        fitting = (c for c in self.candidates if c.fits)
+        return min(fitting, key=lambda c: c.milliseconds, default=None)
+
+    def pareto(self) -> list[Candidate]:
+        """The candidates that none beats in size, time and error at once, smallest first."""
+
+        def beaten(c: Candidate) -> bool:
+            mine = (c.bytes, c.milliseconds, c.outcome.error)
+            others = ((o.bytes, o.milliseconds, o.outcome.error) for o in self.candidates)
+            return any(
+                o != mine and all(a <= b for a, b in zip(o, mine, strict=True)) for o in others
+            )
+
+        return sorted((c for c in self.candidates if not beaten(c)), key=lambda c: c.bytes)
+
+
+def search(
+    source: Source,
+    table: Table,
+    data: Images,
+    target: str,
+    max_drop: float,
+    threads: int = 2,
+    tried: Callable[[Candidate], None] | None = None,
+) -> Search:
+    """Lower one unit after another, those first that save most for their damage.
+
+    From all-INT8 the units go to 4 bits in the order of score error a byte saved, each step kept
+    only if the drop stays within ``max_drop``. If INT8 itself does not fit, the units that do most
+    damage go back to FP32 first.
+
+    Args:
+        data: images to search on; accuracy is reported on others.
+        max_drop: points of accuracy.
+    """
+    units = source.quantizable(target)
+    found: list[Candidate] = []
+
+    def candidate(assignment: dict[str, str]) -> Candidate:
+        model, _ = source.emit(assignment, table, target)
+        outcome = source.outcome(model, data)
+        with written(model) as path:
+            time = latency(path, threads)
+        found.append(
+            Candidate(dict(assignment), model.ByteSize(), time, outcome, outcome.drop <= max_drop)
+        )
+        if tried is not None:
+            tried(found[-1])
+        return found[-1]
+
+    candidate(uniform(units, "fp32"))
+    current = candidate(uniform(units, "int8"))
+    alone = {u.name: _alone(source, table, data, target, u.name, "int8") for u in units}
+    for name in sorted(alone, key=lambda n: -alone[n].error):
+        if current.fits:
+            break
+        current = candidate({**current.assignment, name: "fp32"})
+    if "int4" in LEVELS[target]:
+        lower = {u.name: _alone(source, table, data, target, u.name, "int4") for u in units}
+        price = {u.name: lower[u.name].error / u.elements for u in units}
+        for name in sorted(price, key=lambda n: price[n]):
+            if current.assignment[name] != "int8":
+                continue
+            lowered = candidate({**current.assignment, name: "int4"})
+            if lowered.fits:
+                current = lowered
+    return Search(found)
+
+
+def _alone(
+    source: Source, table: Table, data: Images, target: str, name: str, level: str
+) -> Outcome:
+    model, _ = source.emit({name: level}, table, target)
+    return source.outcome(model, data)
+
+
+def plot(found: Search, max_drop: float, path: Path) -> None:
+    """Drop against size, one point a candidate; the Pareto front is drawn.
+
+    Raises:
+        EnvironmentProblem: matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "The picture needs matplotlib.", f"{error}.", "pip install matplotlib"
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from capsedge.runtime.files import replacing
+
+    whole = max(c.bytes for c in found.candidates)
+    figure, axis = pyplot.subplots(figsize=(7, 4))
+    for fits, colour, label in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):
+        some = [c for c in found.candidates if c.fits == fits]
+        axis.scatter(
+            [whole / c.bytes for c in some],
+            [c.outcome.drop for c in some],
+            [
+                12 * c.milliseconds / min(x.milliseconds for x in found.candidates) + 12
+                for c in some
+            ],
+            colour,
+            label=label,
+        )
+    front = [c for c in found.pareto() if c.fits]
+    axis.plot(
+        [whole / c.bytes for c in front], [c.outcome.drop for c in front], "-", color="#9aa5b1"
+    )
+    axis.axhline(max_drop, color="#c1121f", linewidth=0.8, linestyle="--")
+    axis.set_xlabel("times smaller than FP32 (area: time of one image)")
+    axis.set_ylabel("points of accuracy lost")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    figure.tight_layout()
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+    pyplot.close(figure)
+
+
+def levels(assignment: dict[str, str]) -> str:
+    """An assignment in one line."""
+    return ", ".join(f"{name} {level}" for name, level in assignment.items())

@@ -1,0 +1,237 @@
+"""INT8 for ONNX Runtime on the CPU: uint8 activations, int8 weights, 8 bits from one layer to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from capsedge.calibration import weights
+from capsedge.calibration.graph import (
+    DOMAIN,
+    ROUTING,
+    STORED,
+    Graph,
+    Unit,
+    attributes,
+    initializer,
+    replace_graph,
+)
+from capsedge.calibration.table import Table
+
+INT4_OPSET = 21  # the first whose Cast takes INT4
+Assignment = Mapping[str, str]  # unit -> fp32, fp16, int8, int4
+
+
+def emit(
+    model: onnx.ModelProto, units: list[Unit], assignment: Assignment, table: Table
+) -> onnx.ModelProto:
+    """The model with every unit in its precision.
+
+    Convolutions become ``QuantizedConv`` (in a file of standard operators only: ``QLinearConv``), with
+    their ReLU inside: uint8 with the zero point 0 saturates where the ReLU would cut. Routing operators
+    become those with INT8 weights. Other weights are stored small and made FP32 again by nodes
+    that ONNX Runtime folds when it loads the file.
+    """
+    return _Emitter(model, units, assignment, table).run()
+
+
+class _Emitter:
+    def __init__(
+        self, model: onnx.ModelProto, units: list[Unit], assignment: Assignment, table: Table
+    ) -> None:
+        self.graph = Graph(model)
+        self.level = {u.weight: assignment.get(u.name, "fp32") for u in units}
+        self.kind = {u.weight: u.kind for u in units}
+        self.table = table
+        self.nodes: list[onnx.NodeProto] = []
+        self.more: dict[str, onnx.TensorProto] = {}
+        self.like: dict[str, tuple[str, int]] = {}
+        self.in_8_bits: dict[str, str] = {}  # tensor -> the uint8 tensor that holds it
+        self.absorbed = {
+            id(relu)
+            for node in self.graph.nodes
+            if self._is_8_bit_conv(node) and (relu := self.graph.relu_after(node)) is not None
+        }
+
+    def run(self) -> onnx.ModelProto:
+        for node in self.graph.nodes:
+            if id(node) in self.absorbed:
+                continue
+            place = {"Conv": 1, **ROUTING, **STORED}.get(node.op_type)
+            level = "fp32"
+            if place is not None and len(node.input) > place:
+                level = self.level.get(node.input[place], "fp32")
+            if level == "fp32":
+                self.nodes.append(node)
+            elif self._is_8_bit_conv(node):
+                self._conv(node, level)
+            elif node.op_type in ROUTING and level != "fp16":
+                self._routing(node, ROUTING[node.op_type], level)
+            else:
+                self._stored(node, int(place or 0), level)
+        made = replace_graph(self.graph.model, self.nodes, self.more, self.like)
+        if "int4" in self.level.values():
+            for item in made.opset_import:
+                if item.domain == "":
+                    item.version = max(item.version, INT4_OPSET)
+        return made
+
+    def _is_8_bit_conv(self, node: onnx.NodeProto) -> bool:
+        return node.op_type == "Conv" and self.level.get(node.input[1]) in ("int8", "int4")
+
+    def _add(self, name: str, value: NDArray[Any]) -> str:
+        self.more.setdefault(name, initializer(name, value))
+        return name
+
+    def _integers(self, name: str, values: NDArray[np.int8], level: str) -> str:
+        """The INT8 tensor with these values; 4-bit ones are stored packed and cast on loading."""
+        quantized = f"{name}_{level}"
+        if level == "int8":
+            return self._add(quantized, values)
+        self.like[f"{name}_int8"] = (name, TensorProto.INT8)
+        if quantized not in self.more:
+            self.more[quantized] = weights.int4_tensor(quantized, values)
+            self.nodes.append(
+                helper.make_node("Cast", [quantized], [f"{name}_int8"], to=TensorProto.INT8)
+            )
+        return f"{name}_int8"
+
+    def _activation(self, tensor: str) -> tuple[str, str]:
+        """Scale and zero point of a tensor's uint8 form."""
+        scale, zero = activation_parameters(*_range(self.table, tensor))
+        return (
+            self._add(f"{tensor}_scale", np.float32(scale)),
+            self._add(f"{tensor}_zero_point", np.uint8(zero)),
+        )
+
+    def _conv(self, node: onnx.NodeProto, level: str) -> None:
+        graph = self.graph
+        x, y = node.input[0], graph.result(node)
+        x_scale, x_zero = self._activation(x)
+        y_scale, y_zero = self._activation(y)
+        if x not in self.in_8_bits:
+            self.in_8_bits[x] = f"{x}_uint8"
+            self.like[f"{x}_uint8"] = (x, TensorProto.UINT8)
+            self.nodes.append(
+                helper.make_node("QuantizeLinear", [x, x_scale, x_zero], [f"{x}_uint8"])
+            )
+        w_name = node.input[1]
+        w = graph.array(w_name)
+        bias = (
+            graph.array(node.input[2]).astype(np.float64)
+            if len(node.input) > 2 and node.input[2]
+            else np.zeros(len(w))
+        )
+        integers, scale = weights.quantize(w, (1, 2, 3), level)
+        step = float(onnx.numpy_helper.to_array(self.more[x_scale]))
+        # A channel of (nearly) no weight: the scale must let its bias fit 32 bits.
+        scale = scale.reshape(-1)
+        least = (np.abs(bias) / (step * 2.0**30)).astype(np.float32)
+        wide = scale <= least
+        if wide.any():
+            scale = np.where(wide, np.maximum(least, np.float32(1e-12)), scale).astype(np.float32)
+            exact = w[wide] / scale[wide].reshape(-1, 1, 1, 1)
+            integers[wide] = np.rint(exact).astype(np.int8)
+        whole = np.rint(bias / (step * scale.astype(np.float64))).astype(np.int32)
+        attribute = attributes(node)
+        geometry = {
+            "strides": list(attribute.get("strides", [1, 1])),
+            "pads": list(attribute.get("pads", [0, 0, 0, 0])),
+            "dilations": list(attribute.get("dilations", [1, 1])),
+        }
+        inputs = [
+            self.in_8_bits[x],
+            x_scale,
+            x_zero,
+            self._integers(w_name, integers, level),
+            self._add(f"{w_name}_scale", scale),
+            self._add(f"zeros_{len(w)}", np.zeros(len(w), np.int8)),
+            y_scale,
+            y_zero,
+            self._add(f"{w_name}_bias", whole),
+        ]
+        q = f"{y}_uint8"
+        self.like[q] = (y, TensorProto.UINT8)
+        if graph.fused:
+            made = helper.make_node("QuantizedConv", inputs, [q], domain=DOMAIN, **geometry)
+        else:
+            made = helper.make_node("QLinearConv", inputs, [q], **geometry)
+        self.nodes.append(made)
+        self.in_8_bits[y] = q
+        users = graph.consumers.get(y, [])
+        if y in graph.outputs or not all(self._is_8_bit_conv(user) for user in users):
+            self.nodes.append(helper.make_node("DequantizeLinear", [q, y_scale, y_zero], [y]))
+
+    def _routing(self, node: onnx.NodeProto, place: int, level: str) -> None:
+        name = node.input[place]
+        w = self.graph.array(name)
+        axes = (0, 3) if node.op_type == "DynamicRouting" else (0, 1, 2, 4)
+        integers, scale = weights.quantize(w, axes, level)
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        made.op_type = f"Quantized{node.op_type}"
+        made.overload = ""
+        inputs = [
+            *node.input[:place],
+            self._integers(name, integers, level),
+            self._add(f"{name}_scale", scale.squeeze(axes)),
+            *node.input[place + 1 :],
+        ]
+        del made.input[:]
+        made.input.extend(inputs)
+        self.nodes.append(made)
+
+    def _stored(self, node: onnx.NodeProto, place: int, level: str) -> None:
+        """A weight that is stored small and computed with in FP32."""
+        name = node.input[place]
+        restored = f"{name}_fp32"
+        if not any(restored in n.output for n in self.nodes):
+            w = self.graph.array(name)
+            self.like[restored] = (name, TensorProto.FLOAT)
+            if level == "fp16":
+                half = self._add(f"{name}_fp16", w.astype(np.float16))
+                cast = helper.make_node("Cast", [half], [restored], to=TensorProto.FLOAT)
+                self.nodes.append(cast)
+            else:
+                integers, scale = weights.quantize(w, _shared_axes(node, w.ndim), level)
+                eight = self._integers(name, integers, level)
+                self.nodes += [
+                    helper.make_node("Cast", [eight], [f"{name}_float"], to=TensorProto.FLOAT),
+                    helper.make_node(
+                        "Mul", [f"{name}_float", self._add(f"{name}_steps", scale)], [restored]
+                    ),
+                ]
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        made.input[place] = restored
+        self.nodes.append(made)
+
+
+def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
+    """The axes of a stored weight that share a scale: all but those of the output."""
+    if node.op_type == "UniformRouting":
+        return (0, 1, 2, 4)
+    if node.op_type == "Conv":
+        return tuple(range(1, rank))
+    if node.op_type == "Gemm" and attributes(node).get("transB", 0):
+        return (1,)
+    return tuple(range(rank - 1))
+
+
+def _range(table: Table, tensor: str) -> tuple[float, float]:
+    entry = table.entries[tensor]
+    return entry.low, entry.high
+
+
+def activation_parameters(low: float, high: float) -> tuple[float, int]:
+    """Scale and zero point of uint8 for a range, which is widened to hold zero (padding is zero)."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if high == low:
+        return 1.0, 0
+    scale = float(np.float32((high - low) / 255))
+    return scale, int(np.clip(np.rint(-low / scale), 0, 255))

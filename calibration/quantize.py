@@ -1,0 +1,315 @@
+"""FP32 file in, quantized file out, behind a gate on accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.calibration import data as images
+from capsedge.calibration import mixed
+from capsedge.calibration.data import Images
+from capsedge.calibration.evaluate import Outcome
+from capsedge.calibration.executed import Executed, executed
+from capsedge.calibration.graph import Kept
+from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform, written
+from capsedge.calibration.table import Table
+from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.runtime.files import check_writable, write_bytes
+
+PRECISIONS = ("int8", "fp16", "mixed")
+PREFERENCES = ("size", "speed")
+SEARCH_IMAGES = 2000
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Three sets of images, none of which shares one with the evaluation.
+
+    Attributes:
+        calibration: ranges are taken from these.
+        search: assignments of mixed precision are compared on these.
+        evaluation: accuracy is reported on these.
+        warnings: what a person should know of them.
+    """
+
+    calibration: Images
+    search: Images
+    evaluation: Images
+    warnings: tuple[str, ...]
+
+
+def split(
+    source: Source,
+    calibration: Path | Images,
+    evaluation: Path | Images | None,
+    count: int,
+    seed: int = 0,
+    limit: int | None = None,
+) -> Splits:
+    """Draw the calibration images and find the evaluation images.
+
+    Without evaluation data the test split of the calibration data serves; where there is none, the images
+    that were not drawn.
+
+    Args:
+        count: calibration images to draw.
+        limit: at most so many evaluation images.
+
+    Raises:
+        UsageError: the data cannot be read, is too little, has no labels, or the evaluation overlaps.
+    """
+    prep = source.preprocessing
+    pool = (
+        calibration
+        if isinstance(calibration, Images)
+        else images.load_images(calibration, prep, "train")
+    )
+    more = pool.draw(count + SEARCH_IMAGES, seed)
+    if evaluation is not None:
+        tested = (
+            evaluation
+            if isinstance(evaluation, Images)
+            else images.load_images(evaluation, prep, "test")
+        )
+    elif isinstance(calibration, Images):
+        raise UsageError(
+            "There is nothing to report accuracy on.", "", "Give evaluation images with labels."
+        )
+    else:
+        tested = images.load_images(calibration, prep, "test")
+        apart = images.without(more, tested)
+        if len(apart) > len(more) // 2:
+            more = apart  # the odd image that both splits hold
+        else:
+            more = pool.draw(min(count, len(pool) // 2), seed)
+            tested = images.without(pool, more)
+    if len(tested) == 0:
+        raise UsageError(
+            "There is nothing to report accuracy on.",
+            f"{pool.source} holds {len(pool)} images.",
+            "Name labelled images that are not calibrated on with --data.",
+        )
+    if tested.labels is None:
+        raise UsageError(
+            f"{tested.source} has no labels, so that accuracy cannot be measured.",
+            "",
+            "Name labelled images with --data: one sub-folder a class, or an npz file with 'labels'.",
+        )
+    if limit is not None:
+        tested = tested.draw(limit, seed)
+    chosen = more.draw(count, seed)
+    rest = images.without(more, chosen)
+    warnings = images.check_calibration(chosen)
+    images.check_disjoint(chosen if len(rest) == 0 else more, tested)
+    if len(rest) < 100:
+        rest = chosen
+    return Splits(chosen, rest, tested, tuple(warnings))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a quantization did and measured.
+
+    Attributes:
+        output: the file; where it was rejected, the name it was kept aside under.
+        precision, method, target: as asked for.
+        size, source_size: bytes of the file and of the FP32 file.
+        outcome: on the evaluation images, against the FP32 file in the same runtime.
+        kept: what stays in FP32, with rule and numbers.
+        executed: what ONNX Runtime computes in which precision, read back from its optimized graph.
+        executed_fp32: the same of the FP32 file.
+        assignment: precision of every layer.
+        search: of mixed precision, everything that was tried.
+        max_drop: the gate.
+        images: of the calibration, the search and the evaluation.
+    """
+
+    output: Path
+    precision: str
+    method: str
+    target: str
+    size: int
+    source_size: int
+    outcome: Outcome
+    kept: list[Kept]
+    executed: list[Executed]
+    executed_fp32: list[Executed]
+    assignment: dict[str, str]
+    search: mixed.Search | None
+    max_drop: float
+    images: dict[str, Any]
+    warnings: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the accuracy held."""
+        return self.outcome.drop <= self.max_drop
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "output": str(self.output),
+            "passed": self.passed,
+            "precision": self.precision,
+            "method": self.method,
+            "target": self.target,
+            "bytes": self.size,
+            "bytes_fp32": self.source_size,
+            "size_ratio": self.size / self.source_size,
+            "max_drop_points": self.max_drop,
+            "outcome": self.outcome.to_dict(),
+            "assignment": self.assignment,
+            "kept_in_fp32": [k.to_dict() for k in self.kept],
+            "executed": [e.to_dict() for e in self.executed],
+            "executed_fp32": [e.to_dict() for e in self.executed_fp32],
+            "search": None
+            if self.search is None
+            else {
+                "candidates": [c.to_dict() for c in self.search.candidates],
+                "pareto": [c.to_dict() for c in self.search.pareto()],
+            },
+            "images": self.images,
+            "warnings": list(self.warnings),
+        }
+
+
+def quantize(
+    source: Source,
+    output: Path,
+    splits: Splits,
+    *,
+    precision: str = "int8",
+    method: str = "mse",
+    target: str = "ort-cpu",
+    max_drop: float = 0.1,
+    table: Path | None = None,
+    prefer: str = "size",
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> Report:
+    """Make a quantized file and write it if its accuracy holds.
+
+    A file that loses more is written under its name with ``.rejected`` after it.
+
+    Args:
+        precision: ``int8``, ``fp16`` or ``mixed``.
+        method: of the calibration.
+        target: ``ort-cpu`` or ``tensorrt``.
+        max_drop: points of accuracy that may be lost on the evaluation images.
+        table: file of the calibration table: read if it is there, else written.
+        prefer: which assignment of mixed precision to write: ``size`` or ``speed``.
+
+    Raises:
+        UsageError: an argument is wrong.
+        ArtefactError: the table is stale, or nothing runs in the precision asked for.
+        ParityError: the accuracy fell too far; the report is its attribute ``report``.
+    """
+    for kind, value, known in (
+        ("precision", precision, PRECISIONS),
+        ("target", target, TARGETS),
+        ("preference", prefer, PREFERENCES),
+    ):
+        if value not in known:
+            raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
+    check_writable(output)
+    found: mixed.Search | None = None
+    if precision == "fp16":
+        model, kept = source.half(splits.calibration)
+        assignment = uniform(source.units, "fp16")
+    else:
+        ranges = source.calibrate(splits.calibration, method, table, progress)
+        assignment = uniform(source.quantizable(target), "int8")
+        if precision == "mixed":
+            found, assignment = _searched(
+                source, ranges, splits, target, max_drop, prefer, progress
+            )
+        model, kept = source.emit(assignment, ranges, target)
+    outcome = source.outcome(model, splits.evaluation, progress)
+    described = {
+        "target": target,
+        "method": "magnitudes" if precision == "fp16" else method,
+        "images": len(splits.calibration),
+        "data": splits.calibration.source,
+        "data_sha256": splits.calibration.sha256(),
+        "evaluation": {
+            "data": splits.evaluation.source,
+            "sha256": splits.evaluation.sha256(),
+            "max_drop": max_drop,
+            **rounded(outcome),
+        },
+        "kept_fp32": len(kept),
+    }
+    if precision == "mixed":
+        described["assignment"] = assignment
+    source.described(model, precision, described)
+    data = model.SerializeToString()
+    with written(model) as path:
+        runs = executed(path)
+    if precision != "fp16" and target == "ort-cpu":
+        _check_executed(runs, assignment)
+    passed = outcome.drop <= max_drop
+    place = output if passed else output.with_name(f"{output.name}.rejected")
+    write_bytes(place, data)
+    report = Report(
+        place, precision, method, target, len(data), source.path.stat().st_size, outcome, kept, runs,
+        executed(source.path), assignment, found, max_drop,
+        {
+            "calibration": len(splits.calibration),
+            "search": len(splits.search) if found is not None else 0,
+            "evaluation": len(splits.evaluation),
+        },
+        splits.warnings,
+    )  # fmt: skip
+    if not passed:
+        raise Rejected(report)
+    return report
+
+
+class Rejected(ParityError):
+    """The accuracy fell too far."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        o = report.outcome
+        super().__init__(
+            f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
+            f"{100 * (o.reference or 0):.2f} % in FP32, {100 * (o.accuracy or 0):.2f} % after, on "
+            f"{o.images} images; kept aside as {report.output}.",
+            "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
+        )
+
+
+def _searched(
+    source: Source,
+    table: Table,
+    splits: Splits,
+    target: str,
+    max_drop: float,
+    prefer: str,
+    progress: Progress | None,
+) -> tuple[mixed.Search, dict[str, str]]:
+    number = 0
+
+    def tried(_: mixed.Candidate) -> None:
+        nonlocal number
+        number += 1
+        if progress is not None:
+            progress("candidates", number, number)
+
+    found = mixed.search(source, table, splits.search, target, max_drop, tried=tried)
+    best = found.smallest if prefer == "size" else found.fastest
+    assert best is not None  # FP32 itself is a candidate
+    return found, best.assignment
+
+
+def _check_executed(runs: list[Executed], assignment: Mapping[str, str]) -> None:
+    wanted = any(level in ("int8", "int4") for level in assignment.values())
+    if wanted and not any(e.precision.startswith("int8") for e in runs):
+        raise ArtefactError(
+            "ONNX Runtime runs nothing of this file in 8 bits.",
+            "Its optimized graph has: "
+            + ", ".join(f"{e.count} {e.op} {e.precision}" for e in runs),
+            "Report this with the version of ONNX Runtime.",
+        )

@@ -1,0 +1,145 @@
+"""What each layer and each routing iteration does to the decisions when it alone is in 8 bits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper, inliner
+
+from capsedge.calibration import collect
+from capsedge.calibration.data import Images
+from capsedge.calibration.evaluate import Outcome
+from capsedge.calibration.graph import DOMAIN, ROUTING, initializer, title
+from capsedge.calibration.ort_cpu import activation_parameters
+from capsedge.calibration.source import Source
+from capsedge.calibration.table import Table
+
+# The function bodies name what verification and this module look at: <operator>_iter<t>_<what>.
+_MARK = re.compile(
+    r"^((?:Dynamic|EM|Attention|Uniform)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$"
+)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One layer or routing iteration alone in 8 bits.
+
+    Attributes:
+        name: of the layer; with the iteration, of the couplings and poses that it makes.
+        kind: ``conv``, ``routing``, ``linear`` or ``iteration``.
+        saved: bytes of the file saved.
+        outcome: against FP32.
+    """
+
+    name: str
+    kind: str
+    saved: int
+    outcome: Outcome
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "saved_bytes": self.saved,
+            **self.outcome.to_dict(),
+        }
+
+
+def sensitivity(
+    source: Source,
+    table: Table,
+    data: Images,
+    calibration: Images,
+    target: str = "ort-cpu",
+    done: Callable[[str], None] | None = None,
+) -> list[Damage]:
+    """The damage of every layer and routing iteration alone, worst first (root mean squared error of
+    the scores: it ranks where no decision changes)."""
+    whole = source.path.stat().st_size
+    found = []
+    for unit in source.quantizable(target):
+        model, _ = source.emit({unit.name: "int8"}, table, target)
+        outcome = source.outcome(model, data)
+        found.append(Damage(unit.name, unit.kind, whole - model.ByteSize(), outcome))
+        if done is not None:
+            done(unit.name)
+    for name, model in _iterations(source, calibration):
+        found.append(Damage(name, "iteration", 0, source.outcome(model, data)))
+        if done is not None:
+            done(name)
+    return sorted(found, key=lambda d: -d.outcome.error)
+
+
+def _iterations(source: Source, calibration: Images) -> list[tuple[str, onnx.ModelProto]]:
+    """One model an iteration of every routing node, with what the iteration makes rounded to 8 bits."""
+    inlined = inliner.inline_local_functions(source.model)
+    sites = _sites(source.model, inlined)
+    tensors = [t for _, names in sites for t in names]
+    limits = collect.magnitudes(inlined, tensors, calibration, source.session.batch)
+    return [(name, _rounded(inlined, names, limits)) for name, names in sites]
+
+
+def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, list[str]]]:
+    """The marked tensors of an inlined model by layer and iteration, in order."""
+    weights = {**ROUTING, "UniformRouting": 1}
+    layers = [
+        title(n.input[weights[n.op_type]])
+        for n in model.graph.node
+        if n.domain == DOMAIN and n.op_type in weights
+    ]
+    sites: list[tuple[str, list[str]]] = []
+    taken: set[tuple[str, int, str]] = set()
+    place, passes = -1, dict.fromkeys(layers, 0)
+    for node in inlined.graph.node:
+        for name in node.output:
+            mark = _MARK.match(name)
+            if mark is None:
+                continue
+            key = mark[1], int(mark[2]), mark[3]
+            fresh = not taken or key in taken or mark[1] not in {t[0] for t in taken}
+            if fresh:
+                place, taken = place + 1, set()
+                layer = layers[place] if place < len(layers) else f"routing {place + 1}"
+                passes[layer] = passes.get(layer, 0) + 1
+            taken.add(key)
+            # Attention makes one pass a node: its passes are the iterations of the layer.
+            one_pass = mark[1] in ("AttentionRouting", "UniformRouting")
+            title_ = f"{layer}, iteration {passes[layer] if one_pass else key[1]}"
+            if sites and sites[-1][0] == title_:
+                sites[-1][1].append(name)
+            else:
+                sites.append((title_, [name]))
+    return sites
+
+
+def _rounded(
+    model: onnx.ModelProto, tensors: list[str], limits: dict[str, tuple[float, float]]
+) -> onnx.ModelProto:
+    """A copy in which some tensors pass through uint8."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    nodes = list(copy.graph.node)
+    del copy.graph.node[:]
+    for node in nodes:
+        after = []
+        for k, name in enumerate(node.output):
+            if name in tensors:
+                scale, zero = activation_parameters(*limits[name])
+                copy.graph.initializer.append(initializer(f"{name}_scale", np.float32(scale)))
+                copy.graph.initializer.append(initializer(f"{name}_zero", np.uint8(zero)))
+                parameters = [f"{name}_scale", f"{name}_zero"]
+                node.output[k] = f"{name}_exact"
+                after += [
+                    helper.make_node(
+                        "QuantizeLinear", [f"{name}_exact", *parameters], [f"{name}_q"]
+                    ),
+                    helper.make_node("DequantizeLinear", [f"{name}_q", *parameters], [name]),
+                ]
+        copy.graph.node.extend([node, *after])
+    del copy.graph.value_info[:]
+    return copy

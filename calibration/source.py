@@ -1,0 +1,208 @@
+"""The FP32 file that is quantized, and everything that is derived from it once."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from capsedge.calibration import collect, evaluate, half, ort_cpu, tensorrt
+from capsedge.calibration.data import Images
+from capsedge.calibration.evaluate import Outcome, Scores
+from capsedge.calibration.graph import (
+    Graph,
+    Kept,
+    Unit,
+    calibrated_tensors,
+    find_units,
+    float_tensors,
+)
+from capsedge.calibration.table import Table
+from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.runtime.files import sha256
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.session import load
+
+TARGETS = ("ort-cpu", "tensorrt")
+Finish = Callable[[onnx.ModelProto], None]
+Progress = Callable[[str, int, int], None]
+_QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
+
+
+class Source:
+    """An FP32 file and what can be made of it.
+
+    Args:
+        path: the file.
+        finish: attaches function bodies to a model's capsule operators (``exporters`` has it).
+
+    Raises:
+        ArtefactError: the file has no metadata, is not in FP32, or is damaged.
+    """
+
+    def __init__(self, path: Path | str, finish: Finish) -> None:
+        self.path = Path(path)
+        session = load(self.path)
+        if session.metadata is None:
+            raise ArtefactError(
+                f"{path} was not made by capsedge: it does not say how images become its input.",
+                "The file has no metadata under 'capsedge.'.",
+                "Export the model with `capsedge export`.",
+            )
+        self.session = session
+        self.metadata: ModelMetadata = session.metadata
+        self.model = onnx.load(self.path)
+        nodes = [*self.model.graph.node, *(n for f in self.model.functions for n in f.node)]
+        found = {n.op_type for n in nodes} & _QUANTIZED
+        if self.metadata.precision != "fp32" or found:
+            raise ArtefactError(
+                f"{path} is already quantized.",
+                f"Its precision is {self.metadata.precision}"
+                + (f"; it has {', '.join(sorted(found))} nodes." if found else "."),
+                "Quantize the FP32 file of `capsedge export`.",
+            )
+        if session.inputs[0].dtype != "float32":
+            raise ArtefactError(
+                f"{path} takes {session.inputs[0].dtype} images.", "", "Quantize an FP32 file."
+            )
+        self.sha256 = sha256(self.path)
+        self.graph = Graph(self.model)
+        self.units, self.kept = find_units(self.graph)
+        if not self.units:
+            raise UnsupportedModelError(
+                f"{path} has no layer that can be quantized.",
+                "; ".join(f"{k.node}: {k.numbers}" for k in self.kept),
+            )
+        self._finish = finish
+        self._scores: dict[int, tuple[Images, Scores]] = {}
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images become the input."""
+        return self.metadata.preprocessing
+
+    def calibrate(
+        self, data: Images, method: str, path: Path | None, progress: Progress | None = None
+    ) -> Table:
+        """The table of this file on these images; read from ``path`` if it is there, else written to it.
+
+        Raises:
+            ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
+        """
+        checksum = data.sha256()
+        if path is not None and path.exists():
+            table = Table.load(path)
+            table.check(self.sha256, checksum, method, path)
+            return table
+        step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
+        tensors = calibrated_tensors(self.graph, self.units)
+        found = collect.histograms(self.model, tensors, data, self.session.batch, step)
+        table = Table.from_histograms(self.sha256, checksum, method, len(data), data.source, found)
+        if path is not None:
+            table.save(path)
+        return table
+
+    def half(self, data: Images) -> tuple[onnx.ModelProto, list[Kept]]:
+        """The file in FP16, and the nodes that stay in FP32."""
+        tensors = float_tensors(self.model)
+        limits = collect.magnitudes(self.model, tensors, data, self.session.batch)
+        model, kept = half.emit(self.model, limits)
+        self._finish(model)
+        return model, kept
+
+    def emit(
+        self, assignment: Mapping[str, str], table: Table, target: str
+    ) -> tuple[onnx.ModelProto, list[Kept]]:
+        """The file with every unit as assigned, and what stays in FP32.
+
+        Raises:
+            UsageError: there is no such target.
+        """
+        if target == "ort-cpu":
+            model, kept = ort_cpu.emit(self.model, self.units, assignment, table), list(self.kept)
+        elif target == "tensorrt":
+            chosen, kept = tensorrt.placement(self.graph, self.units)
+            model = tensorrt.emit(self.model, chosen, assignment, table)
+            kept = [*self.kept, *kept]
+        else:
+            raise UsageError(f"There is no target '{target}'.", "", f"Known: {', '.join(TARGETS)}.")
+        kept += [
+            Kept(u.name, u.kind, "assigned", "the search keeps it in FP32")
+            for u in self.units
+            if assignment.get(u.name, "fp32") == "fp32" and u.name not in {k.node for k in kept}
+        ]
+        self._finish(model)
+        return model, kept
+
+    def quantizable(self, target: str) -> list[Unit]:
+        """The units that a target gains from."""
+        if target == "tensorrt":
+            return tensorrt.placement(self.graph, self.units)[0]
+        return self.units
+
+    def scores(self, data: Images, progress: Progress | None = None) -> Scores:
+        """The FP32 file's scores, computed once a set of images."""
+        if id(data) not in self._scores:
+            step = None if progress is None else (lambda k, n: progress("FP32", k, n))
+            self._scores[id(data)] = data, evaluate.scores(self.path, data, step)
+        return self._scores[id(data)][1]
+
+    def outcome(
+        self, model: onnx.ModelProto, data: Images, progress: Progress | None = None
+    ) -> Outcome:
+        """A model made from this file against it."""
+        reference = self.scores(data, progress)
+        with written(model) as path:
+            step = None if progress is None else (lambda k, n: progress("quantized", k, n))
+            found = evaluate.scores(path, data, step)
+        return evaluate.compare(reference, found, data, self.session)
+
+    def described(
+        self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]
+    ) -> None:
+        """Write into a model's metadata what it is and where it comes from."""
+        merged = {
+            **self.metadata.calibration,
+            "source": {
+                "file": self.path.name,
+                "sha256": self.sha256,
+                "bytes": self.path.stat().st_size,
+            },
+            **calibration,
+        }
+        described = dataclasses.replace(self.metadata, precision=precision, calibration=merged)
+        onnx.helper.set_model_props(model, described.to_properties())
+
+
+class written:  # noqa: N801 (used as a function)
+    """A model as a file, while the block runs."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._model = model
+
+    def __enter__(self) -> Path:
+        path = Path(self._folder.name) / "model.onnx"
+        path.write_bytes(self._model.SerializeToString())
+        return path
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+
+def uniform(units: list[Unit], level: str) -> dict[str, str]:
+    """Every unit in the same precision."""
+    return {u.name: level for u in units}
+
+
+def rounded(outcome: Outcome) -> dict[str, Any]:
+    """An outcome for a file's metadata: short, as a small file's metadata counts."""
+    return {
+        k: round(float(v), 6) if isinstance(v, (float, np.floating)) else v
+        for k, v in outcome.to_dict().items()
+    }
