@@ -17,7 +17,10 @@ from .dump import dump
 
 def main() -> int:
     """Run one mode; exit code 1 when a case fails, 2 when nothing matches."""
-    cuda = (CudaKernels(), *(CudaEmulated(scheme) for scheme in ("auto", "generic", "split")))
+    cuda = (
+        CudaKernels(),
+        *(CudaEmulated(scheme) for scheme in ("auto", "generic", "split", "tiled")),
+    )
     known = {**BACKENDS, **{backend.name: backend for backend in cuda}}
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("mode", choices=[*modes.MODES, "dump"])

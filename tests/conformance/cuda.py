@@ -65,7 +65,7 @@ class CudaEmulated(CudaKernels):
     """The same source compiled for the host, threads of a block being fibers: arithmetic, indices, barriers.
 
     Args:
-        scheme: ``auto``, or ``generic`` or ``split`` where ``auto`` would choose something else.
+        scheme: ``auto``, or ``generic``, ``split`` or ``tiled`` where ``auto`` would choose something else.
     """
 
     def __init__(self, scheme: str) -> None:

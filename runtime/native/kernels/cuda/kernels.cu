@@ -13,6 +13,7 @@
 #include "grouped.h"
 #include "layer.h"
 #include "squash.h"
+#include "tiled.h"
 
 namespace capsedge {
 namespace cuda {
@@ -73,6 +74,18 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
   const int last = first + l.part < l.children ? first + l.part : l.children;
   Pass::template pass<T, W>(b, l, unit, first, last, l.state + unit * l.floats, nothing_known(l, iteration),
                             l.partial + (unit * l.splits + b.y()) * l.floats);
+}
+
+// A block several units and a part of their children, one pass.
+template <int R, int L, int U, bool EM, typename T, typename W>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS tiled_kernel(const Layer l, int iteration) {
+  const Block b;
+  const int64_t unit = static_cast<int64_t>(b.x()) * (b.threads() / l.group) * U;
+  const int first = b.y() * l.part;
+  const int last = first + l.part < l.children ? first + l.part : l.children;
+  tiled_pass<R, L, U, EM, T, W>(b, l, unit, first, last, l.state, nothing_known(l, iteration),
+                                l.partial + static_cast<int64_t>(b.y()) * l.floats,
+                                static_cast<int64_t>(l.splits) * l.floats);
 }
 
 template <typename T, typename W>
@@ -147,6 +160,7 @@ struct Plan {
   Shape shape;
   int q;           // parents of a lane
   bool whole;      // one kernel for all iterations
+  int together;    // tiled: units of a block; else 0
   int threads;
   int64_t bytes;   // of workspace
 };
@@ -205,6 +219,34 @@ const char* amiss(const capsedge_cuda_routing& r) {
   return nullptr;
 }
 
+// Shares the children out and counts the workspace.
+void set_parts(Plan& plan, int64_t splits) {
+  Layer& l = plan.layer;
+  l.part = static_cast<int32_t>((l.children + splits - 1) / splits);
+  l.splits = (l.children + l.part - 1) / l.part;
+  if (plan.whole) return;
+  const bool generic = plan.shape == Shape::kGeneric;
+  const int64_t state = round_up(l.units * l.floats, 64), partial = round_up(l.units * l.splits * l.floats, 64);
+  plan.bytes = static_cast<int64_t>(sizeof(float)) *
+               (state + partial + (generic ? l.units * l.splits * kTile * l.parents : 0));
+}
+
+// Units of a group: as many as the registers hold.
+int units_of_group(const Layer& l) { return l.operation == CAPSEDGE_CUDA_EM ? 1 : 2; }
+
+// Whether several units share the weights in shared memory: where there are units enough, and the tile holds a child.
+void plan_tiles(Plan& plan, int32_t scheme) {
+  Layer& l = plan.layer;
+  const bool shapes = plan.shape == Shape::k4x4 || plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
+  const int64_t child = static_cast<int64_t>(l.parents) * (l.inner * l.columns + 4);
+  if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return;
+  const int together = kThreads / l.group * units_of_group(l);
+  if (scheme != CAPSEDGE_CUDA_TILED && (scheme != CAPSEDGE_CUDA_AUTO || l.units < together)) return;
+  plan.together = together;
+  plan.threads = kThreads;
+  l.tile = static_cast<int32_t>(std::min<int64_t>(kTileChildren, kTileFloats / child));
+}
+
 Plan make_plan(const capsedge_cuda_routing& r) {
   Plan plan{};
   Layer& l = plan.layer;
@@ -226,8 +268,18 @@ Plan make_plan(const capsedge_cuda_routing& r) {
   plan.threads = generic ? kThreads : std::max(kWarp, groups * l.group);
   groups = plan.threads / l.group;
 
-  // Few units leave most of a GPU idle: their children are shared out, a pass at a time.
   const int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
+  plan_tiles(plan, r.scheme);
+  if (plan.together) {
+    const int64_t blocks = (l.units + plan.together - 1) / plan.together;
+    int64_t splits = std::min<int64_t>((2 * processors + blocks - 1) / std::max<int64_t>(blocks, 1),
+                                       (l.children + 2 * l.tile - 1) / (2 * l.tile));
+    splits = std::max<int64_t>(1, std::min<int64_t>(splits, kMaxSplits));
+    set_parts(plan, splits);
+    return plan;
+  }
+
+  // Few units leave most of a GPU idle: their children are shared out, a pass at a time.
   const int64_t least = generic ? kTile : 4 * groups;  // children that are worth a block
   int64_t splits = 1;
   if (r.scheme == CAPSEDGE_CUDA_SPLIT) {
@@ -236,14 +288,8 @@ Plan make_plan(const capsedge_cuda_routing& r) {
     splits = std::min<int64_t>((2 * processors + l.units - 1) / l.units, (l.children + least - 1) / least);
     splits = std::min<int64_t>(splits, kMaxSplits);
   }
-  l.part = static_cast<int32_t>((l.children + splits - 1) / splits);
-  l.splits = (l.children + l.part - 1) / l.part;
-  plan.whole = !generic && l.splits == 1 && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
-  if (!plan.whole) {
-    const int64_t state = round_up(l.units * l.floats, 64), partial = round_up(l.units * l.splits * l.floats, 64);
-    plan.bytes = static_cast<int64_t>(sizeof(float)) *
-                 (state + partial + (generic ? l.units * l.splits * kTile * l.parents : 0));
-  }
+  plan.whole = !generic && splits == 1 && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
+  set_parts(plan, splits);
   return plan;
 }
 
@@ -262,10 +308,25 @@ const char* run_pass(const Plan& plan, void* stream, int iteration) {
   return launch(part_kernel<Pass, T, W>, {l.units, l.splits, plan.threads, 0}, stream, l, iteration);
 }
 
+template <int R, int L, int U, bool EM, typename T, typename W>
+const char* run_tiled(const Plan& plan, void* stream, int iteration) {
+  const Layer& l = plan.layer;
+  const size_t floats = static_cast<size_t>(l.tile) * l.parents * (l.inner * l.columns + 4);
+  return launch(tiled_kernel<R, L, U, EM, T, W>,
+                {(l.units + plan.together - 1) / plan.together, l.splits, plan.threads, floats * sizeof(float)}, stream,
+                l, iteration);
+}
+
 template <typename T, typename W>
 const char* run_shape(const Plan& plan, void* stream, int iteration) {
   const Layer& l = plan.layer;
   const bool em = l.operation == CAPSEDGE_CUDA_EM, two = plan.q == 2;
+  if (plan.together) {
+    if (plan.shape == Shape::k1x16) return run_tiled<1, 16, 2, false, T, W>(plan, stream, iteration);
+    if (plan.shape == Shape::k1x8) return run_tiled<1, 8, 2, false, T, W>(plan, stream, iteration);
+    return em ? run_tiled<4, 4, 1, true, T, W>(plan, stream, iteration)
+              : run_tiled<4, 4, 2, false, T, W>(plan, stream, iteration);
+  }
   switch (plan.shape) {
     case Shape::k4x4:
       if (em)
@@ -373,6 +434,6 @@ extern "C" const char* capsedge_cuda_describe(const capsedge_cuda_routing* layer
   const Plan plan = make_plan(*layer);
   const char* names[] = {"generic", "4x4", "2x2", "1x16", "1x8"};
   std::snprintf(text, sizeof text, "%s, %s, %d threads, %d parts of %d children", names[static_cast<int>(plan.shape)],
-                plan.whole ? "one kernel" : "a kernel a pass", plan.threads, plan.layer.splits, plan.layer.part);
+                plan.together ? "tiled" : plan.whole ? "one kernel" : "a kernel a pass", plan.threads, plan.layer.splits, plan.layer.part);
   return text;
 }

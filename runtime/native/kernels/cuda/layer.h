@@ -23,6 +23,7 @@ struct Layer : capsedge_cuda_routing {
   int32_t splits;      // parts of a unit's children that go to different blocks
   int32_t part;        // children of one part
   int32_t group;       // lanes of one child
+  int32_t tile;        // tiled: children whose weights are in shared memory at once
   int64_t units;
   float* state;        // [units][floats]
   float* partial;      // [units][splits][floats]
