@@ -21,22 +21,79 @@ def command(
         Path, typer.Argument(help="An ONNX file of any tool, or a .safetensors checkpoint.")
     ],
     batch: Annotated[str, typer.Option(help="Batch sizes for the votes' memory.")] = "1,8",
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="With --forecast: does it fit, for example orin-nano-8gb.")
+    ] = None,
     as_json: _common.Json = False,
 ) -> None:
     """Show metadata, operators, sizes, and the votes' memory by layer and batch."""
     from capsedge.runtime.inspection import inspect
 
+    if device is not None and not forecast:
+        raise UsageError(
+            "--device without --forecast.", "It is what a forecast is for.", "Add --forecast."
+        )
     try:
         batches = sorted({int(part) for part in batch.split(",")})
     except ValueError:
         raise UsageError(
             f"Batch sizes '{batch}'.", "Wanted whole numbers.", "Use --batch 1,8."
         ) from None
+    if forecast:
+        _forecast(file, batches, device, as_json)
+        return
     found = inspect(file, batches)
     if as_json:
         _common.print_json(found.to_dict())
     else:
         _show(found, batches)
+
+
+def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
+    from capsedge.runtime.forecast import forecast
+
+    found = [forecast(file, n, device) for n in batches]
+    if as_json:
+        _common.print_json(
+            {"schema": 1, "path": str(file), "forecasts": [f.to_dict() for f in found]}
+        )
+        return
+    for f in found:
+        print_table(
+            f"Forecast, batch {f.batch}",
+            ("layer", "operations", "traffic", "of it weights", "activations alive"),
+            [
+                (
+                    x.name,
+                    f"{x.operations / 1e6:.2f} M",
+                    size(x.traffic),
+                    size(x.weights),
+                    size(x.live),
+                )
+                for x in f.layers
+            ],
+        )
+        rows = [
+            ("weights", size(f.weights)),
+            ("activations, peak", f"{size(f.peak)} in {f.peak_layer}"),
+            ("activations, planned block", size(f.planned)),
+            ("inputs", size(f.inputs)),
+            ("traffic", size(f.traffic)),
+        ]
+        if f.device is not None:
+            d = f.device
+            rows += [
+                (d.name, "fits" if d.fits else "does not fit in three quarters of its memory"),
+                ("largest batch there", f"{d.largest_batch:,}"),
+                (
+                    "traffic at its bandwidth",
+                    f"{d.least_ms:.3f} ms at {d.bandwidth / 1e9:.0f} GB/s",
+                ),
+            ]
+        print_table("Sum", ("", ""), rows)
 
 
 def _show(found: Inspection, batches: list[int]) -> None:

@@ -46,9 +46,9 @@ class Event:
         duration: microseconds, whole ones, with what taking the time costs.
         outputs: shape and element type of each output.
         provider: of ONNX Runtime, that ran it.
-        arena: bytes of intermediate values in use after it, with what was in use before the run; None in
-            versions of ONNX Runtime that do not say.
-        arena_peak: the most bytes in use since the session was made.
+        arena: bytes asked for of ONNX Runtime's allocator and in use after it, its inputs included;
+            None in versions that do not say.
+        arena_delta: what the operator added to them.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Event:
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
     provider: str
     arena: int | None = None
-    arena_peak: int | None = None
+    arena_delta: int | None = None
 
 
 @dataclass
@@ -166,8 +166,8 @@ def _event(raw: dict[str, Any]) -> Event:
         duration=raw["dur"],
         outputs=outputs,
         provider=args.get("provider", ""),
-        arena=_integer(args.get("mem_bytes_in_use")),
-        arena_peak=_integer(args.get("mem_in_use_peak")),
+        arena=_integer(args.get("mem_bytes_requested_in_use")),
+        arena_delta=_integer(args.get("mem_requested_in_use_delta")),
     )
 
 

@@ -58,14 +58,7 @@ def _run(run: Run, report: Report) -> str:
         _figure("Latency of all runs", svg.histogram(run)),
         _figure("Latency over time", svg.series(run)),
     ]
-    groups = ""
-    if run.groups:
-        groups = (
-            '<div class="groups">'
-            + svg.stacked([(g.group, g.share) for g in run.groups])
-            + "</div>"
-            + _legend(run)
-        )
+    groups = _stacked(run) + _legend(run) if run.groups else ""
     warnings = "".join(f"<li>{escape(w)}</li>" for w in run.warnings)
     details = _details("Layers", tables.layers(run)) + _details("Groups", tables.groups(run))
     return (
@@ -94,6 +87,16 @@ def _figures(run: Run) -> str:
         + "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in cells)
         + "</dl>"
     )
+
+
+def _stacked(run: Run) -> str:
+    """One bar, divided by group."""
+    parts = "".join(
+        f'<span class="g-{g.group}" style="flex-grow:{g.share:.4f}" title="{g.group} {g.share:.1%}">'
+        f"{f'{g.group} {g.share:.0%}' if g.share > 0.15 else ''}</span>"
+        for g in run.groups
+    )
+    return f'<div class="groups" role="img" aria-label="Share of the time by group">{parts}</div>'
 
 
 def _legend(run: Run) -> str:
@@ -129,8 +132,9 @@ def _bars(rows: Sequence[Row]) -> str:
 
 def _bar(name: str, length: float, value: str, group: str) -> str:
     return (
-        f'<span class="name">{escape(name)}</span><span class="track"><span class="fill g-{group}" '
-        f'style="width:{100 * length:.1f}%"></span></span><span class="value">{escape(value)}</span>'
+        f'<div class="row"><span class="name">{escape(name)}</span><span class="track">'
+        f'<span class="fill g-{group}" style="width:{100 * length:.1f}%"></span></span>'
+        f'<span class="value">{escape(value)}</span></div>'
     )
 
 

@@ -20,6 +20,7 @@ from capsedge.runtime.profiling.probe_models import chain, matrix_product
 
 MATRIX = 384  # side; its three matrices stay in the caches, and the result needs no new pages
 MATRIX_SECONDS, COPY_SECONDS = 0.4, 0.3
+LEAST = 10  # attempts, on a machine too busy for more
 COPY_FLOATS = 16 << 20  # 64 MiB are copied to 64 MiB
 CHAIN = 128
 CHAIN_RUNS, CHAIN_LEAST, CHAIN_SECONDS = 200, 10, 2.0
@@ -74,8 +75,9 @@ def _bandwidth(threads: int) -> float:
 
 
 def _best(run: Any, seconds: float) -> float:
-    best, until = np.inf, time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    best, until, count = np.inf, time.perf_counter() + seconds, 0
+    while count < LEAST or time.perf_counter() < until:
+        count += 1
         start = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - start)

@@ -119,7 +119,14 @@ def time_operators(
         recording = profiled.finish()
     events = recording.runs[-runs:]
     return _assemble(
-        read_structure(session.path), recording.graph, events, plain, how, peaks, feeds
+        read_structure(session.path),
+        recording.graph,
+        events,
+        recording.runs,
+        plain,
+        how,
+        peaks,
+        feeds,
     )
 
 
@@ -144,6 +151,7 @@ def _assemble(
     written: Structure,
     optimized: Structure | None,
     runs: list[list[Event]],
+    everything: list[list[Event]],
     plain: NDArray[np.float64],
     how: Configuration,
     peaks: Peaks | None,
@@ -197,15 +205,27 @@ def _assemble(
         call_ms=around.call_ms,
         timing_cost_us=bias,
         runs=len(same),
-        arena_peak=max(
-            (e.arena_peak for run in runs for e in run if e.arena_peak is not None), default=None
-        ),
+        arena_peak=arena_peak(everything),
         spans=[
             Span(k, event.start - origin, event.duration)
             for run in shown
             for k, event in enumerate(run)
         ],
     )
+
+
+def arena_peak(runs: list[list[Event]]) -> int | None:
+    """The most bytes that intermediate values and outputs took, in the first run of a session.
+
+    Later runs get one block for all of them, planned from the first one's sizes.
+
+    ONNX Runtime's allocator also holds some weights; what was in use before the first operator is taken away.
+    """
+    events = [event for run in runs for event in run]
+    if not events or events[0].arena is None or events[0].arena_delta is None:
+        return None
+    before = events[0].arena - events[0].arena_delta
+    return max(event.arena or 0 for event in runs[0]) - before
 
 
 def _matching(optimized: Structure | None, events: list[Event]) -> Graph | None:

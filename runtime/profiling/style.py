@@ -32,7 +32,10 @@ header p,figure p,section>p{color:var(--soft);margin:4px 0}
 .numbers div{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px 12px}
 .numbers dt{color:var(--soft);font-size:.8rem}.numbers dd{margin:0;font-size:1.2rem;font-weight:650;
 font-variant-numeric:tabular-nums;white-space:nowrap}
-.groups{max-width:100%}.groups svg{height:40px;width:100%}
+.groups{display:flex;gap:2px;height:36px;border-radius:6px;overflow:hidden}
+.groups span{flex:0 1 0;min-width:2px;color:#fff;font-weight:650;font-size:.85rem;text-align:center;
+line-height:36px;
+overflow:hidden;white-space:nowrap}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 18px;margin:6px 0 16px;padding:0;
 font-size:.88rem}
 .swatch{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px}
@@ -44,7 +47,6 @@ min-width:0}
 figcaption{font-weight:650;margin-bottom:8px}figure p{font-size:.82rem}
 svg{display:block;width:100%;height:auto}
 svg text{font:12px system-ui,sans-serif;fill:var(--text)}svg .tick,svg .title{fill:var(--soft)}
-svg .on{fill:#fff;text-anchor:middle;font-weight:600}
 svg .axis{stroke:var(--soft)}svg .grid{stroke:var(--line);stroke-width:.6}
 svg .bar,svg .dot{fill:var(--bar)}
 svg .mark{stroke:#D55E00;stroke-width:1.5;stroke-dasharray:4 3}svg .stable{fill:var(--line);opacity:.35}
@@ -56,9 +58,10 @@ font-size:.88rem}
 border-radius:4px;height:14px}
 .bars .fill{display:block;height:14px;border-radius:4px;min-width:1px}
 .bars .value{font-variant-numeric:tabular-nums;color:var(--soft);white-space:nowrap}
-@media (max-width:560px){.bars{grid-template-columns:1fr max-content;gap:1px 10px}
-.bars .track{grid-column:1/-1;grid-row:auto;
-order:0;margin-bottom:7px}.bars .name{max-width:none}.bars .value{order:0}}
+.bars .row{display:contents}
+@media (max-width:560px){.bars{grid-template-columns:1fr}.bars .row{display:grid;gap:1px 10px;
+margin-bottom:5px;
+grid-template-columns:1fr max-content}.bars .name{max-width:none}.bars .track{grid-area:2/1/3/3}}
 details{margin-top:12px}summary{cursor:pointer;color:var(--soft)}
 .scroll{overflow-x:auto;margin:8px 0}table{border-collapse:collapse;font-size:.84rem;
 font-variant-numeric:tabular-nums}

@@ -20,22 +20,6 @@ BINS = 60
 MOST_POINTS = 400  # of a series; more are thinned out, its extremes kept
 
 
-def stacked(shares: Sequence[tuple[str, float]]) -> str:
-    """One bar, divided by group."""
-    parts, x = [], 0.0
-    for name, share in shares:
-        width = share * WIDTH
-        label = f"{name} {share:.0%}"
-        parts.append(
-            f'<rect class="g-{name}" x="{x:.1f}" y="0" width="{max(width - 1, 0.5):.1f}" height="34" rx="3">'
-            f"<title>{escape(label)}</title></rect>"
-        )
-        if width > 7.5 * len(label):
-            parts.append(f'<text class="on" x="{x + width / 2:.1f}" y="22">{escape(label)}</text>')
-        x += width
-    return _svg("".join(parts), "Share of the time by group", 34)
-
-
 def histogram(run: Run) -> str:
     """How often which latency; median and 99th percentile marked. The slowest half percent lies at the
     right edge."""

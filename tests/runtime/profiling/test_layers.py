@@ -1,0 +1,86 @@
+"""Operators find their layers, groups and iterations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import capsedge
+from capsedge.runtime.native_library import find_library
+from capsedge.runtime.profiling import Report
+from capsedge.runtime.profiling.operators import OperatorTimes, time_operators
+from tests.conftest import ROOT
+
+
+def times(path: Path, ops: str, batch: int = 1) -> OperatorTimes:
+    session = capsedge.load(path, threads=1, ops=ops)
+    shape = (batch, *(int(d) for d in session.inputs[0].shape[1:]))
+    images = np.random.default_rng(0).random(shape, dtype=np.float32)
+    return time_operators(session, {session.inputs[0].name: images}, seconds=0.1)
+
+
+def labels(found: OperatorTimes) -> list[str]:
+    return list(dict.fromkeys(o.label for o in found.operators))
+
+
+def test_inlined_dynamic_routing(report: Report):
+    run = report.runs[0]
+    names = [row.name for row in run.layers]
+    assert names == [
+        "stem.0",
+        "primary",
+        "classes, votes",
+        "classes, routing iteration 1",
+        "classes, routing iteration 2",
+        "classes, routing iteration 3",
+        "classes",
+        "decoder.0",
+        "decoder.2",
+        "decoder.4",
+    ]
+    assert [g.group for g in run.groups] == ["stem", "votes", "routing", "classifier", "decoder"]
+    assert sum(row.share for row in run.layers) == pytest.approx(1.0)
+
+
+@pytest.mark.skipif(find_library() is None, reason="the operator library is not installed")
+def test_a_fused_node_says_that_it_holds_all_iterations():
+    found = times(ROOT / "capsedge/zoo/digits-dynamic.onnx", "fused")
+    routing = [o for o in found.operators if o.kind == "DynamicRouting"]
+    assert [o.label for o in routing] == ["classes, routing iterations 1..3 (fused)"]
+    assert [o.iteration for o in routing] == [1]
+
+
+def test_em_and_attention_iterations(tmp_path: Path):
+    pytest.importorskip("torch")
+    from capsedge.checkpoint import load_checkpoint
+    from capsedge.exporters import export
+
+    wanted = {
+        "em": ["classes, votes", *(f"classes, routing iteration {t}" for t in (1, 2, 3))],
+        "attention": [
+            "capsules.0, routing iteration 1",
+            "capsules.1, routing iteration 1",
+            "capsules.1, votes",
+            "capsules.1, routing iteration 2",
+        ],
+    }
+    for routing, expected in wanted.items():
+        model = load_checkpoint(ROOT / f"capsedge/zoo/digits-{routing}.safetensors")
+        path = tmp_path / f"{routing}.onnx"
+        export(model, path)
+        found = labels(times(path, "portable"))
+        assert sorted(n for n in found if "rout" in n or "votes" in n) == sorted(expected)
+        assert [n for n in found if n.startswith(("stem", "primary"))]
+
+
+def test_operations_do_not_depend_on_the_way_they_run(report: Report):
+    """Votes of a dense layer: 2 I J Pout Pin operations, fused or not; the batch multiplies them."""
+    one, two = (
+        sum(o.operations for o in run.operators.operators if o.group == "votes")
+        for run in report.runs
+        if run.operators
+    )
+    assert one == 2 * 288 * 10 * 16 * 8
+    assert two == 2 * one
