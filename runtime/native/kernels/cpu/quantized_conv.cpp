@@ -17,6 +17,8 @@ enum Input { kX, kXScale, kXZero, kWeight, kWeightScale, kWeightZero, kYScale, k
 constexpr int64_t kMostProducts = 65000;
 // Bytes that are worth a task.
 constexpr int64_t kSmallest = 8 * 1024;
+// Tasks that several threads share well, even if one comes late.
+constexpr int64_t kTasks = 8;
 // Positions of one task; weights of one sweep over them, in bytes, which stay in the second-level cache.
 constexpr int64_t kPositions = 96;
 constexpr int64_t kSweep = 160 * 1024;
@@ -251,7 +253,8 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
 
   // Blocks of whole tiles, so that only the last one has a rest.
   const int64_t tiles = (positions + kernels.positions - 1) / kernels.positions;
-  const int64_t blocks = (positions + kPositions - 1) / kPositions;
+  const int64_t enough = (kTasks + p.groups * images - 1) / (p.groups * images);
+  const int64_t blocks = std::clamp<int64_t>((positions + kPositions - 1) / kPositions, std::min(enough, tiles), tiles);
   const int64_t step_bytes = p.padded * kernels.channels;
   auto* y = static_cast<uint8_t*>(results[0].data);
   // Neighbouring tasks share weights.
