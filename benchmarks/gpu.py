@@ -307,9 +307,9 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def _ratio(peer: dict[str, Any], mine: float | None) -> str:
-    return (
-        str(peer["failed"]) if "failed" in peer or not mine else f"{peer['median_ms'] / mine:.1f}"
-    )
+    if "failed" in peer:
+        return str(peer["failed"])
+    return f"{peer['median_ms'] / mine:.1f}" if mine else "-"
 
 
 def main() -> None:

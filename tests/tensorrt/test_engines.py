@@ -25,6 +25,7 @@ from capsedge.exporters import export
 from capsedge.exporters.engine import BuildOptions, BuildReport, build
 from capsedge.runtime import passport
 from capsedge.runtime.native_library import find_library
+from tests.exporters.engine.test_lowering import quantized
 from tests.exporters.nets import network
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
@@ -43,9 +44,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(model: Path, tmp_path: Path, gpu: Any):  # noqa: F811
     def run(**options: Any) -> BuildReport:
         target = options.pop("target", tmp_path / "net.engine")
-        told = options.pop("told", [])
+        told, source = options.pop("told", []), options.pop("model", model)
         given = BuildOptions(**{"plugin": "native", **options})
-        return build(options.pop("model", model), target, given, lambda *row: told.append(row))
+        return build(source, target, given, lambda *row: told.append(row))
 
     return run
 
@@ -394,3 +395,28 @@ def test_old_tensorrt(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake, "__version__", "8.6.1")
     with pytest.raises(EnvironmentProblem, match=r"8\.6\.1 is too old"):
         make()
+
+
+@pytest.mark.parametrize("version", ["10.3.0", "11.4.0.106"])
+def test_int8_is_read_back(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+) -> None:
+    """A file with Q/DQ becomes an INT8 engine, or none at all."""
+    monkeypatch.setattr(fake, "__version__", version)
+    source = tmp_path / "quantized.onnx"
+    source.write_bytes(quantized(np.int8(0)).SerializeToString())
+    built = make(model=source, precision="int8", target=tmp_path / "quantized.engine")
+    assert built.passport.precision == "int8"
+    assert built.passport.layers["INT8"] >= 1
+    assert built.passport.model is None  # not a file of capsedge: it runs, it does not predict
+    session = capsedge.load(built.path)
+    image = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
+    np.testing.assert_allclose(
+        session.run(image)["y"], capsedge.load(source).run(image)["y"], rtol=1e-4, atol=1e-4
+    )
+    fake.FAIL["layers"] = [
+        {"LayerType": "conv", "Inputs": [{"Format/Datatype": "Row major linear FP32"}]}
+    ]
+    with pytest.raises(ParityError, match="none with INT8"):
+        make(model=source, precision="int8", target=tmp_path / "none.engine")
+    assert not (tmp_path / "none.engine").exists()
