@@ -22,10 +22,11 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 STRESS = Path("embedding") / "tests" / "capsedge_stress"
 SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
-# ONNX Runtime is not built with the sanitizer: its own synchronisation cannot be seen.
-SUPPRESSIONS = {
-    "thread": "race:libonnxruntime.so\ncalled_from_lib:libonnxruntime.so\nmutex:libonnxruntime.so\n",
-    "address,undefined": "leak:libonnxruntime.so\n",
+# ONNX Runtime is not built with the sanitizers. When the process ends it unlocks a mutex that was locked
+# where ThreadSanitizer did not look; everything else is reported.
+OPTIONS = {
+    "thread": {"TSAN_OPTIONS": "report_mutex_bugs=0"},
+    "address,undefined": {},
 }
 
 
@@ -87,16 +88,13 @@ def test_threads_and_misuse(plain: list[str]) -> None:
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_sanitizers(kind: str, tmp_path: Path) -> None:
     folder = build(tmp_path / "build", f"-DCAPSEDGE_SANITIZE={kind}", "-DCMAKE_BUILD_TYPE=Release")
-    rules = tmp_path / "suppressions"
-    rules.write_text(SUPPRESSIONS[kind])
     program = [
         str(folder / STRESS),
         str(embedding.onnxruntime_library()),
         str(default_model()),
     ]
-    variable = {"thread": "TSAN_OPTIONS", "address,undefined": "LSAN_OPTIONS"}[kind]
     for words in (["threads", "5"], ["misuse", "3"]):
-        stress(program, *words, **{variable: f"suppressions={rules}:print_suppressions=0"})
+        stress(program, *words, **OPTIONS[kind])
 
 
 def test_minimum_size(tmp_path: Path) -> None:
