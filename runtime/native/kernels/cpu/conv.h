@@ -5,6 +5,9 @@
 
 #include "level.h"
 #include "simd.h"
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
@@ -13,8 +16,10 @@ namespace CAPSEDGE_LEVEL {
 enum { kConvPositions = 6, kConvVectors = 4 };
 #elif defined(CAPSEDGE_AVX2)
 enum { kConvPositions = 4, kConvVectors = 2 };
-#else
+#elif defined(CAPSEDGE_NEON)
 enum { kConvPositions = 4, kConvVectors = 4 };
+#else
+enum { kConvPositions = 2, kConvVectors = 4 };
 #endif
 enum { kConvChannels = kConvVectors * W };
 
@@ -51,6 +56,14 @@ CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
   const int16x8_t a = reinterpret_cast<int16x8_t>(x), b = reinterpret_cast<int16x8_t>(w);
   return sum + reinterpret_cast<VI>(
                    vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)));
+}
+#elif defined(__SSE2__)
+CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<VI>(_mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8));
+}
+CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
+  return sum + reinterpret_cast<VI>(_mm_madd_epi16(reinterpret_cast<__m128i>(x), reinterpret_cast<__m128i>(w)));
 }
 #else
 typedef int8_t Pairs8 __attribute__((vector_size(2 * W)));
