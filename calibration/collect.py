@@ -60,9 +60,12 @@ def histograms(
     """
     limits = magnitudes(model, tensors, data, batch)
     counts = {t: np.zeros(BINS, np.int64) for t in tensors}
+    sums: dict[str, NDArray[np.float64]] = {}
     done = 0
     for number, values in watch(model, tensors, data, batch):
         for t in tensors:
+            if values[t].ndim == 4:
+                sums[t] = sums.get(t, 0) + values[t].mean(axis=(2, 3), dtype=np.float64).sum(0)
             low, high = limits[t]
             if high > low:
                 counts[t] += np.histogram(values[t], BINS, (low, high))[0]
@@ -71,7 +74,8 @@ def histograms(
         done += number
         if progress is not None:
             progress(done, len(data))
-    return {t: Histogram(*limits[t], counts[t]) for t in tensors}
+    none = np.zeros(0)
+    return {t: Histogram(*limits[t], counts[t], sums.get(t, none) / max(done, 1)) for t in tensors}
 
 
 def magnitudes(

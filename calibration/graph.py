@@ -15,8 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 DOMAIN = "capsedge"
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would weigh as much
 MAX_PRODUCTS = 65000  # of uint8 and int8 that a 32-bit sum holds (docs/operators.md, QuantizedConv)
-ROUTING = {"DynamicRouting": 1, "EMRouting": 2, "AttentionRouting": 2}  # place of the weight
-STORED = {"UniformRouting": 1, "Gemm": 1, "MatMul": 1}
+ROUTING = {
+    "DynamicRouting": 1,
+    "EMRouting": 2,
+    "AttentionRouting": 2,
+    "UniformRouting": 1,
+}  # place of the weight
+STORED = {"Gemm": 1, "MatMul": 1}
 
 
 @dataclass(frozen=True)

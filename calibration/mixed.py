@@ -24,7 +24,7 @@ class Candidate:
         bytes: of the file.
         milliseconds: of one image, for ranking.
         outcome: against FP32 on the search images.
-        fits: whether the drop is within what is allowed.
+        fits: whether the loss is within what is allowed.
     """
 
     assignment: dict[str, str]
@@ -86,8 +86,8 @@ def search(
     """Lower one unit after another, those first that save most for their damage.
 
     From all-INT8 the units go to 4 bits in the order of score error a byte saved, each step kept
-    only if the drop stays within ``max_drop``. If INT8 itself does not fit, the units that do most
-    damage go back to FP32 first.
+    only if the loss (``_loss``) stays within ``max_drop``. If INT8 itself does not fit, the units that
+    do most damage go back to FP32 first.
 
     Args:
         data: images to search on; accuracy is reported on others.
@@ -102,7 +102,7 @@ def search(
         with written(model) as path:
             time = latency(path, threads)
         found.append(
-            Candidate(dict(assignment), model.ByteSize(), time, outcome, outcome.drop <= max_drop)
+            Candidate(dict(assignment), model.ByteSize(), time, outcome, _loss(outcome) <= max_drop)
         )
         if tried is not None:
             tried(found[-1])
@@ -125,6 +125,15 @@ def search(
             if lowered.fits:
                 current = lowered
     return Search(found)
+
+
+def _loss(outcome: Outcome) -> float:
+    """Points of accuracy lost or of decisions changed, whichever is more.
+
+    The search images come from the data that the network may have been trained on. There it is surer than
+    on others, so that accuracy alone would promise too much.
+    """
+    return max(outcome.drop, 100.0 * (1.0 - outcome.agreement))
 
 
 def _alone(

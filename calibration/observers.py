@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,13 @@ class Histogram:
     Attributes:
         low, high: smallest and largest value seen.
         counts: ``[BINS]``, of equal bins from ``low`` to ``high``.
+        means: ``[C]``, mean of every channel of an image; empty for other tensors.
     """
 
     low: float
     high: float
     counts: NDArray[np.int64]
+    means: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def edges(self) -> NDArray[np.float64]:

@@ -88,18 +88,30 @@ class _Emitter:
         self.more.setdefault(name, initializer(name, value))
         return name
 
-    def _integers(self, name: str, values: NDArray[np.int8], level: str) -> str:
-        """The INT8 tensor with these values; 4-bit ones are stored packed and cast on loading."""
-        quantized = f"{name}_{level}"
+    def _integers(
+        self, name: str, axes: tuple[int, ...], level: str, least: NDArray[Any] | None = None
+    ) -> tuple[str, NDArray[np.int8], NDArray[np.float32]]:
+        """The INT8 tensor of a weight, its values, and their scale.
+
+        4-bit weights are stored packed; nodes that ONNX Runtime folds on loading make INT8 of them.
+        """
+        w = self.graph.array(name)
+        integers, scale = weights.quantize(w, axes, least)
+        eight = f"{name}_int8"
         if level == "int8":
-            return self._add(quantized, values)
-        self.like[f"{name}_int8"] = (name, TensorProto.INT8)
-        if quantized not in self.more:
-            self.more[quantized] = weights.int4_tensor(quantized, values)
-            self.nodes.append(
-                helper.make_node("Cast", [quantized], [f"{name}_int8"], to=TensorProto.INT8)
-            )
-        return f"{name}_int8"
+            return self._add(eight, integers), integers, scale
+        four, multiplier = weights.quantize4(w, scale)
+        if f"{name}_int4" not in self.more:
+            self.more[f"{name}_int4"] = weights.int4_tensor(f"{name}_int4", four)
+            self._add(f"{name}_multiplier", multiplier)
+            self.like[eight] = (name, TensorProto.INT8)
+            self.nodes += [
+                _cast(f"{name}_int4", f"{name}_four", TensorProto.FLOAT),
+                _cast(f"{name}_multiplier", f"{name}_times", TensorProto.FLOAT),
+                helper.make_node("Mul", [f"{name}_four", f"{name}_times"], [f"{name}_whole"]),
+                _cast(f"{name}_whole", eight, TensorProto.INT8),
+            ]
+        return eight, (four * multiplier).astype(np.int8), scale
 
     def _activation(self, tensor: str) -> tuple[str, str]:
         """Scale and zero point of a tensor's uint8 form."""
@@ -127,16 +139,17 @@ class _Emitter:
             if len(node.input) > 2 and node.input[2]
             else np.zeros(len(w))
         )
-        integers, scale = weights.quantize(w, (1, 2, 3), level)
         step = float(onnx.numpy_helper.to_array(self.more[x_scale]))
-        # A channel of (nearly) no weight: the scale must let its bias fit 32 bits.
+        # A channel of (nearly) no weight: its scale must let its bias fit 32 bits.
+        least = np.maximum(np.abs(bias) / (step * 2.0**30), 1e-12).reshape(-1, 1, 1, 1)
+        eight, integers, scale = self._integers(w_name, (1, 2, 3), level, least)
         scale = scale.reshape(-1)
-        least = (np.abs(bias) / (step * 2.0**30)).astype(np.float32)
-        wide = scale <= least
-        if wide.any():
-            scale = np.where(wide, np.maximum(least, np.float32(1e-12)), scale).astype(np.float32)
-            exact = w[wide] / scale[wide].reshape(-1, 1, 1, 1)
-            integers[wide] = np.rint(exact).astype(np.int8)
+        # The weights' rounding shifts the mean of a channel; its bias takes that back (Nagel et al.
+        # 2019, "Data-free quantization", section 4.2), places at the border aside.
+        means = self.table.entries[x].histogram.means
+        if len(means) == w.shape[1]:
+            error = w - integers * scale.reshape(-1, 1, 1, 1).astype(np.float64)
+            bias = bias + error.sum(axis=(2, 3)) @ means
         whole = np.rint(bias / (step * scale.astype(np.float64))).astype(np.int32)
         attribute = attributes(node)
         geometry = {
@@ -148,7 +161,7 @@ class _Emitter:
             self.in_8_bits[x],
             x_scale,
             x_zero,
-            self._integers(w_name, integers, level),
+            eight,
             self._add(f"{w_name}_scale", scale),
             self._add(f"zeros_{len(w)}", np.zeros(len(w), np.int8)),
             y_scale,
@@ -169,16 +182,15 @@ class _Emitter:
 
     def _routing(self, node: onnx.NodeProto, place: int, level: str) -> None:
         name = node.input[place]
-        w = self.graph.array(name)
         axes = (0, 3) if node.op_type == "DynamicRouting" else (0, 1, 2, 4)
-        integers, scale = weights.quantize(w, axes, level)
+        eight, _, scale = self._integers(name, axes, level)
         made = onnx.NodeProto()
         made.CopyFrom(node)
         made.op_type = f"Quantized{node.op_type}"
         made.overload = ""
         inputs = [
             *node.input[:place],
-            self._integers(name, integers, level),
+            eight,
             self._add(f"{name}_scale", scale.squeeze(axes)),
             *node.input[place + 1 :],
         ]
@@ -198,8 +210,7 @@ class _Emitter:
                 cast = helper.make_node("Cast", [half], [restored], to=TensorProto.FLOAT)
                 self.nodes.append(cast)
             else:
-                integers, scale = weights.quantize(w, _shared_axes(node, w.ndim), level)
-                eight = self._integers(name, integers, level)
+                eight, _, scale = self._integers(name, _shared_axes(node, w.ndim), level)
                 self.nodes += [
                     helper.make_node("Cast", [eight], [f"{name}_float"], to=TensorProto.FLOAT),
                     helper.make_node(
@@ -214,13 +225,15 @@ class _Emitter:
 
 def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
     """The axes of a stored weight that share a scale: all but those of the output."""
-    if node.op_type == "UniformRouting":
-        return (0, 1, 2, 4)
     if node.op_type == "Conv":
         return tuple(range(1, rank))
     if node.op_type == "Gemm" and attributes(node).get("transB", 0):
         return (1,)
     return tuple(range(rank - 1))
+
+
+def _cast(source: str, target: str, kind: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [target], to=kind)
 
 
 def _range(table: Table, tensor: str) -> tuple[float, float]:

@@ -99,6 +99,7 @@ class Table:
                         "low": e.histogram.low,
                         "high": e.histogram.high,
                         "counts": e.histogram.counts.tolist(),
+                        "means": e.histogram.means.tolist(),
                     },
                 }
                 for name, e in self.entries.items()
@@ -127,11 +128,14 @@ class Table:
             for name, e in document["tensors"].items():
                 h = e["histogram"]
                 counts = np.asarray(h["counts"], np.int64)
+                means = np.asarray(h["means"], np.float64)
                 numbers = [float(v) for v in (e["low"], e["high"], h["low"], h["high"])]
-                if counts.ndim != 1 or not np.isfinite(numbers).all() or (counts < 0).any():
+                if counts.ndim != 1 or means.ndim != 1 or (counts < 0).any():
+                    raise ValueError(f"the histogram of '{name}'")
+                if not np.isfinite([*numbers, *means]).all():
                     raise ValueError(f"the entry of '{name}'")
                 entries[str(name)] = Entry(
-                    numbers[0], numbers[1], Histogram(numbers[2], numbers[3], counts)
+                    numbers[0], numbers[1], Histogram(numbers[2], numbers[3], counts, means)
                 )
             texts = [str(document[k]) for k in ("model_sha256", "data_sha256", "method")]
             return cls(

@@ -71,7 +71,7 @@ def emit(
                 helper.make_node("QuantizeLinear", [x, f"{x}_scale", zero], [q]),
                 helper.make_node("DequantizeLinear", [q, f"{x}_scale", zero], [dequantized[x]]),
             ]
-        integers, steps = weights.quantize(graph.array(w), (1, 2, 3), "int8")
+        integers, steps = weights.quantize(graph.array(w), (1, 2, 3))
         # TensorRT wants positive scales; a channel of zeros is zero with any.
         steps = np.where(steps > 0, steps, np.float32(1)).reshape(-1)
         zeros = f"zeros_{len(steps)}"

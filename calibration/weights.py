@@ -9,43 +9,62 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-LARGEST = {"int8": 127, "int4": 7}  # -128 and -8 stay unused: symmetric
+LARGEST = 127  # -128 stays unused: symmetric
+LARGEST4 = 7
+MULTIPLIERS = LARGEST // LARGEST4  # a 4-bit weight times this still fits 8 bits
+SMALLEST_GROUP = 8  # weights that share a multiplier
 
 
 def quantize(
-    weight: NDArray[Any], axes: tuple[int, ...], level: str
+    weight: NDArray[Any], axes: tuple[int, ...], least: NDArray[Any] | None = None
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Weights as integers and their scales.
-
-    INT8 covers the largest magnitude; of 4 bits' few steps the range with the least squared error is
-    taken, channel by channel.
+    """Weights as INT8 and their scales, which cover the largest magnitude.
 
     Args:
         weight: the weight in FP32.
         axes: what shares a scale; the scale keeps them with length 1.
-        level: ``int8`` or ``int4``.
+        least: the smallest scales allowed; none by default.
 
     Returns:
         ``weight`` ~ ``integers * scale``; a channel of zeros has the scale 0.
     """
     w = weight.astype(np.float64)
-    largest = LARGEST[level]
-    top = np.abs(w).max(axis=axes, keepdims=True)
-    best = top / largest
-    if level == "int4":
-        least = np.full(top.shape, np.inf)
-        for share in np.linspace(1.0, 0.4, 25):
-            scale = share * top / largest
-            error = np.square(w - _round(w, scale, largest) * scale).sum(axis=axes, keepdims=True)
-            best = np.where(error < least, scale, best)
-            least = np.minimum(error, least)
-    scale32 = best.astype(np.float32)
-    return _round(w, scale32.astype(np.float64), largest).astype(np.int8), scale32
+    scale = (np.abs(w).max(axis=axes, keepdims=True) / LARGEST).astype(np.float32)
+    if least is not None:
+        scale = np.maximum(scale, least).astype(np.float32)
+    return _steps(w, scale).round().clip(-LARGEST, LARGEST).astype(np.int8), scale
 
 
-def _round(w: NDArray[np.float64], scale: NDArray[np.float64], largest: int) -> NDArray[np.float64]:
-    ratio = np.divide(w, scale, out=np.zeros_like(w), where=scale > 0)
-    return np.asarray(np.clip(np.rint(ratio), -largest, largest), np.float64)
+def quantize4(
+    weight: NDArray[Any], scale: NDArray[np.float32]
+) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Weights in 4 bits that make INT8 weights of a given scale: ``four * multiplier``.
+
+    The multiplier is a small integer, shared over the last two axes (the elements of a kernel, of a pose's
+    matrix), so that a group of small weights keeps small steps although its channel has one scale.
+    Of all multipliers the one with the least squared error is taken.
+
+    Returns:
+        ``four`` in -7..7, and the multipliers, with length 1 in the axes that share.
+    """
+    steps = _steps(weight.astype(np.float64), scale)
+    axes = tuple(range(steps.ndim - 2, steps.ndim))
+    while np.prod([steps.shape[k] for k in axes]) < SMALLEST_GROUP and axes[0] > 1:
+        axes = (axes[0] - 1, *axes)
+    best = np.ones([1 if k in axes else n for k, n in enumerate(steps.shape)])
+    least = np.full(best.shape, np.inf)
+    for multiplier in range(1, MULTIPLIERS + 1):
+        four = (steps / multiplier).round().clip(-LARGEST4, LARGEST4)
+        error = np.square(steps - four * multiplier).sum(axis=axes, keepdims=True)
+        best = np.where(error < least, multiplier, best)
+        least = np.minimum(error, least)
+    four = (steps / best).round().clip(-LARGEST4, LARGEST4)
+    return four.astype(np.int8), best.astype(np.int8)
+
+
+def _steps(w: NDArray[np.float64], scale: NDArray[np.float32]) -> NDArray[np.float64]:
+    exact = np.broadcast_to(scale.astype(np.float64), w.shape)
+    return np.divide(w, exact, out=np.zeros_like(w), where=exact > 0)
 
 
 def int4_tensor(name: str, values: NDArray[np.int8]) -> onnx.TensorProto:

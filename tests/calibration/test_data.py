@@ -1,0 +1,108 @@
+"""Calibration data: every source, the model's own preprocessing, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from capsedge.calibration import data as images
+from capsedge.errors import UsageError
+from capsedge.runtime.metadata import Preprocessing
+
+PREP = Preprocessing(height=10, width=10, channels=1)
+
+
+def _pixels(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 10, 10), dtype=np.uint8)
+
+
+def _idx(path: Path, array: np.ndarray) -> None:
+    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(gzip.compress(head + array.astype(np.uint8).tobytes()))
+
+
+def test_every_source_gives_the_same_inputs(tmp_path: Path) -> None:
+    pixels, labels = _pixels(4), np.array([0, 1, 2, 0])
+    np.savez(tmp_path / "a.npz", images=pixels, labels=labels)
+    _idx(tmp_path / "x-images-idx3-ubyte.gz", pixels)
+    _idx(tmp_path / "x-labels-idx1-ubyte.gz", labels)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for k, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / f"{k}.png")
+    found = [
+        images.load_images(tmp_path / "a.npz", PREP, "train"),
+        images.load_images(tmp_path / "x-images-idx3-ubyte.gz", PREP, "train"),
+        images.load_images(folder, PREP, "train"),
+        images.from_iterable(iter(pixels), PREP),
+    ]
+    wanted = (pixels / np.float32(255))[:, None].astype(np.float32)
+    for each in found:
+        np.testing.assert_allclose(next(each.batches(10)), wanted, atol=1e-6)
+    assert len({each.sha256() for each in found}) == 1
+    assert found[0].labels is not None
+    assert found[1].labels is not None
+    assert found[1].labels.tolist() == labels.tolist()
+    assert found[2].labels is None
+
+
+def test_a_draw_is_seeded_and_within(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=_pixels(50), labels=np.arange(50))
+    whole = images.load_images(tmp_path / "a.npz", PREP, "train")
+    one, same, other = whole.draw(10, 1), whole.draw(10, 1), whole.draw(10, 2)
+    assert one.sha256() == same.sha256() != other.sha256()
+    assert one.labels is not None
+    assert len(set(one.labels.tolist())) == 10
+    assert len(whole.draw(99)) == 50
+
+
+def test_bad_data(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "none.npz", images=np.zeros((0, 10, 10), np.uint8))
+    nan = np.zeros((3, 1, 10, 10), np.float32)
+    nan[1, 0, 2, 2] = np.nan
+    np.savez(tmp_path / "nan.npz", images=nan)
+    np.savez(tmp_path / "shape.npz", images=np.zeros((3, 10), np.uint8))
+    np.savez(tmp_path / "labels.npz", images=_pixels(3), labels=np.zeros(2, int))
+    for name, word in (
+        ("empty", "no data"),
+        ("none.npz", "no images"),
+        ("nan.npz", "1 of 3 images"),
+        ("shape.npz", "Wanted uint8"),
+        ("labels.npz", "for 3 images"),
+        ("missing.npz", "There is no"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            images.load_images(tmp_path / name, PREP, "train")
+    with pytest.raises(UsageError, match="no images"):
+        images.from_iterable([], PREP)
+
+
+def test_one_or_constant_images_are_refused_and_few_are_warned_of() -> None:
+    def some(pixels: np.ndarray) -> images.Images:
+        return images.Images("test", pixels[..., None], None, PREP)
+
+    with pytest.raises(UsageError, match="One image"):
+        images.check_calibration(some(_pixels(1)))
+    with pytest.raises(UsageError, match="constant"):
+        images.check_calibration(some(np.full((40, 10, 10), 7, np.uint8)))
+    assert "only 5" in images.check_calibration(some(_pixels(5)))[0]
+    assert images.check_calibration(some(_pixels(40))) == []
+
+
+def test_overlap_is_found_whatever_the_storage() -> None:
+    pixels = _pixels(6)
+    one = images.Images("a", pixels[:4, ..., None], None, PREP)
+    floats = (pixels[3:] * np.float32(1 / 255))[:, None]
+    other = images.Images("b", next(images.Images("", pixels[3:, ..., None], None, PREP).batches(9)),
+                          None, None)  # fmt: skip
+    assert floats.shape == other.images.shape
+    with pytest.raises(UsageError, match="1 of 3 evaluation images"):
+        images.check_disjoint(one, other)
+    assert len(images.without(other, one)) == 2
+    images.check_disjoint(one, images.without(other, one))

@@ -1,0 +1,210 @@
+"""What is emitted computes nearly the same, in the precision that was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from capsedge.calibration import weights
+from capsedge.calibration.executed import executed, optimized
+from capsedge.calibration.mixed import search
+from capsedge.calibration.ort_cpu import activation_parameters
+from capsedge.calibration.sensitivity import sensitivity
+from capsedge.calibration.source import Source, uniform, written
+from capsedge.runtime.session import load
+
+from .conftest import pixels
+
+
+@pytest.fixture(scope="module")
+def calibration(source: Source):
+    return pixels(48, 1, source)
+
+
+@pytest.fixture(scope="module")
+def table(source: Source, calibration):
+    return source.calibrate(calibration, "minmax", None)
+
+
+def _range(source: Source, data) -> float:
+    scores = source.scores(data)
+    return float(scores.max() - scores.min())
+
+
+def test_int8_for_onnx_runtime(source: Source, table, calibration) -> None:
+    model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    data = pixels(40, 2, source)
+    assert source.outcome(model, data).error < 0.05 * _range(source, data)
+    kinds = {(n.domain, n.op_type) for n in model.graph.node}
+    assert ("capsedge", "QuantizedConv") in kinds
+    assert ("", "Conv") not in kinds
+    assert ("", "Relu") not in kinds  # absorbed: uint8 with zero point 0 cuts where it would
+    for t in model.graph.initializer:
+        # of the rectified tensors; the primary capsules have no ReLU
+        if t.name.endswith("relu_zero_point"):
+            assert numpy_helper.to_array(t) == 0
+    with written(model) as path:
+        runs = executed(path)
+        assert {e.precision for e in runs if "Conv" in e.op} == {"int8"}
+        for ops in ("auto", "portable"):
+            found = load(path, ops=ops).run(next(data.batches(3)))
+            assert all(np.isfinite(v).all() for v in found.values())
+
+
+def test_the_bodies_are_what_the_kernels_compute(source: Source, table) -> None:
+    model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    images = next(pixels(8, 3, source).batches(8))
+    with written(model) as path:
+        fused, bodies = load(path), load(path, ops="portable")
+        if fused.ops != "fused":
+            pytest.skip("the operator library is not built here")
+        for name, value in bodies.run(images).items():
+            np.testing.assert_allclose(fused.run(images)[name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_without_the_library_it_is_qlinearconv(source: Source, table, monkeypatch) -> None:
+    monkeypatch.setattr("capsedge.calibration.executed.find_library", lambda: None)
+    model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    with written(model) as path:
+        kinds = [n.op_type for n in optimized(path).graph.node]
+    # A uniform pass of attention is a convolution too, in FP32.
+    uniform_passes = sum(n.op_type == "UniformRouting" for n in model.graph.node)
+    assert kinds.count("QLinearConv") == sum(u.kind == "conv" for u in source.units)
+    assert sum("Conv" in k for k in kinds) <= kinds.count("QLinearConv") + uniform_passes
+
+
+def test_int4_is_packed_and_runs_as_int8(source: Source, table) -> None:
+    eight, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    four, _ = source.emit(uniform(source.units, "int4"), table, "ort-cpu")
+    assert four.ByteSize() < eight.ByteSize()
+    packed = [t for t in four.graph.initializer if t.data_type == TensorProto.INT4]
+    assert len(packed) == len(source.units)
+    with written(four) as path:
+        assert "Cast" not in {n.op_type for n in optimized(path).graph.node}  # folded on loading
+        assert any(e.precision == "int8" for e in executed(path))
+    assert source.outcome(four, pixels(20, 2, source)).error < 0.5
+
+
+def test_for_tensorrt(source: Source, table) -> None:
+    chosen = source.quantizable("tensorrt")
+    assert chosen
+    model, kept = source.emit(uniform(chosen, "int8"), table, "tensorrt")
+    makers = {o: n for n in model.graph.node for o in n.output}
+    values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    convs = [n for n in model.graph.node if n.op_type == "Conv"]
+    quantized = [n for n in convs if n.input[1] in makers]
+    assert len(quantized) == len(chosen)
+    for node in quantized:
+        for k in (0, 1):
+            dq = makers[node.input[k]]
+            assert dq.op_type == "DequantizeLinear"
+            assert values[dq.input[2]].dtype == np.int8
+            assert not values[dq.input[2]].any()
+            assert (values[dq.input[1]] > 0).all()
+        assert values[makers[node.input[1]].input[1]].shape == (values[node.input[2]].shape[0],)
+        # nothing between a convolution and its ReLU
+        users = {n.op_type for n in model.graph.node if node.output[0] in n.input}
+        assert "QuantizeLinear" not in users or len(users) > 1 or users == {"QuantizeLinear"}
+    routing = [n for n in model.graph.node if n.domain == "capsedge"]
+    assert routing
+    assert not any(n.op_type.startswith("Quantized") for n in routing)
+    assert {k.rule for k in kept} <= {"not-fused", "narrow", "small", "shape"}
+    assert all(k.numbers for k in kept)
+    data = pixels(20, 2, source)
+    assert source.outcome(model, data).error < 0.05 * _range(source, data)
+
+
+def test_fp16_islands(source: Source, calibration) -> None:
+    model, kept = source.half(calibration)
+    halves = [t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT16]
+    assert len(halves) >= len(source.units)
+    kinds = {k.op: k for k in kept}
+    assert set(kinds) & {"ReduceL2", "Sigmoid", "LayerNormalization", "Softmax"} or not kept
+    for k in kept:
+        assert k.rule in ("statistics", "range", "epsilon")
+        assert k.numbers
+    data = pixels(40, 2, source)
+    outcome = source.outcome(model, data)
+    assert outcome.error < 0.005 * max(_range(source, data), 0.1)
+    assert model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
+    assert model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
+
+
+def test_fp16_keeps_what_does_not_fit(source: Source, calibration) -> None:
+    from capsedge.calibration import collect, half
+    from capsedge.calibration.graph import float_tensors
+
+    limits = collect.magnitudes(source.model, float_tensors(source.model), calibration)
+    first = next(n for n in source.model.graph.node if n.op_type == "Conv")
+    limits[first.output[0]] = (-3e4, 2e4)
+    _, kept = half.emit(source.model, limits)
+    mine = next(k for k in kept if k.rule == "range")
+    assert "3e+04" in mine.numbers
+    assert "65504" in mine.numbers
+
+
+def test_sensitivity_ranks_layers_and_iterations(source: Source, table, calibration) -> None:
+    found = sensitivity(source, table, pixels(30, 2, source), calibration)
+    errors = [d.outcome.error for d in found]
+    assert errors == sorted(errors, reverse=True)
+    assert {u.name for u in source.units} <= {d.name for d in found}
+    iterations = [d for d in found if d.kind == "iteration"]
+    assert len(iterations) >= source.metadata.iterations - 1
+    assert all("iteration" in d.name for d in iterations)
+    assert len({d.name for d in iterations}) == len(iterations)
+
+
+def test_mixed_search_stays_within_the_drop(source: Source, table) -> None:
+    data = pixels(60, 4, source)
+    found = search(source, table, data, "ort-cpu", 0.0, threads=1)
+    assert found.smallest is not None
+    assert found.fastest is not None
+    assert found.smallest.outcome.drop <= 0.0
+    assert found.smallest.bytes == min(c.bytes for c in found.candidates if c.fits)
+    front = found.pareto()
+    assert front == sorted(front, key=lambda c: c.bytes)
+    wide = search(source, table, data, "ort-cpu", 100.0, threads=1)
+    assert wide.smallest is not None
+    assert "int4" in wide.smallest.assignment.values()
+    assert wide.smallest.bytes <= found.smallest.bytes
+
+
+def test_weights_round_trip() -> None:
+    w = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
+    w[5] = 0
+    w[2, 1] *= 0.05  # a kernel of small weights in a channel of large ones
+    integers, scale = weights.quantize(w, (1, 2, 3))
+    assert scale.shape == (8, 1, 1, 1)
+    assert np.abs(integers.astype(int)).max() == 127
+    assert np.abs(integers * scale - w).max() <= scale.max() / 2 + 1e-7
+    assert scale[5] == 0
+    assert not integers[5].any()
+    four, multiplier = weights.quantize4(w, scale)
+    assert np.abs(four.astype(int)).max() <= 7
+    assert multiplier.shape == (8, 3, 1, 1)
+    whole = four.astype(int) * multiplier
+    assert np.abs(whole).max() <= 127
+    assert multiplier[2, 1] < multiplier[2, 0]
+    plain = np.abs(w).max(axis=(1, 2, 3), keepdims=True) / 7
+    with np.errstate(invalid="ignore"):
+        simple = np.nan_to_num(np.rint(w / plain)) * plain
+    assert np.square(w - whole * scale).sum() < np.square(w - simple).sum()
+
+
+def test_int4_packing() -> None:
+    values = np.array([[-7, 7, 1], [0, -1, 3]], np.int8)
+    tensor = weights.int4_tensor("w", values)
+    onnx.checker.check_tensor(tensor)
+    np.testing.assert_array_equal(numpy_helper.to_array(tensor).astype(np.int8), values)
+
+
+def test_activation_parameters_hold_zero() -> None:
+    assert activation_parameters(0.0, 255.0) == (1.0, 0)
+    scale, zero = activation_parameters(-1.0, 1.0)
+    assert zero in (127, 128)
+    assert activation_parameters(0.5, 1.0)[1] == 0
+    assert activation_parameters(-2.0, -1.0)[1] == 255
+    assert activation_parameters(0.0, 0.0) == (1.0, 0)
+    assert scale == pytest.approx(2 / 255)

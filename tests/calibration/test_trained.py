@@ -1,0 +1,42 @@
+"""The trained digit models on all MNIST test images: the figures that docs/quantize.md promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the reference is eager: pip install 'capsedge[export]'")
+
+from capsedge.calibration import evaluate
+from capsedge.calibration.quantize import split
+from capsedge.calibration.source import Source, uniform, written
+from capsedge.checkpoint import load_checkpoint
+from capsedge.exporters import export
+from capsedge.exporters.quantized import finish
+from capsedge.training.data import load_images
+from capsedge.training.loop import predict_all
+from capsedge.zoo import ROUTINGS, zoo_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.data]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_against_pytorch(routing: str, mnist: Path, tmp_path: Path) -> None:
+    model = load_checkpoint(zoo_checkpoint(routing))
+    test = load_images(mnist, "test", model.config.preprocessing)
+    eager = predict_all(model, test).argmax(1).numpy()
+    right = float((eager == test.labels).mean())
+    export(model, tmp_path / "m.onnx")
+    source = Source(tmp_path / "m.onnx", finish)
+    splits = split(source, mnist, None, 512)
+    assert len(splits.evaluation) == 10_000
+    table = source.calibrate(splits.calibration, "mse", None)
+    int8, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    half, _ = source.half(splits.calibration)
+    for made, agreement in ((int8, 0.998), (half, 0.9998)):
+        with written(made) as path:
+            found = evaluate.scores(path, splits.evaluation).argmax(1)
+        assert float(np.mean(found == eager)) >= agreement
+        assert right - float(np.mean(found == test.labels)) <= 0.001 + 1e-9
