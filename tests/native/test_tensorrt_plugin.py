@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "runtime" / "native"
 PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
 SOURCES = ("attributes", "plugin", "library", "register")
-FLOAT32, INT32 = 1, 5  # PluginFieldType
+FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}
 BUILD, RUNTIME = 0, 1
 LIGHT = [c for c in CASES if not c.heavy and c.operator in PLUGINS and c.dims.get("N", 1) > 0]
@@ -240,6 +240,20 @@ def test_defaults(mock: ctypes.CDLL) -> None:
         mock.mock_destroy(plugin)
     plain, full = create(mock, "DynamicRouting", {}), create(mock, "DynamicRouting", DYNAMIC)
     assert mock.mock_timing_cache_id(plain) == mock.mock_timing_cache_id(full)
+
+
+@pytest.mark.parametrize(("value", "taken"), [(2, True), (2**40, False)])
+def test_wide_integers(mock: ctypes.CDLL, value: int, taken: bool) -> None:
+    data = (ctypes.c_int64 * 1)(value)
+    field = (Field * 1)(Field(b"iterations", INT64, 1, ctypes.addressof(data)))
+    handle = mock.mock_create(b"DynamicRouting", field, 1, BUILD)
+    assert bool(handle) == taken
+    if handle:
+        plugin = ctypes.c_void_p(handle)
+        assert b"iterations=2," in mock.mock_timing_cache_id(plugin)
+        mock.mock_destroy(plugin)
+    else:
+        assert "too large" in mock.mock_error().decode()
 
 
 POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)

@@ -101,10 +101,18 @@ std::string read_fields(Operator op, const nvinfer1::PluginFieldCollection* fiel
       }
       continue;
     }
+    // The parser hands ONNX integers on as INT32; a caller of its own may give INT64.
+    const bool wide = wanted.integer && found->type == PluginFieldType::kINT64;
     const PluginFieldType type = wanted.integer ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
-    if (found->type != type || (!wanted.list && found->length != 1))
+    if ((found->type != type && !wide) || (!wanted.list && found->length != 1))
       return std::string("attribute '") + wanted.name + "' has the wrong type or length";
-    if (wanted.integer) {
+    if (wide) {
+      const int64_t* data = static_cast<const int64_t*>(found->data);
+      for (int32_t v = 0; v < found->length; ++v) {
+        if (data[v] != static_cast<int32_t>(data[v])) return std::string("attribute '") + wanted.name + "' is too large";
+        values.integers[k].push_back(static_cast<int32_t>(data[v]));
+      }
+    } else if (wanted.integer) {
       const int32_t* data = static_cast<const int32_t*>(found->data);
       values.integers[k].assign(data, data + found->length);
     } else {

@@ -15,7 +15,7 @@ enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3, kI
 enum class TensorFormat : int32_t { kLINEAR = 0, kCHW2 = 1, kHWC8 = 2 };
 enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
 enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };
-enum class PluginFieldType : int32_t { kFLOAT16 = 0, kFLOAT32 = 1, kINT32 = 5, kCHAR = 6, kUNKNOWN = 8 };
+enum class PluginFieldType : int32_t { kFLOAT16 = 0, kFLOAT32 = 1, kINT32 = 5, kCHAR = 6, kUNKNOWN = 8, kINT64 = 10 };
 enum class DimensionOperation : int32_t { kSUM = 0, kPROD, kMAX, kMIN, kSUB, kEQUAL, kLESS, kFLOOR_DIV, kCEIL_DIV };
 
 struct Dims64 {
