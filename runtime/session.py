@@ -115,7 +115,8 @@ def _load_engine(path: Path, device: str | None, ops: str, provider: str) -> Ses
 
     backend = TensorRTBackend(path, gpu)
     issued = backend.passport
-    return Session(path, backend, issued.model, "fused" if issued.plugin == "fused" else "portable")
+    ops = "fused" if issued.plugin == "fused" else "portable"
+    return Session(path, backend, issued.model, ops, issued)
 
 
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
@@ -155,17 +156,24 @@ class Session:
         path: the file it came from.
         metadata: what the file says of itself; None for a file of another tool.
         inputs, outputs: name, shape and type of each.
-        ops: ``fused`` where capsedge's nodes run in its operator library, else ``portable``.
+        ops: ``fused`` where capsedge's nodes run in its operator or plugin library, else ``portable``.
+        passport: of a TensorRT engine; None for an ONNX file.
     """
 
     def __init__(
-        self, path: Path, backend: Backend, metadata: ModelMetadata | None, ops: str
+        self,
+        path: Path,
+        backend: Backend,
+        metadata: ModelMetadata | None,
+        ops: str,
+        issued: passport.Passport | None = None,
     ) -> None:
         self.path = path
         self.metadata = metadata
         self.inputs: tuple[Port, ...] = backend.inputs
         self.outputs: tuple[Port, ...] = backend.outputs
         self.ops = ops
+        self.passport = issued
         self._backend = backend
         if metadata is not None:
             self._check_metadata(metadata)
@@ -202,6 +210,16 @@ class Session:
         """The batch size the file is fixed to; None if it is free."""
         size = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
         return size if isinstance(size, int) else None
+
+    @property
+    def smallest_batch(self) -> int:
+        """The smallest batch of one run."""
+        return self.batch or self._backend.smallest_batch
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The largest batch of one run; None for any."""
+        return self.batch or self._backend.largest_batch
 
     def class_name(self, index: int) -> str:
         """Name of a class; its number where the file names none."""
@@ -364,7 +382,7 @@ class Session:
         self, images: OneImage | Sequence[OneImage], invert: bool
     ) -> Iterator[NDArray[np.float32]]:
         """Prepared batches ``[n, C, H, W]``, as large as one run takes."""
-        size = self.batch or min(_CHUNK, self._backend.largest_batch or _CHUNK)
+        size = self.batch or min(_CHUNK, self.largest_batch or _CHUNK)
         if isinstance(images, np.ndarray) and images.ndim == 4 and images.dtype.kind == "f":
             if invert:
                 raise UsageError(
@@ -423,7 +441,7 @@ class Session:
         self, batch: NDArray[np.float32], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
         """Run ``[n, C, H, W]``; a batch that is empty or short of the fixed size is filled with zeros."""
-        count, size = len(batch), self.batch or self._backend.smallest_batch
+        count, size = len(batch), self.smallest_batch
         if count < size:
             rest = np.zeros((size - count, *batch.shape[1:]), np.float32)
             batch = np.concatenate([batch, rest])

@@ -18,7 +18,7 @@ class Link:
     """One artefact of the chain checkpoint -> ONNX -> quantized -> engine.
 
     Attributes:
-        kind: ``checkpoint``, ``module`` (in memory, without a file), ``onnx``.
+        kind: ``checkpoint``, ``module`` (in memory, without a file), ``onnx``, ``quantized``, ``engine``.
         file: its name; a certificate names no folders of the machine it was made on.
         sha256: checksum of the file; empty for a module in memory.
         facts: what else tells it apart: model, precision, the path that ran.

@@ -70,7 +70,7 @@ def verify(
     Args:
         reference: a checkpoint file, a module, or None for the package's own checkpoint that the
             artefact names.
-        artefact: an ONNX file, or a loaded session.
+        artefact: an ONNX file, a TensorRT engine, or a loaded session.
         data: a data set folder, an npz file, idx files, or images; the package's samples when left out.
         limit: only the first so many samples.
         atol, rtol: tolerance, one figure or figures by output; by default those of each output's name.
@@ -136,7 +136,7 @@ def verify(
     if max_drop is not None and on_samples.decisions is not None:
         failures += _drop_failure(on_samples.decisions, max_drop)
     ledger = None
-    if failures and not approximate:
+    if failures and not approximate and session.passport is None:  # an engine cannot be opened
         from capsedge.verification.ledger import routing_ledger
 
         worst = _worst_images(on_samples, on_hard, samples, hard)
@@ -215,18 +215,30 @@ def _artefact_link(session: Session) -> Link:
         if meta.calibration:
             facts["calibration"] = dict(meta.calibration)
     path = session.path
+    if session.passport is not None:
+        built = session.passport.machine
+        facts |= {
+            "precision": session.passport.precision,
+            "gpu": built.gpu,
+            "tensorrt": built.tensorrt,
+        }
+        return Link("engine", path.name, sha256(path), path.stat().st_size, facts)
     kind = "quantized" if meta is not None and meta.precision != "fp32" else "onnx"
     return Link(kind, path.name, sha256(path), path.stat().st_size, facts)
 
 
 def _source_links(session: Session) -> tuple[Link, ...]:
-    """The FP32 file between the checkpoint and a file made from it, as that file's metadata names it."""
+    """The files between the checkpoint and the artefact, as its metadata and its passport name them."""
     meta = session.metadata
+    links: tuple[Link, ...] = ()
     source = meta.calibration.get("source") if meta is not None else None
-    if meta is None or not source:
-        return ()
-    facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
-    return (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
+    if meta is not None and source:
+        facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
+        links = (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
+    if session.passport is not None:  # between them and the engine, the file that it was built from
+        issued, kind = session.passport, "quantized" if links else "onnx"
+        links += (Link(kind, issued.source, issued.source_sha256),)
+    return links
 
 
 def _approximate(session: Session) -> bool:
@@ -275,14 +287,14 @@ def _samples(
 
 
 def _batch(session: Session) -> int:
-    return session.batch or BATCH
+    return session.batch or min(BATCH, session.largest_batch or BATCH)
 
 
 def _run(session: Session, images: NDArray[np.float32]) -> Arrays:
     """Run the artefact; a batch short of the file's fixed size is filled up with black images."""
     count = len(images)
-    if session.batch is not None and count < session.batch:
-        rest = np.zeros((session.batch - count, *images.shape[1:]), np.float32)
+    if count < session.smallest_batch:
+        rest = np.zeros((session.smallest_batch - count, *images.shape[1:]), np.float32)
         images = np.concatenate([images, rest])
     outputs = session.run(images.astype(session.inputs[0].dtype, copy=False))
     return {name: value[:count] for name, value in outputs.items()}

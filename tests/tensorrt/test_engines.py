@@ -420,3 +420,22 @@ def test_int8_is_read_back(
     with pytest.raises(ParityError, match="none with INT8"):
         make(model=source, precision="int8", target=tmp_path / "none.engine")
     assert not (tmp_path / "none.engine").exists()
+
+
+@pytest.mark.parametrize("batch", [(1, 2, 4), (3, 3, 3)])
+def test_an_engine_is_verified_against_its_source(
+    model: Path, make: Any, batch: tuple[int, int, int]
+) -> None:
+    built = make(batch=batch)
+    images = np.random.default_rng(2).random((5, 1, 10, 10), dtype=np.float32)
+    data = built.path.with_suffix(".npz")
+    np.savez(data, images=images)
+    certificate = capsedge.verify(network("dynamic"), built.path, data)
+    assert certificate.passed, certificate.failures
+    kinds = [link.kind for link in certificate.chain]
+    assert kinds == ["module", "onnx", "engine"]
+    assert certificate.chain[1].sha256 == built.passport.source_sha256
+    assert certificate.chain[2].facts["gpu"] == "Orin"
+    other = capsedge.verify(network("dynamic", seed=1), built.path, data)
+    assert not other.passed
+    assert other.ledger is None
