@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +19,14 @@ from capsedge.runtime.profiling.engine import (
     Feeds,
     ProfiledSession,
     configuration,
-    midmean,
 )
 from capsedge.runtime.profiling.layers import Place, places
 from capsedge.runtime.profiling.machine import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.session import Session
 
-WARMUP = 3  # runs of the profiled session that are not counted
+WARMUP = 3  # runs at the start of each turn that are not counted
+SETTLE = 0.02  # seconds before each turn
 ROUNDS = 10  # in which plain and profiled runs take turns
 SECONDS = 2.0  # of profiled and plain runs together, but one run each a round at least
 MOST_RUNS = 400  # of the profiled session; its events lie in memory
@@ -36,8 +39,8 @@ class Operator:
     Attributes:
         name, kind: as ONNX Runtime names it, and its type.
         layer, group, iteration, label: where it belongs (``layers``); empty in files of other tools.
-        microseconds: what it takes, the profiler's own cost taken away: the mean of the middle half of its
-            runs.
+        microseconds: what it takes, the profiler's own cost taken away: the mean over the middle half
+            of the runs, by their sum.
         share: of the sum over all operators.
         operations, bytes: per run, of the whole batch.
         attainable: microseconds it would take at the machine's measured peaks; None without them.
@@ -115,9 +118,9 @@ def time_operators(
     how = configuration(session)
     model = read_bytes(session.path)
     with ProfiledSession(model, how) as profiled:
-        plain, runs = _take_turns(session, profiled, feeds, seconds)
+        plain, counted = _take_turns(session, profiled, feeds, seconds)
         recording = profiled.finish()
-    events = recording.runs[-runs:]
+    events = [recording.runs[k] for k in counted]
     return _assemble(
         read_structure(session.path),
         recording.graph,
@@ -132,19 +135,28 @@ def time_operators(
 
 def _take_turns(
     session: Session, profiled: ProfiledSession, feeds: Feeds, seconds: float
-) -> tuple[NDArray[np.float64], int]:
-    for _ in range(WARMUP):
-        profiled.run(feeds)
-        session.run(feeds)
+) -> tuple[NDArray[np.float64], list[int]]:
+    """Seconds of the plain runs, and which of the profiled runs count."""
     plain: list[NDArray[np.float64]] = []
-    counted = 0
+    counted: list[int] = []
+    done = 0
+    each = seconds / (2 * ROUNDS)
     for _ in range(ROUNDS):
-        session.run(feeds)
-        turn = timed_runs(lambda: session.run(feeds), seconds / (2 * ROUNDS))
-        plain.append(turn)
-        most = min(len(turn), MOST_RUNS // ROUNDS)
-        counted += len(timed_runs(lambda: profiled.run(feeds), seconds / (2 * ROUNDS), most=most))
+        _settle(lambda: session.run(feeds))
+        plain.append(timed_runs(lambda: session.run(feeds), each))
+        most = min(len(plain[-1]), MOST_RUNS // ROUNDS)
+        _settle(lambda: profiled.run(feeds))
+        count = len(timed_runs(lambda: profiled.run(feeds), each, most=most))
+        counted += range(done + WARMUP, done + WARMUP + count)
+        done += WARMUP + count
     return np.concatenate(plain), counted
+
+
+def _settle(run: Callable[[], Any]) -> None:
+    """Let the other session's threads stop spinning, and one's own wake."""
+    time.sleep(SETTLE)
+    for _ in range(WARMUP):
+        run()
 
 
 def _assemble(
@@ -166,7 +178,10 @@ def _assemble(
     # On a GPU operators are queued, and the profiler's cost hides behind them.
     around = overheads(how.threads) if how.on_cpu else Overheads(0.0, 0.0)
     bias = around.timing_us
-    taken = [max(0.0, midmean(durations[:, k]) - bias) for k in range(len(first))]
+    # The runs whose sums lie in the middle: what they sum to is comparable with the median of whole runs.
+    order = np.argsort(durations.sum(axis=1))
+    middle = order[len(order) // 4 : len(order) - len(order) // 4]
+    taken = [max(0.0, float(t) - bias) for t in durations[middle].mean(axis=0)]
     total = sum(taken)
     operators = []
     for k, event in enumerate(first):

@@ -92,7 +92,9 @@ def test_a_file_of_another_tool_is_grouped_by_operator_type(tmp_path: Path):
     ]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 64]) for n in "xy")
     w = helper.make_tensor("w", TensorProto.FLOAT, [64, 64], np.ones(64 * 64, np.float32))
-    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], [w]), ir_version=9)
+    opset = [helper.make_opsetid("", 20)]
+    graph = helper.make_graph(nodes, "g", [x], [y], [w])
+    model = helper.make_model(graph, ir_version=9, opset_imports=opset)
     path = tmp_path / "other.onnx"
     onnx.save(model, path)
     run = capsedge.profile(

@@ -1,0 +1,91 @@
+"""How far ``capsedge profile`` and ``inspect --forecast`` can be trusted: ``python -m benchmarks.profiling
+MODEL...``
+
+For each ONNX file: the overhead of profiling without time by operator (a bare loop of runs and the
+profiler's loop,
+in turns), the operators' sum over the median of whole runs, and the forecast of activations over what
+ONNX Runtime's allocator was asked for: in the first run, and in the next one, when it has planned a block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import capsedge
+from capsedge.runtime.forecast import forecast
+from capsedge.runtime.onnx_file import read_bytes
+from capsedge.runtime.profiling.engine import Feeds, ProfiledSession, configuration
+from capsedge.runtime.profiling.measure import timed_runs
+from capsedge.runtime.profiling.operators import arena_peak, time_operators
+from capsedge.runtime.profiling.profiler import random_inputs
+
+ROUNDS = 30
+
+
+def overhead(run: Callable[[], Any], seconds: float) -> float:
+    """Time of a run in the profiler's loop over that in a bare loop, less one: median over rounds in
+    turns."""
+    start = time.perf_counter()
+    for _ in range(5):
+        run()
+    each = max(5, int(seconds / ROUNDS / 2 / ((time.perf_counter() - start) / 5)))
+    ratios = []
+    for turn in range(ROUNDS):
+        times = {}
+        for kind in ("bare", "profiled") if turn % 2 else ("profiled", "bare"):
+            start = time.perf_counter()
+            if kind == "bare":
+                for _ in range(each):
+                    run()
+            else:
+                timed_runs(run, 0.0, each)
+            times[kind] = time.perf_counter() - start
+        ratios.append(times["profiled"] / times["bare"])
+    return float(np.median(ratios)) - 1
+
+
+def arena(session: capsedge.Session, feeds: Feeds) -> tuple[int, int]:
+    """Bytes asked for of ONNX Runtime's allocator, at most, in the first and in the second run."""
+    model = read_bytes(session.path)
+    with ProfiledSession(model, configuration(session)) as profiled:
+        for _ in range(2):
+            profiled.run(feeds)
+        runs = profiled.finish().runs
+    first = arena_peak(runs) or 0
+    most = [max(event.arena or 0 for event in run) for run in runs]
+    return first, first + most[1] - most[0]
+
+
+def main() -> None:
+    """Measure and print a row a model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--ops", default="auto")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    options = parser.parse_args()
+    print("| model | overhead | operators / median | forecast / first run | planned / second run |")
+    print("|---|---|---|---|---|")
+    for path in options.models:
+        session = capsedge.load(path, threads=options.threads, ops=options.ops)
+        feeds = random_inputs(session, options.batch)
+        extra = overhead(lambda s=session, f=feeds: s.run(f), options.seconds)
+        times = time_operators(session, feeds, seconds=options.seconds)
+        first, second = arena(session, feeds)
+        sizes = forecast(path, options.batch)
+        print(
+            f"| {path.stem} | {extra:+.1%} | {times.attributed:.1%} | "
+            f"{sizes.peak / first:.3f} | {sizes.planned / second:.3f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
