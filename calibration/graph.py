@@ -84,7 +84,7 @@ class Graph:
     def result(self, node: onnx.NodeProto) -> str:
         """The tensor that leaves a convolution: after its ReLU, if it has one."""
         relu = self.relu_after(node)
-        return relu.output[0] if relu is not None else node.output[0]
+        return str(relu.output[0] if relu is not None else node.output[0])
 
     @property
     def fused(self) -> bool:
@@ -185,8 +185,8 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
     ]
 
 
-def initializer(name: str, value: NDArray[Any]) -> onnx.TensorProto:
-    """An initializer of a numpy array."""
+def initializer(name: str, value: NDArray[Any] | np.generic) -> onnx.TensorProto:
+    """An initializer of a numpy array or number."""
     return numpy_helper.from_array(np.asarray(value, order="C"), name)
 
 

@@ -84,7 +84,7 @@ class _Emitter:
     def _is_8_bit_conv(self, node: onnx.NodeProto) -> bool:
         return node.op_type == "Conv" and self.level.get(node.input[1]) in ("int8", "int4")
 
-    def _add(self, name: str, value: NDArray[Any]) -> str:
+    def _add(self, name: str, value: NDArray[Any] | np.generic) -> str:
         self.more.setdefault(name, initializer(name, value))
         return name
 
@@ -152,7 +152,7 @@ class _Emitter:
             bias = bias + error.sum(axis=(2, 3)) @ means
         whole = np.rint(bias / (step * scale.astype(np.float64))).astype(np.int32)
         attribute = attributes(node)
-        geometry = {
+        geometry: dict[str, Any] = {
             "strides": list(attribute.get("strides", [1, 1])),
             "pads": list(attribute.get("pads", [0, 0, 0, 0])),
             "dilations": list(attribute.get("dilations", [1, 1])),

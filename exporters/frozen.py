@@ -78,7 +78,7 @@ def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
 
 def _layer(node: onnx.NodeProto) -> str:
     weight = node.input[1 if node.op_type == "DynamicRouting" else 2]
-    return weight.removeprefix("model.").removesuffix(".weight")
+    return str(weight).removeprefix("model.").removesuffix(".weight")
 
 
 def _mean_couplings(
