@@ -162,7 +162,7 @@ def test_a_level_defines_nothing_that_the_linker_could_share(level: str, tmp_pat
     for optimise in ("-O0", "-O3"):
         made = tmp_path / "level.o"
         subprocess.run(
-            [compiler, "-std=c++17", "-Wno-psabi", optimise, "-fPIC", *flags, "-c",
+            [compiler, "-std=c++17", "-Wno-psabi", "-fno-exceptions", optimise, "-fPIC", *flags, "-c",
              str(NATIVE / "kernels" / "cpu" / f"{level}.cpp"), "-o", str(made)],
             check=True,
         )  # fmt: skip
