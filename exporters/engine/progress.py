@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,23 +81,34 @@ class Progress:
 
 
 def monitor(trt: Any, progress: Progress) -> Any:
-    """An ``IProgressMonitor`` that hands everything on; exceptions never reach TensorRT."""
+    """An ``IProgressMonitor`` that hands everything on.
+
+    Nothing may be raised through TensorRT's C++: an interrupt, or a report that fails because nobody
+    reads the standard error any more, cancels the build.
+    """
+
+    @contextmanager
+    def guarded() -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            progress.cancelled = True
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            progress.start(phase_name, parent_phase, num_steps)
+            with guarded():
+                progress.start(phase_name, parent_phase, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            try:
-                return progress.step(phase_name, step)
-            except KeyboardInterrupt:
-                progress.cancelled = True
-                return False
+            with guarded():
+                progress.step(phase_name, step)
+            return not progress.cancelled
 
         def phase_finish(self, phase_name: str) -> None:
-            progress.finish(phase_name)
+            with guarded():
+                progress.finish(phase_name)
 
     return Monitor()

@@ -439,3 +439,17 @@ def test_an_engine_is_verified_against_its_source(
     other = capsedge.verify(network("dynamic", seed=1), built.path, data)
     assert not other.passed
     assert other.ledger is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
+def test_nothing_raised(model: Path, tmp_path: Path, gpu: Any, error: Any) -> None:  # noqa: F811
+    """An interrupt in the middle of a build ends it as one of our errors, with nothing written."""
+
+    def report(share: float, phase: str, left: float | None) -> None:
+        if share > 0:
+            raise error
+
+    target = tmp_path / "interrupted.engine"
+    with pytest.raises(UsageError, match="interrupted"):
+        build(model, target, BuildOptions(plugin="native"), report)
+    assert not target.exists()
