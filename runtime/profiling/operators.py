@@ -25,9 +25,9 @@ from capsedge.runtime.profiling.machine import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.session import Session
 
-WARMUP = 3  # runs at the start of each turn that are not counted
-SETTLE = 0.02  # seconds before each turn
-ROUNDS = 10  # in which plain and profiled runs take turns
+WARMUP = 3  # runs at least at the start of each turn that are not counted
+PAUSE, SETTLE = 0.02, 0.05  # seconds without and with runs before each turn
+ROUNDS = 5  # in which plain and profiled runs take turns
 SECONDS = 2.0  # of profiled and plain runs together, but one run each a round at least
 MOST_RUNS = 400  # of the profiled session; its events lie in memory
 
@@ -145,18 +145,18 @@ def _take_turns(
         _settle(lambda: session.run(feeds))
         plain.append(timed_runs(lambda: session.run(feeds), each))
         most = min(len(plain[-1]), MOST_RUNS // ROUNDS)
-        _settle(lambda: profiled.run(feeds))
+        done += _settle(lambda: profiled.run(feeds))
         count = len(timed_runs(lambda: profiled.run(feeds), each, most=most))
-        counted += range(done + WARMUP, done + WARMUP + count)
-        done += WARMUP + count
+        counted += range(done, done + count)
+        done += count
     return np.concatenate(plain), counted
 
 
-def _settle(run: Callable[[], Any]) -> None:
-    """Let the other session's threads stop spinning, and one's own wake."""
-    time.sleep(SETTLE)
-    for _ in range(WARMUP):
-        run()
+def _settle(run: Callable[[], Any]) -> int:
+    """Let the other session's threads stop spinning and one's own spread over the cores; how many runs it
+    took."""
+    time.sleep(PAUSE)
+    return len(timed_runs(run, SETTLE, WARMUP))
 
 
 def _assemble(
