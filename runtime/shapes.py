@@ -76,11 +76,8 @@ class Sizes:
         if first is None or not unsolved:
             return
         if node.op in _SAME_COUNT and len(unsolved) == 1:
-            rest = math.prod(
-                self._numbers.get(d, d) if isinstance(d, str) else d
-                for d in shape
-                if d != unsolved[0]
-            )  # type: ignore[misc]
+            sizes = (self._numbers.get(d) if isinstance(d, str) else d for d in shape)
+            rest = math.prod(d for d in sizes if d is not None)
             if rest and math.prod(first) % rest == 0:
                 self._numbers[unsolved[0]] = math.prod(first) // rest
             return
@@ -96,9 +93,9 @@ class Sizes:
             if dimension not in unsolved or not isinstance(dimension, str):
                 continue
             back = len(target) - axis
-            sizes = [i[-back] for i in known if len(i) >= back]
-            if sizes:
-                self._numbers.setdefault(dimension, max(sizes))
+            found = [i[-back] for i in known if len(i) >= back]
+            if found:
+                self._numbers.setdefault(dimension, max(found))
 
     def _derive(self, node: Node, output: str, inputs: list[tuple[int, ...] | None]) -> None:
         """A shape that the file does not state."""

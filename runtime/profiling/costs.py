@@ -101,7 +101,7 @@ def _dynamic(node: Node, shape: Any) -> float:
     i, j, out, size = shape(node.inputs[1])
     batch, iterations = shape(node.inputs[0])[0], int(node.attributes.get("iterations", 3))
     # A vote's element: its product, a weighted sum an iteration, an agreement between two.
-    return 2.0 * batch * i * j * out * (size + iterations + iterations - 1)
+    return float(2 * batch * i * j * out * (size + iterations + iterations - 1))
 
 
 def _window(node: Node, shape: Any, weight: int) -> tuple[int, int]:
