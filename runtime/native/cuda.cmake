@@ -43,6 +43,7 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 add_library(capsedge_cuda_kernels OBJECT kernels/cuda/kernels.cu)
 set_target_properties(capsedge_cuda_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
 target_include_directories(capsedge_cuda_kernels PUBLIC kernels/cuda)
+target_compile_options(capsedge_cuda_kernels PRIVATE -Xfatbin=-compress-all)
 set(CAPSEDGE_CUDA_LINK -static-libstdc++ -static-libgcc)
 
 if(CAPSEDGE_CUDA)
