@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from capsedge import ops
-from capsedge.ops.attention_routing import EPSILON
 from capsedge.models.config import Conv, ResNet
+from capsedge.ops.attention_routing import EPSILON
 
 
 class Padded(nn.Conv2d):
