@@ -13,7 +13,7 @@ from capsedge.calibration.graph import DOMAIN, Graph, Kept, initializer, replace
 LARGEST = 65504.0
 HEADROOM = 4.0  # other images than the calibration's may go further
 SMALLEST_NORMAL = 2.0**-14  # below it FP16 loses digits; below 6e-8 everything
-SCALAR = 16  # constants of so few elements are looked at as epsilons
+SCALAR = 1  # a constant of one element may be an epsilon; a small bias among others may round
 STATISTICS = {
     "BatchNormalization",
     "Div",

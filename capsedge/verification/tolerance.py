@@ -29,9 +29,9 @@ DEFAULTS = {
 }
 OTHER = Tolerance(1e-5, 1e-4)
 
-# Of the package's samples a tenth shows no digit at all; there the decision hangs on the last digits.
-AGREEMENT = {"fp32": 1.0, "fp16": 0.99, "int8": 0.95, "mixed": 0.95}
-APPROXIMATE_AGREEMENT = 0.95  # frozen couplings
+# Most of the package's samples are random strokes that show no digit: their decisions hang by a thread.
+AGREEMENT = {"fp32": 1.0, "fp16": 0.98, "int8": 0.9, "mixed": 0.9}
+APPROXIMATE_AGREEMENT = 0.9  # frozen couplings
 
 
 def least_agreement(metadata: ModelMetadata | None) -> float:
