@@ -200,10 +200,10 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         f"Measured on {m['cpu']}, {m['cores']} cores, {m['system']}, Python {m['python']}, with",
         f"`{document['command']}`: {document['seconds']:g} s of each peer in {document['rounds']}",
-        "interleaved rounds. Medians with the 10th and 90th percentile in milliseconds; how many times faster than the",
-        "plain export in ONNX Runtime, and in OpenVINO at FP32; peak memory of the whole process, and what",
-        "running added to the loaded process; largest difference from torch eager, relative to each output's",
-        "largest magnitude.",
+        "interleaved rounds. Medians with the 10th and 90th percentile in milliseconds; how many times",
+        "faster than the plain export in ONNX Runtime, and in OpenVINO at FP32; peak memory of the whole",
+        "process, and what running added to the loaded process; largest difference from torch eager,",
+        "relative to each output's largest magnitude.",
         "",
     ]
     rows = document["rows"]

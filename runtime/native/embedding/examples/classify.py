@@ -99,7 +99,9 @@ def main() -> None:
     call("capsedge_prediction_create", ctypes.byref(prediction))
     for path in sys.argv[3:]:
         pixels, height, width, channels = read_png(path)
-        image = Image(ctypes.cast(ctypes.c_char_p(pixels), ctypes.c_void_p), UINT8, height, width, channels, 0)
+        image = Image(
+            ctypes.cast(ctypes.c_char_p(pixels), ctypes.c_void_p), UINT8, height, width, channels, 0
+        )
         one = ctypes.c_size_t(1)
         call("capsedge_predict", session, ctypes.byref(image), one, None, prediction)
         result = Result(size=ctypes.sizeof(Result))
