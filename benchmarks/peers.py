@@ -199,11 +199,10 @@ def markdown(document: dict[str, Any]) -> str:
         "# The same models through every peer",
         "",
         f"Measured on {m['cpu']}, {m['cores']} cores, {m['system']}, Python {m['python']}, with",
-        f"`{document['command']}`: {document['seconds']:g} s of each peer in {document['rounds']}",
-        "interleaved rounds. Medians with the 10th and 90th percentile in milliseconds; how many times",
-        "faster than the plain export in ONNX Runtime, and in OpenVINO at FP32; peak memory of the whole",
-        "process, and what running added to the loaded process; largest difference from torch eager,",
-        "relative to each output's largest magnitude.",
+        f"`{document['command']}`, peers in interleaved rounds. Medians with the 10th and 90th percentile in",
+        "milliseconds; how many times faster than the plain export in ONNX Runtime, and in OpenVINO at FP32;",
+        "peak memory of the whole process, and what running added to the loaded process; largest difference",
+        "from torch eager, relative to each output's largest magnitude.",
         "",
     ]
     rows = document["rows"]
@@ -310,8 +309,6 @@ def main() -> None:
     document: dict[str, Any] = {
         "machine": machine(),
         "command": "python -m benchmarks.peers",
-        "seconds": options.seconds,
-        "rounds": options.rounds,
         "rows": kept_rows(options.output / "peers.json", todo),
     }
     with tempfile.TemporaryDirectory() as name:
