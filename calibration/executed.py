@@ -25,6 +25,8 @@ INTEGER = {
     "ConvInteger",
     "QuantizedConv",
 }
+# What hands values on in the type that they have.
+MOVING = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Gather", "ReorderOutput"}
 NAMES = {
     TensorProto.FLOAT: "fp32",
     TensorProto.FLOAT16: "fp16",
@@ -85,8 +87,14 @@ def executed(path: Path | str) -> list[Executed]:
     kinds |= {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
     for node in graph.node:
         if node.op_type == "Cast":
-            to = next(a.i for a in node.attribute if a.name == "to")
-            kinds.setdefault(node.output[0], to)
+            kind = next(a.i for a in node.attribute if a.name == "to")
+        elif node.op_type == "DequantizeLinear":
+            kind = kinds.get(node.input[1], TensorProto.UNDEFINED)
+        elif node.op_type in MOVING:
+            kind = kinds.get(node.input[0], TensorProto.UNDEFINED)
+        else:
+            continue
+        kinds.setdefault(node.output[0], kind)
     counts: Counter[tuple[str, str]] = Counter()
     for node in graph.node:
         name = (

@@ -47,6 +47,7 @@ def test_int8_for_onnx_runtime(source: Source, table, calibration) -> None:
             assert numpy_helper.to_array(t) == 0
     with written(model) as path:
         runs = executed(path)
+        assert all(e.precision != "unknown" for e in runs)
         assert {e.precision for e in runs if "Conv" in e.op} == {"int8"}
         for ops in ("auto", "portable"):
             found = load(path, ops=ops).run(next(data.batches(3)))
