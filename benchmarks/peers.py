@@ -158,11 +158,14 @@ def measure(
             worker.close()
             continue
         ready.append((worker, error))
-    for worker, _ in ready:
-        worker.round(seconds / 2, keep=False)
-    for _ in range(rounds):
-        for worker, _ in ready:
-            worker.round(seconds / rounds)
+    for turn in range(rounds + 1):
+        for entry in tuple(ready):
+            worker = entry[0]
+            try:
+                worker.round(seconds / rounds if turn else seconds / 2, keep=turn > 0)
+            except RuntimeError as error:  # most likely the system ended it for its memory
+                rows.append({**key, "peer": worker.name, "error": f"ended while running: {error}"})
+                ready.remove(entry)
     for worker, error in ready:
         rows.append(
             {
