@@ -163,7 +163,7 @@ def measure(
             worker = entry[0]
             try:
                 worker.round(seconds / rounds if turn else seconds / 2, keep=turn > 0)
-            except RuntimeError as error:  # most likely the system ended it for its memory
+            except (RuntimeError, BrokenPipeError) as error:  # most likely for its memory
                 rows.append({**key, "peer": worker.name, "error": f"ended while running: {error}"})
                 ready.remove(entry)
     for worker, error in ready:
