@@ -243,7 +243,7 @@ def chart(document: dict[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     threads = max(r["threads"] for r in document["rows"])
     rows = [r for r in document["rows"] if r["threads"] == threads and "error" not in r]
@@ -265,13 +265,15 @@ def chart(document: dict[str, Any], path: Path) -> None:
             bars = axis.barh(names, values, color=colours)
             axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=7)
             axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(ticker.NullFormatter())
             axis.invert_yaxis()
             axis.set_title(f"{model.replace(':', ', T=')}, batch {batch}", fontsize=9)
             axis.tick_params(labelsize=7)
             axis.margins(x=0.25)
             axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        f"Milliseconds a batch, {threads} threads, {document['machine']['cpu']}", fontsize=10
+        f"Milliseconds a batch (log scale), {threads} threads, {document['machine']['cpu']}",
+        fontsize=10,
     )
     figure.tight_layout()
     figure.savefig(path, dpi=110)
