@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.images import SUFFIXES, prepare
+from capsedge.imagesets import check_finite, read_images
+from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import Preprocessing
 
 Floats = NDArray[np.float32]
-_IDX = "-images-idx3-ubyte"
 
 
 @dataclass(frozen=True)
@@ -70,33 +70,19 @@ class Images:
 
 
 def load_images(source: Path | str, prep: Preprocessing | None, split: str) -> Images:
-    """Read images from a data set folder, an npz file, an idx file, or a folder of images.
+    """Read images of a data set folder, an archive, an idx file or a folder of images.
 
     Args:
-        source: a folder as ``capsedge train`` reads (its ``split`` is taken), an npz file with ``images``
-            and perhaps ``labels``, an idx file of images (labels beside it), or a folder of images.
-        prep: the model's preprocessing; None takes prepared float arrays only.
+        source, prep: as of ``imagesets.read_images``.
         split: ``train`` to calibrate, ``test`` to report accuracy.
 
     Raises:
         UsageError: nothing readable is there, it is empty, or it does not fit the model.
     """
     source = Path(source)
-    if not source.exists():
-        raise UsageError(f"There is no {source}.", "", "Name a folder or file with images.")
-    if source.suffix == ".npz":
-        found = _npz(source, prep)
-    elif prep is None:
-        raise UsageError(
-            f"{source} cannot be prepared for this model.",
-            "The model's file says nothing of preprocessing.",
-            "Give prepared float arrays [N, C, H, W] in an npz file.",
-        )
-    elif source.is_file():
-        found = _idx(source, prep)
-    else:
-        found = _folder(source, prep, split)
-    return _checked(found)
+    found = read_images(source, prep, split)
+    name = f"{source.name} ({split})" if found.split else source.name
+    return Images(name, found.images, found.labels, found.preprocessing)
 
 
 def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int = 4096) -> Images:
@@ -111,76 +97,11 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
         prepared = [prepare(x, prep, name=f"image {k}") for k, x in enumerate(taken)]
     else:
         prepared = [np.asarray(x, np.float32) for x in taken]
-    empty = np.zeros((0, 1, 1, 1), np.float32)
-    return _checked(Images("an iterator", np.stack(prepared) if prepared else empty, None, None))
-
-
-def _checked(found: Images) -> Images:
-    if len(found) == 0:
-        raise UsageError(
-            f"{found.source} holds no images.",
-            "",
-            "Name a folder with PNG or JPEG files, an npz or an idx file.",
-        )
-    if found.images.dtype.kind == "f" and not np.isfinite(found.images).all():
-        bad = int((~np.isfinite(found.images)).reshape(len(found), -1).any(1).sum())
-        raise UsageError(
-            f"{found.source} has values that are NaN or infinite.",
-            f"{bad} of {len(found)} images have them.",
-            "Clean the arrays: calibration would take the range of the model from them.",
-        )
-    return found
-
-
-def _npz(source: Path, prep: Preprocessing | None) -> Images:
-    try:
-        with np.load(source, allow_pickle=False) as archive:
-            images = archive["images"]
-            labels = archive["labels"].astype(np.int64) if "labels" in archive else None
-    except (OSError, KeyError, ValueError, EOFError) as error:
-        raise UsageError(
-            f"{source} cannot be read.",
-            f"{type(error).__name__}: {error}.",
-            "It needs an array 'images', and 'labels' for accuracy.",
-        ) from error
-    if labels is not None and labels.shape != (len(images),):
-        raise UsageError(f"{source} has labels {list(labels.shape)} for {len(images)} images.")
-    if images.dtype.kind == "f" and images.ndim == 4:
-        return Images(source.name, images, labels, None)
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.dtype != np.uint8 or prep is None:
-        raise UsageError(
-            f"{source}: images are {images.dtype} {list(images.shape)}.",
-            "Wanted uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
-        )
-    return Images(source.name, images, labels, prep)
-
-
-def _idx(source: Path, prep: Preprocessing) -> Images:
-    from capsedge.training.data import read_idx
-
-    images = read_idx(source)
-    if images.ndim != 3:
-        raise UsageError(
-            f"{source} holds no images.", f"Its shape is {list(images.shape)}.", "Wanted [N, H, W]."
-        )
-    beside = source.with_name(source.name.replace(_IDX, "-labels-idx1-ubyte"))
-    labels = read_idx(beside).astype(np.int64) if beside != source and beside.is_file() else None
-    if labels is not None and labels.shape != (len(images),):
-        raise UsageError(f"{beside} has {len(labels)} labels for {len(images)} images.")
-    return Images(source.name, images[..., None], labels, prep)
-
-
-def _folder(source: Path, prep: Preprocessing, split: str) -> Images:
-    files = sorted(p for p in source.iterdir() if p.suffix.lower() in SUFFIXES)
-    if files:
-        prepared = np.stack([prepare(file, prep) for file in files])
-        return Images(source.name, prepared, None, None)
-    from capsedge.training.data import load_images as load_split
-
-    loaded = load_split(source, split, prep)
-    return Images(f"{source.name} ({split})", loaded.images, loaded.labels, prep)
+    if not prepared:
+        raise UsageError("The iterator gave no images.", "", "Give 100 or more.")
+    stacked = np.stack(prepared)
+    check_finite(stacked, "The iterator")
+    return Images("an iterator", stacked, None, None)
 
 
 def check_calibration(data: Images) -> list[str]:

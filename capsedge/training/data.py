@@ -6,6 +6,8 @@ import gzip
 import math
 import pickle
 import struct
+import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -159,13 +161,38 @@ def load_images(source: Path | str, split: str, prep: Preprocessing) -> Labelled
     return _read_folder(source, prep)
 
 
-def _read_npz(path: Path) -> LabelledImages:
+def read_npz(path: Path) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
+    """Arrays ``images`` and, if it is there, ``labels`` of an npz file.
+
+    Raises:
+        UsageError: the file is missing, damaged, or has no such arrays.
+    """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return _check(archive["images"], archive["labels"], path)
-    except (OSError, KeyError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
+        with open(path, "rb") as f, np.lib.npyio.NpzFile(f, allow_pickle=False) as archive:
+            labels = archive["labels"].astype(np.int64) if "labels" in archive else None
+            return archive["images"], labels
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        EOFError,
+        RuntimeError,  # of zipfile: encrypted, or a compression that it does not know
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise UsageError(
-            f"{path} cannot be read.", str(error), "It needs arrays 'images' and 'labels'."
+            f"{path} cannot be read.",
+            f"{type(error).__name__}: {error}.",
+            "It needs an array 'images', and 'labels' for accuracy.",
         ) from error
+
+
+def _read_npz(path: Path) -> LabelledImages:
+    images, labels = read_npz(path)
+    if labels is None:
+        raise UsageError(
+            f"{path} has no labels.",
+            "",
+            "It needs arrays 'images' and 'labels', one label an image.",
+        )
+    return _check(images, labels, path)

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import UsageError
+from capsedge.imagesets import read_images
 from capsedge.runtime.images import SUFFIXES, prepare
 from capsedge.runtime.metadata import Preprocessing
 
 Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given
-_IDX = "-images-idx3-ubyte"
 
 
 @dataclass(frozen=True)
@@ -57,109 +56,18 @@ class Samples:
 
 
 def load_samples(source: Path | str, prep: Preprocessing | None, limit: int | None) -> Samples:
-    """Read samples from a folder, an npz file or idx files.
+    """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source: a data set folder (its test split), an npz file with ``images`` (and ``labels``), an idx
-            file of images (its labels beside it), a folder of images, or one image.
-        prep: the model's preprocessing; None takes prepared float arrays only.
-        limit: the first so many.
+        source, prep, limit: as of ``imagesets.read_images``.
 
     Raises:
         UsageError: nothing readable is there, or it does not fit the model.
     """
     source = Path(source)
-    if not source.exists():
-        raise UsageError(
-            f"There is no {source}.", "", "Name data that exists, or leave --data out."
-        )
-    if source.suffix == ".npz":
-        found = _npz(source, prep)
-    elif prep is None:
-        raise UsageError(
-            f"{source} cannot be prepared for this model.",
-            "The file says nothing of preprocessing.",
-            "Give prepared float arrays [N, C, H, W] in an npz file.",
-        )
-    elif source.is_file() and source.suffix.lower() in SUFFIXES:
-        found = _image_files([source], prep)
-    elif source.is_dir() and (
-        files := sorted(p for p in source.iterdir() if p.suffix.lower() in SUFFIXES)
-    ):
-        found = _image_files(files[:limit], prep)
-    elif source.is_file():
-        found = _idx(source, prep)
-    else:
-        from capsedge.training.data import load_images
-
-        loaded = load_images(source, "test", prep)
-        found = Samples(str(source), loaded.images, loaded.labels, prep)
-    if len(found) == 0:
-        raise UsageError(f"{source} holds no images.", "", "Name a folder or file with images.")
-    if limit is None or limit >= len(found):
-        return found
-    labels = None if found.labels is None else found.labels[:limit]
-    return Samples(
-        f"{found.source} (first {limit})",
-        found.images[:limit],
-        labels,
-        found.preprocessing,
-        found.names[:limit],
-    )
-
-
-def _image_files(files: list[Path], prep: Preprocessing) -> Samples:
-    images = np.stack([prepare(file, prep) for file in files])
-    source = str(files[0] if len(files) == 1 else files[0].parent)
-    return Samples(source, images, names=tuple(file.name for file in files))
-
-
-def _idx(source: Path, prep: Preprocessing) -> Samples:
-    from capsedge.training.data import read_idx
-
-    images = read_idx(source)
-    if images.ndim != 3:
-        raise UsageError(
-            f"{source} holds no images.", f"Its shape is {list(images.shape)}.", "Wanted [N, H, W]."
-        )
-    beside = source.with_name(source.name.replace(_IDX, "-labels-idx1-ubyte"))
-    labels = None
-    if beside != source and beside.is_file():
-        labels = read_idx(beside).astype(np.int64)
-        if labels.shape != (len(images),):
-            raise UsageError(f"{beside} has {len(labels)} labels for {len(images)} images.")
-    return Samples(str(source), images[..., None], labels, prep)
-
-
-def _npz(source: Path, prep: Preprocessing | None) -> Samples:
-    try:
-        with np.load(source, allow_pickle=False) as archive:
-            images = archive["images"]
-            labels = archive["labels"].astype(np.int64) if "labels" in archive else None
-    except (OSError, KeyError, ValueError, EOFError) as error:
-        raise UsageError(
-            f"{source} cannot be read.",
-            f"{type(error).__name__}: {error}.",
-            "It needs an array 'images', and 'labels' for accuracy.",
-        ) from error
-    if labels is not None and labels.shape != (len(images),):
-        raise UsageError(f"{source} has labels {list(labels.shape)} for {len(images)} images.")
-    if images.dtype.kind == "f":
-        if images.ndim != 4 or not np.isfinite(images).all():
-            raise UsageError(
-                f"{source}: images are {images.dtype} {list(images.shape)}.",
-                "Prepared images are finite floats [N, C, H, W].",
-                "Give uint8 pixels [N, H, W, C] to have them prepared.",
-            )
-        return Samples(str(source), images, labels)
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or images.dtype != np.uint8 or prep is None:
-        raise UsageError(
-            f"{source}: images are {images.dtype} {list(images.shape)}.",
-            "Wanted uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
-        )
-    return Samples(str(source), images, labels, prep)
+    found = read_images(source, prep, "test", limit)
+    name = str(source) if found.whole else f"{source} (first {len(found.images)})"
+    return Samples(name, found.images, found.labels, found.preprocessing, found.names)
 
 
 def shipped_samples(

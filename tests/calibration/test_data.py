@@ -69,18 +69,28 @@ def test_bad_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "nan.npz", images=nan)
     np.savez(tmp_path / "shape.npz", images=np.zeros((3, 10), np.uint8))
     np.savez(tmp_path / "labels.npz", images=_pixels(3), labels=np.zeros(2, int))
+    np.savez(tmp_path / "scalar.npz", images=np.uint8(1), labels=np.zeros(2, int))
+    whole = (tmp_path / "labels.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    with open(tmp_path / "array.npz", "wb") as f:
+        np.save(f, _pixels(3))
     for name, word in (
         ("empty", "no data"),
         ("none.npz", "no images"),
         ("nan.npz", "1 of 3 images"),
         ("shape.npz", "Wanted uint8"),
         ("labels.npz", "for 3 images"),
+        ("cut.npz", "BadZipFile"),
+        ("scalar.npz", "Wanted uint8"),
+        ("array.npz", "BadZipFile"),
         ("missing.npz", "There is no"),
     ):
         with pytest.raises(UsageError, match=word):
             images.load_images(tmp_path / name, PREP, "train")
     with pytest.raises(UsageError, match="no images"):
         images.from_iterable([], PREP)
+    with pytest.raises(UsageError, match="1 of 2 images"):
+        images.from_iterable([nan[0], nan[1]], None)
 
 
 def test_one_or_constant_images_are_refused_and_few_are_warned_of() -> None:
