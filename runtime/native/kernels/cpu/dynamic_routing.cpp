@@ -25,7 +25,7 @@ class DynamicRouting : public Operator {
         leaky_(attributes.flag(kName, "leaky", false)),
         epsilon_(attributes.positive(kName, "epsilon", 1e-8f)) {
     expect(iterations_ >= 1 && iterations_ <= 1000, kName,
-           "attribute 'iterations' is " + std::to_string(iterations_) + ": wanted 1 or more (at most 1000)");
+           "attribute 'iterations' is ", iterations_, ": wanted 1 or more (at most 1000)");
   }
 
   std::vector<Shape> outputs(const std::vector<Shape>& in) const override {

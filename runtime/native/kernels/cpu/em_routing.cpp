@@ -57,9 +57,8 @@ class EmRouting : public Operator {
     const auto count = static_cast<int64_t>(temperatures_.size());
     expect(count >= 1, kName, "attribute 'inverse_temperatures' is missing or empty: wanted one number an iteration");
     const int64_t iterations = attributes.integer(kName, "iterations", count);
-    expect(iterations == count, kName,
-           "attribute 'iterations' is " + std::to_string(iterations) + ", but there are " + std::to_string(count) +
-               " inverse temperatures: wanted one an iteration");
+    expect(iterations == count, kName, "attribute 'iterations' is ", iterations, ", but there are ", count,
+           " inverse temperatures: wanted one an iteration");
   }
 
   std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
@@ -75,8 +74,8 @@ class EmRouting : public Operator {
     expect(!coordinates_ || side >= 2, kName, "coordinate addition wants poses of 2x2 or more");
     Grid grid{1, 1};
     if (shared_) {
-      expect(weight[0] == 1 && weight[1] == 1, kName,
-             "input 'weight' has shape " + to_text(weight) + ": shared weights want a window of 1x1");
+      expect(weight[0] == 1 && weight[1] == 1, kName, "input 'weight' has shape ", weight,
+             ": shared weights want a window of 1x1");
     } else {
       grid = output_grid(kName, pose, weight[0], weight[1], strides_);
     }

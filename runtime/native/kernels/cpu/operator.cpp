@@ -8,8 +8,8 @@ template <typename T>
 std::vector<T> single(const Attributes& attributes, const char* op, const char* name) {
   std::vector<T> values;
   if (attributes.find(name, values))
-    expect(values.size() == 1, op,
-           "attribute '" + std::string(name) + "' has " + std::to_string(values.size()) + " values: wanted one");
+    expect(values.size() == 1, op, "attribute '", name, "' has ", static_cast<int64_t>(values.size()),
+           " values: wanted one");
   return values;
 }
 
@@ -22,22 +22,20 @@ int64_t Attributes::integer(const char* op, const char* name, int64_t otherwise)
 
 bool Attributes::flag(const char* op, const char* name, bool otherwise) const {
   const int64_t value = integer(op, name, otherwise);
-  expect(value == 0 || value == 1, op,
-         "attribute '" + std::string(name) + "' is " + std::to_string(value) + ": wanted 0 or 1");
+  expect(value == 0 || value == 1, op, "attribute '", name, "' is ", value, ": wanted 0 or 1");
   return value == 1;
 }
 
 float Attributes::positive(const char* op, const char* name, float otherwise) const {
   const auto values = single<float>(*this, op, name);
   const float value = values.empty() ? otherwise : values[0];
-  expect(value > 0, op,
-         "attribute '" + std::string(name) + "' is " + std::to_string(value) + ": wanted a number above zero");
+  expect(value > 0, op, "attribute '", name, "' is ", value, ": wanted a number above zero");
   return value;
 }
 
 float Attributes::number(const char* op, const char* name) const {
   const auto values = single<float>(*this, op, name);
-  expect(!values.empty(), op, "attribute '" + std::string(name) + "' is missing");
+  expect(!values.empty(), op, "attribute '", name, "' is missing");
   return values[0];
 }
 
@@ -45,7 +43,7 @@ Shape Attributes::strides(const char* op) const {
   Shape values;
   if (!find("strides", values)) return {1, 1};
   expect(values.size() == 2 && values[0] >= 1 && values[1] >= 1, op,
-         "attribute 'strides' is " + to_text(values) + ": wanted two numbers of 1 or more");
+         "attribute 'strides' is ", values, ": wanted two numbers of 1 or more");
   return values;
 }
 

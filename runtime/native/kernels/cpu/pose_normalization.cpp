@@ -15,8 +15,7 @@ class PoseNormalization : public Operator {
 
   std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
     expect(in.size() == 3, kName, "wanted three inputs");
-    expect(!in[0].empty() && in[0].back() >= 1, kName,
-           "input 'x' has shape " + to_text(in[0]) + ": wanted [..., P]");
+    expect(!in[0].empty() && in[0].back() >= 1, kName, "input 'x' has shape ", in[0], ": wanted [..., P]");
     expect_shape(kName, "scale", in[1], {in[0].back()});
     expect_shape(kName, "bias", in[2], {in[0].back()});
     return {in[0]};

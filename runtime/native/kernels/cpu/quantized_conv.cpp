@@ -68,9 +68,8 @@ class QuantizedConv : public Operator {
     expect_shape(kName, "weight_scale", in[kWeightScale], {weight[0]});
     expect_shape(kName, "weight_zero_point", in[kWeightZero], {weight[0]});
     expect_shape(kName, "bias", in[kBias], {weight[0]});
-    expect(weight[1] * weight[2] * weight[3] <= kMostProducts, kName,
-           "input 'weight' has shape " + to_text(weight) + ": a sum of more than " + std::to_string(kMostProducts) +
-               " products may not fit 32 bits");
+    expect(weight[1] * weight[2] * weight[3] <= kMostProducts, kName, "input 'weight' has shape ", weight,
+           ": a sum of more than ", kMostProducts, " products may not fit 32 bits");
     const Plan p = plan(x, weight);
     return {{x[0], weight[0], p.grid.height, p.grid.width}};
   }
@@ -88,8 +87,8 @@ class QuantizedConv : public Operator {
     Shape values;
     if (!attributes.find(name, values)) return otherwise;
     expect(values.size() == otherwise.size() && *std::min_element(values.begin(), values.end()) >= least, kName,
-           "attribute '" + std::string(name) + "' is " + to_text(values) + ": wanted " +
-               std::to_string(otherwise.size()) + " numbers of " + std::to_string(least) + " or more");
+           "attribute '", name, "' is ", values, ": wanted ", static_cast<int64_t>(otherwise.size()), " numbers of ",
+           least, " or more");
     return values;
   }
 
@@ -114,8 +113,8 @@ Plan QuantizedConv::plan(const Shape& x, const Shape& weight) const {
   p.width = x[3] + pads_[1] + pads_[3];
   p.grid = output_grid(kName, {0, p.height, p.width}, dilations_[0] * (weight[2] - 1) + 1,
                        dilations_[1] * (weight[3] - 1) + 1, strides_);
-  expect(p.height * p.width * p.channels <= std::numeric_limits<int32_t>::max(), kName,
-         "input 'x' of shape " + to_text(x) + " is too large: at most 2^31 elements with its padding");
+  expect(p.height * p.width * p.channels <= std::numeric_limits<int32_t>::max(), kName, "input 'x' of shape ", x,
+         " is too large: at most 2^31 elements with its padding");
   const bool whole_rows = dilations_[1] == 1;
   p.segments = weight[2] * (whole_rows ? 1 : weight[3]);
   p.length = weight[1] * (whole_rows ? weight[3] : 1);

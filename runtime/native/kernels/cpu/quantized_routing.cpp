@@ -38,7 +38,7 @@ class QuantizedRouting : public Operator {
         routing_(said_as_quantized([&] { return make_operator(kind.name, attributes, level); })) {}
 
   std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == kind_.inputs + 1, name_.c_str(), "wanted " + std::to_string(kind_.inputs + 1) + " inputs");
+    expect(in.size() == kind_.inputs + 1, name_.c_str(), "wanted ", static_cast<int64_t>(kind_.inputs + 1), " inputs");
     std::vector<Shape> rest = in;
     rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(kind_.weight) + 1);
     const auto found = said_as_quantized([&] { return routing_->outputs(rest); });

@@ -18,8 +18,7 @@ class Squash : public Operator {
   std::vector<Shape> outputs(const std::vector<Shape>& inputs) const override {
     expect(inputs.size() == 1, kName, "wanted one input");
     const auto rank = static_cast<int64_t>(inputs[0].size());
-    expect(-rank <= axis_ && axis_ < rank, kName,
-           "axis " + std::to_string(axis_) + " of input 'x', whose shape is " + to_text(inputs[0]));
+    expect(-rank <= axis_ && axis_ < rank, kName, "axis ", axis_, " of input 'x', whose shape is ", inputs[0]);
     return {inputs[0]};
   }
 

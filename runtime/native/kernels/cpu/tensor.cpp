@@ -2,51 +2,44 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <new>
 
 namespace capsedge {
 
-void expect(bool condition, const char* op, const std::string& message) {
-  if (!condition) throw Error(std::string(op) + ": " + message);
-}
-
 void expect_shape(const char* op, const char* name, const Shape& found, const std::vector<Wanted>& wanted) {
+  const auto is_batch = [](const Wanted& w) { return std::strcmp(w.letter, "N") == 0; };
   bool fits = found.size() == wanted.size();
-  std::string text;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const Wanted& w = wanted[i];
-    const bool batch = w.size < 0 && std::string(w.letter) == "N";
-    if (fits) fits = w.size < 0 ? found[i] >= (batch ? 0 : 1) : found[i] == w.size;
-    text += (i ? ", " : "") + (w.size < 0 ? std::string(w.letter) : std::to_string(w.size));
+  for (size_t i = 0; fits && i < wanted.size(); ++i)
+    fits = wanted[i].size < 0 ? found[i] >= (is_batch(wanted[i]) ? 0 : 1) : found[i] == wanted[i].size;
+  if (!fits) {
+    std::string text;
+    for (const Wanted& w : wanted) text += (text.empty() ? "" : ", ") + (w.size < 0 ? w.letter : to_text(w.size));
+    expect(false, op, "input '", name, "' has shape ", found, ": wanted [", text, "]");
   }
-  expect(fits, op, "input '" + std::string(name) + "' has shape " + to_text(found) + ": wanted [" + text + "]");
   // Places inside an image are kept in 32 bits.
-  const int64_t batch = !wanted.empty() && std::string(wanted[0].letter) == "N" && found[0] > 0 ? found[0] : 1;
-  expect(elements(found) / batch <= std::numeric_limits<int32_t>::max(), op,
-         "input '" + std::string(name) + "' of shape " + to_text(found) + " is too large: at most 2^31 elements");
+  const int64_t batch = !wanted.empty() && is_batch(wanted[0]) && found[0] > 0 ? found[0] : 1;
+  expect(elements(found) / batch <= std::numeric_limits<int32_t>::max(), op, "input '", name, "' of shape ", found,
+         " is too large: at most 2^31 elements");
 }
 
 void expect_type(const char* op, const char* name, const Tensor& tensor, Type wanted) {
   constexpr const char* kNames[] = {"float", "float16", "int8", "uint8", "int32"};
-  expect(tensor.type == wanted, op,
-         "input '" + std::string(name) + "' is " + kNames[static_cast<int>(tensor.type)] + ": wanted " +
-             kNames[static_cast<int>(wanted)]);
+  expect(tensor.type == wanted, op, "input '", name, "' is ", kNames[static_cast<int>(tensor.type)], ": wanted ",
+         kNames[static_cast<int>(wanted)]);
 }
 
 Grid output_grid(const char* op, const Shape& pose, int64_t kernel_height, int64_t kernel_width,
                  const Shape& strides) {
-  expect(strides.size() == 2 && strides[0] >= 1 && strides[1] >= 1, op,
-         "strides " + to_text(strides) + ": wanted two numbers of 1 or more");
-  expect(pose[1] >= kernel_height && pose[2] >= kernel_width, op,
-         "the window of " + std::to_string(kernel_height) + "x" + std::to_string(kernel_width) +
-             " is larger than the grid of " + std::to_string(pose[1]) + "x" + std::to_string(pose[2]));
+  expect(pose[1] >= kernel_height && pose[2] >= kernel_width, op, "the window of ", kernel_height, "x", kernel_width,
+         " is larger than the grid of ", pose[1], "x", pose[2]);
   return {(pose[1] - kernel_height) / strides[0] + 1, (pose[2] - kernel_width) / strides[1] + 1};
 }
 
 int64_t matrix_side(const char* op, int64_t size) {
   const int64_t side = std::llround(std::sqrt(static_cast<double>(size)));
-  expect(side * side == size, op, "pose size " + std::to_string(size) + " is not a square number");
+  expect(side * side == size, op, "pose size ", size, " is not a square number");
   return side;
 }
 

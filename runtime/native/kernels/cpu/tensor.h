@@ -34,6 +34,9 @@ inline int64_t elements(const Shape& shape) {
   return count;
 }
 
+inline std::string to_text(const std::string& text) { return text; }
+inline std::string to_text(int64_t number) { return std::to_string(number); }
+inline std::string to_text(float number) { return std::to_string(number); }
 inline std::string to_text(const Shape& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -49,10 +52,14 @@ struct Wanted {
   Wanted(int exactly) : size(exactly) {}
 };
 
+// Throws Error "<op>: <parts>". Text is made of the parts only then: shapes are checked in every run.
+template <typename... Parts>
+void expect(bool condition, const char* op, const Parts&... parts) {
+  if (!condition) throw Error((std::string(op) + ": " + ... + to_text(parts)));
+}
+
 // Throws Error "<op>: input '<name>' has shape [..]: wanted [..]". Only the batch, letter "N", may be zero.
 void expect_shape(const char* op, const char* name, const Shape& found, const std::vector<Wanted>& wanted);
-
-void expect(bool condition, const char* op, const std::string& message);
 
 // Throws Error "<op>: input '<name>' is <type>: wanted <type>".
 void expect_type(const char* op, const char* name, const Tensor& tensor, Type wanted);
