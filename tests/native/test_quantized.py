@@ -123,11 +123,29 @@ def test_sums_that_may_not_fit_are_refused() -> None:
         Operator(name, attributes).run(list(given.values()), [np.zeros(1, np.uint8)])
 
 
+@pytest.mark.parametrize("pads", [(0, 2**31 - 1, 0, 0), (2**31 - 1, 2**31 - 1) * 2])
+def test_too_much_padding_is_refused(pads: tuple[int, ...]) -> None:
+    name, attributes, inputs = _conv()
+    with pytest.raises(NativeError, match=r"'x' of shape .* is too large: .* its padding"):
+        Operator(name, {**attributes, "pads": pads}).run(list(inputs.values()), [zeros(1)])
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 3, 2), (5, 0, 3, 2), (5, 3, 0, 2)])
+def test_a_constant_weight_without_elements_is_named(shape: tuple[int, ...]) -> None:
+    name, attributes, inputs = _conv()
+    given = {**inputs, "weight": np.zeros(shape, np.int8)}
+    made = Operator(name, attributes)
+    made.constant(list(given).index("weight"), given["weight"])
+    with pytest.raises(NativeError, match=r"input 'weight' has shape .*: wanted \[M, 3, Kh, Kw\]"):
+        made.run(list(given.values()), [np.zeros((2, 5, 3, 8), np.uint8)])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"pads": (1, 1)}, r"attribute 'pads' is \[1, 1\]: wanted 4 numbers of 0 or more"),
         ({"dilations": (0, 1)}, r"attribute 'dilations' is \[0, 1\]: wanted 2 numbers of 1 or more"),
+        ({"dilations": (1, 2**62)}, r"attribute 'dilations' is .*: wanted 2 numbers .*at most 2147483647"),
         ({"strides": (1, -1)}, r"attribute 'strides' is \[1, -1\]: wanted two numbers of 1 or more"),
     ],
 )  # fmt: skip

@@ -15,6 +15,8 @@ enum Input { kX, kXScale, kXZero, kWeight, kWeightScale, kWeightZero, kYScale, k
 
 // Products of one sum: 255 · 127 times as many fit 32 bits.
 constexpr int64_t kMostProducts = 65000;
+// Elements of an image and numbers of an attribute: places are kept in 32 bits.
+constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 // Bytes that are worth a task.
 constexpr int64_t kSmallest = 8 * 1024;
 // Tasks that several threads share well, even if one comes late.
@@ -75,7 +77,9 @@ class QuantizedConv : public Operator {
   }
 
   void constant(size_t index, const Tensor& tensor) override {
-    if (index != kWeight || tensor.shape.size() != 4) return;
+    const Shape& shape = tensor.shape;
+    if (index != kWeight || shape.size() != 4) return;
+    if (elements(shape) == 0 || shape[1] * shape[2] * shape[3] > kMostProducts) return;  // outputs() says what is wrong
     expect_type(kName, "weight", tensor, Type::kInt8);
     packed_ = std::make_unique<Packed>(pack(tensor, nullptr));
   }
@@ -86,9 +90,9 @@ class QuantizedConv : public Operator {
   static Shape numbers(const Attributes& attributes, const char* name, Shape otherwise, int64_t least) {
     Shape values;
     if (!attributes.find(name, values)) return otherwise;
-    expect(values.size() == otherwise.size() && *std::min_element(values.begin(), values.end()) >= least, kName,
-           "attribute '", name, "' is ", values, ": wanted ", static_cast<int64_t>(otherwise.size()), " numbers of ",
-           least, " or more");
+    const bool fits = std::all_of(values.begin(), values.end(), [&](int64_t x) { return least <= x && x <= kMost; });
+    expect(fits && values.size() == otherwise.size(), kName, "attribute '", name, "' is ", values, ": wanted ",
+           static_cast<int64_t>(otherwise.size()), " numbers of ", least, " or more (at most ", kMost, ")");
     return values;
   }
 
@@ -113,7 +117,7 @@ Plan QuantizedConv::plan(const Shape& x, const Shape& weight) const {
   p.width = x[3] + pads_[1] + pads_[3];
   p.grid = output_grid(kName, {0, p.height, p.width}, dilations_[0] * (weight[2] - 1) + 1,
                        dilations_[1] * (weight[3] - 1) + 1, strides_);
-  expect(p.height * p.width * p.channels <= std::numeric_limits<int32_t>::max(), kName, "input 'x' of shape ", x,
+  expect(p.width <= kMost / p.channels / p.height, kName, "input 'x' of shape ", x,
          " is too large: at most 2^31 elements with its padding");
   const bool whole_rows = dilations_[1] == 1;
   p.segments = weight[2] * (whole_rows ? 1 : weight[3]);
