@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,8 +10,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.calibration.data import Images
+from capsedge.calibration.graph import written
 from capsedge.calibration.observers import BINS, Histogram
-from capsedge.errors import ArtefactError
+from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.session import load
 
 BATCH = 32
@@ -21,12 +20,20 @@ Progress = Callable[[int, int], None]
 
 
 def watch(
-    model: onnx.ModelProto, tensors: list[str], data: Images, batch: int | None = None
+    model: onnx.ModelProto,
+    tensors: list[str],
+    data: Images,
+    ops: str = "auto",
 ) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
     """Values of some tensors, batch by batch, with the number of images.
 
+    Of a file with a fixed batch the images beyond a multiple of it are left out.
+
     Args:
-        batch: of a file with a fixed batch; the images beyond a multiple of it are left out.
+        ops: as of ``runtime.session.load``.
+
+    Raises:
+        UsageError: the file's fixed batch is larger than there are images.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -35,12 +42,17 @@ def watch(
         helper.make_tensor_value_info(t, TensorProto.FLOAT, None) for t in tensors if t not in known
     )
     source = copy.graph.input[0].name
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "watched.onnx"
-        path.write_bytes(copy.SerializeToString())
-        session = load(path)
-    for images in data.batches(batch or BATCH):
-        if batch is not None and len(images) < batch:
+    with written(copy) as path:
+        session = load(path, ops=ops)
+    fixed = session.batch
+    if fixed is not None and len(data) < fixed:
+        raise UsageError(
+            f"{len(data)} images are too few to calibrate on.",
+            f"The model was exported with `--batch {fixed}` and runs no fewer at once.",
+            f"Give {fixed} or more, or export the model with a free batch.",
+        )
+    for images in data.batches(fixed or BATCH):
+        if fixed is not None and len(images) < fixed:
             return
         found = {**session.run(images), source: images}
         yield len(images), {t: found[t] for t in tensors}
@@ -50,7 +62,6 @@ def histograms(
     model: onnx.ModelProto,
     tensors: list[str],
     data: Images,
-    batch: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Histogram]:
     """Histogram of every tensor over all images, in two runs: first the range, then the counts.
@@ -58,11 +69,11 @@ def histograms(
     Raises:
         ArtefactError: a tensor has values that are NaN or infinite.
     """
-    limits = magnitudes(model, tensors, data, batch)
+    limits = magnitudes(model, tensors, data)
     counts = {t: np.zeros(BINS, np.int64) for t in tensors}
     sums: dict[str, NDArray[np.float64]] = {}
     done = 0
-    for number, values in watch(model, tensors, data, batch):
+    for number, values in watch(model, tensors, data):
         for t in tensors:
             if values[t].ndim == 4:
                 sums[t] = sums.get(t, 0) + values[t].mean(axis=(2, 3), dtype=np.float64).sum(0)
@@ -79,7 +90,7 @@ def histograms(
 
 
 def magnitudes(
-    model: onnx.ModelProto, tensors: list[str], data: Images, batch: int | None = None
+    model: onnx.ModelProto, tensors: list[str], data: Images
 ) -> dict[str, tuple[float, float]]:
     """Smallest and largest value of every tensor over all images.
 
@@ -87,7 +98,7 @@ def magnitudes(
         ArtefactError: a tensor has values that are NaN or infinite.
     """
     limits: dict[str, tuple[float, float]] = {}
-    for _, values in watch(model, tensors, data, batch):
+    for _, values in watch(model, tensors, data):
         for t in tensors:
             if values[t].size == 0:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,14 @@ class Images:
             else:
                 yield np.stack([prepare(image, self.preprocessing) for image in part])
 
+    @cached_property
     def checksums(self) -> list[bytes]:
         """One SHA-256 an image, of its prepared input: the same however the image was stored."""
         return [hashlib.sha256(x.tobytes()).digest() for batch in self.batches(256) for x in batch]
 
     def sha256(self) -> str:
         """Checksum of all inputs, in their order."""
-        return hashlib.sha256(b"".join(self.checksums())).hexdigest()
+        return hashlib.sha256(b"".join(self.checksums)).hexdigest()
 
     def take(self, indices: NDArray[np.intp]) -> Images:
         """Some of the images, in the order given."""
@@ -133,8 +135,8 @@ def check_disjoint(calibration: Images, evaluation: Images) -> None:
     Raises:
         UsageError: an evaluation image was calibrated on.
     """
-    seen = set(calibration.checksums())
-    common = sum(1 for c in evaluation.checksums() if c in seen)
+    seen = set(calibration.checksums)
+    common = sum(1 for c in evaluation.checksums if c in seen)
     if common:
         raise UsageError(
             "Accuracy would be reported on images that were calibrated on.",
@@ -146,6 +148,6 @@ def check_disjoint(calibration: Images, evaluation: Images) -> None:
 
 def without(data: Images, other: Images) -> Images:
     """The images that do not occur in ``other``."""
-    known = set(other.checksums())
-    kept = [k for k, c in enumerate(data.checksums()) if c not in known]
+    known = set(other.checksums)
+    kept = [k for k, c in enumerate(data.checksums) if c not in known]
     return data if len(kept) == len(data) else data.take(np.asarray(kept, np.intp))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,6 +186,15 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
         for name, v in shapes(model).items()
         if v.type.tensor_type.elem_type == TensorProto.FLOAT and name in made
     ]
+
+
+@contextmanager
+def written(model: onnx.ModelProto) -> Iterator[Path]:
+    """A model as a file, while the block runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        yield path
 
 
 def initializer(name: str, value: NDArray[Any] | np.generic) -> onnx.TensorProto:

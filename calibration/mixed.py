@@ -8,7 +8,8 @@ from pathlib import Path
 
 from capsedge.calibration.data import Images
 from capsedge.calibration.evaluate import Outcome, latency
-from capsedge.calibration.source import Source, uniform, written
+from capsedge.calibration.graph import written
+from capsedge.calibration.source import Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.errors import EnvironmentProblem
 

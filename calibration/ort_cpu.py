@@ -24,7 +24,7 @@ from capsedge.calibration.graph import (
 from capsedge.calibration.table import Table
 
 INT4_OPSET = 21  # the first whose Cast takes INT4
-Assignment = Mapping[str, str]  # unit -> fp32, fp16, int8, int4
+Assignment = Mapping[str, str]  # unit -> fp32, int8, int4
 
 
 def emit(
@@ -70,7 +70,7 @@ class _Emitter:
                 self.nodes.append(node)
             elif self._is_8_bit_conv(node):
                 self._conv(node, level)
-            elif node.op_type in ROUTING and level != "fp16":
+            elif node.op_type in ROUTING:
                 self._routing(node, ROUTING[node.op_type], level)
             else:
                 self._stored(node, int(place or 0), level)
@@ -115,7 +115,8 @@ class _Emitter:
 
     def _activation(self, tensor: str) -> tuple[str, str]:
         """Scale and zero point of a tensor's uint8 form."""
-        scale, zero = activation_parameters(*_range(self.table, tensor))
+        entry = self.table.entries[tensor]
+        scale, zero = activation_parameters(entry.low, entry.high)
         return (
             self._add(f"{tensor}_scale", np.float32(scale)),
             self._add(f"{tensor}_zero_point", np.uint8(zero)),
@@ -133,16 +134,9 @@ class _Emitter:
                 helper.make_node("QuantizeLinear", [x, x_scale, x_zero], [f"{x}_uint8"])
             )
         w_name = node.input[1]
-        w = graph.array(w_name)
-        bias = (
-            graph.array(node.input[2]).astype(np.float64)
-            if len(node.input) > 2 and node.input[2]
-            else np.zeros(len(w))
-        )
+        w, bias = graph.array(w_name), self._bias(node)
         step = float(onnx.numpy_helper.to_array(self.more[x_scale]))
-        # A channel of (nearly) no weight: its scale must let its bias fit 32 bits.
-        least = np.maximum(np.abs(bias) / (step * 2.0**30), 1e-12).reshape(-1, 1, 1, 1)
-        eight, integers, scale = self._integers(w_name, (1, 2, 3), level, least)
+        eight, integers, scale = self._integers(w_name, (1, 2, 3), level, self._least(w_name))
         scale = scale.reshape(-1)
         # The weights' rounding shifts the mean of a channel; its bias takes that back (Nagel et al.
         # 2019, "Data-free quantization", section 4.2), places at the border aside.
@@ -166,7 +160,7 @@ class _Emitter:
             self._add(f"zeros_{len(w)}", np.zeros(len(w), np.int8)),
             y_scale,
             y_zero,
-            self._add(f"{w_name}_bias", whole),
+            self._add(f"{y}_bias", whole),  # not of the weight, which several may share
         ]
         q = f"{y}_uint8"
         self.like[q] = (y, TensorProto.UINT8)
@@ -179,6 +173,22 @@ class _Emitter:
         users = graph.consumers.get(y, [])
         if y in graph.outputs or not all(self._is_8_bit_conv(user) for user in users):
             self.nodes.append(helper.make_node("DequantizeLinear", [q, y_scale, y_zero], [y]))
+
+    def _bias(self, node: onnx.NodeProto) -> NDArray[np.float64]:
+        if len(node.input) > 2 and node.input[2]:
+            return self.graph.array(node.input[2]).astype(np.float64)
+        return np.zeros(self.graph.initializers[node.input[1]].dims[0])
+
+    def _least(self, weight: str) -> NDArray[np.float64]:
+        """The smallest scales ``[M, 1, 1, 1]`` of a weight: with them the biases of all convolutions that
+        use it fit 32 bits also in a channel of (nearly) no weight."""
+        least = np.full(self.graph.initializers[weight].dims[0], 1e-12)
+        for node in self.graph.consumers[weight]:
+            if node.op_type == "Conv":
+                entry = self.table.entries[node.input[0]]
+                step, _ = activation_parameters(entry.low, entry.high)
+                least = np.maximum(least, np.abs(self._bias(node)) / (step * 2.0**30))
+        return least.reshape(-1, 1, 1, 1)
 
     def _routing(self, node: onnx.NodeProto, place: int, level: str) -> None:
         name = node.input[place]
@@ -205,18 +215,13 @@ class _Emitter:
         if not any(restored in n.output for n in self.nodes):
             w = self.graph.array(name)
             self.like[restored] = (name, TensorProto.FLOAT)
-            if level == "fp16":
-                half = self._add(f"{name}_fp16", w.astype(np.float16))
-                cast = helper.make_node("Cast", [half], [restored], to=TensorProto.FLOAT)
-                self.nodes.append(cast)
-            else:
-                eight, _, scale = self._integers(name, _shared_axes(node, w.ndim), level)
-                self.nodes += [
-                    helper.make_node("Cast", [eight], [f"{name}_float"], to=TensorProto.FLOAT),
-                    helper.make_node(
-                        "Mul", [f"{name}_float", self._add(f"{name}_steps", scale)], [restored]
-                    ),
-                ]
+            eight, _, scale = self._integers(name, _shared_axes(node, w.ndim), level)
+            self.nodes += [
+                _cast(eight, f"{name}_float", TensorProto.FLOAT),
+                helper.make_node(
+                    "Mul", [f"{name}_float", self._add(f"{name}_steps", scale)], [restored]
+                ),
+            ]
         made = onnx.NodeProto()
         made.CopyFrom(node)
         made.input[place] = restored
@@ -225,8 +230,6 @@ class _Emitter:
 
 def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
     """The axes of a stored weight that share a scale: all but those of the output."""
-    if node.op_type == "Conv":
-        return tuple(range(1, rank))
     if node.op_type == "Gemm" and attributes(node).get("transB", 0):
         return (1,)
     return tuple(range(rank - 1))
@@ -234,11 +237,6 @@ def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
 
 def _cast(source: str, target: str, kind: int) -> onnx.NodeProto:
     return helper.make_node("Cast", [source], [target], to=kind)
-
-
-def _range(table: Table, tensor: str) -> tuple[float, float]:
-    entry = table.entries[tensor]
-    return entry.low, entry.high
 
 
 def activation_parameters(low: float, high: float) -> tuple[float, int]:

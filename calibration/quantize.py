@@ -12,8 +12,8 @@ from capsedge.calibration import mixed
 from capsedge.calibration.data import Images
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
-from capsedge.calibration.graph import Kept
-from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform, written
+from capsedge.calibration.graph import Kept, written
+from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.table import Table
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files import check_writable, write_bytes

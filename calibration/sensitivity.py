@@ -80,17 +80,16 @@ def _iterations(source: Source, calibration: Images) -> list[tuple[str, onnx.Mod
     inlined = inliner.inline_local_functions(source.model)
     sites = _sites(source.model, inlined)
     tensors = [t for _, names in sites for t in names]
-    limits = collect.magnitudes(inlined, tensors, calibration, source.session.batch)
+    limits = collect.magnitudes(inlined, tensors, calibration)
     return [(name, _rounded(inlined, names, limits)) for name, names in sites]
 
 
 def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, list[str]]]:
     """The marked tensors of an inlined model by layer and iteration, in order."""
-    weights = {**ROUTING, "UniformRouting": 1}
     layers = [
-        title(n.input[weights[n.op_type]])
+        title(n.input[ROUTING[n.op_type]])
         for n in model.graph.node
-        if n.domain == DOMAIN and n.op_type in weights
+        if n.domain == DOMAIN and n.op_type in ROUTING
     ]
     sites: list[tuple[str, list[str]]] = []
     taken: set[tuple[str, int, str]] = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from capsedge.calibration.graph import (
     calibrated_tensors,
     find_units,
     float_tensors,
+    written,
 )
 from capsedge.calibration.table import Table
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
@@ -101,7 +101,7 @@ class Source:
             return table
         step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
         tensors = calibrated_tensors(self.graph, self.units)
-        found = collect.histograms(self.model, tensors, data, self.session.batch, step)
+        found = collect.histograms(self.model, tensors, data, step)
         table = Table.from_histograms(self.sha256, checksum, method, len(data), data.source, found)
         if path is not None:
             table.save(path)
@@ -110,7 +110,7 @@ class Source:
     def half(self, data: Images) -> tuple[onnx.ModelProto, list[Kept]]:
         """The file in FP16, and the nodes that stay in FP32."""
         tensors = float_tensors(self.model)
-        limits = collect.magnitudes(self.model, tensors, data, self.session.batch)
+        limits = collect.magnitudes(self.model, tensors, data)
         model, kept = half.emit(self.model, limits)
         self._finish(model)
         return model, kept
@@ -177,22 +177,6 @@ class Source:
         }
         described = dataclasses.replace(self.metadata, precision=precision, calibration=merged)
         onnx.helper.set_model_props(model, described.to_properties())
-
-
-class written:  # noqa: N801 (used as a function)
-    """A model as a file, while the block runs."""
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._model = model
-
-    def __enter__(self) -> Path:
-        path = Path(self._folder.name) / "model.onnx"
-        path.write_bytes(self._model.SerializeToString())
-        return path
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
 
 
 def uniform(units: list[Unit], level: str) -> dict[str, str]:

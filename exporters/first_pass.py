@@ -21,13 +21,18 @@ def replace_uniform_passes(model: onnx.ModelProto) -> int:
         if node.op_type != "AttentionRouting" or not _is_zero(node.input[1], constants, producers):
             continue
         replaced += 1
-        node.op_type = "UniformRouting"
-        del node.input[1]
-        kept = [a for a in node.attribute if a.name != "agreement_scale"]
-        del node.attribute[:]
-        node.attribute.extend(kept)
+        make_uniform(node)
     proto.remove_dead_nodes(model, keep_domain=DOMAIN)
     return replaced
+
+
+def make_uniform(node: onnx.NodeProto) -> None:
+    """Make an ``AttentionRouting`` node a ``UniformRouting``, which knows no parents."""
+    node.op_type = "UniformRouting"
+    del node.input[1]
+    kept = [a for a in node.attribute if a.name != "agreement_scale"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
 
 
 def _is_zero(

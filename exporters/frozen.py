@@ -8,22 +8,20 @@ weights.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
+from capsedge.calibration.collect import watch
 from capsedge.calibration.data import Images
+from capsedge.calibration.graph import ROUTING, title
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters import proto
 from capsedge.exporters.bodies import function_body
+from capsedge.exporters.first_pass import make_uniform
 from capsedge.exporters.operators import DOMAIN, attributes_of
-from capsedge.runtime.session import load
 
-BATCH = 32
 SMALLEST = 1e-30  # couplings below have a logarithm all the same
 _FREEZABLE = {"DynamicRouting", "AttentionRouting"}
 
@@ -62,7 +60,8 @@ def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
     measured = {}
     for node in routed:
         mean, deviation = couplings[node.output[0]]
-        measured[_layer(node)] = {"deviation": deviation, "uniform": 1 / mean.shape[-1]}
+        weight = node.input[ROUTING[node.op_type]]
+        measured[title(weight)] = {"deviation": deviation, "uniform": 1 / mean.shape[-1]}
         if node.op_type == "DynamicRouting":
             _freeze_dynamic(model, node, mean)
         else:
@@ -74,11 +73,6 @@ def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
     proto.attach_functions(model)
     onnx.checker.check_model(model, full_check=True)
     return measured
-
-
-def _layer(node: onnx.NodeProto) -> str:
-    weight = node.input[1 if node.op_type == "DynamicRouting" else 2]
-    return str(weight).removeprefix("model.").removesuffix(".weight")
 
 
 def _mean_couplings(
@@ -108,19 +102,11 @@ def _mean_couplings(
         node.overload = body.overload
         names[node.output[0]] = f"couplings{number}"
         node.output.append(f"couplings{number}")
-        value = helper.make_tensor_value_info(f"couplings{number}", TensorProto.FLOAT, None)
-        copy.graph.output.append(value)
     sums: dict[str, NDArray[np.float64]] = {}
     squares: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(names, 0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "couplings.onnx"
-        path.write_bytes(copy.SerializeToString())
-        session = load(path, ops="portable")  # the kernels never hold couplings
-    for batch in data.batches(session.batch or BATCH):
-        if session.batch is not None and len(batch) < session.batch:
-            break
-        found = session.run(batch)
+    # Portable: the kernels never hold couplings.
+    for _, found in watch(copy, [*names.values()], data, ops="portable"):
         for key, name in names.items():
             values = found[name].astype(np.float64)
             flat = values.reshape(-1, *values.shape[-2:])
@@ -164,9 +150,5 @@ def _freeze_attention(
     name = f"{node.input[2]}_frozen_{node.output[0]}"
     frozen = (weight * factors).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(frozen, name))
-    node.op_type = "UniformRouting"
     node.input[2] = name
-    del node.input[1]
-    kept = [a for a in node.attribute if a.name != "agreement_scale"]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+    make_uniform(node)

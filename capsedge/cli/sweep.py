@@ -73,8 +73,9 @@ def command(
             "pip install 'capsedge[export]'",
         ) from error
     from capsedge.calibration import evaluate
+    from capsedge.calibration.graph import written
     from capsedge.calibration.quantize import split
-    from capsedge.calibration.source import Source, uniform, written
+    from capsedge.calibration.source import Source, uniform
     from capsedge.cli.export import find_source
     from capsedge.exporters import export
     from capsedge.exporters.quantized import finish

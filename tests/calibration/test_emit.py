@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.calibration import weights
+from capsedge.calibration import collect, ort_cpu, weights
+from capsedge.calibration.data import Images
 from capsedge.calibration.executed import executed, optimized
+from capsedge.calibration.graph import Graph, calibrated_tensors, find_units, written
 from capsedge.calibration.mixed import search
 from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.sensitivity import sensitivity
-from capsedge.calibration.source import Source, uniform, written
+from capsedge.calibration.source import Source, uniform
+from capsedge.calibration.table import Table
+from capsedge.errors import UsageError
 from capsedge.runtime.session import load
 
 from .conftest import pixels
@@ -74,6 +78,48 @@ def test_without_the_library_it_is_qlinearconv(source: Source, table, monkeypatc
     uniform_passes = sum(n.op_type == "UniformRouting" for n in model.graph.node)
     assert kinds.count("QLinearConv") == sum(u.kind == "conv" for u in source.units)
     assert sum("Conv" in k for k in kinds) <= kinds.count("QLinearConv") + uniform_passes
+
+
+def test_convolutions_that_share_a_weight() -> None:
+    """Each has the scale of its own input in its bias."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(0, 1, (8, 8, 3, 3)).astype(np.float32)
+    weight[3] = 0  # this channel's scale is what its biases need
+    bias = np.linspace(-20, 20, 8).astype(np.float32)
+    shape = ["N", 8, 10, 10]
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Conv", ["x", "w.weight", "b"], ["h"], pads=[1] * 4),
+             helper.make_node("Conv", ["h", "w.weight", "b"], ["y"], pads=[1] * 4)],
+            "shared",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+            [numpy_helper.from_array(weight, "w.weight"), numpy_helper.from_array(bias, "b")],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
+    )  # fmt: skip
+    graph = Graph(model)
+    units, _ = find_units(graph)
+    data = Images("random", rng.normal(0, 1, (40, 8, 10, 10)).astype(np.float32), None, None)
+    found = collect.histograms(model, calibrated_tensors(graph, units), data)
+    table = Table.from_histograms("", "", "minmax", 40, "", found)
+    quantized = ort_cpu.emit(model, units, uniform(units, "int8"), table)
+    outputs = []
+    for each in (model, quantized):
+        with written(each) as path:
+            outputs.append(load(path).run(data.images)["y"])
+    wanted, got = outputs
+    assert np.abs(got - wanted).max() < 0.05 * np.ptp(wanted)
+
+
+def test_a_fixed_batch_larger_than_the_data_is_refused(source: Source) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 1, 10, 10])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 1, 10, 10])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "fixed", [x], [y])
+    fixed = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    with pytest.raises(UsageError, match="too few"):
+        collect.magnitudes(fixed, ["y"], pixels(7, 0, source))
+    assert collect.magnitudes(fixed, ["y"], pixels(9, 0, source))["y"][1] <= 1
 
 
 def test_int4_is_packed_and_runs_as_int8(source: Source, table) -> None:
