@@ -11,11 +11,6 @@ namespace {
 constexpr char kName[] = "AttentionRouting";
 enum Input { kPose, kParent, kWeight, kScale, kBias };
 
-WeightLayout layout_of(const Shape& weight) {
-  // [Kh, Kw, C, M, K, L]
-  return {weight[0] * weight[1] * weight[2], weight[3], weight[4], weight[5], weight[4] * weight[5], weight[5], 1};
-}
-
 class AttentionRouting : public Operator {
  public:
   AttentionRouting(const Attributes& attributes, const Level& level)
@@ -45,7 +40,7 @@ class AttentionRouting : public Operator {
   }
 
   void constant(size_t index, const Tensor& tensor) override {
-    if (index == kWeight && tensor.shape.size() == 6) weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+    if (index == kWeight && tensor.shape.size() == 6) weight_ = pack(tensor, window_layout(tensor.shape), level_, nullptr);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
@@ -58,7 +53,7 @@ class AttentionRouting : public Operator {
     const int64_t rows = matrix_ ? inner : 1, grid_height = parent_shape[1], grid_width = parent_shape[2];
     const Floats pose(in[kPose], level), parent(in[kParent], level);
     const Floats scale(in[kScale], level), bias(in[kBias], level);
-    const PackedWeight weight(weight_, in[kWeight], layout_of(weight_shape), level, threads);
+    const PackedWeight weight(weight_, in[kWeight], window_layout(weight_shape), level, threads);
     FloatOutput result(results[0], level);
 
     const std::vector<Child> places =

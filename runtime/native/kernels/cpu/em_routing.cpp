@@ -11,11 +11,6 @@ namespace {
 constexpr char kName[] = "EMRouting";
 enum Input { kPose, kActivation, kWeight, kBetaU, kBetaA };
 
-WeightLayout layout_of(const Shape& weight) {
-  // [Kh, Kw, C, M, K, L]
-  return {weight[0] * weight[1] * weight[2], weight[3], weight[4], weight[5], weight[4] * weight[5], weight[5], 1};
-}
-
 // As many children as one pass takes. Longer than elsewhere: every part begins with the slower kind of block.
 constexpr int kEmChunk = 2 * kChunk;
 
@@ -89,9 +84,9 @@ class EmRouting : public Operator {
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override;
 
  private:
-  int64_t bundle(const Shape& weight) const { return bundle_of(layout_of(weight), level_, shared_, weight[2]); }
+  int64_t bundle(const Shape& weight) const { return bundle_of(window_layout(weight), level_, shared_, weight[2]); }
   Buffer packed(const Tensor& weight, const Threads* threads) const {
-    const WeightLayout layout = layout_of(weight.shape);
+    const WeightLayout layout = window_layout(weight.shape);
     const int64_t bundle = this->bundle(weight.shape);
     return bundle > 1 ? pack_bundles(weight, layout, level_, bundle) : pack(weight, layout, level_, threads);
   }
@@ -128,7 +123,7 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
   Votes votes = real;
   if (bundle > 1) {
     votes = plan_votes(level, places, weight, size, side, side, side, parents * bundle, 1);
-    votes.weight_size = bundle_size(layout_of(weight_shape), bundle);
+    votes.weight_size = bundle_size(window_layout(weight_shape), bundle);
     votes.bundle = static_cast<int>(bundle);
   }
   const auto children = static_cast<int64_t>(places.size()) / bundle;

@@ -38,4 +38,11 @@ void parallel_for(const Threads& threads, int64_t count, F&& f) {
   if (work.error) std::rethrow_exception(work.error);
 }
 
+// One after another where there are no threads.
+template <typename F>
+void parallel_for(const Threads* threads, int64_t count, F&& f) {
+  if (threads) return parallel_for(*threads, count, f);
+  for (int64_t i = 0; i < count; ++i) f(i);
+}
+
 }  // namespace capsedge

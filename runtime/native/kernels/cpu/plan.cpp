@@ -1,7 +1,5 @@
 #include "plan.h"
 
-#include <algorithm>
-
 namespace capsedge {
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -10,9 +8,11 @@ int64_t packed_size(int64_t inner, int64_t columns, int64_t parents) {
   return inner * round_up(columns * parents, kStrip / 2);
 }
 
-namespace {
+WeightLayout window_layout(const Shape& weight) {
+  return {weight[0] * weight[1] * weight[2], weight[3], weight[4], weight[5], weight[4] * weight[5], weight[5], 1};
+}
 
-void dequantize(const int8_t* from, const float* scale, const WeightLayout& layout, float* to) {
+static void dequantize(const int8_t* from, const float* scale, const WeightLayout& layout, float* to) {
   for (int64_t parent = 0; parent < layout.parents; ++parent)
     for (int64_t k = 0; k < layout.inner; ++k)
       for (int64_t column = 0; column < layout.columns; ++column) {
@@ -21,10 +21,9 @@ void dequantize(const int8_t* from, const float* scale, const WeightLayout& layo
       }
 }
 
-// A weight of one number as floats: where it lies, or converted into `wide`.
 const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout& layout, const Level& level,
                         float* wide) {
-  const int64_t size = layout.parents * layout.inner * layout.columns;
+  const int64_t size = layout.size();
   if (weight.type == Type::kFloat) return static_cast<const float*>(weight.data) + number * size;
   if (weight.type == Type::kInt8 && weight.scale) {
     dequantize(static_cast<const int8_t*>(weight.data) + number * size, weight.scale, layout, wide);
@@ -35,8 +34,6 @@ const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout
   return wide;
 }
 
-}  // namespace
-
 int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, int64_t types) {
   const int64_t width = level.width;
   if (width == 1 || 4 * layout.parents > 3 * round_up(layout.parents, width) || layout.parents > width) return 1;
@@ -46,13 +43,12 @@ int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, i
 }
 
 int64_t bundle_size(const WeightLayout& layout, int64_t bundle) {
-  return layout.columns * layout.parents * layout.inner * bundle;
+  return layout.size() * bundle;
 }
 
 Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle) {
-  const int64_t size = layout.parents * layout.inner * layout.columns;
   const int64_t bundles = (layout.numbers + bundle - 1) / bundle;
-  Buffer all(bundles * bundle_size(layout, bundle)), wide(size);
+  Buffer all(bundles * bundle_size(layout, bundle)), wide(layout.size());
   std::fill(all.data(), all.data() + all.size(), 0.0f);
   for (int64_t number = 0; number < layout.numbers; ++number) {
     const float* from = one_weight(weight, number, layout, level, wide.data());
@@ -66,31 +62,13 @@ Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Leve
 }
 
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads) {
-  const int64_t size = layout.parents * layout.inner * layout.columns;
   const int64_t packed = packed_size(layout.inner, layout.columns, layout.parents);
-  const int64_t lanes = layout.columns * layout.parents;
   Buffer all(layout.numbers * packed);
-  const auto pack_one = [&](int64_t number) {
-    const float* from = one_weight(weight, number, layout, level, thread_scratch(size));
+  parallel_for(threads, layout.numbers, [&](int64_t number) {
+    const float* from = one_weight(weight, number, layout, level, thread_scratch(layout.size()));
     float* to = all.data() + number * packed;
-    for (int64_t at = 0; at < lanes; at += kStrip) {
-      const int64_t width = std::min<int64_t>(kStrip, round_up(lanes - at, kStrip / 2));
-      const int64_t filled = std::min(width, lanes - at);
-      for (int64_t k = 0; k < layout.inner; ++k) {
-        int64_t column = at / layout.parents, parent = at % layout.parents;
-        for (int64_t i = 0; i < filled; ++i) {
-          *to++ = from[parent * layout.parent_stride + k * layout.inner_stride + column * layout.column_stride];
-          if (++parent == layout.parents) parent = 0, ++column;
-        }
-        to = std::fill_n(to, width - filled, 0.0f);
-      }
-    }
-  };
-  if (threads) {
-    parallel_for(*threads, layout.numbers, pack_one);
-  } else {
-    for (int64_t number = 0; number < layout.numbers; ++number) pack_one(number);
-  }
+    for (int64_t at = 0; at < layout.lanes(); at += kStrip) to = pack_strip(from, layout, at, to);
+  });
   return all;
 }
 

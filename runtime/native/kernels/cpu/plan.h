@@ -1,6 +1,8 @@
 // What dynamic, attention and EM routing share: packed weights, windows, the shape of a vote.
 #pragma once
 
+#include <algorithm>
+
 #include "parallel.h"
 #include "tensor.h"
 
@@ -14,10 +16,38 @@ constexpr int kChunk = 64;
 struct WeightLayout {
   int64_t numbers, parents, inner, columns;
   int64_t parent_stride, inner_stride, column_stride;
+
+  int64_t lanes() const { return columns * parents; }
+  int64_t size() const { return lanes() * inner; }  // of one weight
 };
+// Of a weight of windows, [Kh][Kw][C][M][K][L].
+WeightLayout window_layout(const Shape& weight);
 
 // Floats of one packed weight.
 int64_t packed_size(int64_t inner, int64_t columns, int64_t parents);
+
+// One weight as floats: where it lies, or converted into `wide`.
+const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout& layout, const Level& level,
+                        float* wide);
+
+// Lanes of the strip that begins `left` lanes before the end.
+inline int64_t strip_width(int64_t left) { return left > kStrip / 2 ? kStrip : kStrip / 2; }
+
+// The strip of one weight that begins at lane `at`, a row for each inner index; where it ends.
+template <typename T>
+T* pack_strip(const T* from, WeightLayout layout, int64_t at, T* to) {
+  const int64_t width = strip_width(layout.lanes() - at), filled = std::min(width, layout.lanes() - at);
+  const int64_t first_column = at / layout.parents, first_parent = at % layout.parents;
+  for (int64_t k = 0; k < layout.inner; ++k) {
+    int64_t column = first_column, parent = first_parent;
+    for (int64_t i = 0; i < filled; ++i) {
+      *to++ = from[parent * layout.parent_stride + k * layout.inner_stride + column * layout.column_stride];
+      if (++parent == layout.parents) parent = 0, ++column;
+    }
+    to = std::fill_n(to, width - filled, T{});
+  }
+  return to;
+}
 
 // As the kernels read them: in floats, in strips over [column][parent] (level.h).
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads);

@@ -140,7 +140,7 @@ Packed QuantizedConv::pack(const Tensor& weight, const Threads* threads) const {
   Packed packed{Buffer(floats_for(p.groups * p.group_bytes)), std::vector<int32_t>(static_cast<size_t>(shape[0]))};
   const auto* from = static_cast<const int8_t*>(weight.data);
   const int64_t places = shape[2] * shape[3];
-  const auto pack_group = [&](int64_t group) {
+  parallel_for(threads, p.groups, [&](int64_t group) {
     int8_t* to = reinterpret_cast<int8_t*>(packed.bytes.data()) + group * p.group_bytes;
     std::memset(to, 0, static_cast<size_t>(p.group_bytes));
     const int64_t first = group * kernels.channels, count = std::min<int64_t>(kernels.channels, shape[0] - first);
@@ -160,12 +160,7 @@ Packed QuantizedConv::pack(const Tensor& weight, const Threads* threads) const {
         }
       packed.sums[static_cast<size_t>(first + m)] = sum;
     }
-  };
-  if (threads) {
-    parallel_for(*threads, p.groups, pack_group);
-  } else {
-    for (int64_t group = 0; group < p.groups; ++group) pack_group(group);
-  }
+  });
   return packed;
 }
 

@@ -135,17 +135,10 @@ Floats::Floats(const Tensor& tensor, const Level& level, int64_t slack) {
     data_ = static_cast<const float*>(tensor.data);
     return;
   }
-  const bool is_int8 = tensor.type == Type::kInt8 && tensor.scale && tensor.shape.size() == 6;
-  if (tensor.type != Type::kFloat && tensor.type != Type::kFloat16 && !is_int8)
+  if (tensor.type != Type::kFloat && tensor.type != Type::kFloat16)
     throw Error("an input is neither float nor float16");
   copy_ = Buffer(count + slack);
-  if (is_int8) {
-    const int8_t* from = static_cast<const int8_t*>(tensor.data);
-    const int64_t parents = tensor.shape[3], rows = tensor.shape[4], columns = tensor.shape[5];
-    for (int64_t i = 0; i < count; ++i)
-      copy_.data()[i] = static_cast<float>(from[i]) *
-                        tensor.scale[i / (rows * columns) % parents * columns + i % columns];
-  } else if (tensor.type == Type::kFloat) {
+  if (tensor.type == Type::kFloat) {
     const float* from = static_cast<const float*>(tensor.data);
     std::copy(from, from + count, copy_.data());
   } else {

@@ -103,8 +103,7 @@ class Buffer {
 // At least `floats` floats that belong to the calling thread until its next call.
 float* thread_scratch(int64_t floats);
 
-// An input as floats: itself, or a widened copy. An INT8 weight of windows, [Kh][Kw][C][M][K][L], is multiplied by its
-// scale.
+// An input as floats: itself, or a widened copy.
 class Floats {
  public:
   Floats(const Tensor& tensor, const Level& level, int64_t slack = 0);

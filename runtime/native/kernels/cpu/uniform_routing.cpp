@@ -12,22 +12,16 @@ enum Input { kPose, kWeight, kScale, kBias };
 
 // weight[Kh][Kw][C][M][K][L] / M as the kernel reads it: strips of lanes [L][M], in each a row for every child and
 // inner index.
-Buffer pack_uniform(const Tensor& tensor, const Level& level) {
-  const Floats weight(tensor, level);
-  const Shape& s = tensor.shape;
-  const int64_t children = s[0] * s[1] * s[2], parents = s[3], inner = s[4], columns = s[5];
-  const int64_t lanes = columns * parents;
-  const float share = 1.0f / static_cast<float>(parents);
-  Buffer packed(children * packed_size(inner, columns, parents));
-  float* to = packed.data();
-  for (int64_t at = 0; at < lanes; at += kStrip) {
-    const int64_t width = std::min<int64_t>(kStrip, round_up(lanes - at, kStrip / 2));
-    for (int64_t child = 0; child < children; ++child)
-      for (int64_t k = 0; k < inner; ++k)
-        for (int64_t lane = at; lane < at + width; ++lane)
-          *to++ = lane < lanes ? share * weight.data()[((child * parents + lane % parents) * inner + k) * columns +
-                                                       lane / parents]
-                               : 0.0f;
+Buffer pack_uniform(const Tensor& weight, const Level& level) {
+  const WeightLayout layout = window_layout(weight.shape);
+  const float share = 1.0f / static_cast<float>(layout.parents);
+  Buffer packed(layout.numbers * packed_size(layout.inner, layout.columns, layout.parents)), wide(layout.size());
+  for (int64_t child = 0; child < layout.numbers; ++child) {
+    const float* from = one_weight(weight, child, layout, level, wide.data());
+    for (int64_t at = 0; at < layout.lanes(); at += kStrip) {
+      float* to = packed.data() + (layout.numbers * at + child * strip_width(layout.lanes() - at)) * layout.inner;
+      for (float* end = pack_strip(from, layout, at, to); to < end; ++to) *to *= share;
+    }
   }
   return packed;
 }
