@@ -11,8 +11,9 @@ from capsedge.calibration.evaluate import Outcome, latency
 from capsedge.calibration.graph import written
 from capsedge.calibration.source import Source, uniform
 from capsedge.calibration.table import Table
-from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.charts import new_figure, save_figure
 
+DPI = 110
 LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "int8")}
 
 
@@ -145,24 +146,10 @@ def _alone(
 
 
 def plot(found: Search, max_drop: float, path: Path) -> None:
-    """Drop against size, one point a candidate; the Pareto front is drawn.
-
-    Raises:
-        EnvironmentProblem: matplotlib is missing.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "The picture needs matplotlib.", f"{error}.", "pip install matplotlib"
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from capsedge.runtime.files import replacing
-
+    """Drop against size, one point a candidate; the Pareto front is drawn. Needs matplotlib."""
     whole = max(c.bytes for c in found.candidates)
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure = new_figure(7, 4)
+    axis = figure.subplots()
     for fits, colour, label in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):
         some = [c for c in found.candidates if c.fits == fits]
         axis.scatter(
@@ -184,10 +171,7 @@ def plot(found: Search, max_drop: float, path: Path) -> None:
     axis.set_ylabel("points of accuracy lost")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
-    figure.tight_layout()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
-    pyplot.close(figure)
+    save_figure(figure, path, DPI)
 
 
 def levels(assignment: dict[str, str]) -> str:

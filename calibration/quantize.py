@@ -251,7 +251,6 @@ def quantize(
         _check_executed(runs, assignment)
     passed = outcome.drop <= max_drop
     place = output if passed else output.with_name(f"{output.name}.rejected")
-    write_bytes(place, data)
     report = Report(
         place, precision, method, target, len(data), source.path.stat().st_size, outcome, kept, runs,
         executed(source.path), assignment, found, max_drop,
@@ -262,6 +261,7 @@ def quantize(
         },
         splits.warnings,
     )  # fmt: skip
+    write_bytes(place, data)  # last: the output may be the source's own name
     if not passed:
         raise Rejected(report)
     return report
@@ -273,10 +273,13 @@ class Rejected(ParityError):
     def __init__(self, report: Report) -> None:
         self.report = report
         o = report.outcome
+        if o.accuracy is not None and o.reference is not None:
+            found = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
+        else:
+            found = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         super().__init__(
             f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
-            f"{100 * (o.reference or 0):.2f} % in FP32, {100 * (o.accuracy or 0):.2f} % after, on "
-            f"{o.images} images; kept aside as {report.output}.",
+            f"{found} on {o.images} images; kept aside as {report.output}.",
             "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,24 +130,29 @@ def command(
             f"warning: {name} has no trained weights in this package: exporting its random initial "
             "weights. The file is for measuring speed; it classifies nothing."
         )
-    report = export(
-        source,
-        target,
-        iterations=iters,
-        opset=opset,
-        ops=ops,
-        batch=batch,
-        extra_outputs=[e.strip() for e in extra.split(",") if e.strip()],
-        rewrites=Rewrites(**{REWRITES[n]: False for n in no_rewrite or []}),
-        atol=atol,
-        rtol=rtol,
-        checkpoint_sha256=sha256(file) if file else "",
-        dry_run=dry_run,
-    )
-    following = _next_commands(report, file)
+
+    def write(place: Path) -> ExportReport:
+        return export(
+            source,
+            place,
+            iterations=iters,
+            opset=opset,
+            ops=ops,
+            batch=batch,
+            extra_outputs=[e.strip() for e in extra.split(",") if e.strip()],
+            rewrites=Rewrites(**{REWRITES[n]: False for n in no_rewrite or []}),
+            atol=atol,
+            rtol=rtol,
+            checkpoint_sha256=sha256(file) if file else "",
+            dry_run=dry_run,
+        )
+
     frozen: dict[str, Any] | None = None
-    if calib_data is not None:
-        frozen = _freeze(target, calib_data, calib_images)
+    if calib_data is None:
+        report = write(target)
+    else:
+        report, frozen = _frozen(write, target, calib_data, calib_images)
+    following = _next_commands(report, file)
     if as_json:
         print_json(
             {
@@ -164,25 +170,33 @@ def command(
         _print(report, name, file, following)
 
 
-def _freeze(target: Path, calib_data: Path, count: int) -> dict[str, Any]:
-    """Make the file just exported one with frozen couplings, and measure what that costs."""
+def _frozen(
+    write: Callable[[Path], ExportReport], target: Path, calib_data: Path, count: int
+) -> tuple[ExportReport, dict[str, Any]]:
+    """Export a file with frozen couplings, and measure what that costs; one that routes is never left."""
     import dataclasses
+    import tempfile
 
     import onnx
 
     from capsedge.calibration.quantize import split
     from capsedge.calibration.source import Source, rounded
+    from capsedge.exporters import proto
     from capsedge.exporters.frozen import freeze
     from capsedge.exporters.quantized import finish
-    from capsedge.runtime.files import write_bytes
+    from capsedge.runtime.files import check_writable, write_bytes
 
-    source = Source(target, finish)
-    splits = split(source, calib_data, None, count)
-    for warning in splits.warnings:
-        log(f"warning: {warning}")
-    model = onnx.load(target)
-    layers = freeze(model, splits.calibration)
-    outcome = source.outcome(model, splits.evaluation)
+    check_writable(target)
+    with tempfile.TemporaryDirectory() as folder:
+        routed = Path(folder) / target.name
+        report = write(routed)
+        source = Source(routed, finish)
+        splits = split(source, calib_data, None, count)
+        for warning in splits.warnings:
+            log(f"warning: {warning}")
+        model = onnx.load(routed)
+        layers = freeze(model, splits.calibration)
+        outcome = source.outcome(model, splits.evaluation)
     measured = {
         "averaged_images": len(splits.calibration),
         "data_sha256": splits.calibration.sha256(),
@@ -191,8 +205,16 @@ def _freeze(target: Path, calib_data: Path, count: int) -> dict[str, Any]:
     }
     described = dataclasses.replace(source.metadata, calibration={"frozen_couplings": measured})
     onnx.helper.set_model_props(model, described.to_properties())
-    write_bytes(target, model.SerializeToString())
-    return measured
+    data = model.SerializeToString()
+    write_bytes(target, data)
+    report = dataclasses.replace(
+        report,
+        path=target,
+        size=len(data),
+        operators=proto.operator_counts(model),
+        functions=len(model.functions),
+    )
+    return report, measured
 
 
 def _print_frozen(frozen: dict[str, Any]) -> None:
@@ -200,12 +222,13 @@ def _print_frozen(frozen: dict[str, Any]) -> None:
         "APPROXIMATION: couplings are frozen to their mean over "
         f"{frozen['averaged_images']} images; the file does not route any more."
     )
-    accuracy = (
-        f"accuracy {100 * frozen['accuracy']:.2f} %, {100 * frozen['accuracy_fp32']:.2f} % routed"
-    )
+    accuracy = ""
+    if frozen["accuracy"] is not None:  # of a model for one label
+        found, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
+        accuracy = f", accuracy {found:.2f} %, {routed:.2f} % routed"
     print(
         f"{'frozen':<10} approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
-        f"{frozen['images']} other images, {accuracy}"
+        f"{frozen['images']} other images{accuracy}"
     )
     for name, layer in frozen["layers"].items():
         print(

@@ -12,6 +12,7 @@ import typer
 from capsedge.cli import _common
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode, UnsupportedModelError, UsageError
+from capsedge.runtime.charts import check_chart
 from capsedge.runtime.files import check_writable
 
 if TYPE_CHECKING:
@@ -74,13 +75,11 @@ def command(
     check_installed(peers)
     batches = _batches(batch)
     limits = checked_limits(warmup, duration, iterations)
-    for target in (html, png, markdown, trace):
+    for target in (html, markdown, trace):
         if target is not None:
             check_writable(target)
     if png is not None:
-        from capsedge.runtime.profiling.png import check_matplotlib
-
-        check_matplotlib()
+        check_chart(png)
     if trace is not None and not operators:
         raise UsageError(
             "--trace with --no-operators.", "A trace shows operators.", "Leave --no-operators out."

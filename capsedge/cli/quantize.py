@@ -92,7 +92,16 @@ def command(
     from capsedge.calibration.quantize import quantize, split
     from capsedge.calibration.source import Source
     from capsedge.exporters.quantized import finish
+    from capsedge.runtime.charts import check_chart
 
+    if plot is not None:
+        if precision != "mixed" or sensitivity:
+            raise UsageError(
+                "--plot without a search.",
+                "It draws that of mixed precision.",
+                "Add --precision mixed.",
+            )
+        check_chart(plot)
     observer(method)
     if ops not in ("auto", "fused"):
         raise UsageError(f"Unknown ops '{ops}'.", "", "Known: auto, fused.")

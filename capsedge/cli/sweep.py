@@ -79,14 +79,25 @@ def command(
     from capsedge.cli.export import find_source
     from capsedge.exporters import export
     from capsedge.exporters.quantized import finish
-    from capsedge.runtime.files import write_text
+    from capsedge.runtime.charts import check_chart
+    from capsedge.runtime.files import check_writable, write_text
 
+    if output is not None:
+        check_writable(output)
+    if plot is not None:
+        check_chart(plot)
     trained, _, name, known = find_source(model, checkpoint, None)
     if not known:
         raise UsageError(
             f"{name} has no trained weights in this package.",
             "Accuracy of random weights says nothing.",
             "Name a checkpoint with --checkpoint.",
+        )
+    if trained.config.task == "multi-label":
+        raise UsageError(
+            f"{name} finds several classes in an image.",
+            "Its accuracy is not that of one label an image, which data sets have.",
+            "Compare its files with `capsedge quantize` and `capsedge verify`.",
         )
     points: list[Point] = []
     splits = None
@@ -180,18 +191,10 @@ def _precisions(text: str) -> list[str]:
 
 def _plot(points: list[Point], name: str, path: Path) -> None:
     """Accuracy against time, one line a precision, the iterations written beside the points."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "The picture needs matplotlib.", f"{error}.", "pip install matplotlib"
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from capsedge.runtime.charts import new_figure, save_figure
 
-    from capsedge.runtime.files import replacing
-
-    figure, axis = pyplot.subplots(figsize=(7, 4))
+    figure = new_figure(7, 4)
+    axis = figure.subplots()
     largest = max(p.bytes for p in points)
     for precision in dict.fromkeys(p.precision for p in points):
         mine = [p for p in points if p.precision == precision]
@@ -205,7 +208,4 @@ def _plot(points: list[Point], name: str, path: Path) -> None:
     axis.set_title(name)
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
-    pyplot.close(figure)
+    save_figure(figure, path, 110)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.files import write_bytes
+from capsedge.runtime.charts import check_chart, new_figure, save_figure
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report import OTHER, Report, Run
 from capsedge.runtime.profiling.style import COLOURS
@@ -21,20 +18,6 @@ DPI = 80
 SHOWN = 14  # layers with a bar
 
 
-def check_matplotlib() -> None:
-    """Make sure that charts can be drawn.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EnvironmentProblem(
-            "matplotlib is not installed.",
-            "It draws the PNG; the HTML report needs nothing.",
-            "pip install 'capsedge[profile]'",
-        )
-
-
 def save_png(report: Report, path: Path) -> None:
     """Draw every run in a row: layers, latencies, roofline; and every comparison below.
 
@@ -42,11 +25,9 @@ def save_png(report: Report, path: Path) -> None:
         EnvironmentProblem: matplotlib is not installed.
         UsageError: the place cannot be written.
     """
-    check_matplotlib()
-    import matplotlib.figure
-
+    check_chart(path)
     rows = len(report.runs) + len(report.comparisons)
-    figure = matplotlib.figure.Figure(figsize=(13, 3.6 * rows), layout="constrained")
+    figure = new_figure(13, 3.6 * rows)
     parts = figure.subfigures(rows, 1, squeeze=False)[:, 0]
     for run, part in zip(report.runs, parts, strict=False):
         _run(part, run, report.peaks)
@@ -62,9 +43,7 @@ def save_png(report: Report, path: Path) -> None:
         axis.invert_yaxis()
         axis.margins(x=0.2)
         _plain(axis, f"Side by side, batch {found.batch}", "milliseconds (median)")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    write_bytes(path, buffer.getvalue())
+    save_figure(figure, path, DPI)
 
 
 def _run(part: Any, run: Run, peaks: Peaks | None) -> None:

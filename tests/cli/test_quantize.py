@@ -199,6 +199,7 @@ def test_bad_input(place: Path, tmp_path: Path) -> None:
         ((model, "--calib-data", data, "--method", "median"), 2, "Known: minmax"),
         ((model, "--calib-data", data, "--target", "npu"), 2, "no target 'npu'"),
         ((model, "--calib-data", data, "--max-drop", "-1"), 2, "0 points"),
+        ((model, "--calib-data", data, "--plot", tmp_path / "p.png"), 2, "--plot without"),
     ):
         found, _, message = _run(*arguments, *out)
         assert found == code, (arguments, message)
@@ -245,6 +246,7 @@ def test_frozen_couplings(place: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0, message
     assert "approximation" in text
+    assert f"{out.stat().st_size / 1e6:.2f} MB" in text
     measured = _metadata(out).calibration["frozen_couplings"]
     assert measured["averaged_images"] == 40
     assert measured["agreement"] > 0.5
@@ -260,4 +262,5 @@ def test_em_couplings_are_not_frozen(place: Path, tmp_path: Path) -> None:
         "--freeze-couplings", "--calib-data", place / "data", verb="export",
     )  # fmt: skip
     assert code == 5
+    assert not (tmp_path / "em.onnx").exists()  # nor a file that routes under that name
     assert "EM routing" in message

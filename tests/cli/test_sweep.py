@@ -61,6 +61,8 @@ def test_sweeps(place: Path) -> None:
         (("--iters", "x"), "--iters x"),
         (("--precision", "int4"), "Known: fp32"),
         (("--model", "capsnet-svhn"), "no trained weights"),
+        (("-o", "/nonexistent/s.json"), "There is no folder"),
+        (("--plot", "/nonexistent/s.png"), "There is no folder"),
     ],
 )
 def test_wrong_options(place: Path, arguments: tuple[str, str], word: str) -> None:

@@ -1,0 +1,41 @@
+"""Pictures that matplotlib draws, where it is installed; nothing else needs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.files import check_writable, write_bytes
+
+
+def check_chart(path: Path) -> None:
+    """Find out before long work whether a picture can be drawn and written.
+
+    Raises:
+        EnvironmentProblem: matplotlib is not installed.
+        UsageError: the place cannot be written.
+    """
+    check_writable(path)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EnvironmentProblem(
+            "matplotlib is not installed.",
+            "It draws the pictures; everything else works without.",
+            "pip install 'capsedge[profile]'",
+        )
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib figure of so many inches, bound to no display."""
+    import matplotlib.figure
+
+    return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Write a figure as PNG; raises as ``files.write_bytes`` does."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    write_bytes(path, buffer.getvalue())
