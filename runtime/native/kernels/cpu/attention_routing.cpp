@@ -53,7 +53,9 @@ class AttentionRouting : public Operator {
     const int64_t rows = matrix_ ? inner : 1, grid_height = parent_shape[1], grid_width = parent_shape[2];
     const Floats pose(in[kPose], level), parent(in[kParent], level);
     const Floats scale(in[kScale], level), bias(in[kBias], level);
-    const PackedWeight weight(weight_, in[kWeight], window_layout(weight_shape), level, threads);
+    std::optional<Buffer> own;
+    const Buffer& weight = made_once(
+        weight_, own, [&] { return pack(in[kWeight], window_layout(weight_shape), level, &threads); });
     FloatOutput result(results[0], level);
 
     const std::vector<Child> places =
@@ -95,7 +97,7 @@ class AttentionRouting : public Operator {
   const bool matrix_;
   const float scale_;
   const float epsilon_;
-  Buffer weight_;
+  std::optional<Buffer> weight_;
 };
 
 }  // namespace

@@ -40,12 +40,12 @@ class DynamicRouting : public Operator {
   void constant(size_t index, const Tensor& tensor) override {
     if (index == kWeight && tensor.shape.size() == 4) {
       if (tensor.type == Type::kInt8) {
-        int8_ = std::make_unique<Int8Weight>(tensor, layout_of(tensor.shape), nullptr);
+        int8_.emplace(tensor, layout_of(tensor.shape), nullptr);
       } else {
         weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
       }
     } else if (index == kPrior) {
-      prior_ = std::make_unique<Prior>(tensor, level_);
+      prior_.emplace(tensor, level_);
     }
   }
 
@@ -59,16 +59,8 @@ class DynamicRouting : public Operator {
     const Floats pose(in[kPose], level);
     // Few votes beside many weights: INT8 stays INT8.
     const bool is_int8 = in[kWeight].type == Type::kInt8;
-    std::unique_ptr<Int8Weight> own_int8;
-    std::unique_ptr<PackedWeight> floats;
-    if (!is_int8) {
-      floats = std::make_unique<PackedWeight>(weight_, in[kWeight], layout_of(weight_shape), level, threads);
-    } else if (!int8_) {
-      own_int8 = std::make_unique<Int8Weight>(in[kWeight], layout_of(weight_shape), &threads);
-    }
-    std::unique_ptr<Prior> own_prior;
-    if (!prior_) own_prior = std::make_unique<Prior>(in[kPrior], level);
-    const Prior& prior = prior_ ? *prior_ : *own_prior;
+    std::optional<Prior> own_prior;
+    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
     const Floats bias_in(in[kBias], level);
     FloatOutput v(results[0], level);
 
@@ -76,9 +68,16 @@ class DynamicRouting : public Operator {
     // Images that share a reading of the weights, as long as their votes fit the cache together.
     const int64_t units = out * parents <= 512 ? std::min<int64_t>(images, 4) : 1;
     Routing routing{};
-    routing.votes =
-        plan_votes(level, places, is_int8 ? nullptr : floats->data(), size, 1, size, out, parents, units);
-    if (is_int8) (int8_ ? int8_ : own_int8)->use(routing.votes);
+    routing.votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
+    const WeightLayout layout = layout_of(weight_shape);
+    std::optional<Int8Weight> own_int8;
+    std::optional<Buffer> own_weight;
+    if (is_int8) {
+      made_once(int8_, own_int8, [&] { return Int8Weight(in[kWeight], layout, &threads); }).use(routing.votes);
+    } else {
+      routing.votes.weight =
+          made_once(weight_, own_weight, [&] { return pack(in[kWeight], layout, level, &threads); }).data();
+    }
     routing.children = children;
     routing.weight_floats = elements(weight_shape) / (is_int8 ? 4 : 1);
     routing.passes = static_cast<int>(iterations_);
@@ -114,9 +113,9 @@ class DynamicRouting : public Operator {
   const int64_t iterations_;
   const bool leaky_;
   const float epsilon_;
-  Buffer weight_;
-  std::unique_ptr<Int8Weight> int8_;
-  std::unique_ptr<Prior> prior_;
+  std::optional<Buffer> weight_;
+  std::optional<Int8Weight> int8_;
+  std::optional<Prior> prior_;
 };
 
 }  // namespace

@@ -96,7 +96,7 @@ class EmRouting : public Operator {
   const bool shared_;
   const float epsilon_;
   std::vector<float> temperatures_;
-  Buffer weight_;
+  std::optional<Buffer> weight_;
 };
 
 void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const {
@@ -110,9 +110,8 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
   const int64_t grid_height = results[0].shape[1], grid_width = results[0].shape[2];
   const Floats pose(in[kPose], level), activation(in[kActivation], level);
   const Floats beta_u_in(in[kBetaU], level), beta_a_in(in[kBetaA], level);
-  Buffer own_weight;
-  if (!weight_.data()) own_weight = packed(in[kWeight], &threads);
-  const float* weight = weight_.data() ? weight_.data() : own_weight.data();
+  std::optional<Buffer> own_weight;
+  const float* weight = made_once(weight_, own_weight, [&] { return packed(in[kWeight], &threads); }).data();
   FloatOutput result_pose(results[0], level), result_activation(results[1], level);
 
   std::vector<Child> places =

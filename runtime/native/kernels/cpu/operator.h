@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,12 @@ class Attributes {
   float number(const char* op, const char* name) const;
   Shape strides(const char* op) const;
 };
+
+// What is made of an input: by `constant` if it is an initializer, else by `make` for this run only, kept in `own`.
+template <typename T, typename Make>
+const T& made_once(const std::optional<T>& constant, std::optional<T>& own, Make&& make) {
+  return constant ? *constant : own.emplace(make());
+}
 
 class Operator {
  public:

@@ -72,16 +72,6 @@ Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level
   return all;
 }
 
-PackedWeight::PackedWeight(const Buffer& constant, const Tensor& weight, const WeightLayout& layout,
-                           const Level& level, const Threads& threads) {
-  if (constant.data()) {
-    data_ = constant.data();
-  } else {
-    own_ = pack(weight, layout, level, &threads);
-    data_ = own_.data();
-  }
-}
-
 std::vector<Child> children_of(const Window& window) {
   std::vector<Child> children;
   children.reserve(static_cast<size_t>(window.height * window.width * window.types));

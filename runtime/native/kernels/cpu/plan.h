@@ -60,18 +60,6 @@ int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, i
 int64_t bundle_size(const WeightLayout& layout, int64_t bundle);
 Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle);
 
-// Packed once if the weight is an initializer, else for this run only.
-class PackedWeight {
- public:
-  PackedWeight(const Buffer& constant, const Tensor& weight, const WeightLayout& layout, const Level& level,
-               const Threads& threads);
-  const float* data() const { return data_; }
-
- private:
-  Buffer own_;
-  const float* data_;
-};
-
 struct Window {
   int64_t grid_height, grid_width, types;  // of the children's map
   int64_t height, width;                   // of the window

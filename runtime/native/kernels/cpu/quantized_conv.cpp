@@ -81,7 +81,7 @@ class QuantizedConv : public Operator {
     if (index != kWeight || shape.size() != 4) return;
     if (elements(shape) == 0 || shape[1] * shape[2] * shape[3] > kMostProducts) return;  // outputs() says what is wrong
     expect_type(kName, "weight", tensor, Type::kInt8);
-    packed_ = std::make_unique<Packed>(pack(tensor, nullptr));
+    packed_ = pack(tensor, nullptr);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override;
@@ -104,7 +104,7 @@ class QuantizedConv : public Operator {
   const Shape strides_;
   const Shape dilations_;
   const Shape pads_;
-  std::unique_ptr<Packed> packed_;
+  std::optional<Packed> packed_;
 };
 
 Plan QuantizedConv::plan(const Shape& x, const Shape& weight) const {
@@ -215,9 +215,8 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
   if (images == 0) return;
   const ConvKernels& kernels = level_.conv;
   const Plan p = plan(shape, in[kWeight].shape);
-  std::unique_ptr<Packed> own;
-  if (!packed_) own = std::make_unique<Packed>(pack(in[kWeight], &threads));
-  const Packed& packed = packed_ ? *packed_ : *own;
+  std::optional<Packed> own;
+  const Packed& packed = made_once(packed_, own, [&] { return pack(in[kWeight], &threads); });
 
   // Σ (x - zero) w + bias = Σ x w + (bias - zero Σ w); in unsigned numbers, which wrap.
   const uint8_t x_zero = scalar<uint8_t>(in[kXZero]);

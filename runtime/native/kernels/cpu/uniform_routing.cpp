@@ -62,12 +62,12 @@ class UniformRouting : public Operator {
     const Shape& grid = results[0].shape;
     const int64_t inner = weight_shape[4], rows = matrix_ ? inner : 1, parents = grid[3], size = grid[4];
     const Floats pose(in[kPose], level_), scale(in[kScale], level_), bias(in[kBias], level_);
-    Buffer packed;
-    if (!weight_.data()) packed = pack_uniform(in[kWeight], level_);
+    std::optional<Buffer> own;
+    const Buffer& weight = made_once(weight_, own, [&] { return pack_uniform(in[kWeight], level_); });
     FloatOutput result(results[0], level_);
 
     LinearPass pass{};
-    pass.weight = weight_.data() ? weight_.data() : packed.data();
+    pass.weight = weight.data();
     pass.lines = static_cast<int>(weight_shape[0]);
     pass.line_children = static_cast<int>(weight_shape[1] * weight_shape[2]);
     pass.line_stride = shape[2] * shape[3] * shape[4];
@@ -113,7 +113,7 @@ class UniformRouting : public Operator {
   const Shape strides_;
   const bool matrix_;
   const float epsilon_;
-  Buffer weight_;
+  std::optional<Buffer> weight_;
 };
 
 }  // namespace
