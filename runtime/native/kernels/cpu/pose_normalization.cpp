@@ -1,6 +1,5 @@
-#include <algorithm>
-
 #include "operator.h"
+#include "rows.h"
 
 namespace capsedge {
 
@@ -24,21 +23,10 @@ class PoseNormalization : public Operator {
   void constant(size_t, const Tensor&) override {}
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
-    const int64_t size = in[0].shape.back(), rows = elements(in[0].shape) / size;
-    if (rows == 0) return;
+    const int64_t size = in[0].shape.back();
     const Floats scale(in[1], level_), bias(in[2], level_);
-    const int64_t part = std::max<int64_t>(1, 16384 / size);  // about 64 KB
-    parallel_for(threads, (rows + part - 1) / part, [&](int64_t task) {
-      const int64_t first = task * part, count = std::min(part, rows - first), at = first * size;
-      if (in[0].type == Type::kFloat) {
-        level_.normalize_rows(static_cast<const float*>(in[0].data) + at, static_cast<float*>(results[0].data) + at,
-                              count, size, scale.data(), bias.data(), epsilon_);
-        return;
-      }
-      float* wide = thread_scratch(count * size);
-      level_.widen(static_cast<const uint16_t*>(in[0].data) + at, wide, count * size);
-      level_.normalize_rows(wide, wide, count, size, scale.data(), bias.data(), epsilon_);
-      level_.narrow(wide, static_cast<uint16_t*>(results[0].data) + at, count * size);
+    for_rows(kName, in[0], results[0], size, level_, threads, [&](const float* x, float* y, int64_t rows) {
+      level_.normalize_rows(x, y, rows, size, scale.data(), bias.data(), epsilon_);
     });
   }
 

@@ -1,6 +1,5 @@
-#include <algorithm>
-
 #include "operator.h"
+#include "rows.h"
 
 namespace capsedge {
 
@@ -26,41 +25,21 @@ class Squash : public Operator {
 
   void run(const std::vector<Tensor>& inputs, const std::vector<Output>& results,
            const Threads& threads) const override {
-    const Tensor& x = inputs[0];
-    const Shape& shape = x.shape;
+    const Shape& shape = inputs[0].shape;
     const auto axis = static_cast<size_t>(axis_ < 0 ? axis_ + static_cast<int64_t>(shape.size()) : axis_);
-    int64_t outer = 1, inner = 1;
-    for (size_t i = 0; i < axis; ++i) outer *= shape[i];
+    const int64_t size = shape[axis];
+    int64_t inner = 1;
     for (size_t i = axis + 1; i < shape.size(); ++i) inner *= shape[i];
-    const int64_t size = shape[axis], row = size * inner;
-    if (outer * row == 0) return;
-    // Parts of about 64 KB, and whole vectors of rows in each.
-    const int64_t rows = round_rows(std::max<int64_t>(1, 16384 / row));
-    parallel_for(threads, (outer + rows - 1) / rows, [&](int64_t part) {
-      const int64_t first = part * rows, count = std::min(rows, outer - first);
-      const int64_t at = first * row, floats = count * row;
-      if (x.type == Type::kFloat) {
-        squash(static_cast<const float*>(x.data) + at, static_cast<float*>(results[0].data) + at, count, size, inner);
-        return;
+    for_rows(kName, inputs[0], results[0], size * inner, level_, threads, [&](const float* x, float* y, int64_t rows) {
+      if (inner == 1) {
+        level_.squash_rows(x, y, rows, size, epsilon_);
+      } else {
+        level_.squash_planes(x, y, rows, size, inner, epsilon_);
       }
-      float* wide = thread_scratch(floats);
-      level_.widen(static_cast<const uint16_t*>(x.data) + at, wide, floats);
-      squash(wide, wide, count, size, inner);
-      level_.narrow(wide, static_cast<uint16_t*>(results[0].data) + at, floats);
     });
   }
 
  private:
-  static int64_t round_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
-
-  void squash(const float* x, float* y, int64_t rows, int64_t size, int64_t inner) const {
-    if (inner == 1) {
-      level_.squash_rows(x, y, rows, size, epsilon_);
-    } else {
-      level_.squash_planes(x, y, rows, size, inner, epsilon_);
-    }
-  }
-
   const int64_t axis_;
   const float epsilon_;
 };
