@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.native_library import installed
 
 LIBRARY = "libcapsedge.so"
 
@@ -46,21 +47,16 @@ def find_embedding() -> Embedding:
     Raises:
         EnvironmentProblem: it was not built when capsedge was installed.
     """
-    import capsedge.runtime
-
-    # An editable install has two places: the sources and what the build installed.
-    for folder in capsedge.runtime.__path__:
-        root = Path(folder) / "_native"
-        library = root / "lib" / LIBRARY
-        if library.is_file():
-            packages = root / "lib"
-            return Embedding(
-                include=root / "include",
-                library=library,
-                cmake=packages / "cmake" / "capsedge",
-                pkgconfig=packages / "pkgconfig",
-                examples=root / "share" / "capsedge" / "examples",
-            )
+    library = installed("lib", LIBRARY)
+    if library is not None:
+        folder, root = library.parent, library.parents[1]
+        return Embedding(
+            include=root / "include",
+            library=library,
+            cmake=folder / "cmake" / "capsedge",
+            pkgconfig=folder / "pkgconfig",
+            examples=root / "share" / "capsedge" / "examples",
+        )
     raise EnvironmentProblem(
         "The C and C++ library of capsedge is not installed.",
         "It is compiled when capsedge is installed on a Linux machine with a C++17 compiler.",

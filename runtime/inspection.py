@@ -14,12 +14,11 @@ from typing import Any
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.onnx_structure import TYPES, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
 
 DOMAIN = "capsedge"
 LARGEST = 5  # intermediate values listed
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
-BITS = dict(TYPES.values())
 SAFETENSORS_TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
     "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",

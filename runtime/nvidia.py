@@ -114,15 +114,14 @@ def tensorrt(version: str, l4t: str) -> Check:
 
 
 def _cuda() -> Check:
-    cost = "no TensorRT engines here"
     try:
         library = cuda_runtime.load_cuda()
     except CapsedgeError as error:
-        return Check("CUDA runtime", _GPU, MISSING, error.what, cost, error.fix)
+        return Check("CUDA runtime", _GPU, MISSING, error.what, _NO_ENGINES, error.fix)
     try:
         return cuda(library.runtime_version(), library.driver_version())
     except CapsedgeError as error:
-        return Check("CUDA runtime", _GPU, BROKEN, error.why, cost, error.fix)
+        return Check("CUDA runtime", _GPU, BROKEN, error.why, _NO_ENGINES, error.fix)
 
 
 def cuda(runtime: str, driver: str) -> Check:

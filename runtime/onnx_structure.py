@@ -24,6 +24,7 @@ TYPES: dict[int, tuple[str, int]] = {
     15: ("complex128", 128), 16: ("bfloat16", 16), 17: ("float8e4m3fn", 8), 18: ("float8e4m3fnuz", 8),
     19: ("float8e5m2", 8), 20: ("float8e5m2fnuz", 8), 21: ("uint4", 4), 22: ("int4", 4),
 }  # fmt: skip
+BITS = dict(TYPES.values())
 DEEPEST = 64  # nesting of If and Loop bodies; deeper is an attack, not a model
 LONGEST_LIST = 4096  # numbers kept of an attribute; tree ensembles have millions and need none here
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from capsedge.runtime.onnx_structure import TYPES, Graph, Node, Shape, Value
+from capsedge.runtime.onnx_structure import Graph, Node, Shape, Value
 from capsedge.runtime.profiling.costs import Tensor
 
-BITS = dict(TYPES.values())
 _SAME_COUNT = frozenset(
     ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike",
      "Softmax", "LogSoftmax", "LayerNormalization")

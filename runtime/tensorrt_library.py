@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.cuda import Cuda, device_name
+from capsedge.runtime.native_library import named_or_installed
 from capsedge.runtime.passport import Machine
 
 OLDEST = (10, 3)
@@ -84,22 +84,7 @@ def find_plugin() -> Path | None:
     Raises:
         EnvironmentProblem: the variable names a file that does not exist.
     """
-    named = os.environ.get(VARIABLE)
-    if named:
-        if not Path(named).is_file():
-            raise EnvironmentProblem(
-                f"The TensorRT plugin library {named} does not exist.",
-                f"The environment variable {VARIABLE} names it.",
-                f"Correct the variable, or unset it: `unset {VARIABLE}`.",
-            )
-        return Path(named).resolve()
-    import capsedge.runtime
-
-    for folder in capsedge.runtime.__path__:
-        library = Path(folder) / "_native" / NAME
-        if library.is_file():
-            return library
-    return None
+    return named_or_installed(NAME, VARIABLE, "TensorRT plugin library")
 
 
 def plugin_namespace(registry: Any) -> str | None:

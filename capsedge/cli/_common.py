@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from capsedge.errors import CapsedgeError, ExitCode
+from capsedge.errors import CapsedgeError, ExitCode, UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
@@ -22,6 +22,20 @@ def log(message: str) -> None:
 def print_json(document: Any) -> None:
     """Print a result as one JSON document."""
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def batch_sizes(text: str) -> list[int]:
+    """Batch sizes as an option gives them, ``1,8``; once each, the smallest first.
+
+    Raises:
+        UsageError: they are no whole numbers.
+    """
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(
+            f"Batch sizes '{text}'.", "Wanted whole numbers.", "Use --batch 1,8."
+        ) from None
 
 
 def report(error: CapsedgeError, as_json: bool) -> None:

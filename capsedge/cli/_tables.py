@@ -36,13 +36,3 @@ def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def _style(cell: str) -> str:
     return {"ok": "green", "missing": "yellow", "broken": "red", "over": "red"}.get(cell, "")
-
-
-def size(count: int) -> str:
-    """Bytes for a person."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsedge.cli._common import Json, log, print_json
-from capsedge.cli._tables import size
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
     from capsedge.exporters.engine import BuildReport

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsedge.cli import _common
-from capsedge.cli._tables import print_table, size
+from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
+from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
     from capsedge.runtime.inspection import Inspection, RoutingLayer
@@ -36,12 +37,7 @@ def command(
         raise UsageError(
             "--device without --forecast.", "It is what a forecast is for.", "Add --forecast."
         )
-    try:
-        batches = sorted({int(part) for part in batch.split(",")})
-    except ValueError:
-        raise UsageError(
-            f"Batch sizes '{batch}'.", "Wanted whole numbers.", "Use --batch 1,8."
-        ) from None
+    batches = _common.batch_sizes(batch)
     if forecast:
         _forecast(file, batches, device, as_json)
         return

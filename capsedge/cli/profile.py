@@ -73,7 +73,7 @@ def command(
 
     peers = [p.strip() for p in compare.split(",") if p.strip()]
     check_installed(peers)
-    batches = _batches(batch)
+    batches = _common.batch_sizes(batch)
     limits = checked_limits(warmup, duration, iterations)
     for target in (html, markdown, trace):
         if target is not None:
@@ -119,15 +119,6 @@ def _default() -> Path:
     from capsedge.zoo import default_model
 
     return default_model()
-
-
-def _batches(text: str) -> list[int]:
-    try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(
-            f"Batch sizes '{text}'.", "Wanted whole numbers.", "Use --batch 1,8."
-        ) from None
 
 
 def _entrants(

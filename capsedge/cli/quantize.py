@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsedge.cli._common import Json, log, print_json
-from capsedge.cli._tables import print_table, size
+from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
     from capsedge.calibration.mixed import Search

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from capsedge.cli._common import Json, log, print_json
-from capsedge.cli._tables import print_table, size
+from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.units import size
 
 PRECISIONS = ("fp32", "fp16", "int8")
 

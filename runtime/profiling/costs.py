@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from capsedge.runtime.onnx_structure import TYPES, Node
+from capsedge.runtime.onnx_structure import BITS, Node
 
-BITS = dict(TYPES.values())
 Shape = tuple[int, ...]
 
 VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"))

@@ -10,7 +10,7 @@ from capsedge.runtime.profiling.compare import Comparison
 from capsedge.runtime.profiling.report import Report, Row, Run
 from capsedge.runtime.profiling.style import STYLE
 from capsedge.runtime.profiling.tables import Table
-from capsedge.runtime.profiling.units import milliseconds, size
+from capsedge.runtime.units import milliseconds, size
 
 SHOWN = 14  # layers with a bar; the table has all
 

@@ -12,7 +12,7 @@ from capsedge.runtime.charts import check_chart, new_figure, save_figure
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report import OTHER, Report, Run
 from capsedge.runtime.profiling.style import COLOURS
-from capsedge.runtime.profiling.units import milliseconds, size
+from capsedge.runtime.units import milliseconds, size
 
 DPI = 80
 SHOWN = 14  # layers with a bar

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from capsedge.runtime.profiling.compare import Comparison
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report import Row, Run
-from capsedge.runtime.profiling.units import milliseconds, quantity, size
+from capsedge.runtime.units import milliseconds, quantity, size
 
 
 @dataclass(frozen=True)
