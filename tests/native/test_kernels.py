@@ -9,7 +9,16 @@ import pytest
 
 from tests.conformance import oracle
 
-from .library import Array, NativeError, Operator, compute, levels, load
+from .library import (
+    Array,
+    NativeError,
+    Operator,
+    compute,
+    levels,
+    load,
+    output_shapes,
+    unwritten,
+)
 
 pytestmark = pytest.mark.skipif(
     load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
@@ -139,6 +148,38 @@ def test_wrong_shapes_are_named(
     wrong = [zeros(*shape) if i == index else x for i, x in enumerate(inputs)]
     with pytest.raises(NativeError, match=message):
         Operator(name, attributes).run(wrong, [zeros(1)])
+
+
+@pytest.mark.parametrize(
+    ("operator", "index", "message"),
+    [
+        (SQUASH, 0, "Squash: input 'x' is neither float nor float16"),
+        (NORMALIZATION, 0, "PoseNormalization: input 'x' is neither float nor float16"),
+        (DYNAMIC, 1, "input 'weight' is neither float nor float16"),
+        (EM, 2, "input 'weight' is neither float nor float16"),
+        (UNIFORM, 1, "input 'weight' is neither float nor float16"),
+    ],
+)
+def test_wrong_types_are_named(
+    operator: tuple[str, dict[str, Any], list[Array]], index: int, message: str
+) -> None:
+    name, attributes, inputs = operator
+    wrong = [x.astype(np.int8) if i == index else x for i, x in enumerate(inputs)]
+    outputs = [
+        unwritten(shape, wrong[0].dtype) for shape in output_shapes(name, inputs, attributes)
+    ]
+    made = Operator(name, attributes)
+    with pytest.raises(NativeError, match=message):
+        made.run(wrong, outputs)
+    if index > 0:
+        with pytest.raises(NativeError, match=message):
+            made.constant(index, wrong[index])
+
+
+def test_an_output_of_another_type_is_refused() -> None:
+    name, attributes, inputs = SQUASH
+    with pytest.raises(NativeError, match="output 0 is not of the type of the first input"):
+        Operator(name, attributes).run(inputs, [np.zeros((2, 8), np.float16)])
 
 
 def test_an_axis_out_of_range_is_named() -> None:

@@ -127,6 +127,7 @@ int capsedge_kernel_run(const capsedge_kernel* created, const capsedge_kernel_te
       if (static_cast<size_t>(i) >= wanted.size() || t.shape != wanted[static_cast<size_t>(i)])
         throw Error("output " + std::to_string(i) + " has shape " + to_text(t.shape) + ": wanted " +
                     (static_cast<size_t>(i) < wanted.size() ? to_text(wanted[static_cast<size_t>(i)]) : "none"));
+      if (t.type != in[0].type) throw Error("output " + std::to_string(i) + " is not of the type of the first input");
       out.push_back({outputs[i].data, t.shape, t.type});
     }
     if (out.size() != wanted.size()) throw Error("wanted " + std::to_string(wanted.size()) + " outputs");

@@ -39,7 +39,7 @@ class DynamicRouting : public Operator {
 
   void constant(size_t index, const Tensor& tensor) override {
     if (index == kWeight && tensor.shape.size() == 4) {
-      if (tensor.type == Type::kInt8) {
+      if (is_int8(tensor)) {
         int8_.emplace(tensor, layout_of(tensor.shape), nullptr);
       } else {
         weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
@@ -58,7 +58,7 @@ class DynamicRouting : public Operator {
     const Level& level = level_for(level_, parents);
     const Floats pose(in[kPose], level);
     // Few votes beside many weights: INT8 stays INT8.
-    const bool is_int8 = in[kWeight].type == Type::kInt8;
+    const bool int8 = is_int8(in[kWeight]);
     std::optional<Prior> own_prior;
     const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
     const Floats bias_in(in[kBias], level);
@@ -72,14 +72,14 @@ class DynamicRouting : public Operator {
     const WeightLayout layout = layout_of(weight_shape);
     std::optional<Int8Weight> own_int8;
     std::optional<Buffer> own_weight;
-    if (is_int8) {
+    if (int8) {
       made_once(int8_, own_int8, [&] { return Int8Weight(in[kWeight], layout, &threads); }).use(routing.votes);
     } else {
       routing.votes.weight =
           made_once(weight_, own_weight, [&] { return pack(in[kWeight], layout, level, &threads); }).data();
     }
     routing.children = children;
-    routing.weight_floats = elements(weight_shape) / (is_int8 ? 4 : 1);
+    routing.weight_floats = elements(weight_shape) / (int8 ? 4 : 1);
     routing.passes = static_cast<int>(iterations_);
     routing.unit_stride = children * size;
     for (int64_t n = 0; n < images; n += units)

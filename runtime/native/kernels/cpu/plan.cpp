@@ -25,7 +25,7 @@ const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout
                         float* wide) {
   const int64_t size = layout.size();
   if (weight.type == Type::kFloat) return static_cast<const float*>(weight.data) + number * size;
-  if (weight.type == Type::kInt8 && weight.scale) {
+  if (is_int8(weight)) {
     dequantize(static_cast<const int8_t*>(weight.data) + number * size, weight.scale, layout, wide);
   } else {
     if (weight.type != Type::kFloat16) throw Error("input 'weight' is neither float nor float16");

@@ -26,6 +26,8 @@ WeightLayout window_layout(const Shape& weight);
 // Floats of one packed weight.
 int64_t packed_size(int64_t inner, int64_t columns, int64_t parents);
 
+inline bool is_int8(const Tensor& weight) { return weight.type == Type::kInt8 && weight.scale; }
+
 // One weight as floats: where it lies, or converted into `wide`.
 const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout& layout, const Level& level,
                         float* wide);
