@@ -11,17 +11,13 @@ from pathlib import Path
 from . import modes
 from .backends import BACKENDS
 from .cases import CASES, DTYPES
-from .cuda import CudaEmulated, CudaKernels
+from .cuda import BACKENDS as CUDA
 from .dump import dump
 
 
 def main() -> int:
     """Run one mode; exit code 1 when a case fails, 2 when nothing matches."""
-    cuda = (
-        CudaKernels(),
-        *(CudaEmulated(scheme) for scheme in ("auto", "generic", "split", "tiled")),
-    )
-    known = {**BACKENDS, **{backend.name: backend for backend in cuda}}
+    known = {**BACKENDS, **{backend.name: backend for backend in CUDA}}
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("mode", choices=[*modes.MODES, "dump"])
     parser.add_argument("folder", nargs="?", type=Path, help="where `dump` writes")

@@ -17,10 +17,17 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class CudaKernels:
-    """The kernels without TensorRT, over torch's buffers."""
+    """The kernels without TensorRT, over torch's buffers.
 
-    name = "cuda-kernels"
-    scheme = "auto"
+    Args:
+        scheme: of ``cuda_library.SCHEMES``; all but ``auto`` are for tests.
+    """
+
+    _family = "cuda-kernels"
+
+    def __init__(self, scheme: str) -> None:
+        self.scheme = scheme
+        self.name = f"{self._family}-{scheme}"
 
     def unavailable(self) -> str:
         if cuda_library.gpu_library() is None:
@@ -34,6 +41,8 @@ class CudaKernels:
     def supports(self, case: Case, dtype: str) -> str:
         if case.operator not in cuda_library.OPERATORS:
             return f"no CUDA kernel for {case.operator}: TensorRT has its own"
+        if self.scheme != "auto" and case.operator == "Squash":
+            return "squash has one scheme"
         return "" if dtype in ("float32", "float16") else f"no kernels for {dtype}"
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
@@ -62,27 +71,21 @@ class CudaKernels:
 
 
 class CudaEmulated(CudaKernels):
-    """The same source compiled for the host, threads of a block being fibers: arithmetic, indices, barriers.
+    """The same source compiled for the host, threads being fibers: arithmetic, indices, barriers."""
 
-    Args:
-        scheme: ``auto``, or ``generic``, ``split`` or ``tiled`` where ``auto`` would choose something else.
-    """
-
-    def __init__(self, scheme: str) -> None:
-        self.scheme = scheme
-        self.name = f"cuda-emulated-{scheme}"
+    _family = "cuda-emulated"
 
     def unavailable(self) -> str:
         if cuda_library.host_library() is None:
             return "the emulation of the CUDA kernels needs g++ on Linux"
         return ""
 
-    def supports(self, case: Case, dtype: str) -> str:
-        if self.scheme != "auto" and case.operator == "Squash":
-            return "squash has one scheme"
-        return super().supports(case, dtype)
-
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         path = cuda_library.host_library()
         assert path is not None
         return self._prepare(path, cuda_library.Host(), case, inputs)
+
+
+BACKENDS = tuple(
+    kind(scheme) for kind in (CudaKernels, CudaEmulated) for scheme in cuda_library.SCHEMES
+)

@@ -27,7 +27,7 @@ Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2}
 OPERATIONS = {"DynamicRouting": 0, "EMRouting": 1, "AttentionRouting": 2}
 OPERATORS = ("Squash", *OPERATIONS, *(f"Quantized{name}" for name in OPERATIONS))
-SCHEMES = {"auto": 0, "generic": 1, "split": 2, "tiled": 3}
+SCHEMES = {"auto": 0, "generic": 1, "split": 2, "tiled": 3, "cluster": 4, "portable": 5}
 _INTEGERS = (
     "operation", "type", "weight_type", "images", "height", "width", "types", "kernel_height",
     "kernel_width", "stride_rows", "stride_columns", "grid_height", "grid_width", "parents", "rows",

@@ -43,11 +43,14 @@ def check(backend: CudaKernels, case: Case, dtype: str) -> None:
         ("generic", "float32"),
         ("split", "float32"),
         ("tiled", "float32"),
+        ("cluster", "float32"),
     ],
 )
 def test_source_on_the_host(operator: str, scheme: str, dtype: str) -> None:
     backend = CudaEmulated(scheme)
     cases = [c for c in SAMPLE if c.operator == operator and not backend.supports(c, dtype)]
+    if scheme == "cluster":  # eight times the threads
+        cases = cases[::3]
     if not cases:
         pytest.skip("squash has one scheme")
     for case in cases:
@@ -108,7 +111,7 @@ def test_results_are_the_same_bits_in_every_run(host: ctypes.CDLL) -> None:
         of("EMRouting", C=8, M=8),
         of("AttentionRouting", C=16),
     ):
-        for scheme in ("auto", "split", "tiled"):
+        for scheme in ("auto", "split", "tiled", "cluster"):
             first, second = (run(host, case, scheme=scheme) for _ in range(2))
             assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
 
@@ -118,13 +121,52 @@ def test_one_image_takes_many_blocks(host: ctypes.CDLL) -> None:
     case = of("DynamicRouting", N=7, I=128)
     assert "one kernel" in described(host, case, images=20, multiprocessors=4)
     assert "tiled" in described(host, case, images=4096, multiprocessors=100)
-    alone = described(host, case, images=1, types=1152, multiprocessors=100)
-    assert "a kernel a pass" in alone
-    assert int(alone.split(" parts")[0].split()[-1]) >= 16
+    portable = cuda_library.SCHEMES["portable"]
+    for how in ({"types": 1152, "scheme": portable}, {"types": 10_000}):
+        alone = described(host, case, images=1, multiprocessors=100, **how)
+        assert "a kernel a pass" in alone
+        assert int(alone.split(" parts")[0].split()[-1]) >= 16
     for processors in (1, 3, 64, 1000):
-        example = make(case, "float32")
-        found = run(host, case, multiprocessors=processors)[0]
-        assert example.tolerances["v"].excess(found, example.wanted["v"]) <= 1
+        for scheme in ("auto", "portable"):
+            example = make(case, "float32")
+            found = run(host, case, multiprocessors=processors, scheme=scheme)[0]
+            assert example.tolerances["v"].excess(found, example.wanted["v"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("images", "multiprocessors", "blocks"), [(1, 100, 8), (30, 100, 4), (30, 40, 2)]
+)
+def test_clusters_are_as_large_as_the_gpu_has_room_for(
+    host: ctypes.CDLL, images: int, multiprocessors: int, blocks: int
+) -> None:
+    case = of("DynamicRouting", N=7, I=128)
+    layer = described(host, case, images=images, types=1152, multiprocessors=multiprocessors)
+    assert "a cluster" in layer
+    assert f"{blocks} parts of {1152 // blocks} children" in layer
+
+
+@pytest.mark.parametrize("children", [1, 3, 5])
+def test_blocks_of_a_cluster_without_children(host: ctypes.CDLL, children: int) -> None:
+    """Clusters have 2, 4 or 8 blocks, whatever is left for the last of them."""
+    case = of("DynamicRouting", N=7, I=128)
+    whole = make(case, "float32").inputs
+    inputs = {name: x[:, :children] if name == "u" else x for name, x in whole.items()}
+    inputs |= {name: whole[name][:children] for name in ("weight", "log_prior")}
+    found = []
+    for scheme in ("cluster", "generic"):
+        call, outputs = cuda_library.prepare(
+            host, cuda_library.Host(), case.operator, case.attributes, inputs, scheme=scheme
+        )
+        call()
+        found.append(outputs[0])
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_what_no_cluster_holds_goes_without(host: ctypes.CDLL) -> None:
+    """Sizes without a kernel of their own, asked to be a cluster, are a kernel a pass."""
+    case = of("DynamicRouting", N=7, I=128)
+    layer = described(host, case, columns=5, scheme=cuda_library.SCHEMES["cluster"])
+    assert layer.startswith("generic, a kernel a pass")
 
 
 def test_sizes_of_published_models_have_kernels_of_their_own(host: ctypes.CDLL) -> None:
@@ -227,7 +269,7 @@ def test_wrong_squashes_are_refused(host: ctypes.CDLL) -> None:
 
 @pytest.fixture(scope="module")
 def gpu() -> ctypes.CDLL:
-    reason = CudaKernels().unavailable()
+    reason = CudaKernels("auto").unavailable()
     if reason:
         pytest.skip(reason)
     path = cuda_library.gpu_library()
@@ -239,8 +281,7 @@ def gpu() -> ctypes.CDLL:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
 def test_gpu_whole_registry(gpu: ctypes.CDLL, scheme: str, dtype: str) -> None:
-    backend = CudaKernels()
-    backend.scheme = scheme
+    backend = CudaKernels(scheme)
     failed = []
     for case in CASES:
         if not backend.supports(case, dtype):
@@ -307,14 +348,15 @@ def test_gpu_very_large_batch(gpu: ctypes.CDLL) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["auto", "generic", "split", "tiled", "cluster"])
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
-def test_gpu_sanitizer(gpu: ctypes.CDLL, tool: str) -> None:
+def test_gpu_sanitizer(gpu: ctypes.CDLL, tool: str, scheme: str) -> None:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed: it comes with the CUDA toolkit")
     done = subprocess.run(
         [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "tests.conformance",
-         "test", "--backend", "cuda-kernels", "--light", "--dtype", "float32", "--filter", "N=2,"],
+         "test", "--backend", f"cuda-kernels-{scheme}", "--light", "--dtype", "float32", "--filter", "N=2,"],
         cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]

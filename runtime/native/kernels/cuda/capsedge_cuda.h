@@ -16,7 +16,15 @@ extern "C" {
 enum { CAPSEDGE_CUDA_FLOAT = 0, CAPSEDGE_CUDA_FLOAT16 = 1, CAPSEDGE_CUDA_INT8 = 2 };
 enum { CAPSEDGE_CUDA_DYNAMIC = 0, CAPSEDGE_CUDA_EM = 1, CAPSEDGE_CUDA_ATTENTION = 2 };
 enum { CAPSEDGE_CUDA_MAX_ITERATIONS = 64 };
-enum { CAPSEDGE_CUDA_AUTO = 0, CAPSEDGE_CUDA_GENERIC = 1, CAPSEDGE_CUDA_SPLIT = 2, CAPSEDGE_CUDA_TILED = 3 };
+/* PORTABLE is AUTO as on a GPU without thread block clusters. */
+enum {
+  CAPSEDGE_CUDA_AUTO = 0,
+  CAPSEDGE_CUDA_GENERIC = 1,
+  CAPSEDGE_CUDA_SPLIT = 2,
+  CAPSEDGE_CUDA_TILED = 3,
+  CAPSEDGE_CUDA_CLUSTER = 4,
+  CAPSEDGE_CUDA_PORTABLE = 5
+};
 
 /* One routing layer. Dense capsules are a map of one cell: height = width = 1, types = I. A vote is rows x inner times
  * inner x columns; its rows * columns elements are the parent's pose. All addresses are on the device. */

@@ -9,6 +9,7 @@
 #define CAPSEDGE_DEVICE inline
 #define CAPSEDGE_KERNEL static void
 #else
+#include <cooperative_groups.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #define CAPSEDGE_DEVICE __device__ __forceinline__
@@ -40,8 +41,26 @@ struct Block {
     return value;
   }
   CAPSEDGE_DEVICE float* shared() const {
-    extern __shared__ float memory[];
+    extern __shared__ __align__(16) float memory[];
     return memory;
+  }
+  // Of a cluster, SM 90 and newer: the blocks with the same x, one for each y. The launch sees to it that no other
+  // GPU and no code made for another one gets here.
+  CAPSEDGE_DEVICE void sync_cluster() const {
+#if __CUDA_ARCH__ >= 900
+    cooperative_groups::this_cluster().sync();
+#else
+    __trap();
+#endif
+  }
+  // The same place in the shared memory of the cluster's block `y`.
+  CAPSEDGE_DEVICE const float* shared_of(const float* here, int y) const {
+#if __CUDA_ARCH__ >= 900
+    return cooperative_groups::this_cluster().map_shared_rank(here, y);
+#else
+    __trap();
+    return here + y;
+#endif
   }
 };
 

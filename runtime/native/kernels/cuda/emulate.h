@@ -1,10 +1,12 @@
-// Blocks of threads on the host: every thread is a fiber that runs until it waits for others. Finds wrong indices and
-// missing or divergent barriers (memory between threads is filled with NaN, fibers run in changing order), not races
-// inside a warp. For tests; slow.
+// Blocks of threads on the host: every thread is a fiber that runs until it waits for others. The blocks of a cluster
+// run together, each with its own shared memory. Finds wrong indices and missing or divergent barriers (memory between
+// threads is NaN before its block begins and after it ends, fibers run in changing order), not races inside a warp.
+// For tests; slow.
 #pragma once
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,38 +24,51 @@ class Emulator {
     return emulator;
   }
 
-  void run(int blocks_x, int blocks_y, int threads, size_t shared_bytes, const std::function<void()>& kernel) {
+  // `cluster` divides `blocks_y`: blocks in y that run together.
+  void run(int blocks_x, int blocks_y, int cluster, int threads, size_t shared_bytes,
+           const std::function<void()>& kernel) {
     kernel_ = &kernel;
     threads_ = threads;
     blocks_x_ = blocks_x;
-    fibers_.resize(static_cast<size_t>(threads));
+    fibers_.resize(static_cast<size_t>(cluster * threads));
     for (auto& fiber : fibers_)
       if (!fiber) fiber = std::make_unique<Fiber>();
-    warps_.resize(static_cast<size_t>((threads + 31) / 32));
-    for (y_ = 0; y_ < blocks_y; ++y_)
+    blocks_.resize(static_cast<size_t>(cluster));
+    for (y_ = 0; y_ < blocks_y; y_ += cluster)
       for (x_ = 0; x_ < blocks_x; ++x_) {
-        shared_.assign(shared_bytes / sizeof(float), nanf(""));
-        run_block();
+        for (OneBlock& block : blocks_) {
+          block.shared.assign(shared_bytes / sizeof(float), nanf(""));
+          block.warps.assign(static_cast<size_t>((threads + 31) / 32), Warp());
+          block.barrier = Barrier();
+          block.left = threads;
+        }
+        run_cluster();
       }
   }
 
-  int thread() const { return current_; }
+  int thread() const { return current_ % threads_; }
   int threads() const { return threads_; }
   int x() const { return x_; }
-  int y() const { return y_; }
+  int y() const { return y_ + current_ / threads_; }
   int64_t blocks() const { return blocks_x_; }
-  float* shared() { return shared_.data(); }
+  float* shared() { return block().shared.data(); }
+  const float* shared_of(const float* here, int y) {
+    const OneBlock& other = blocks_.at(static_cast<size_t>(y));
+    if (other.left != threads_) fail("a block of a cluster has ended before others have read its memory");
+    return other.shared.data() + (here - shared());
+  }
 
-  void sync() { wait(block_, threads_); }
+  void sync() { wait(block().barrier, threads_); }
+  void sync_cluster() { wait(cluster_, static_cast<int>(fibers_.size())); }
 
   // Every lane's value to all lanes of its warp; slots alternate, so one barrier is enough.
   const float* exchange(float value) {
-    const int warp = current_ / 32, lane = current_ % 32;
+    const int warp = thread() / 32, lane = thread() % 32;
     Fiber& fiber = *fibers_[static_cast<size_t>(current_)];
-    float* slots = warps_[static_cast<size_t>(warp)].slots[fiber.turn ^= 1];
+    float* slots = block().warps[static_cast<size_t>(warp)].slots[fiber.turn ^= 1];
     slots[lane] = value;
     const int members = threads_ - warp * 32 < 32 ? threads_ - warp * 32 : 32;
-    wait(warps_[static_cast<size_t>(warp)].barrier, members);
+    wait(block().warps[static_cast<size_t>(warp)].barrier, members);
     return slots;
   }
 
@@ -66,9 +81,16 @@ class Emulator {
     Barrier barrier;
     float slots[2][32];
   };
+  struct OneBlock {
+    std::vector<float> shared;
+    std::vector<Warp> warps;
+    Barrier barrier;
+    int left;  // threads that have not ended
+  };
+  static constexpr size_t kStack = 128 * 1024;
   struct Fiber {
     ucontext_t context;
-    std::vector<char> stack = std::vector<char>(128 * 1024);
+    std::unique_ptr<char[]> stack{new char[kStack]};  // pages that are never touched take no memory
     const Barrier* waits = nullptr;
     int64_t generation = 0;
     int turn = 0;
@@ -80,6 +102,8 @@ class Emulator {
     (*self.kernel_)();
     self.fibers_[static_cast<size_t>(self.current_)]->done = true;
   }
+
+  OneBlock& block() { return blocks_[static_cast<size_t>(current_ / threads_)]; }
 
   void wait(Barrier& barrier, int members) {
     Fiber& fiber = *fibers_[static_cast<size_t>(current_)];
@@ -96,50 +120,66 @@ class Emulator {
     fiber.waits = nullptr;
   }
 
-  void run_block() {
-    block_ = Barrier();
-    for (Warp& warp : warps_) warp = Warp();
+  static void fail(const char* why) {
+    std::fprintf(stderr, "emulated block: %s\n", why);
+    std::abort();
+  }
+
+  int random(int below) {
+    random_ = random_ * 1664525u + 1013904223u;
+    return static_cast<int>((random_ >> 8) % static_cast<unsigned>(below));
+  }
+
+  // Every thread of a block as far as its next barrier. Returns how many have ended, or -1 if all wait.
+  int run_threads(int number) {
+    OneBlock& own = blocks_[static_cast<size_t>(number)];
+    const int start = random(threads_), before = own.left;
+    const bool back = random(2);
+    bool progress = false;
+    for (int k = 0; k < threads_; ++k) {
+      const int t = number * threads_ + (start + (back ? threads_ - k : k)) % threads_;
+      Fiber& fiber = *fibers_[static_cast<size_t>(t)];
+      if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) continue;
+      current_ = t;
+      swapcontext(&scheduler_, &fiber.context);
+      progress = true;
+      own.left -= fiber.done;
+    }
+    if (own.left == 0) std::fill(own.shared.begin(), own.shared.end(), nanf(""));
+    return progress ? before - own.left : -1;
+  }
+
+  void run_cluster() {
+    cluster_ = Barrier();
     for (auto& fiber : fibers_) {
       getcontext(&fiber->context);
-      fiber->context.uc_stack.ss_sp = fiber->stack.data();
-      fiber->context.uc_stack.ss_size = fiber->stack.size();
+      fiber->context.uc_stack.ss_sp = fiber->stack.get();
+      fiber->context.uc_stack.ss_size = kStack;
       fiber->context.uc_link = &scheduler_;
       fiber->done = false;
       fiber->turn = 0;
       fiber->waits = nullptr;
       makecontext(&fiber->context, &Emulator::enter, 0);
     }
-    int left = threads_;
+    const int blocks = static_cast<int>(blocks_.size());
+    int left = static_cast<int>(fibers_.size()), ahead = 0;
     while (left) {
-      bool progress = false;
-      random_ = random_ * 1664525u + 1013904223u;
-      const int start = static_cast<int>((random_ >> 8) % static_cast<unsigned>(threads_));
-      const bool back = (random_ >> 4) & 1u;
-      for (int k = 0; k < threads_; ++k) {
-        const int t = (start + (back ? threads_ - k : k)) % threads_;
-        Fiber& fiber = *fibers_[static_cast<size_t>(t)];
-        if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) continue;
-        current_ = t;
-        swapcontext(&scheduler_, &fiber.context);
-        progress = true;
-        if (fiber.done) --left;
-      }
-      if (!progress) {
-        std::fprintf(stderr, "emulated block: threads wait at different barriers, or some have returned\n");
-        std::abort();
-      }
+      // One block runs as far ahead as it can, mostly.
+      if (random(8) == 0) ahead = random(blocks);
+      int ended = -1;
+      for (int k = 0; k < blocks && ended < 0; ++k) ended = run_threads((ahead + k) % blocks);
+      if (ended < 0) fail("threads wait at different barriers, or some have returned");
+      left -= ended;
     }
-    if (block_.arrived) {
-      std::fprintf(stderr, "emulated block: a barrier was left by some threads only\n");
-      std::abort();
-    }
+    for (const OneBlock& block : blocks_)
+      if (block.barrier.arrived) fail("a barrier was left by some threads only");
+    if (cluster_.arrived) fail("a cluster's barrier was left by some threads only");
   }
 
   const std::function<void()>* kernel_ = nullptr;
   std::vector<std::unique_ptr<Fiber>> fibers_;
-  std::vector<Warp> warps_;
-  std::vector<float> shared_;
-  Barrier block_;
+  std::vector<OneBlock> blocks_;  // of the cluster that runs
+  Barrier cluster_;
   ucontext_t scheduler_;
   int threads_ = 0, current_ = 0, x_ = 0, y_ = 0;
   int64_t blocks_x_ = 0;
@@ -154,6 +194,8 @@ struct Block {
   int64_t blocks() const { return Emulator::instance().blocks(); }
   void sync() const { Emulator::instance().sync(); }
   float* shared() const { return Emulator::instance().shared(); }
+  void sync_cluster() const { Emulator::instance().sync_cluster(); }
+  const float* shared_of(const float* here, int y) const { return Emulator::instance().shared_of(here, y); }
   float group_max(float value, int width) const {
     return reduce(value, width, [](float a, float b) { return fmaxf(a, b); });
   }

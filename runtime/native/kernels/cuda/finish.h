@@ -2,19 +2,33 @@
 // what their children are compared with.
 #pragma once
 
-#include "layer.h"
+#include "routing.h"
+#include "squash.h"
 
 namespace capsedge {
 namespace cuda {
 
+// Where the parts are: in global memory one behind another, or in the shared memories of a cluster.
+struct StoredParts {
+  const float* first;
+  int32_t floats;
+  CAPSEDGE_DEVICE const float* operator()(int part) const { return first + static_cast<int64_t>(part) * floats; }
+};
+struct ClusterParts {
+  const Block& b;
+  const float* first;
+  CAPSEDGE_DEVICE const float* operator()(int part) const { return b.shared_of(first, part); }
+};
+
 // All parts into the first.
-CAPSEDGE_DEVICE void merge_parts(const Block& b, const Layer& l, float* partial) {
+template <typename Parts>
+CAPSEDGE_DEVICE void merge_parts(const Block& b, const Layer& l, const Parts& parts, float* partial) {
   const int size = l.parents * l.pose_elements;
   if (l.splits == 1) return;
   if (l.operation != CAPSEDGE_CUDA_EM) {
     for (int at = b.thread(); at < size; at += b.threads()) {
       float sum = partial[at];
-      for (int s = 1; s < l.splits; ++s) sum += partial[static_cast<int64_t>(s) * l.floats + at];
+      for (int s = 1; s < l.splits; ++s) sum += parts(s)[at];
       partial[at] = sum;
     }
     b.sync();
@@ -24,13 +38,10 @@ CAPSEDGE_DEVICE void merge_parts(const Block& b, const Layer& l, float* partial)
     const int parent = at / l.pose_elements;
     float mass = partial[2 * size + parent], mean = partial[at], squares = partial[size + at];
     for (int s = 1; s < l.splits; ++s) {
-      const float* other = partial + static_cast<int64_t>(s) * l.floats;
-      const float both = mass + other[2 * size + parent];
-      const float part = both > 0.0f ? other[2 * size + parent] / both : 0.0f;
-      const float step = other[at] - mean;
-      squares = fmaf(step * step, part * mass, squares + other[size + at]);
-      mean = fmaf(step, part, mean);
-      mass = both;
+      const float* other = parts(s);
+      const float added = other[2 * size + parent];
+      add_moments(mass, added, other[at], other[size + at], mean, squares);
+      mass += added;
     }
     partial[at] = mean;
     partial[size + at] = squares;
@@ -38,7 +49,7 @@ CAPSEDGE_DEVICE void merge_parts(const Block& b, const Layer& l, float* partial)
   b.sync();
   for (int m = b.thread(); m < l.parents; m += b.threads()) {
     float mass = partial[2 * size + m];
-    for (int s = 1; s < l.splits; ++s) mass += partial[static_cast<int64_t>(s) * l.floats + 2 * size + m];
+    for (int s = 1; s < l.splits; ++s) mass += parts(s)[2 * size + m];
     partial[2 * size + m] = mass;
   }
   b.sync();
@@ -54,7 +65,7 @@ CAPSEDGE_DEVICE void finish_dynamic(const Layer& l, int64_t unit, int m, const f
     const float s = sums[h] + load<T>(l.bias, m * P + h);
     n2 = fmaf(s, s, n2);
   }
-  const float factor = n2 / (1.0f + n2) / sqrtf(n2 + l.epsilon);
+  const float factor = squash_factor(n2, l.epsilon);
   for (int h = 0; h < P; ++h) {
     const float v = (sums[h] + load<T>(l.bias, m * P + h)) * factor;
     if (last) {
@@ -111,9 +122,10 @@ CAPSEDGE_DEVICE void finish_em(const Layer& l, int64_t unit, int m, const float*
   }
 }
 
-template <typename T>
-CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int iteration, float* partial, float* state) {
-  merge_parts(b, l, partial);
+template <typename T, typename Parts>
+CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int iteration, const Parts& parts,
+                            float* partial, float* state) {
+  merge_parts(b, l, parts, partial);
   const bool last = iteration == l.iterations - 1;
   for (int m = b.thread(); m < l.parents; m += b.threads()) {
     if (l.operation == CAPSEDGE_CUDA_DYNAMIC) {

@@ -2,7 +2,7 @@
 // Logits of kTile children at a time go through scratch memory.
 #pragma once
 
-#include "layer.h"
+#include "routing.h"
 
 namespace capsedge {
 namespace cuda {
@@ -66,12 +66,7 @@ CAPSEDGE_DEVICE void generic_pass(const Block& b, const Layer& l, int64_t unit, 
         const Child child = child_of(l, unit, begin + c);
         const float vote = vote_element<T, W>(l, child, parent, h / l.columns, h % l.columns);
         if (em) {
-          // Moments as they grow (West 1979), in a form without any subtraction of neighbours.
-          const float before = mass, d = vote - value;
-          mass += share;
-          const float ratio = mass > 0.0f ? share / mass : 0.0f;
-          value = fmaf(d, ratio, value);
-          squares = fmaf(d * d, ratio * before, squares);
+          add_vote<1>(share, &vote, mass, &value, &squares);
         } else {
           value = fmaf(share, vote, value);
         }

@@ -3,7 +3,7 @@
 // add up in order at the end.
 #pragma once
 
-#include "layer.h"
+#include "routing.h"
 
 namespace capsedge {
 namespace cuda {
@@ -69,25 +69,6 @@ CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, f
   }
 }
 
-// Couplings of a child from the logits of its group's lanes, in place.
-template <int Q>
-CAPSEDGE_DEVICE void group_softmax(const Block& b, const Layer& l, float* logit) {
-  float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
-#pragma unroll
-  for (int q = 0; q < Q; ++q) top = fmaxf(top, logit[q]);
-  top = b.group_max(top, l.group);
-#pragma unroll
-  for (int q = 0; q < Q; ++q) {
-    // A lane without a parent has the lowest float, which may be no further than that from the top.
-    logit[q] = logit[q] == kLowest ? 0.0f : expf(logit[q] - top);
-    sum += logit[q];
-  }
-  sum = b.group_sum(sum, l.group);
-  if (l.leaky) sum += expf(-top);
-#pragma unroll
-  for (int q = 0; q < Q; ++q) logit[q] /= sum;
-}
-
 template <int R, int L, int Q, typename T, typename W>
 CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int first, int last, const float* state,
                               bool first_pass, float* partial) {
@@ -115,12 +96,9 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int 
       logit[q] = kLowest;
       if (parent >= l.parents) continue;
       make_vote<R, L, T, W>(l, child, parent, vote[q]);
-      float agreement = 0.0f;
-#pragma unroll
-      for (int h = 0; h < P; ++h) agreement = fmaf(query[q][h], vote[q][h], agreement);
+      logit[q] = agreement<P>(query[q], vote[q]);
       if (l.operation == CAPSEDGE_CUDA_DYNAMIC)
-        agreement += load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
-      logit[q] = agreement;
+        logit[q] += load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
     }
     group_softmax<Q>(b, l, logit);
     if (!mine) continue;
@@ -169,17 +147,8 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
       share[q] = kLowest;
       if (parent >= l.parents) continue;
       make_vote<R, L, T, W>(l, child, parent, vote[q]);
-      if (first_pass) {
-        share[q] = 0.0f;
-        continue;
-      }
-      float distance = 0.0f;
-#pragma unroll
-      for (int h = 0; h < P; ++h) {
-        const float d = vote[q][h] - state[parent * P + h];
-        distance = fmaf(d * d, state[size + parent * P + h], distance);
-      }
-      share[q] = fmaf(-0.5f, distance, state[2 * size + parent]);
+      const float* known = state + parent * P;
+      share[q] = first_pass ? 0.0f : log_density<P>(vote[q], known, known + size, state[2 * size + parent]);
     }
     group_softmax<Q>(b, l, share);
     if (!mine) continue;
@@ -187,16 +156,7 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       if (lane + q * l.group >= l.parents) continue;
-      // Moments as they grow (West 1979), in a form without any subtraction of neighbours.
-      const float r = share[q] * a, before = mass[q];
-      mass[q] += r;
-      const float ratio = mass[q] > 0.0f ? r / mass[q] : 0.0f, weight = ratio * before;
-#pragma unroll
-      for (int h = 0; h < P; ++h) {
-        const float d = vote[q][h] - mean[q][h];
-        mean[q][h] = fmaf(d, ratio, mean[q][h]);
-        squares[q][h] = fmaf(d * d, weight, squares[q][h]);
-      }
+      add_vote<P>(share[q] * a, vote[q], mass[q], mean[q], squares[q]);
     }
   }
   for (int turn = 0; turn < groups; ++turn) {
@@ -205,15 +165,15 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
       for (int q = 0; q < Q; ++q) {
         const int parent = lane + q * l.group;
         if (parent >= l.parents) continue;
-        const float before = turn ? partial[2 * size + parent] : 0.0f, both = before + mass[q];
-        const float part = both > 0.0f ? mass[q] / both : 0.0f;
-        partial[2 * size + parent] = both;
+        const float before = turn ? partial[2 * size + parent] : 0.0f;
+        partial[2 * size + parent] = before + mass[q];
 #pragma unroll
         for (int h = 0; h < P; ++h) {
           const int at = parent * P + h;
-          const float old = turn ? partial[at] : 0.0f, step = mean[q][h] - old;
-          partial[at] = fmaf(step, part, old);
-          partial[size + at] = fmaf(step * step, part * before, (turn ? partial[size + at] : 0.0f) + squares[q][h]);
+          float centre = turn ? partial[at] : 0.0f, spread = turn ? partial[size + at] : 0.0f;
+          add_moments(before, mass[q], mean[q][h], squares[q][h], centre, spread);
+          partial[at] = centre;
+          partial[size + at] = spread;
         }
       }
     }

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "finish.h"
 #include "generic.h"
@@ -22,6 +25,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
 constexpr int kMaxSplits = 1024;
+constexpr int kMaxCluster = 8;  // what every GPU with clusters runs
+// Children that a group of lanes of a cluster takes one after another, before more blocks in a kernel a pass are
+// worth more than the kernels saved. Reckoned, not measured.
+constexpr int kClusterRounds = 16;
 
 // Passes by the shape of a vote: rows R, columns L, Q parents a lane.
 template <int R, int L, int Q>
@@ -51,17 +58,26 @@ CAPSEDGE_DEVICE bool nothing_known(const Layer& l, int iteration) {
 #define CAPSEDGE_BOUNDS __launch_bounds__(kThreads)
 #endif
 
-// A block a unit, all iterations; everything between them stays in shared memory.
+// A block a unit, all iterations; everything between them stays in shared memory. With parts, a cluster of blocks a
+// unit: the first adds what the others have gathered, and they copy what it makes of that.
 template <typename Pass, typename T, typename W>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS whole_kernel(const Layer l) {
   const Block b;
   float* state = b.shared();
   float* partial = state + l.floats;
   const int64_t unit = b.x();
+  const Part own = part_of(l, b.y());
   if (l.operation == CAPSEDGE_CUDA_ATTENTION) begin_attention<T>(b, l, unit, state);
   for (int iteration = 0; iteration < l.iterations; ++iteration) {
-    Pass::template pass<T, W>(b, l, unit, 0, l.children, state, nothing_known(l, iteration), partial);
-    finish<T>(b, l, unit, iteration, partial, state);
+    Pass::template pass<T, W>(b, l, unit, own.first, own.last, state, nothing_known(l, iteration), partial);
+    if (l.splits > 1) b.sync_cluster();  // all parts are there
+    if (b.y() == 0) finish<T>(b, l, unit, iteration, ClusterParts{b, partial}, partial, state);
+    if (l.splits == 1) continue;
+    b.sync_cluster();  // the parts have been read: the next pass may write them, and after the last one blocks may end
+    if (b.y() == 0 || iteration == l.iterations - 1) continue;
+    const float* made = b.shared_of(state, 0);
+    for (int at = b.thread(); at < l.floats; at += b.threads()) state[at] = made[at];
+    b.sync();
   }
 }
 
@@ -70,9 +86,8 @@ template <typename Pass, typename T, typename W>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = b.x();
-  const int first = b.y() * l.part;
-  const int last = first + l.part < l.children ? first + l.part : l.children;
-  Pass::template pass<T, W>(b, l, unit, first, last, l.state + unit * l.floats, nothing_known(l, iteration),
+  const Part own = part_of(l, b.y());
+  Pass::template pass<T, W>(b, l, unit, own.first, own.last, l.state + unit * l.floats, nothing_known(l, iteration),
                             l.partial + (unit * l.splits + b.y()) * l.floats);
 }
 
@@ -81,9 +96,8 @@ template <int R, int L, int U, bool EM, typename T, typename W>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS tiled_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = static_cast<int64_t>(b.x()) * (b.threads() / l.group) * U;
-  const int first = b.y() * l.part;
-  const int last = first + l.part < l.children ? first + l.part : l.children;
-  tiled_pass<R, L, U, EM, T, W>(b, l, unit, first, last, l.state, nothing_known(l, iteration),
+  const Part own = part_of(l, b.y());
+  tiled_pass<R, L, U, EM, T, W>(b, l, unit, own.first, own.last, l.state, nothing_known(l, iteration),
                                 l.partial + static_cast<int64_t>(b.y()) * l.floats,
                                 static_cast<int64_t>(l.splits) * l.floats);
 }
@@ -92,9 +106,8 @@ template <typename T, typename W>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS generic_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = b.x(), part = unit * l.splits + b.y();
-  const int first = b.y() * l.part;
-  const int last = first + l.part < l.children ? first + l.part : l.children;
-  generic_pass<T, W>(b, l, unit, first, last, l.state + unit * l.floats, nothing_known(l, iteration),
+  const Part own = part_of(l, b.y());
+  generic_pass<T, W>(b, l, unit, own.first, own.last, l.state + unit * l.floats, nothing_known(l, iteration),
                      l.partial + part * l.floats, l.scratch + part * kTile * l.parents);
 }
 
@@ -108,7 +121,8 @@ template <typename T>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS finish_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = b.x();
-  finish<T>(b, l, unit, iteration, l.partial + unit * l.splits * l.floats, l.state + unit * l.floats);
+  float* partial = l.partial + unit * l.splits * l.floats;
+  finish<T>(b, l, unit, iteration, StoredParts{partial, l.floats}, partial, l.state + unit * l.floats);
 }
 
 template <typename T>
@@ -126,23 +140,43 @@ struct Grid {
   int64_t x;
   int y, threads;
   size_t shared;
+  int cluster = 1;  // blocks in y that run at once and see each other's shared memory
 };
 
+using WholeKernel = void (*)(Layer);
+using PassKernel = void (*)(Layer, int);  // and the iteration
+
 #ifdef CAPSEDGE_EMULATE
-template <typename Kernel, typename... Arguments>
-const char* launch(Kernel kernel, const Grid& grid, void*, Arguments... arguments) {
-  Emulator::instance().run(static_cast<int>(grid.x), grid.y, grid.threads, grid.shared,
+template <typename... Parameters, typename... Arguments>
+const char* launch(void (*kernel)(Parameters...), const Grid& grid, void*, const Arguments&... arguments) {
+  Emulator::instance().run(static_cast<int>(grid.x), grid.y, grid.cluster, grid.threads, grid.shared,
                            [&] { kernel(arguments...); });
   return nullptr;
 }
 int multiprocessors_here() { return 4; }
+bool clusters_run(WholeKernel, const Grid&) { return true; }
 #else
-template <typename Kernel, typename... Arguments>
-const char* launch(Kernel kernel, const Grid& grid, void* stream, Arguments... arguments) {
-  kernel<<<dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y)), static_cast<unsigned>(grid.threads),
-           grid.shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  const cudaError_t status = cudaPeekAtLastError();
-  return status == cudaSuccess ? nullptr : cudaGetErrorString(cudaGetLastError());
+cudaLaunchConfig_t configuration(const Grid& grid, void* stream, cudaLaunchAttribute* cluster) {
+  cluster->id = cudaLaunchAttributeClusterDimension;
+  cluster->val.clusterDim.x = cluster->val.clusterDim.z = 1;
+  cluster->val.clusterDim.y = static_cast<unsigned>(grid.cluster);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
+  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
+  config.dynamicSmemBytes = grid.shared;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = cluster;
+  config.numAttrs = grid.cluster > 1;
+  return config;
+}
+template <typename... Parameters, typename... Arguments>
+const char* launch(void (*kernel)(Parameters...), const Grid& grid, void* stream, const Arguments&... arguments) {
+  cudaLaunchAttribute cluster{};
+  const cudaLaunchConfig_t config = configuration(grid, stream, &cluster);
+  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, arguments...);
+  if (status == cudaSuccess) return nullptr;
+  cudaGetLastError();  // it is told here, and is no later call's
+  return cudaGetErrorString(status);
 }
 int multiprocessors_here() {
   int device = 0, count = 0;
@@ -151,15 +185,49 @@ int multiprocessors_here() {
     return 16;
   return count;
 }
+
+// Whether the GPU runs such clusters. Code that the driver made of PTX for older ones has none, whatever the GPU.
+bool ask_for_clusters(int device, WholeKernel kernel, const Grid& grid) {
+  int known = 0, active = 0;
+  cudaFuncAttributes made{};
+  cudaLaunchAttribute cluster{};
+  const cudaLaunchConfig_t config = configuration(grid, nullptr, &cluster);
+  return cudaDeviceGetAttribute(&known, cudaDevAttrClusterLaunch, device) == cudaSuccess && known &&
+         cudaFuncGetAttributes(&made, kernel) == cudaSuccess && made.ptxVersion >= 90 &&
+         cudaOccupancyMaxActiveClusters(&active, kernel, &config) == cudaSuccess && active > 0;
+}
+
+// The same of the current GPU, asked once for each kernel and grid.
+bool clusters_run(WholeKernel kernel, const Grid& grid) {
+  static std::mutex mutex;
+  static std::map<std::tuple<int, WholeKernel, int, int, size_t>, bool> answers;
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto [answer, asked] = answers.try_emplace({device, kernel, grid.cluster, grid.threads, grid.shared}, false);
+  if (asked) {
+    answer->second = ask_for_clusters(device, kernel, grid);
+    cudaGetLastError();  // a refused question is an answer
+  }
+  return answer->second;
+}
 #endif
 
 enum class Shape { kGeneric, k4x4, k2x2, k1x16, k1x8 };
 
+struct Kernels {
+  WholeKernel whole;  // of shapes with kernels of their own, not tiled
+  PassKernel pass;
+  WholeKernel begin;  // attention
+  PassKernel finish;
+};
+
 struct Plan {
   Layer layer;
   Shape shape;
+  Kernels kernels;
   int q;           // parents of a lane
-  bool whole;      // one kernel for all iterations
+  bool whole;      // one kernel for all iterations; with several parts, by clusters
   int together;    // tiled: units of a block; else 0
   int threads;
   int64_t bytes;   // of workspace
@@ -211,11 +279,12 @@ const char* amiss(const capsedge_cuda_routing& r) {
                      (r.grid_width - 1) * static_cast<int64_t>(r.stride_columns) + r.kernel_width > r.width)
     return "the windows do not lie inside the grid";
   const int64_t pose = static_cast<int64_t>(r.rows) * r.columns;
-  if (r.parents * pose > INT_MAX / 4 || r.rows * static_cast<int64_t>(r.inner) > INT_MAX ||
-      static_cast<int64_t>(r.height) * r.width * r.types > INT_MAX ||
-      static_cast<int64_t>(r.kernel_height) * r.kernel_width * r.types > INT_MAX ||
+  // Kernels count these in 32 bits: with a block's step beyond the last child, and eight children's logits.
+  if (r.parents * pose > INT_MAX / (2 * kTile) || r.inner * std::max<int64_t>(r.rows, r.columns) > INT_MAX ||
+      static_cast<int64_t>(r.height) * r.width * r.types > INT_MAX / 2 ||
+      static_cast<int64_t>(r.kernel_height) * r.kernel_width * r.types > INT_MAX / 2 ||
       static_cast<int64_t>(r.images) * r.grid_height * r.grid_width > INT_MAX)
-    return "it is too large: at most 2^31 capsules, positions, or numbers of one image's parents";
+    return "it is too large: at most 2^30 capsules of an image, 2^31 positions, 2^27 numbers of an image's parents";
   return nullptr;
 }
 
@@ -241,10 +310,76 @@ void plan_tiles(Plan& plan, int32_t scheme) {
   const int64_t child = static_cast<int64_t>(l.parents) * (l.inner * l.columns + 4);
   if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return;
   const int together = kThreads / l.group * units_of_group(l);
-  if (scheme != CAPSEDGE_CUDA_TILED && (scheme != CAPSEDGE_CUDA_AUTO || l.units < together)) return;
+  const bool chooses = scheme == CAPSEDGE_CUDA_AUTO || scheme == CAPSEDGE_CUDA_PORTABLE;
+  if (scheme != CAPSEDGE_CUDA_TILED && (!chooses || l.units < together)) return;
   plan.together = together;
   plan.threads = kThreads;
   l.tile = static_cast<int32_t>(std::min<int64_t>(kTileChildren, kTileFloats / child));
+}
+
+template <typename Pass, typename T, typename W>
+void use_pass(Kernels& kernels) {
+  kernels.whole = whole_kernel<Pass, T, W>;
+  kernels.pass = part_kernel<Pass, T, W>;
+}
+
+template <typename T, typename W>
+Kernels kernels_of(const Plan& plan) {
+  const bool em = plan.layer.operation == CAPSEDGE_CUDA_EM, two = plan.q == 2;
+  Kernels kernels{nullptr, generic_kernel<T, W>, begin_kernel<T>, finish_kernel<T>};
+  if (plan.together) {
+    kernels.pass = plan.shape == Shape::k1x16  ? tiled_kernel<1, 16, 2, false, T, W>
+                   : plan.shape == Shape::k1x8 ? tiled_kernel<1, 8, 2, false, T, W>
+                   : em                        ? tiled_kernel<4, 4, 1, true, T, W>
+                                               : tiled_kernel<4, 4, 2, false, T, W>;
+    return kernels;
+  }
+  switch (plan.shape) {
+    case Shape::k4x4:
+      if (em)
+        two ? use_pass<Moments<4, 4, 2>, T, W>(kernels) : use_pass<Moments<4, 4, 1>, T, W>(kernels);
+      else
+        two ? use_pass<Sums<4, 4, 2>, T, W>(kernels) : use_pass<Sums<4, 4, 1>, T, W>(kernels);
+      break;
+    case Shape::k2x2:
+      use_pass<Moments<2, 2, 1>, T, W>(kernels);
+      break;
+    case Shape::k1x16:
+      two ? use_pass<Sums<1, 16, 2>, T, W>(kernels) : use_pass<Sums<1, 16, 1>, T, W>(kernels);
+      break;
+    case Shape::k1x8:
+      use_pass<Sums<1, 8, 1>, T, W>(kernels);
+      break;
+    case Shape::kGeneric:
+      break;
+  }
+  return kernels;
+}
+
+Kernels kernels_of(const Plan& plan) {
+  const bool int8 = plan.layer.weight_type == CAPSEDGE_CUDA_INT8;
+  if (plan.layer.type == CAPSEDGE_CUDA_FLOAT)
+    return int8 ? kernels_of<float, int8_t>(plan) : kernels_of<float, float>(plan);
+  return int8 ? kernels_of<Half, int8_t>(plan) : kernels_of<Half, Half>(plan);
+}
+
+Grid whole_grid(const Plan& plan) {
+  const Layer& l = plan.layer;
+  return {l.units, l.splits, plan.threads, 2 * l.floats * sizeof(float), l.splits};
+}
+
+// All passes of a unit in one kernel, by a cluster that takes up to `splits` parts, where the GPU has them and the
+// children are not so many that more blocks are worth more. The workspace stays that of the scheme without.
+void plan_cluster(Plan& plan, int32_t scheme, int64_t splits) {
+  const Layer& l = plan.layer;
+  const int64_t most = static_cast<int64_t>(kMaxCluster) * kClusterRounds * (plan.threads / l.group);
+  if (scheme != CAPSEDGE_CUDA_CLUSTER && (scheme != CAPSEDGE_CUDA_AUTO || splits == 1 || l.children > most)) return;
+  Plan cluster = plan;
+  cluster.whole = true;
+  cluster.layer.splits = 2;
+  while (cluster.layer.splits < kMaxCluster && 2 * cluster.layer.splits <= splits) cluster.layer.splits *= 2;
+  cluster.layer.part = (l.children + cluster.layer.splits - 1) / cluster.layer.splits;
+  if (clusters_run(plan.kernels.whole, whole_grid(cluster))) plan = cluster;
 }
 
 Plan make_plan(const capsedge_cuda_routing& r) {
@@ -270,6 +405,7 @@ Plan make_plan(const capsedge_cuda_routing& r) {
 
   const int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
   plan_tiles(plan, r.scheme);
+  plan.kernels = kernels_of(plan);
   if (plan.together) {
     const int64_t blocks = (l.units + plan.together - 1) / plan.together;
     int64_t splits = std::min<int64_t>((2 * processors + blocks - 1) / std::max<int64_t>(blocks, 1),
@@ -284,12 +420,16 @@ Plan make_plan(const capsedge_cuda_routing& r) {
   int64_t splits = 1;
   if (r.scheme == CAPSEDGE_CUDA_SPLIT) {
     splits = std::min(3, l.children);
+  } else if (r.scheme == CAPSEDGE_CUDA_CLUSTER) {
+    splits = std::min(kMaxCluster, l.children);
   } else if (l.units && l.units < processors) {
     splits = std::min<int64_t>((2 * processors + l.units - 1) / l.units, (l.children + least - 1) / least);
     splits = std::min<int64_t>(splits, kMaxSplits);
   }
-  plan.whole = !generic && splits == 1 && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
+  const bool fits = !generic && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
+  plan.whole = fits && splits == 1;
   set_parts(plan, splits);
+  if (fits) plan_cluster(plan, r.scheme, splits);
   return plan;
 }
 
@@ -300,62 +440,17 @@ void place(Plan& plan, void* workspace) {
   l.scratch = l.partial + round_up(l.units * l.splits * l.floats, 64);
 }
 
-template <typename Pass, typename T, typename W>
-const char* run_pass(const Plan& plan, void* stream, int iteration) {
-  const Layer& l = plan.layer;
-  if (plan.whole)
-    return launch(whole_kernel<Pass, T, W>, {l.units, 1, plan.threads, 2 * l.floats * sizeof(float)}, stream, l);
-  return launch(part_kernel<Pass, T, W>, {l.units, l.splits, plan.threads, 0}, stream, l, iteration);
-}
-
-template <int R, int L, int U, bool EM, typename T, typename W>
-const char* run_tiled(const Plan& plan, void* stream, int iteration) {
-  const Layer& l = plan.layer;
-  const size_t floats = static_cast<size_t>(l.tile) * l.parents * (l.inner * l.columns + 4);
-  return launch(tiled_kernel<R, L, U, EM, T, W>,
-                {(l.units + plan.together - 1) / plan.together, l.splits, plan.threads, floats * sizeof(float)}, stream,
-                l, iteration);
-}
-
-template <typename T, typename W>
-const char* run_shape(const Plan& plan, void* stream, int iteration) {
-  const Layer& l = plan.layer;
-  const bool em = l.operation == CAPSEDGE_CUDA_EM, two = plan.q == 2;
-  if (plan.together) {
-    if (plan.shape == Shape::k1x16) return run_tiled<1, 16, 2, false, T, W>(plan, stream, iteration);
-    if (plan.shape == Shape::k1x8) return run_tiled<1, 8, 2, false, T, W>(plan, stream, iteration);
-    return em ? run_tiled<4, 4, 1, true, T, W>(plan, stream, iteration)
-              : run_tiled<4, 4, 2, false, T, W>(plan, stream, iteration);
-  }
-  switch (plan.shape) {
-    case Shape::k4x4:
-      if (em)
-        return two ? run_pass<Moments<4, 4, 2>, T, W>(plan, stream, iteration)
-                   : run_pass<Moments<4, 4, 1>, T, W>(plan, stream, iteration);
-      return two ? run_pass<Sums<4, 4, 2>, T, W>(plan, stream, iteration)
-                 : run_pass<Sums<4, 4, 1>, T, W>(plan, stream, iteration);
-    case Shape::k2x2:
-      return run_pass<Moments<2, 2, 1>, T, W>(plan, stream, iteration);
-    case Shape::k1x16:
-      return two ? run_pass<Sums<1, 16, 2>, T, W>(plan, stream, iteration)
-                 : run_pass<Sums<1, 16, 1>, T, W>(plan, stream, iteration);
-    case Shape::k1x8:
-      return run_pass<Sums<1, 8, 1>, T, W>(plan, stream, iteration);
-    case Shape::kGeneric:
-      break;
-  }
-  return launch(generic_kernel<T, W>, {l.units, l.splits, plan.threads, 0}, stream, l, iteration);
-}
-
-template <typename T, typename W>
 const char* run_layer(const Plan& plan, void* stream) {
   const Layer& l = plan.layer;
-  if (plan.whole) return run_shape<T, W>(plan, stream, 0);
+  if (plan.whole) return launch(plan.kernels.whole, whole_grid(plan), stream, l);
+  const size_t tile = plan.together ? static_cast<size_t>(l.tile) * l.parents * (l.inner * l.columns + 4) : 0;
+  const int64_t blocks = plan.together ? (l.units + plan.together - 1) / plan.together : l.units;
+  const Grid pass{blocks, l.splits, plan.threads, tile * sizeof(float)}, unit{l.units, 1, kThreads, 0};
   if (l.operation == CAPSEDGE_CUDA_ATTENTION)
-    if (const char* why = launch(begin_kernel<T>, {l.units, 1, kThreads, 0}, stream, l)) return why;
+    if (const char* why = launch(plan.kernels.begin, unit, stream, l)) return why;
   for (int iteration = 0; iteration < l.iterations; ++iteration) {
-    if (const char* why = run_shape<T, W>(plan, stream, iteration)) return why;
-    if (const char* why = launch(finish_kernel<T>, {l.units, 1, kThreads, 0}, stream, l, iteration)) return why;
+    if (const char* why = launch(plan.kernels.pass, pass, stream, l, iteration)) return why;
+    if (const char* why = launch(plan.kernels.finish, unit, stream, l, iteration)) return why;
   }
   return nullptr;
 }
@@ -388,14 +483,7 @@ extern "C" int capsedge_cuda_route(const capsedge_cuda_routing* layer, void* wor
   if (plan.bytes > workspace_bytes || (plan.bytes && !aligned(workspace, 16)))
     return failed("the workspace is too small or not aligned", error, error_size);
   place(plan, workspace);
-  const bool int8 = layer->weight_type == CAPSEDGE_CUDA_INT8;
-  const char* why = nullptr;
-  if (layer->type == CAPSEDGE_CUDA_FLOAT) {
-    why = int8 ? run_layer<float, int8_t>(plan, stream) : run_layer<float, float>(plan, stream);
-  } else {
-    why = int8 ? run_layer<Half, int8_t>(plan, stream) : run_layer<Half, Half>(plan, stream);
-  }
-  return failed(why, error, error_size);
+  return failed(run_layer(plan, stream), error, error_size);
 }
 
 extern "C" int capsedge_cuda_squash(const void* x, void* y, int64_t outer, int32_t size, int64_t inner, float epsilon,
@@ -433,7 +521,11 @@ extern "C" const char* capsedge_cuda_describe(const capsedge_cuda_routing* layer
   }
   const Plan plan = make_plan(*layer);
   const char* names[] = {"generic", "4x4", "2x2", "1x16", "1x8"};
+  const char* scheme = plan.together                           ? "tiled"
+                       : plan.whole && plan.layer.splits > 1 ? "a cluster"
+                       : plan.whole                          ? "one kernel"
+                                                             : "a kernel a pass";
   std::snprintf(text, sizeof text, "%s, %s, %d threads, %d parts of %d children", names[static_cast<int>(plan.shape)],
-                plan.together ? "tiled" : plan.whole ? "one kernel" : "a kernel a pass", plan.threads, plan.layer.splits, plan.layer.part);
+                scheme, plan.threads, plan.layer.splits, plan.layer.part);
   return text;
 }

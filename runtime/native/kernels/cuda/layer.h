@@ -32,6 +32,16 @@ struct Layer : capsedge_cuda_routing {
 
 constexpr int kTile = 8;  // children that the generic kernel takes at once
 
+// A part of a unit's children; there may be none left for a cluster's last blocks.
+struct Part {
+  int first, last;
+};
+
+CAPSEDGE_DEVICE Part part_of(const Layer& l, int number) {
+  const int first = number * l.part;
+  return {first, first + l.part < l.children ? first + l.part : l.children};
+}
+
 // Where a child of a unit is.
 struct Child {
   int64_t pose;    // index of its pose in the map, in capsules

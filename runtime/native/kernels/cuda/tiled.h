@@ -3,7 +3,7 @@
 // cache once for every unit, and that is what the pass waits for. A group of lanes takes U units, a lane one parent.
 #pragma once
 
-#include "layer.h"
+#include "routing.h"
 
 namespace capsedge {
 namespace cuda {
@@ -135,43 +135,25 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
       for (int u = 0; u < U; ++u) {
         logit[u] = kLowest;
         if (!mine) continue;
-        float total = 0.0f;
-#pragma unroll
-        for (int h = 0; h < P; ++h) {
-          if (EM) {
-            const float d = vote[u][h] - query[u][h];
-            total = fmaf(d * d, precision[u][h], total);
-          } else {
-            total = fmaf(query[u][h], vote[u][h], total);
-          }
-        }
-        logit[u] = EM ? fmaf(-0.5f, total, offset[u]) : total;
+        if constexpr (EM)
+          logit[u] = log_density<P>(vote[u], query[u], precision[u], offset[u]);
+        else
+          logit[u] = agreement<P>(query[u], vote[u]);
         if (l.operation == CAPSEDGE_CUDA_DYNAMIC)
           logit[u] += load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
       }
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         // Shuffles want whole warps: no lane has left.
-        float top = b.group_max(l.leaky ? fmaxf(logit[u], 0.0f) : logit[u], l.group);
-        float share = mine ? expf(logit[u] - top) : 0.0f;
-        float sum = b.group_sum(share, l.group);
-        if (l.leaky) sum += expf(-top);
-        share /= sum;
+        group_softmax<1>(b, l, &logit[u]);
         if (!mine || !corner[u].there) continue;
-        if (EM) {
+        if constexpr (EM) {
           const int64_t at = (static_cast<int64_t>(row) * l.width + column) * l.types + type;
-          const float r = share * load<T>(l.activation, corner[u].pose + at), before = mass[u];
-          mass[u] += r;
-          const float ratio = mass[u] > 0.0f ? r / mass[u] : 0.0f, weight = ratio * before;
-#pragma unroll
-          for (int h = 0; h < P; ++h) {
-            const float d = vote[u][h] - sums[u][h];
-            sums[u][h] = fmaf(d, ratio, sums[u][h]);
-            squares[u][h] = fmaf(d * d, weight, squares[u][h]);
-          }
+          const float activation = load<T>(l.activation, corner[u].pose + at);
+          add_vote<P>(logit[u] * activation, vote[u], mass[u], sums[u], squares[u]);
         } else {
 #pragma unroll
-          for (int h = 0; h < P; ++h) sums[u][h] = fmaf(share, vote[u][h], sums[u][h]);
+          for (int h = 0; h < P; ++h) sums[u][h] = fmaf(logit[u], vote[u][h], sums[u][h]);
         }
       }
     }
