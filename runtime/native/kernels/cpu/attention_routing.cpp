@@ -22,21 +22,10 @@ class AttentionRouting : public Operator {
 
   std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
     expect(in.size() == 5, kName, "wanted five inputs");
-    expect_shape(kName, "pose", in[kPose], {"N", "H", "W", "C", "Pin"});
-    const Shape& pose = in[kPose];
-    const Shape& weight = in[kWeight];
-    if (matrix_) {
-      const int64_t side = matrix_side(kName, pose[4]);
-      expect_shape(kName, "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
-    } else {
-      expect_shape(kName, "weight", weight, {"Kh", "Kw", pose[3], "M", pose[4], "P"});
-    }
-    const int64_t size = matrix_ ? pose[4] : weight[5];
-    const Grid grid = output_grid(kName, pose, weight[0], weight[1], strides_);
-    expect_shape(kName, "parent", in[kParent], {pose[0], grid.height, grid.width, weight[3], size});
-    expect_shape(kName, "scale", in[kScale], {size});
-    expect_shape(kName, "bias", in[kBias], {size});
-    return {in[kParent]};
+    const Shape parents =
+        attention_output(kName, in[kPose], in[kWeight], in[kScale], in[kBias], matrix_, strides_);
+    expect_shape(kName, "parent", in[kParent], {parents.begin(), parents.end()});
+    return {parents};
   }
 
   void constant(size_t index, const Tensor& tensor) override {

@@ -62,6 +62,10 @@ int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, i
 int64_t bundle_size(const WeightLayout& layout, int64_t bundle);
 Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle);
 
+// Checks what a pass of attention routing takes, the uniform one too; the shape of its parents' poses.
+Shape attention_output(const char* op, const Shape& pose, const Shape& weight, const Shape& scale, const Shape& bias,
+                       bool matrix_pose, const Shape& strides);
+
 struct Window {
   int64_t grid_height, grid_width, types;  // of the children's map
   int64_t height, width;                   // of the window
