@@ -53,20 +53,17 @@ enum OrtMemType { OrtMemTypeDefault = 0 };
   F(GetTensorTypeAndShape, 65, OrtStatus*, (const OrtValue* value, OrtTensorTypeAndShapeInfo** out))             \
   F(KernelInfoGetAttribute_float, 85, OrtStatus*, (const OrtKernelInfo* info, const char* name, float* out))     \
   F(KernelInfoGetAttribute_int64, 86, OrtStatus*, (const OrtKernelInfo* info, const char* name, int64_t* out))   \
-  F(KernelContext_GetInputCount, 88, OrtStatus*, (const OrtKernelContext* context, size_t* out))                 \
   F(KernelContext_GetInput, 90, OrtStatus*, (const OrtKernelContext* context, size_t index, const OrtValue** out)) \
   F(KernelContext_GetOutput, 91, OrtStatus*,                                                                     \
     (OrtKernelContext * context, size_t index, const int64_t* shape, size_t rank, OrtValue** out))               \
   F(ReleaseStatus, 93, void, (OrtStatus * status))                                                               \
   F(ReleaseTensorTypeAndShapeInfo, 99, void, (OrtTensorTypeAndShapeInfo * info))                                 \
-  F(ReleaseCustomOpDomain, 101, void, (OrtCustomOpDomain * domain))                                              \
   F(KernelInfoGetAttributeArray_float, 162, OrtStatus*,                                                          \
     (const OrtKernelInfo* info, const char* name, float* out, size_t* size))                                     \
   F(KernelInfoGetAttributeArray_int64, 163, OrtStatus*,                                                          \
     (const OrtKernelInfo* info, const char* name, int64_t* out, size_t* size))                                   \
   F(KernelInfoGetConstantInput_tensor, 249, OrtStatus*,                                                          \
     (const OrtKernelInfo* info, size_t index, int* is_constant, const OrtValue** out))                           \
-  F(ShapeInferContext_GetInputCount, 267, OrtStatus*, (const OrtShapeInferContext* context, size_t* out))        \
   F(ShapeInferContext_GetInputTypeShape, 268, OrtStatus*,                                                        \
     (const OrtShapeInferContext* context, size_t index, OrtTensorTypeAndShapeInfo** info))                       \
   F(ShapeInferContext_GetAttribute, 269, OrtStatus*,                                                             \

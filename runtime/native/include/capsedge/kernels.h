@@ -40,8 +40,8 @@ typedef struct capsedge_kernel capsedge_kernel;
 /* SIMD levels that this machine runs, slowest first, with commas between. */
 CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_levels(void);
 
-/* `name` is the type of an ONNX node: "Squash", "DynamicRouting", "EMRouting", "AttentionRouting". The SIMD level
- * is the fastest, or what the environment variable CAPSEDGE_SIMD says. */
+/* `name` is the type of an ONNX node of docs/operators.md, "Squash" for one. The SIMD level is the fastest, or what
+ * the environment variable CAPSEDGE_SIMD says. */
 CAPSEDGE_KERNEL_EXPORT int capsedge_kernel_create(const char* name, const capsedge_kernel_attribute* attributes,
                                                   int32_t count, capsedge_kernel** created, char* error,
                                                   size_t error_size);

@@ -172,7 +172,6 @@ void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& re
     if (bundle > 1) level.em_fold(real.pose_elements, real.parents, real.lanes, s.moments, own.moments);
     EmFinish f{};
     f.pose_elements = real.pose_elements;
-    f.parents = real.parents;
     f.lanes = real.lanes;
     f.moments = own.moments;
     f.beta_u = betas.data();

@@ -86,7 +86,7 @@ struct EmPass {
 
 // Everything after the sums of one M-step.
 struct EmFinish {
-  int pose_elements, parents, lanes;
+  int pose_elements, lanes;
   Moments moments;
   const float* beta_u;   // [lanes]
   const float* beta_a;   // [lanes]

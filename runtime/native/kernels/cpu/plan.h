@@ -1,4 +1,4 @@
-// What dynamic, attention and EM routing share: packed weights, windows, the shape of a vote.
+// What the kinds of routing share: packed weights, windows, the shape of a vote.
 #pragma once
 
 #include <algorithm>
