@@ -19,6 +19,7 @@ import onnxruntime
 from onnx import shape_inference
 
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.tensorrt_library import PLUGINS
 
 __version__ = "10.3.0"
 PLUGINS_LOADED: list[str] = []
@@ -130,6 +131,8 @@ class OnnxParser:
         self._network._model = onnx.load_model_from_string(model)
         RECORDED["model"] = self._network._model
         assert not self._network._model.functions, "TensorRT never sees a function"
+        foreign = {n.op_type for n in self._network._model.graph.node if n.domain}
+        assert foreign <= set(PLUGINS), "TensorRT knows no other operators than the plugins'"
         return True
 
     @property

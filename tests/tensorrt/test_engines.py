@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import capsedge
+from capsedge.checkpoint import load_checkpoint
 from capsedge.errors import (
     ArtefactError,
     CapsedgeError,
@@ -21,10 +23,12 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from capsedge.exporters import export
+from capsedge.exporters import export, proto
 from capsedge.exporters.engine import BuildOptions, BuildReport, build
 from capsedge.runtime import passport
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.tensorrt_library import PLUGINS
+from capsedge.zoo import ROUTINGS, zoo_checkpoint
 from tests.exporters.engine.test_lowering import quantized
 from tests.exporters.nets import network
 from tests.tensorrt import fake
@@ -95,30 +99,78 @@ def test_versions_of_the_inspector(
     assert make().passport.layers["FP32"] > 0
 
 
-def test_fused_engine(
-    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
-) -> None:
-    if find_library() is None:
-        pytest.skip("the operator library is not built")
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The plugin library, a stand-in."""
     library = tmp_path / "libcapsedge_tensorrt.so"
     library.write_bytes(b"plugin")
     monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", str(library))
     monkeypatch.setattr(fake, "REGISTRY_NAMESPACE", "capsedge")
+    return library
+
+
+def test_fused_engine(
+    make: Any, monkeypatch: pytest.MonkeyPatch, plugin: Path, model: Path
+) -> None:
+    if find_library() is None:
+        pytest.skip("the operator library is not built")
     built = make(plugin="auto")
     assert built.passport.plugin == "fused"
     assert {n.domain for n in fake.RECORDED["model"].graph.node} == {"", "capsedge"}
-    assert [str(library)] == fake.PLUGINS_LOADED  # once, although two registries ask
+    assert [str(plugin)] == fake.PLUGINS_LOADED  # once, although two registries ask
     session = capsedge.load(built.path)
     assert session.ops == "fused"
     right = capsedge.load(model).predict(IMAGES)
     for found, wanted in zip(session.predict(IMAGES), right, strict=True):
         np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4, atol=1e-6)
-    library.write_bytes(b"another")
+    plugin.write_bytes(b"another")
     with pytest.raises(ArtefactError, match="not the one it was built with"):
         capsedge.load(built.path)
     monkeypatch.delenv("CAPSEDGE_TENSORRT_PLUGIN")
     with pytest.raises(ArtefactError, match="plugin library of capsedge is not here"):
         capsedge.load(built.path)
+
+
+@pytest.fixture(scope="module", params=ROUTINGS)
+def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the zoo, its operators with bodies."""
+    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
+    export(load_checkpoint(zoo_checkpoint(request.param)), path)
+    return path
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("mode", ["auto", "fused", "native"])
+def test_every_model_of_the_zoo(make: Any, zoo: Path, mode: str) -> None:
+    """Operators without a plugin become standard ones, those with one stay; predictions are the same."""
+    if find_library() is None:
+        pytest.skip("the operator library is not built")
+    source = onnx.load(zoo)
+    built = make(model=zoo, plugin=mode)
+    left = {n.op_type for n in fake.RECORDED["model"].graph.node if n.domain}
+    present = {n.op_type for n in proto.operator_nodes(source)}
+    assert left == (set() if mode == "native" else present & set(PLUGINS))
+    if "attention" in zoo.name:
+        assert {"UniformRouting", "PoseNormalization"} <= present - left
+    session = capsedge.load(zoo)
+    images = np.random.default_rng(2).random((2, *session.inputs[0].shape[1:]), dtype=np.float32)
+    right = session.predict(images)
+    for found, wanted in zip(capsedge.load(built.path).predict(images), right, strict=True):
+        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> None:
+    """Attention routing of one pass is a product a layer."""
+    path = tmp_path / "uniform.onnx"
+    export(network("attention"), path, iterations=1)
+    assert {n.op_type for n in proto.operator_nodes(onnx.load(path))} == {
+        "UniformRouting",
+        "PoseNormalization",
+    }
+    assert make(model=path, plugin="auto").passport.plugin == "native"
+    with pytest.raises(UsageError, match="no operators for the plugin library"):
+        make(model=path, plugin="fused")
 
 
 def test_graphs_are_captured_once_a_batch(make: Any, gpu: Any) -> None:  # noqa: F811
