@@ -191,7 +191,7 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
         if mode == "fused":
             raise UsageError(
                 "The model has no operators for the plugin library.",
-                "It routes with equal couplings only, or was exported with `--ops portable` or by another tool.",
+                "Its couplings are all equal, or it was exported with `--ops portable` or by another tool.",
                 "Build with `--plugin auto`, or export again with `capsedge export --ops auto`.",
             )
         return None
