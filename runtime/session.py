@@ -97,7 +97,7 @@ def load(
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
     backend = OnnxRuntimeBackend(data, str(path), threads, library, chosen, gpu)
-    return Session(path, backend, metadata, "fused" if library else "portable")
+    return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
 
 
 def _load_engine(path: Path, device: str | None, ops: str, provider: str) -> Session:
@@ -116,7 +116,7 @@ def _load_engine(path: Path, device: str | None, ops: str, provider: str) -> Ses
     backend = TensorRTBackend(path, gpu)
     issued = backend.passport
     ops = "fused" if issued.plugin == "fused" else "portable"
-    return Session(path, backend, issued.model, ops, issued)
+    return Session(path, backend, issued.model, ops, issued, gpu)
 
 
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
@@ -158,6 +158,7 @@ class Session:
         inputs, outputs: name, shape and type of each.
         ops: ``fused`` where capsedge's nodes run in its operator or plugin library, else ``portable``.
         passport: of a TensorRT engine; None for an ONNX file.
+        gpu: number of the GPU that it runs on; None on the CPU.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class Session:
         metadata: ModelMetadata | None,
         ops: str,
         issued: passport.Passport | None = None,
+        gpu: int | None = None,
     ) -> None:
         self.path = path
         self.metadata = metadata
@@ -174,6 +176,7 @@ class Session:
         self.outputs: tuple[Port, ...] = backend.outputs
         self.ops = ops
         self.passport = issued
+        self.gpu = gpu
         self._backend = backend
         if metadata is not None:
             self._check_metadata(metadata)

@@ -84,7 +84,7 @@ def command(
         optimization_level=optimization_level,
         device=device,
     )
-    target = output or model.with_suffix(".engine")
+    target = output or model.parent / f"{model.stem}.engine"
     with _progress() as report:
         built = build(model, target, options, report)
     if as_json:

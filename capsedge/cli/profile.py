@@ -98,7 +98,7 @@ def command(
             warmup=warmup,
             duration=duration,
             iterations=iterations,
-            operators=operators and session.path.suffix != ".engine",
+            operators=operators and session.passport is None,
             progress=_common.log,
         )
         runs += found.runs
@@ -125,6 +125,7 @@ def _entrants(
     sessions: list[Session], peers: list[str], checkpoint: Path | None, peer_model: Path | None
 ) -> list[Entrant]:
     """Every model in capsedge, and every model in every peer."""
+    from capsedge.runtime.onnx_file import read_bytes
     from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant
     from capsedge.runtime.profiling.profiler import session_device, session_threads
     from capsedge.runtime.profiling.worker import Specification
@@ -135,6 +136,8 @@ def _entrants(
             "It stands for one model in the peers.",
             "Compare one model at a time.",
         )
+    if peer_model is not None:
+        read_bytes(peer_model)  # a file that is missing is no failure of the peer
     found = []
     for session in sessions:
         model = str(session.path)

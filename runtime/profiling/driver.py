@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +66,9 @@ class Worker:
     def round(self, limits: Limits) -> tuple[NDArray[np.float64], dict[str, Any]]:
         """Let it run; its times in seconds, and its memory."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(limits.__dict__) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended; reading says why
+            self._process.stdin.write(json.dumps(asdict(limits)) + "\n")
+            self._process.stdin.flush()
         said = self._read()
         return np.array(said.pop("seconds")), said
 
@@ -77,7 +80,8 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # it ended before it took what was written
+                self._process.stdin.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
         try:

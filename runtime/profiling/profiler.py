@@ -157,7 +157,14 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
             "Give arrays: capsedge.profile(session, inputs={...}).",
         )
     shape = (batch, *sizes) if port.shape else ()
-    dtype = np.dtype(port.dtype)
+    try:
+        dtype = np.dtype(port.dtype)
+    except TypeError as error:
+        raise UsageError(
+            f"The input '{port.name}' of {session.path} is a {port.dtype}.",
+            "Only numbers can be drawn at random.",
+            "Give arrays: capsedge.profile(session, inputs={...}).",
+        ) from error
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)
     if dtype == np.uint8:
@@ -166,22 +173,22 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
 
 
 def session_device(session: Session) -> str:
-    """``cpu`` or ``cuda``: where the session runs."""
-    if session.path.suffix == ".engine":
-        return "cuda"
-    return "cpu" if configuration(session).on_cpu else "cuda"
+    """``cpu``, ``cuda`` or ``cuda:1``: where the session runs, as ``capsedge.load`` takes it."""
+    if session.gpu is None:
+        return "cpu"
+    return f"cuda:{session.gpu}" if session.gpu else "cuda"
 
 
 def session_threads(session: Session) -> int:
     """Threads of one inference; 0 for the backend's own choice."""
-    return 0 if session.path.suffix == ".engine" else configuration(session).threads
+    return 0 if session.passport is not None else configuration(session).threads
 
 
 def backend_version(session: Session) -> str:
     """What runs the session, with versions."""
     import capsedge
 
-    package = "tensorrt" if session.path.suffix == ".engine" else "onnxruntime"
+    package = "onnxruntime" if session.passport is None else "tensorrt"
     found = environment.versions(package)
     return (
         f"capsedge {capsedge.__version__} ({session.ops} operators), {package} "

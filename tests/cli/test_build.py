@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,14 +52,17 @@ def test_without_tensorrt(model: Path, tmp_path: Path) -> None:
 
 
 def test_build_never_imports_torch(model: Path) -> None:
+    """A TensorRT that is missing, here or by name, ends the command where it would start to build."""
     code = (
-        "import sys; from capsedge.cli import app\n"
+        "import sys; sys.modules['tensorrt'] = None\n"
+        "from capsedge.cli import app\n"
+        "from capsedge.errors import EnvironmentProblem\n"
         "try: app(['build', sys.argv[1]], standalone_mode=False)\n"
-        "except Exception: pass\n"
+        "except EnvironmentProblem as error: print(error.what)\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
+    assert re.fullmatch(r"TensorRT .*\nFalse\n", done.stdout), done.stdout + done.stderr
 
 
 def test_build_over_stand_ins(model: Path, tmp_path: Path, gpu: Any) -> None:  # noqa: F811
@@ -108,9 +112,11 @@ def test_sizes() -> None:
     assert verb._bytes(None) is None
 
 
-def test_damaged_models(tmp_path: Path, gpu: Any) -> None:  # noqa: F811
+def test_damaged_models(tmp_path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     for content in (b"", b"no onnx", b"\x08\x0a"):
         path = tmp_path / "broken.onnx"
         path.write_bytes(content)
         result = CliRunner().invoke(app, ["build", str(path)])
         assert isinstance(result.exception, CapsedgeError), result.exception
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(CliRunner().invoke(app, ["build", "."]).exception, UsageError)

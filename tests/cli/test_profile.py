@@ -66,6 +66,7 @@ def test_a_peer_that_computes_something_else_is_exit_code_4(tmp_path: Path, monk
         (["--duration", "-1"], UsageError),
         (["--html", "nowhere/report.html"], UsageError),
         (["--trace", "t.json", "--no-operators"], UsageError),
+        (["--compare", "ort", "--peer-model", "nowhere.onnx"], UsageError),
         (["--compare", "openvino"], UnsupportedModelError),
     ],
 )

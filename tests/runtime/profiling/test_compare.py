@@ -10,8 +10,9 @@ import pytest
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.profiling.compare import Entrant, check_installed, compare, difference
+from capsedge.runtime.profiling.driver import Worker, write_inputs
 from capsedge.runtime.profiling.measure import Limits
-from capsedge.runtime.profiling.profiler import random_inputs
+from capsedge.runtime.profiling.profiler import random_inputs, session_device
 from capsedge.runtime.profiling.worker import Specification
 from tests.runtime.models import capsule_model, save
 
@@ -50,6 +51,24 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path):
     model.write_bytes(b"no model")
     with pytest.raises(EnvironmentProblem, match="ort failed"):
         compare([entrant("ort", "ort", model)], feeds, Limits(0.0, 0.0, 1))
+
+
+def test_a_worker_that_is_gone_is_an_error(tmp_path: Path):
+    model = save(capsule_model(), tmp_path / "model.onnx")
+    inputs = write_inputs(tmp_path, random_inputs(capsedge.load(model), 1))
+    with Worker(Specification("ort", str(model), str(inputs), threads=1)) as worker:
+        worker._process.kill()
+        worker._process.wait()
+        with pytest.raises(EnvironmentProblem, match="process of ort ended"):
+            worker.round(Limits(0.0, 0.0, 1))
+
+
+def test_workers_run_on_the_gpu_of_the_session(tmp_path: Path):
+    session = capsedge.load(save(capsule_model(), tmp_path / "model.onnx"))
+    names = []
+    for session.gpu in (None, 0, 1):
+        names.append(session_device(session))
+    assert names == ["cpu", "cuda", "cuda:1"]
 
 
 def test_unknown_and_missing_peers(monkeypatch):

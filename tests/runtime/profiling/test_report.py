@@ -139,6 +139,17 @@ def test_wrong_limits(bad):
         capsedge.profile(capsedge.load(MODEL, threads=1), **bad)
 
 
+def test_inputs_that_are_no_numbers_are_refused(tmp_path: Path):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.STRING, ["N"]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "text", [x], [y])
+    path = tmp_path / "text.onnx"
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8), path
+    )
+    with pytest.raises(UsageError, match="Only numbers"):
+        capsedge.profile(capsedge.load(path))
+
+
 def test_warnings(report: Report):
     run = report.runs[0]
     calm = Conditions((1.0, 1.0), 0.0, 2, 0.0)
