@@ -33,137 +33,103 @@ class Operator:
     couplings: bool = True
 
 
+_FLOAT = (
+    Operator(
+        "Squash",
+        ("x",),
+        ("y",),
+        {"axis": AttributeProto.INT, "epsilon": AttributeProto.FLOAT},
+        couplings=False,
+    ),
+    Operator(
+        "DynamicRouting",
+        ("u", "weight", "log_prior", "bias"),
+        ("v",),
+        {
+            "iterations": AttributeProto.INT,
+            "leaky": AttributeProto.INT,
+            "epsilon": AttributeProto.FLOAT,
+        },
+    ),
+    Operator(
+        "EMRouting",
+        ("pose", "a", "weight", "beta_u", "beta_a"),
+        ("pose_out", "a_out"),
+        {
+            "iterations": AttributeProto.INT,
+            "strides": AttributeProto.INTS,
+            "inverse_temperatures": AttributeProto.FLOATS,
+            "coordinate_addition": AttributeProto.INT,
+            "shared": AttributeProto.INT,
+            "epsilon": AttributeProto.FLOAT,
+        },
+    ),
+    Operator(
+        "AttentionRouting",
+        ("pose", "parent", "weight", "scale", "bias"),
+        ("pose_out",),
+        {
+            "strides": AttributeProto.INTS,
+            "matrix_pose": AttributeProto.INT,
+            "agreement_scale": AttributeProto.FLOAT,
+            "epsilon": AttributeProto.FLOAT,
+        },
+    ),
+    Operator(
+        "UniformRouting",
+        ("pose", "weight", "scale", "bias"),
+        ("pose_out",),
+        {
+            "strides": AttributeProto.INTS,
+            "matrix_pose": AttributeProto.INT,
+            "epsilon": AttributeProto.FLOAT,
+        },
+        couplings=False,
+    ),
+    Operator(
+        "PoseNormalization",
+        ("x", "scale", "bias"),
+        ("y",),
+        {"epsilon": AttributeProto.FLOAT},
+        couplings=False,
+    ),
+)
+_QUANTIZED_CONV = Operator(
+    "QuantizedConv",
+    (
+        "x",
+        "x_scale",
+        "x_zero_point",
+        "weight",
+        "weight_scale",
+        "weight_zero_point",
+        "y_scale",
+        "y_zero_point",
+        "bias",
+    ),
+    ("y",),
+    {
+        "strides": AttributeProto.INTS,
+        "pads": AttributeProto.INTS,
+        "dilations": AttributeProto.INTS,
+    },
+    couplings=False,
+)
+
+
+def _quantized(o: Operator) -> Operator:
+    """The operator with INT8 weights, whose scale is an input behind them."""
+    place = o.inputs.index("weight") + 1
+    inputs = (*o.inputs[:place], "weight_scale", *o.inputs[place:])
+    return Operator(f"Quantized{o.name}", inputs, o.outputs, o.attributes, couplings=False)
+
+
 OPERATORS = {
     o.name: o
     for o in (
-        Operator(
-            "Squash",
-            ("x",),
-            ("y",),
-            {"axis": AttributeProto.INT, "epsilon": AttributeProto.FLOAT},
-            couplings=False,
-        ),
-        Operator(
-            "DynamicRouting",
-            ("u", "weight", "log_prior", "bias"),
-            ("v",),
-            {
-                "iterations": AttributeProto.INT,
-                "leaky": AttributeProto.INT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-        ),
-        Operator(
-            "EMRouting",
-            ("pose", "a", "weight", "beta_u", "beta_a"),
-            ("pose_out", "a_out"),
-            {
-                "iterations": AttributeProto.INT,
-                "strides": AttributeProto.INTS,
-                "inverse_temperatures": AttributeProto.FLOATS,
-                "coordinate_addition": AttributeProto.INT,
-                "shared": AttributeProto.INT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-        ),
-        Operator(
-            "AttentionRouting",
-            ("pose", "parent", "weight", "scale", "bias"),
-            ("pose_out",),
-            {
-                "strides": AttributeProto.INTS,
-                "matrix_pose": AttributeProto.INT,
-                "agreement_scale": AttributeProto.FLOAT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-        ),
-        Operator(
-            "UniformRouting",
-            ("pose", "weight", "scale", "bias"),
-            ("pose_out",),
-            {
-                "strides": AttributeProto.INTS,
-                "matrix_pose": AttributeProto.INT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-            couplings=False,
-        ),
-        Operator(
-            "PoseNormalization",
-            ("x", "scale", "bias"),
-            ("y",),
-            {"epsilon": AttributeProto.FLOAT},
-            couplings=False,
-        ),
-        Operator(
-            "QuantizedDynamicRouting",
-            ("u", "weight", "weight_scale", "log_prior", "bias"),
-            ("v",),
-            {
-                "iterations": AttributeProto.INT,
-                "leaky": AttributeProto.INT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-            couplings=False,
-        ),
-        Operator(
-            "QuantizedEMRouting",
-            ("pose", "a", "weight", "weight_scale", "beta_u", "beta_a"),
-            ("pose_out", "a_out"),
-            {
-                "iterations": AttributeProto.INT,
-                "strides": AttributeProto.INTS,
-                "inverse_temperatures": AttributeProto.FLOATS,
-                "coordinate_addition": AttributeProto.INT,
-                "shared": AttributeProto.INT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-            couplings=False,
-        ),
-        Operator(
-            "QuantizedAttentionRouting",
-            ("pose", "parent", "weight", "weight_scale", "scale", "bias"),
-            ("pose_out",),
-            {
-                "strides": AttributeProto.INTS,
-                "matrix_pose": AttributeProto.INT,
-                "agreement_scale": AttributeProto.FLOAT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-            couplings=False,
-        ),
-        Operator(
-            "QuantizedUniformRouting",
-            ("pose", "weight", "weight_scale", "scale", "bias"),
-            ("pose_out",),
-            {
-                "strides": AttributeProto.INTS,
-                "matrix_pose": AttributeProto.INT,
-                "epsilon": AttributeProto.FLOAT,
-            },
-            couplings=False,
-        ),
-        Operator(
-            "QuantizedConv",
-            (
-                "x",
-                "x_scale",
-                "x_zero_point",
-                "weight",
-                "weight_scale",
-                "weight_zero_point",
-                "y_scale",
-                "y_zero_point",
-                "bias",
-            ),
-            ("y",),
-            {
-                "strides": AttributeProto.INTS,
-                "pads": AttributeProto.INTS,
-                "dilations": AttributeProto.INTS,
-            },
-            couplings=False,
-        ),
+        *_FLOAT,
+        *(_quantized(o) for o in _FLOAT if "weight" in o.inputs),
+        _QUANTIZED_CONV,
     )
 }
 
