@@ -2,12 +2,9 @@
 # kernels alone, for tests and measurements; an installation builds the plugin library where both are found.
 option(CAPSEDGE_CUDA "Build the CUDA kernels as a library of their own" OFF)
 set(CAPSEDGE_CUDA_ARCHITECTURES "" CACHE STRING "GPUs to build for, as in 87;110; by default all that nvcc knows of ours")
-set(CAPSEDGE_TENSORRT_INCLUDE "" CACHE PATH "Folder with NvInferRuntime.h, where it is not in a usual place")
 set(CAPSEDGE_TENSORRT_LIBRARY "" CACHE FILEPATH "libnvinfer.so, where it is not in a usual place")
 
 find_program(CAPSEDGE_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin PATHS /usr/local/cuda)
-find_path(CAPSEDGE_NVINFER NvInferRuntime.h HINTS ${CAPSEDGE_TENSORRT_INCLUDE} PATH_SUFFIXES
-  ${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)
 if(NOT CAPSEDGE_NVCC)
   message(STATUS "capsedge: no nvcc found, so the CUDA kernels and the TensorRT plugin library are left out "
     "(engines with `--plugin native` need neither)")

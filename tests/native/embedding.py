@@ -37,6 +37,8 @@ class OpenOptions(ctypes.Structure):
         ("onnxruntime", _TEXT),
         ("outputs", ctypes.POINTER(_TEXT)),
         ("output_count", ctypes.c_size_t),
+        ("tensorrt", _TEXT),
+        ("device", _I32),
     )
 
 
@@ -56,6 +58,9 @@ class Description(ctypes.Structure):
         ("iterations", _I32),
         ("class_count", _I32),
         ("score_kind", _TEXT),
+        ("smallest_batch", _I64),
+        ("largest_batch", _I64),
+        ("plain_because", _TEXT),
     )
 
 
@@ -251,9 +256,10 @@ class Session:
         ops: str = "auto",
         outputs: Sequence[str] | None = None,
         onnxruntime: str | None = None,
+        device: int = 0,
     ) -> None:
         self.handle = ctypes.c_void_p()
-        options = sized(OpenOptions, threads=threads, ops=OPS[ops])
+        options = sized(OpenOptions, threads=threads, ops=OPS[ops], device=device)
         options.onnxruntime = (onnxruntime or str(onnxruntime_library())).encode()
         if outputs is not None:
             options.outputs = (_TEXT * len(outputs))(*(name.encode() for name in outputs))

@@ -1,14 +1,17 @@
 /* The part of the CUDA runtime that capsedge calls, over host memory: what a machine without a GPU can test.
- * Calls are counted and can be made to fail; a captured graph calls back when it is launched. */
+ * Calls are counted and can be made to fail; a captured graph calls back when it is launched. For several threads. */
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <stdint.h>
 
 enum { kOk = 0, kInvalid = 1, kMemory = 2, kCapture = 901 };
-static int live_device, live_host, live_streams, live_graphs, capturing, fail_capture, devices = 1, capability = 87;
-static size_t memory_limit = SIZE_MAX, memory_used;
-static void (*on_launch)(intptr_t graph);
-static intptr_t next_handle = 0x1000, captured;
+static atomic_int live_device, live_host, live_streams, live_graphs, fail_capture, devices = 1, capability = 87;
+static _Thread_local int capturing, current;
+static _Thread_local intptr_t captured;
+static atomic_size_t memory_limit = SIZE_MAX, memory_used;
+static void (*_Atomic on_launch)(intptr_t graph);
+static atomic_intptr_t next_handle = 0x1000;
 
 int fake_count(int what) {
   switch (what) { case 0: return live_device; case 1: return live_host; case 2: return live_streams; default: return live_graphs; }
@@ -16,12 +19,16 @@ int fake_count(int what) {
 int fake_capturing(void) { return capturing; }
 intptr_t fake_captured(void) { return captured; }
 void fake_set(int new_devices, int new_capability, int new_fail_capture, size_t limit) {
-  devices = new_devices, capability = new_capability, fail_capture = new_fail_capture, memory_limit = limit;
+  devices = new_devices;
+  capability = new_capability;
+  fail_capture = new_fail_capture;
+  memory_limit = limit;
 }
 void fake_on_launch(void (*callback)(intptr_t)) { on_launch = callback; }
 
 int cudaGetDeviceCount(int* n) { *n = devices; return devices ? kOk : 100; }
-int cudaSetDevice(int d) { return d >= 0 && d < devices ? kOk : 101; }
+int cudaGetDevice(int* d) { *d = current; return kOk; }
+int cudaSetDevice(int d) { return d >= 0 && d < devices ? (current = d, kOk) : 101; }
 int cudaDeviceGetAttribute(int* v, int what, int d) {
   (void)d;
   *v = what == 75 ? capability / 10 : what == 76 ? capability % 10 : 0;
@@ -35,7 +42,8 @@ int cudaMalloc(void** p, size_t n) {
   if (memory_used + n > memory_limit) return kMemory;
   size_t* block = malloc(n + 64);
   *block = n;
-  memory_used += n, live_device++;
+  memory_used += n;
+  live_device++;
   *p = (char*)block + 64;
   memset(*p, 0xFF, n); /* NaN where nothing was written */
   return kOk;
@@ -43,7 +51,8 @@ int cudaMalloc(void** p, size_t n) {
 int cudaFree(void* p) {
   if (!p) return kOk;
   size_t* block = (size_t*)((char*)p - 64);
-  memory_used -= *block, live_device--;
+  memory_used -= *block;
+  live_device--;
   free(block);
   return kOk;
 }
@@ -70,7 +79,7 @@ int cudaStreamEndCapture(void* s, void** graph) {
   return fail_capture ? kCapture : kOk;
 }
 int cudaGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long flags) { (void)flags; *exec = graph; live_graphs++; return kOk; }
-int cudaGraphLaunch(void* exec, void* stream) { (void)stream; if (on_launch) on_launch((intptr_t)exec); return kOk; }
+int cudaGraphLaunch(void* exec, void* stream) { (void)stream; void (*call)(intptr_t) = on_launch; if (call) call((intptr_t)exec); return kOk; }
 int cudaGraphExecDestroy(void* exec) { (void)exec; live_graphs--; return kOk; }
 int cudaGraphDestroy(void* graph) { (void)graph; return kOk; }
 int cudaGetLastError(void) { return kOk; }

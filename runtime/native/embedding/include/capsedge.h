@@ -43,9 +43,9 @@ typedef enum capsedge_code {
   CAPSEDGE_OK = 0,
   CAPSEDGE_INTERNAL = 1,    /* a bug in capsedge */
   CAPSEDGE_USAGE = 2,       /* the call is wrong, or the file is not there */
-  CAPSEDGE_ENVIRONMENT = 3, /* ONNX Runtime is missing or too old, memory is short */
+  CAPSEDGE_ENVIRONMENT = 3, /* ONNX Runtime or TensorRT is missing or too old, memory is short */
   CAPSEDGE_UNSUPPORTED = 5, /* the model is whole, but this library cannot run it */
-  CAPSEDGE_ARTEFACT = 6     /* the model file is damaged, foreign, or computes no numbers */
+  CAPSEDGE_ARTEFACT = 6     /* the model file is damaged, foreign, for another machine, or computes no numbers */
 } capsedge_code;
 
 /* CAPSEDGE_OK for NULL. */
@@ -82,14 +82,20 @@ typedef struct capsedge_open_options {
    * only they need. A program that only predicts names "lengths" (or "logits") and "poses", and saves the decoder. */
   const char* const* outputs;
   size_t output_count;
+  /* TensorRT's library, or the folder it is in, for engines. NULL: what the environment variable CAPSEDGE_TENSORRT
+   * names, else the system's. */
+  const char* tensorrt;
+  int32_t device; /* of an engine: number of the GPU. ONNX files run on the CPU, and take 0 only */
 } capsedge_open_options;
-#define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0}
+#define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0}
 
-/* Load a model file. `options` may be NULL. The session is closed with capsedge_close. */
+/* Load a model file: ONNX, or, where this library was built with TensorRT, an engine of `capsedge build`, whose name
+ * ends in ".engine" and whose passport lies beside it. `options` may be NULL. The session is closed with
+ * capsedge_close. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open(const char* path, const capsedge_open_options* options,
                                                              capsedge_session** session);
 
-/* The same from memory, which is free again when the call returns. */
+/* The same from memory, for ONNX; it is free again when the call returns. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open_bytes(const void* data, size_t bytes,
                                                                    const capsedge_open_options* options,
                                                                    capsedge_session** session);
@@ -101,7 +107,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_close(capsedge_session* 
  * another tool, which can run but not predict. */
 typedef struct capsedge_description {
   size_t size;
-  const char* backend;         /* "onnxruntime" */
+  const char* backend;         /* "onnxruntime" or "tensorrt" */
   const char* backend_version; /* "1.31.1" */
   const char* ops;             /* "fused" or "portable" */
   size_t input_count;
@@ -114,8 +120,12 @@ typedef struct capsedge_description {
   int32_t iterations;
   int32_t class_count;    /* 0 where the file does not say */
   const char* score_kind; /* "length" or "probability"; NULL: the model cannot predict */
+  int64_t smallest_batch; /* of one run */
+  int64_t largest_batch;  /* of one run; 0: any */
+  const char* plain_because; /* why an engine's runs are no CUDA graphs; NULL while they are, and on the CPU */
 } capsedge_description;
-#define CAPSEDGE_DESCRIPTION_INIT {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL}
+#define CAPSEDGE_DESCRIPTION_INIT \
+  {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL}
 
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_session* session,
                                                                  capsedge_description* description);
@@ -281,7 +291,7 @@ typedef struct capsedge_counters {
   uint64_t images;  /* rows of all batches, filling included */
   uint64_t failed;  /* calls of capsedge_run and capsedge_predict that ended in a status */
   uint64_t prepare_ns; /* from pixels to inputs, all images together */
-  uint64_t run_ns;     /* in the backend, all runs together */
+  uint64_t run_ns;     /* in the backend, all runs together; copies to and from a GPU included */
   uint64_t longest_run_ns;
 } capsedge_counters;
 #define CAPSEDGE_COUNTERS_INIT {sizeof(capsedge_counters), 0, 0, 0, 0, 0, 0}

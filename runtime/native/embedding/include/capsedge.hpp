@@ -174,6 +174,8 @@ struct OpenOptions {
   capsedge_ops ops = CAPSEDGE_OPS_AUTO;
   std::string onnxruntime;           // empty: search
   std::vector<std::string> outputs;  // empty: all
+  std::string tensorrt;              // empty: search
+  int32_t device = 0;                // GPU of an engine
 };
 
 // A loaded model; for any number of threads at once.
@@ -265,6 +267,8 @@ class Session {
     given.threads = options.threads;
     given.ops = options.ops;
     if (!options.onnxruntime.empty()) given.onnxruntime = options.onnxruntime.c_str();
+    if (!options.tensorrt.empty()) given.tensorrt = options.tensorrt.c_str();
+    given.device = options.device;
     std::vector<const char*> outputs;
     for (const std::string& name : options.outputs) outputs.push_back(name.c_str());
     if (!outputs.empty()) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "capsedge.h"
+#include "passport.h"
 
 namespace capsedge::embedding {
 
@@ -35,20 +36,23 @@ class Backend {
   virtual const std::vector<Port>& inputs() const = 0;
   virtual const std::vector<Port>& outputs() const = 0;
 
+  // Of one run; largest_batch 0: any.
+  virtual int64_t smallest_batch() const { return 1; }
+  virtual int64_t largest_batch() const { return 0; }
+  // Why runs on a GPU are no CUDA graphs; null while they are, and where there is no GPU.
+  virtual const char* plain_because() const { return nullptr; }
+
   // All inputs, which have been checked, and the outputs wanted. An output whose type, rank and shape are set has the
   // room for it; else these are set here, and what does not fit its room is a Failure (CAPSEDGE_USAGE). Called from any
   // number of threads at once; allocates nothing itself.
   virtual void run(const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const = 0;
 };
 
-struct BackendOptions {
-  int32_t threads = 0;
-  bool fused = false;
-  std::string library;  // of the backend, as the caller named it; empty: search
-};
-
-// `name` is what errors call the model.
-std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, const BackendOptions& options);
+// `name` is what errors call the model; `library` is the backend's, as the caller named it, or empty.
+std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads, bool fused,
+                                          const std::string& library);
+std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& name, const Passport& passport,
+                                       int32_t device, const std::string& library);
 
 // Bytes of an element; 0 for CAPSEDGE_OTHER.
 size_t element_bytes(int32_t type);
@@ -56,5 +60,8 @@ const char* type_name(int32_t type);
 
 // "[N, 1, 28, 28]": -1 is N.
 std::string shape_text(const int64_t* shape, size_t rank);
+
+// "a, b".
+std::string joined(const std::vector<std::string>& names);
 
 }  // namespace capsedge::embedding

@@ -1,10 +1,6 @@
 // The C interface: handles, statuses and structures outside, exceptions inside.
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -14,8 +10,8 @@
 #include "failure.h"
 #include "handles.h"
 #include "json.h"
+#include "open.h"
 #include "prediction.h"
-#include "session.h"
 
 struct capsedge_status {
   capsedge_code code;
@@ -114,44 +110,23 @@ void write_result(T result, T* to, const char* name) {
   std::memcpy(to, &result, std::min(to->size, sizeof(T)));
 }
 
-constexpr int64_t kMostModelBytes = 0x7FFFFFFF;  // protobuf reads no larger message
-
-std::string read_file(const std::string& path) {
-  struct stat found {};
-  if (stat(path.c_str(), &found) != 0)
-    fail_usage("The file " + path + " cannot be read.", std::string(std::strerror(errno)) + ".",
-               "Check the name of the model file.");
-  if (!S_ISREG(found.st_mode)) fail_usage(path + " is not a regular file.", "", "Name the .onnx file.");
-  if (found.st_size > kMostModelBytes)
-    throw Failure(CAPSEDGE_ARTEFACT, path + " is too large for an ONNX file.",
-                  "It has " + std::to_string(found.st_size) + " bytes; the format ends at " + std::to_string(kMostModelBytes) + ".",
-                  "Check that it is the right file.");
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  std::string bytes(static_cast<size_t>(found.st_size), '\0');
-  if (!file || std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size())
-    fail_usage(path + " cannot be read.", std::string(std::strerror(errno)) + ".", "Check its permissions.");
-  return bytes;
-}
-
-void open(std::string_view model, const std::string& name, const capsedge_open_options* options, capsedge_session** session) {
+OpenOptions options_of(const capsedge_open_options* options) {
   const capsedge_open_options given = read_options(options, "capsedge_open_options");
   if (given.threads < 0 || given.threads > 1024)
     fail_usage("threads is " + std::to_string(given.threads) + ".", "Wanted: 1 to 1024, or 0 for one a core.");
   if (given.ops < CAPSEDGE_OPS_AUTO || given.ops > CAPSEDGE_OPS_PORTABLE)
     fail_usage("ops is " + std::to_string(given.ops) + ".", "Wanted: a capsedge_ops.");
-  if (model.empty())
-    throw Failure(CAPSEDGE_ARTEFACT, name + " is empty.",
-                  "It has 0 bytes; a download or an export was probably interrupted.",
-                  "Fetch it again, or export it again with `capsedge export`.");
+  if (given.outputs != nullptr && given.output_count == 0) fail_usage("No output is left.", "output_count is 0.");
   OpenOptions read;
   read.threads = given.threads;
   read.ops = static_cast<capsedge_ops>(given.ops);
   if (given.onnxruntime) read.onnxruntime = given.onnxruntime;
+  if (given.tensorrt) read.tensorrt = given.tensorrt;
   read.all_outputs = given.outputs == nullptr;
-  if (given.outputs != nullptr && given.output_count == 0) fail_usage("No output is left.", "output_count is 0.");
   for (size_t i = 0; given.outputs && i < given.output_count; ++i)
     read.outputs.emplace_back(required(given.outputs[i], "outputs"));
-  *session = sessions().add(std::make_unique<Session>(model, name, read));
+  read.device = given.device;
+  return read;
 }
 
 void fill(const std::vector<Port>& ports, size_t index, capsedge_port* to) {
@@ -193,7 +168,7 @@ capsedge_status* capsedge_open(const char* path, const capsedge_open_options* op
   return guarded([&] {
     *required(session, "session") = nullptr;
     const std::string name = required(path, "path");
-    open(read_file(name), name, options, session);
+    *session = sessions().add(open_file(name, options_of(options)));
   });
 }
 
@@ -202,7 +177,7 @@ capsedge_status* capsedge_open_bytes(const void* data, size_t bytes, const capse
   return guarded([&] {
     *required(session, "session") = nullptr;
     if (bytes > 0) required(data, "data");
-    open({static_cast<const char*>(data), bytes}, "the model", options, session);
+    *session = sessions().add(open_onnx({static_cast<const char*>(data), bytes}, "the model", options_of(options)));
   });
 }
 
@@ -220,6 +195,9 @@ capsedge_status* capsedge_describe(capsedge_session* session, capsedge_descripti
     d.input_count = s->backend().inputs().size();
     d.output_count = s->backend().outputs().size();
     d.batch = s->batch();
+    d.smallest_batch = d.batch > 0 ? d.batch : s->backend().smallest_batch();
+    d.largest_batch = d.batch > 0 ? d.batch : s->backend().largest_batch();
+    d.plain_because = s->backend().plain_because();
     if (const auto& m = s->metadata()) {
       d.architecture = m->architecture.c_str();
       d.routing = m->routing.c_str();

@@ -228,8 +228,8 @@ const std::vector<Json>& Json::array() const {
   return items;
 }
 
-Json parse_json(std::string_view text) {
-  if (text.size() > kLongestJson) fail("it has more than " + std::to_string(kLongestJson) + " bytes");
+Json parse_json(std::string_view text, size_t longest) {
+  if (text.size() > longest) fail("it has more than " + std::to_string(longest) + " bytes");
   if (!is_utf8(text)) fail("it is no UTF-8");
   return Reader(text).document();
 }

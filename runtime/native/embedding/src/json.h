@@ -39,7 +39,8 @@ struct Json {
   const std::vector<Json>& array() const;
 };
 
-Json parse_json(std::string_view text);
+// Throws JsonError for text that is no JSON, or longer than this.
+Json parse_json(std::string_view text, size_t longest = kLongestJson);
 
 // Whether the bytes are UTF-8 (RFC 3629).
 bool is_utf8(std::string_view text);

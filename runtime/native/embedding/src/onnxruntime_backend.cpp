@@ -77,8 +77,8 @@ std::string first_line(const char* message) {
 
 class OnnxRuntimeBackend : public Backend {
  public:
-  OnnxRuntimeBackend(std::string_view model, const std::string& name, const BackendOptions& options)
-      : runtime_(onnxruntime(options.library)),
+  OnnxRuntimeBackend(std::string_view model, const std::string& name, int32_t threads, bool fused, const std::string& library)
+      : runtime_(onnxruntime(library)),
         api_(runtime_.api),
         name_(name),
         session_(api_, ReleaseSession),
@@ -86,9 +86,9 @@ class OnnxRuntimeBackend : public Backend {
     Owned<OrtSessionOptions> made(api_, ReleaseSessionOptions);
     check(api_, CreateSessionOptions(api_)(made.out()));
     check(api_, SetSessionLogSeverityLevel(api_)(made.get(), kFatal));
-    check(api_, SetIntraOpNumThreads(api_)(made.get(), options.threads ? options.threads : available_threads()));
+    check(api_, SetIntraOpNumThreads(api_)(made.get(), threads ? threads : available_threads()));
     check(api_, SetInterOpNumThreads(api_)(made.get(), 1));
-    if (options.fused) check(api_, RegisterCustomOps(made.get(), runtime_.base));
+    if (fused) check(api_, RegisterCustomOps(made.get(), runtime_.base));
     check(api_, CreateRunOptions(api_)(run_options_.out()));
     check(api_, RunOptionsSetRunLogSeverityLevel(api_)(run_options_.get(), kFatal));
     try {
@@ -207,8 +207,9 @@ class OnnxRuntimeBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, const BackendOptions& options) {
-  return std::make_unique<OnnxRuntimeBackend>(model, name, options);
+std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads, bool fused,
+                                          const std::string& library) {
+  return std::make_unique<OnnxRuntimeBackend>(model, name, threads, fused, library);
 }
 
 }  // namespace capsedge::embedding

@@ -79,10 +79,12 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   ends_.clear();
 
   const auto values = static_cast<size_t>(preprocessing.values());
-  const auto size = static_cast<size_t>(session.batch() > 0 ? session.batch() : kChunk);
+  const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
+  const auto size = static_cast<size_t>(fixed > 0 ? fixed : largest > 0 ? std::min(kChunk, largest) : kChunk);
+  const auto least = static_cast<size_t>(fixed > 0 ? fixed : session.backend().smallest_batch());
   for (size_t first = 0; first < count; first += size) {
     const size_t used = std::min(size, count - first);
-    const size_t rows = session.batch() > 0 ? size : used;
+    const size_t rows = std::max(least, used);
     const auto start = std::chrono::steady_clock::now();
     input_.resize(rows * values);
     for (size_t n = 0; n < used; ++n)

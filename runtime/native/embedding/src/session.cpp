@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "failure.h"
-#include "onnx_file.h"
 
 namespace capsedge::embedding {
 
@@ -13,12 +12,6 @@ namespace {
 
 constexpr char kLengths[] = "lengths", kLogits[] = "logits", kPoses[] = "poses";
 constexpr char kExportAgain[] = "Export the model again with `capsedge export`.";
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
 
 bool fits(int64_t found, int64_t declared) { return declared < 0 || found == declared; }
 
@@ -99,35 +92,10 @@ uint64_t now_ns() {
 
 }  // namespace
 
-Session::Session(std::string_view model, std::string name, const OpenOptions& options) : name_(std::move(name)) {
-  OnnxFile file = read_onnx(model, name_);
-  if (!file.external.empty())
-    throw Failure(CAPSEDGE_ARTEFACT, name_ + " keeps weights in other files.",
-                  std::to_string(file.external.size()) + " tensors are external, the first is '" + file.external[0] +
-                      "'. capsedge reads self-contained files only, so that a model never opens other files.",
-                  "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.");
-  metadata_ = read_metadata(file.metadata);
-  properties_ = std::move(file.metadata);
-  if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
-    fail_usage(name_ + " has no capsedge nodes that the fused operators could run.",
-               "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
-  fused_ = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
-  const std::set<std::string> missing = file.missing_functions();
-  if (!fused_ && !missing.empty())
-    throw Failure(CAPSEDGE_ENVIRONMENT, name_ + " runs only with the fused operators.",
-                  "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",
-                  "Open it with CAPSEDGE_OPS_AUTO, or export it again with `capsedge export --ops auto`.");
-  std::string cut;
-  if (!options.all_outputs) {
-    cut = keep_outputs(model, file, options.outputs, name_);
-    model = cut;
-  }
-  backend_ = open_onnxruntime(model, name_, {options.threads, fused_, options.onnxruntime});
-  if (metadata_) {
-    std::vector<std::string> names;
-    for (const auto& [output, span] : file.outputs) names.push_back(output);
-    check_metadata(names);
-  }
+Session::Session(std::string name, Model model)
+    : name_(std::move(name)), properties_(std::move(model.properties)), metadata_(std::move(model.metadata)),
+      fused_(model.fused), backend_(std::move(model.backend)) {
+  if (metadata_) check_metadata(model.outputs);
   find_answers();
 }
 

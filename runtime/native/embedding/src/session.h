@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "backend.h"
@@ -13,12 +12,13 @@
 
 namespace capsedge::embedding {
 
-struct OpenOptions {
-  int32_t threads = 0;
-  capsedge_ops ops = CAPSEDGE_OPS_AUTO;
-  std::string onnxruntime;
-  bool all_outputs = true;
-  std::vector<std::string> outputs;
+// What a file became when it was opened.
+struct Model {
+  std::map<std::string, std::string> properties;
+  std::optional<Metadata> metadata;
+  bool fused = false;
+  std::unique_ptr<Backend> backend;
+  std::vector<std::string> outputs;  // all of the file, also those that the backend leaves out
 };
 
 struct Counters {
@@ -37,8 +37,8 @@ struct Answers {
 
 class Session {
  public:
-  // `name` is what errors call the model.
-  Session(std::string_view model, std::string name, const OpenOptions& options);
+  // `name` is what errors call the model. Throws Failure (CAPSEDGE_ARTEFACT) where its metadata does not fit its graph.
+  Session(std::string name, Model model);
 
   const std::string& name() const { return name_; }
   const Backend& backend() const { return *backend_; }
@@ -66,10 +66,10 @@ class Session {
   void find_answers();
 
   const std::string name_;
-  std::map<std::string, std::string> properties_;
-  std::optional<Metadata> metadata_;
-  bool fused_ = false;
-  std::unique_ptr<Backend> backend_;
+  const std::map<std::string, std::string> properties_;
+  const std::optional<Metadata> metadata_;
+  const bool fused_;
+  const std::unique_ptr<Backend> backend_;
   Answers answers_;
   std::shared_ptr<const std::vector<std::string>> class_names_;
   mutable Counters counters_;

@@ -36,4 +36,10 @@ std::string shape_text(const int64_t* shape, size_t rank) {
   return text + "]";
 }
 
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 }  // namespace capsedge::embedding

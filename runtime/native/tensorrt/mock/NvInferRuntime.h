@@ -1,9 +1,12 @@
-// What the plugins use of TensorRT's plugin interface, written for tests from its documentation: same names and
-// meaning, not its layout. Real builds take TensorRT's own headers, which are in no public package index.
+// What capsedge uses of TensorRT's plugin and runtime interfaces, written for tests from its documentation: same names
+// and meaning, not its layout. Real builds take TensorRT's own headers, which are in no public package index.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#define NV_TENSORRT_MAJOR 10
+#define NV_TENSORRT_VERSION 100300
 
 typedef void* cudaStream_t;
 
@@ -11,7 +14,8 @@ namespace nvinfer1 {
 
 using AsciiChar = char;
 
-enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3, kINT64 = 8 };
+enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3, kBOOL = 4, kUINT8 = 5, kINT64 = 8 };
+enum class TensorIOMode : int32_t { kNONE = 0, kINPUT = 1, kOUTPUT = 2 };
 enum class TensorFormat : int32_t { kLINEAR = 0, kCHW2 = 1, kHWC8 = 2 };
 enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
 enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };
@@ -145,7 +149,37 @@ class ILoggerFinder {
 
 class IPluginRegistry {
  public:
+  using PluginLibraryHandle = void*;
   virtual bool registerCreator(IPluginCreatorInterface& creator, const char* pluginNamespace) noexcept = 0;
+  virtual PluginLibraryHandle loadLibrary(const char* pluginPath) noexcept = 0;
+  virtual IPluginCreatorInterface* getCreator(const char* name, const char* version,
+                                              const char* pluginNamespace = "") noexcept = 0;
+};
+
+class IExecutionContext {
+ public:
+  virtual ~IExecutionContext() noexcept = default;
+  virtual bool setInputShape(const char* tensorName, const Dims& dims) noexcept = 0;
+  virtual bool setTensorAddress(const char* tensorName, void* data) noexcept = 0;
+  virtual int32_t inferShapes(int32_t nbMaxNames, const char** tensorNames) noexcept = 0;
+  virtual Dims getTensorShape(const char* tensorName) const noexcept = 0;
+  virtual bool enqueueV3(cudaStream_t stream) noexcept = 0;
+};
+class ICudaEngine {
+ public:
+  virtual ~ICudaEngine() noexcept = default;
+  virtual int32_t getNbIOTensors() const noexcept = 0;
+  virtual const char* getIOTensorName(int32_t index) const noexcept = 0;
+  virtual DataType getTensorDataType(const char* tensorName) const noexcept = 0;
+  virtual Dims getTensorShape(const char* tensorName) const noexcept = 0;
+  virtual TensorIOMode getTensorIOMode(const char* tensorName) const noexcept = 0;
+  virtual IExecutionContext* createExecutionContext() noexcept = 0;
+};
+class IRuntime {
+ public:
+  virtual ~IRuntime() noexcept = default;
+  virtual ICudaEngine* deserializeCudaEngine(const void* blob, size_t size) noexcept = 0;
+  virtual IPluginRegistry& getPluginRegistry() noexcept = 0;
 };
 
 }  // namespace nvinfer1

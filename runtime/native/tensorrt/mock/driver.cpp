@@ -31,6 +31,8 @@ struct Registry : IPluginRegistry {
     names.push_back(std::string(space) + "::" + one.getPluginName() + "/" + one.getPluginVersion());
     return true;
   }
+  PluginLibraryHandle loadLibrary(const char*) noexcept override { return nullptr; }
+  IPluginCreatorInterface* getCreator(const char*, const char*, const char*) noexcept override { return nullptr; }
 };
 Registry& registry() {
   static Registry made;

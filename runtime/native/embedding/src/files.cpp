@@ -1,0 +1,36 @@
+#include "files.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "failure.h"
+
+namespace capsedge::embedding {
+
+std::string read_file(const std::string& path, int64_t most, const char* kind) {
+  struct stat found {};
+  if (stat(path.c_str(), &found) != 0)
+    fail_usage("The file " + path + " cannot be read.", std::string(std::strerror(errno)) + ".",
+               "Check the name of the model file.");
+  if (!S_ISREG(found.st_mode)) fail_usage(path + " is not a regular file.", "", std::string("Name ") + kind + ".");
+  if (found.st_size > most)
+    throw Failure(CAPSEDGE_ARTEFACT, path + " is too large for " + kind + ".",
+                  "It has " + std::to_string(found.st_size) + " bytes; the most is " + std::to_string(most) + ".",
+                  "Check that it is the right file.");
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  std::string bytes(static_cast<size_t>(found.st_size), '\0');
+  if (!file || std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size())
+    fail_usage(path + " cannot be read.", std::string(std::strerror(errno)) + ".", "Check its permissions.");
+  return bytes;
+}
+
+bool is_file(const std::string& path) {
+  struct stat found {};
+  return stat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode);
+}
+
+}  // namespace capsedge::embedding

@@ -1,0 +1,32 @@
+// Libraries that are opened at run time: where they may be, and words for where they are not.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace capsedge::embedding {
+
+struct LibraryPlaces {
+  const char* title;     // "ONNX Runtime"
+  const char* file;      // "libonnxruntime.so": a folder's library is this, or this with a version behind it
+  const char* variable;  // the environment variable that names the library or its folder
+  const char* option;    // the member of capsedge_open_options that does; null: none
+  std::vector<std::string> folders;  // relative to the folder that this library is in
+  std::vector<std::string> names;    // for the system's loader
+  const char* install;               // what mends it
+};
+
+// The library that the caller named, else the one that the environment does (what is given and does not open is the
+// error), else the first of the places that opens. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
+void* open_library(const LibraryPlaces& places, const std::string& named);
+
+// The file that the name stands for: the library in a folder, else the name itself; links resolved. Empty: none.
+std::string library_file(const std::string& named, const char* file);
+
+// The file that a function of an open library is in, links resolved; empty where the loader does not say.
+std::string file_of(const void* function);
+
+// The folder that this library is in.
+std::string own_folder();
+
+}  // namespace capsedge::embedding

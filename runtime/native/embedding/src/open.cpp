@@ -1,0 +1,98 @@
+#include "open.h"
+
+#include <algorithm>
+#include <set>
+
+#include "failure.h"
+#include "files.h"
+#include "onnx_file.h"
+
+namespace capsedge::embedding {
+
+namespace {
+
+constexpr char kEngineSuffix[] = ".engine";
+constexpr int64_t kMostOnnxBytes = 0x7FFFFFFF;  // protobuf reads no larger message
+constexpr int64_t kMostEngineBytes = int64_t{1} << 36;
+
+bool is_engine(const std::string& path) {
+  constexpr size_t size = sizeof kEngineSuffix - 1;
+  return path.size() > size && path.compare(path.size() - size, size, kEngineSuffix) == 0;
+}
+
+void check_not_empty(std::string_view model, const std::string& name) {
+  if (model.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, name + " is empty.",
+                  "It has 0 bytes; a download or an export was probably interrupted.",
+                  "Fetch it again, or export it again with `capsedge export`.");
+}
+
+#if CAPSEDGE_WITH_TENSORRT
+std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions& options) {
+  if (options.ops != CAPSEDGE_OPS_AUTO)
+    fail_usage(path + " is a TensorRT engine.", "It runs with the operators that it was built with.",
+               "Open it with CAPSEDGE_OPS_AUTO.");
+  const std::string engine = read_file(path, kMostEngineBytes, "a TensorRT engine");
+  check_not_empty(engine, path);
+  Passport passport = read_passport(path, engine);
+  Model opened;
+  opened.metadata = read_metadata(passport.metadata);
+  opened.fused = passport.fused;
+  opened.backend = open_tensorrt(engine, path, passport, options.device, options.tensorrt);
+  opened.properties = std::move(passport.metadata);
+  for (const Port& port : opened.backend->outputs()) opened.outputs.push_back(port.name);
+  // An engine computes all of its outputs, so naming some saves nothing; a wrong name is wrong all the same.
+  for (const std::string& name : options.outputs)
+    if (std::find(opened.outputs.begin(), opened.outputs.end(), name) == opened.outputs.end())
+      fail_usage(path + " has no output '" + name + "'.", "Its outputs: " + joined(opened.outputs) + ".", "Name some of these.");
+  return std::make_unique<Session>(path, std::move(opened));
+}
+#else
+std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&) {
+  throw Failure(CAPSEDGE_ENVIRONMENT, path + " is a TensorRT engine, and this libcapsedge was built without TensorRT.",
+                "It is built with it where TensorRT's and CUDA's headers are.",
+                "Build it there (docs/embedding.md, \"TensorRT\"), or open the ONNX file that the engine was built from.");
+}
+#endif
+
+}  // namespace
+
+std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& name, const OpenOptions& options) {
+  check_not_empty(model, name);
+  if (options.device != 0)
+    fail_usage("device is " + std::to_string(options.device) + " for " + name + ".", "ONNX files run on the CPU.",
+               "Leave it out, or open a TensorRT engine of `capsedge build`.");
+  OnnxFile file = read_onnx(model, name);
+  if (!file.external.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, name + " keeps weights in other files.",
+                  std::to_string(file.external.size()) + " tensors are external, the first is '" + file.external[0] +
+                      "'. capsedge reads self-contained files only, so that a model never opens other files.",
+                  "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.");
+  Model opened;
+  opened.metadata = read_metadata(file.metadata);
+  if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
+    fail_usage(name + " has no capsedge nodes that the fused operators could run.",
+               "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
+  opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
+  const std::set<std::string> missing = file.missing_functions();
+  if (!opened.fused && !missing.empty())
+    throw Failure(CAPSEDGE_ENVIRONMENT, name + " runs only with the fused operators.",
+                  "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",
+                  "Open it with CAPSEDGE_OPS_AUTO, or export it again with `capsedge export --ops auto`.");
+  std::string cut;
+  if (!options.all_outputs) {
+    cut = keep_outputs(model, file, options.outputs, name);
+    model = cut;
+  }
+  opened.backend = open_onnxruntime(model, name, options.threads, opened.fused, options.onnxruntime);
+  opened.properties = std::move(file.metadata);
+  for (const auto& [output, span] : file.outputs) opened.outputs.push_back(output);
+  return std::make_unique<Session>(name, std::move(opened));
+}
+
+std::unique_ptr<Session> open_file(const std::string& path, const OpenOptions& options) {
+  if (is_engine(path)) return open_engine(path, options);
+  return open_onnx(read_file(path, kMostOnnxBytes, "an ONNX file"), path, options);
+}
+
+}  // namespace capsedge::embedding

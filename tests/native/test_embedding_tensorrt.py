@@ -1,0 +1,584 @@
+"""TensorRT engines in libcapsedge, over stand-ins for libnvinfer and CUDA: all but the arithmetic of a GPU.
+
+The library is compiled against the interface mock of ``runtime/native/tensorrt/mock``; an engine of the
+stand-ins is an ONNX file, which ONNX Runtime runs. That the same source compiles against TensorRT's own
+headers is `test_real_headers`; that TensorRT behaves alike needs a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import capsedge
+from capsedge.errors import ArtefactError
+from capsedge.runtime import passport
+from capsedge.runtime.cuda import load_cuda
+from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from tests.tensorrt import fake
+from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE, cudart, gpu  # noqa: F401
+
+from . import embedding
+from .embedding import ARTEFACT, ENVIRONMENT, USAGE, Failed, Session
+from .test_builds import NATIVE, ROOT, environment
+
+pytest.importorskip("onnxruntime")
+MOCK = NATIVE / "tensorrt" / "mock"
+INCLUDE = NATIVE / "embedding" / "include"
+SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGet(int* handle, int device) { *handle = device; return 0; }
+int cuDeviceGetName(char* name, int size, int device) { (void)device; strncpy(name, "Orin", size); return 0; }
+"""
+
+
+def compiled(compiler: str, *words: str) -> None:
+    done = subprocess.run([compiler, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def nvinfer(target: Path, *flags: str) -> Path:
+    """The stand-in for libnvinfer."""
+    source = SOURCE.with_name("nvinfer.cpp")
+    compiled(
+        "g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+        f"-I{MOCK}", f"-I{INCLUDE}", *flags, str(source), "-o", str(target),
+    )  # fmt: skip
+    return target
+
+
+class Machine:
+    """libcapsedge with TensorRT, and the stand-ins that it opens.
+
+    Attributes:
+        library: libcapsedge.
+        variables: what tells it, and the stand-ins, where everything is.
+        nvinfer, cudart: the stand-ins, with their knobs.
+    """
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self.library = library
+        compiled("gcc", "-shared", "-fPIC", str(SOURCE), "-o", str(folder / "libcudart.so"))
+        nvinfer(folder / "libnvinfer.so.10")
+        driver = folder / "driver.c"
+        driver.write_text(DRIVER)
+        name = "-Wl,-soname,libcuda.so.1"
+        compiled("gcc", "-shared", "-fPIC", name, str(driver), "-o", str(folder / "libcuda.so.1"))
+        self.variables = {
+            "CAPSEDGE_TENSORRT": str(folder),
+            "CAPSEDGE_CUDART": str(folder / "libcudart.so"),
+            "CAPSEDGE_MOCK_RUNTIME": str(library),
+            "CAPSEDGE_ONNXRUNTIME": str(embedding.onnxruntime_library()),
+        }
+        self.folder = folder
+        self.nvinfer = ctypes.CDLL(str(folder / "libnvinfer.so.10"))
+        self.cudart = ctypes.CDLL(str(folder / "libcudart.so"))
+        self.cudart.fake_set.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t]
+        self._driver = ctypes.CDLL(str(folder / "libcuda.so.1"))
+
+    def counts(self, *what: str) -> dict[str, int]:
+        return {name: self.nvinfer.mock_count(name.encode()) for name in what}
+
+    def held(self) -> list[int]:
+        """Device and host buffers, streams, graphs; engines and contexts."""
+        return [self.cudart.fake_count(k) for k in range(4)] + list(
+            self.counts("engines", "contexts").values()
+        )
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    cmake = shutil.which("cmake", path=environment()["PATH"])
+    if cmake is None or shutil.which("g++") is None:
+        pytest.skip("needs cmake and g++: pip install cmake; apt-get install g++")
+    folder = ROOT / "build" / "embedding-tensorrt"
+    for command in (
+        [cmake, "-S", str(NATIVE), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None",
+         "-DCMAKE_CXX_FLAGS=-O1 -Werror", f"-DCAPSEDGE_NVINFER={MOCK}", f"-DCAPSEDGE_CUDART_INCLUDE={MOCK}"],
+        [cmake, "--build", str(folder), "-j", "2", "--target", "capsedge"],
+    ):  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment()
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder / "embedding" / "libcapsedge.so"
+
+
+@pytest.fixture(scope="module")
+def stand_ins(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("machine"), built)
+
+
+@pytest.fixture
+def machine(stand_ins: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """The library under test is this one; every test leaves nothing on the GPU."""
+    for name, value in stand_ins.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(embedding.LIBRARY_VARIABLE, str(stand_ins.library))
+    stand_ins.cudart.fake_set(1, 87, 0, ANY_AMOUNT)
+    gc.collect()  # sessions of another build close in it
+    embedding.load.cache_clear()
+    yield stand_ins
+    gc.collect()
+    embedding.load.cache_clear()
+    assert stand_ins.held() == [0] * 6
+
+
+@pytest.fixture
+def engine(gpu: Any, tmp_path: Path):  # noqa: F811
+    """Builds an engine as ``capsedge build`` does; the GPU is called Orin."""
+    from capsedge.exporters.engine import BuildOptions, build
+
+    load_cuda()  # Python's stand-in, before the library's own is named
+
+    def run(model: Path, batch: tuple[int, int, int] = (1, 4, 4), **options: Any) -> Path:
+        target = tmp_path / "net.engine"
+        given = BuildOptions(**{"plugin": "native", "batch": batch, **options})
+        return build(model, target, given, lambda *row: None).path
+
+    return run
+
+
+@pytest.fixture(scope="module", params=["default", *ROUTINGS])
+def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "default":
+        return default_model()
+    pytest.importorskip("torch", reason="exporting the zoo's checkpoints needs torch")
+    from capsedge.checkpoint import load_checkpoint
+    from capsedge.exporters import export
+
+    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
+    export(load_checkpoint(zoo_checkpoint(request.param)), path)
+    return path
+
+
+def pictures(count: int) -> list[Any]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, 256, (20 + k, 31, 1), np.uint8) for k in range(count)]
+
+
+def test_predictions_are_those_of_python(engine: Any, machine: Machine, zoo_model: Path) -> None:
+    """Of Python's session over the same engine, bit for bit: plain runs, captured and launched ones."""
+    path = engine(zoo_model)
+    python = capsedge.load(path)
+    native = Session(path)
+    about = native.describe()
+    assert (about.backend, about.backend_version) == (b"tensorrt", b"10.3.0.26")
+    assert about.ops.decode() == python.ops == "portable"
+    assert (about.batch, about.smallest_batch, about.largest_batch) == (-1, 1, 4)
+    assert python.metadata is not None
+    assert native.class_names() == list(python.metadata.class_names)
+    assert native.property("capsedge.schema") == "1"
+    assert native.ports("input") == {p.name: (p.dtype, [-1, 1, 28, 28]) for p in python.inputs}
+    images = pictures(6)  # four, then two
+    wanted = python.predict([x[..., 0] for x in images])
+    for _ in range(3):
+        for ours, theirs in zip(native.predict(images), wanted, strict=True):
+            np.testing.assert_array_equal(ours["scores"], theirs.scores)
+            np.testing.assert_array_equal(ours["poses"], theirs.poses)
+            assert [x[:3] for x in ours["labels"]] == [
+                (x.name, x.index, x.score) for x in theirs.labels
+            ]
+    x = np.random.default_rng(0).random((3, 1, 28, 28), np.float32)
+    right = python.run(x)
+    for _ in range(3):
+        found = native.run({python.inputs[0].name: x})
+        assert {k: v.tobytes() for k, v in found.items()} == {
+            k: v.tobytes() for k, v in right.items()
+        }
+    assert native.run({python.inputs[0].name: x[:0]})["poses"].shape[0] == 0
+    native.close()
+
+
+def test_graphs_are_captured_once_a_batch(engine: Any, machine: Machine) -> None:
+    native = Session(engine(default_model()))
+    names = ("plain", "captured", "launched")
+    before = machine.counts(*names)
+
+    def since() -> list[int]:
+        return [machine.counts(n)[n] - before[n] for n in names]
+
+    for _ in range(4):
+        native.predict(pictures(2))
+    assert since() == [1, 1, 3]
+    native.predict(pictures(3))  # another batch drops the graph
+    assert since() == [2, 1, 3]
+    assert machine.cudart.fake_count(3) == 0
+    native.predict(pictures(3))
+    assert since() == [2, 2, 4]
+    assert native.describe().plain_because is None
+    native.close()
+
+
+def test_engines_that_cannot_be_captured_run_plainly(engine: Any, machine: Machine) -> None:
+    native = Session(engine(default_model()))
+    machine.cudart.fake_set(1, 87, 1, ANY_AMOUNT)
+    found = [native.predict(pictures(2)) for _ in range(3)]
+    assert found[0][0]["scores"].tolist() == found[2][0]["scores"].tolist()
+    assert b"capturing" in native.describe().plain_because
+    native.close()
+
+
+@pytest.mark.parametrize("batch", [(4, 4, 4), (3, 4, 4)])
+def test_batches_are_filled(engine: Any, machine: Machine, batch: tuple[int, int, int]) -> None:
+    path = engine(default_model(), batch)
+    native, images = Session(path), pictures(5)
+    wanted = capsedge.load(path).predict([x[..., 0] for x in images])
+    for ours, theirs in zip(native.predict(images), wanted, strict=True):
+        np.testing.assert_array_equal(ours["scores"], theirs.scores)
+    assert native.counters().images == 4 + batch[0]
+    assert native.describe().batch == (4 if batch[0] == 4 else -1)
+    native.close()
+
+
+def test_files_of_other_tools(engine: Any, machine: Machine, tmp_path: Path) -> None:
+    """An engine of a file without metadata runs, and does not predict."""
+    import onnx
+
+    model = onnx.load(default_model())
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "foreign.onnx")
+    native = Session(engine(tmp_path / "foreign.onnx"))
+    x = np.zeros((2, 1, 28, 28), np.float32)
+    assert native.run({"image": x} if "image" in native.ports("input") else _first(native, x))
+    with pytest.raises(Failed, match="no metadata"):
+        native.predict(pictures(1))
+    native.close()
+
+
+def _first(native: Session, x: Any) -> dict[str, Any]:
+    return {next(iter(native.ports("input"))): x}
+
+
+def test_threads(engine: Any, machine: Machine) -> None:
+    native = Session(engine(default_model()))
+    images = pictures(8)
+    alone = [native.predict([x])[0]["scores"].tobytes() for x in images]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            found = list(pool.map(lambda x: native.predict([x])[0]["scores"].tobytes(), images))
+            assert found == alone
+    assert machine.counts("contexts")["contexts"] <= 8
+    native.close()
+
+
+def test_a_failed_run_leaves_nothing(engine: Any, machine: Machine) -> None:
+    native = Session(engine(default_model()))
+    machine.nvinfer.mock_set(b"execute", 1)
+    try:
+        with pytest.raises(Failed, match="could not run") as failed:
+            native.predict(pictures(1))
+        assert failed.value.code == ARTEFACT
+        assert machine.held()[:4] == [0, 0, 0, 0]
+    finally:
+        machine.nvinfer.mock_set(b"execute", 0)
+    assert native.predict(pictures(1))
+    native.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [
+        ("context", ENVIRONMENT, "too little memory"),
+        ("runtime", ENVIRONMENT, "does not start"),
+        ("free", ARTEFACT, "only the batch may be free"),
+    ],
+)
+def test_what_tensorrt_refuses(
+    engine: Any, machine: Machine, what: str, code: int, words: str
+) -> None:
+    path = engine(default_model())
+    machine.nvinfer.mock_set(what.encode(), 1)
+    try:
+        with pytest.raises(Failed, match=words) as failed:
+            Session(path)
+        assert failed.value.code == code
+    finally:
+        machine.nvinfer.mock_set(what.encode(), 0)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [("shape", "take the input shape"), ("infer", "infer its shapes without x")]
+)
+def test_what_a_context_refuses(engine: Any, machine: Machine, what: str, words: str) -> None:
+    native = Session(engine(default_model()))
+    machine.nvinfer.mock_set(what.encode(), 1)
+    try:
+        with pytest.raises(Failed, match=words):
+            native.predict(pictures(1))
+    finally:
+        machine.nvinfer.mock_set(what.encode(), 0)
+    native.close()
+
+
+def test_too_little_memory(engine: Any, machine: Machine) -> None:
+    path = engine(default_model())
+    machine.cudart.fake_set(1, 87, 0, 100)
+    with pytest.raises(Failed, match="out of memory") as failed:
+        Session(path)
+    assert failed.value.code == ENVIRONMENT
+
+
+def test_fused_engine(
+    engine: Any, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "libcapsedge_tensorrt.so"
+    library.write_bytes(b"plugin")
+    monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", str(library))
+    path = engine(default_model(), plugin="fused")
+    machine.nvinfer.mock_set(b"plugin", 1)
+    with pytest.raises(Failed, match="does not take the plugin library"):
+        Session(path)
+    machine.nvinfer.mock_set(b"plugin", 0)
+    before = machine.counts("plugins")["plugins"]
+    sessions = [Session(path), Session(path)]
+    assert (
+        machine.counts("plugins")["plugins"] == before + 1
+    )  # loading twice is an error of TensorRT's
+    assert sessions[0].describe().ops == b"fused"
+    for session in sessions:
+        assert session.predict(pictures(1))
+        session.close()
+    library.write_bytes(b"another")
+    with pytest.raises(Failed, match="not the one it was built with"):
+        Session(path)
+    monkeypatch.delenv("CAPSEDGE_TENSORRT_PLUGIN")
+    with pytest.raises(Failed, match="plugin library of capsedge is not here"):
+        Session(path)
+    monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", str(tmp_path / "missing.so"))
+    with pytest.raises(Failed, match="does not exist") as failed:
+        Session(path)
+    assert failed.value.code == ENVIRONMENT
+
+
+# Passports: the words of Python
+
+
+def change(path: Path, **values: Any) -> None:
+    """Write other values into the passport; those of the machine by ``machine_``."""
+    stands = json.loads(passport.path_of(path).read_text())
+    for name, value in values.items():
+        if name.startswith("machine_"):
+            stands["machine"][name.removeprefix("machine_")] = value
+        elif value is None:
+            del stands[name]
+        else:
+            stands[name] = value
+    passport.path_of(path).write_text(json.dumps(stands))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"machine_tensorrt": "10.4.0"},
+        {"machine_gpu": "NVIDIA H100", "machine_compute_capability": "9.0"},
+        {"machine_architecture": "riscv64"},
+        {"machine_cuda": "13.1"},
+        {"engine_sha256": "0" * 64},
+        {"engine_bytes": 3},
+    ],
+)
+def test_engines_for_something_else(engine: Any, machine: Machine, values: dict[str, Any]) -> None:
+    path = engine(default_model())
+    change(path, **values)
+    with pytest.raises(ArtefactError) as theirs:
+        capsedge.load(path)
+    with pytest.raises(Failed) as ours:
+        Session(path)
+    assert ours.value.code == ARTEFACT
+    what, why, fix = str(ours.value).split("\n")
+    assert what == theirs.value.what
+    assert fix == theirs.value.fix
+    # TensorRT's library knows its build number.
+    assert why.replace("10.3.0.26", "10.3.0") == theirs.value.why
+
+
+@pytest.mark.parametrize("version", ["10.3.0", "10.3.0.26"])
+def test_versions_with_and_without_the_build(engine: Any, machine: Machine, version: str) -> None:
+    path = engine(default_model())
+    change(path, machine_tensorrt=version)
+    Session(path).close()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schema": 2},
+        {"schema": None},
+        {"batch": [2, 1, 4]},
+        {"batch": [1, 2]},
+        {"batch": "1"},
+        {"metadata": []},
+        {"metadata": {"capsedge.schema": 1}},
+        {"machine": {}},
+        {"plugin_sha256": 1},
+        {"engine_sha256": None},
+        {"command": None},
+    ],
+)
+def test_damaged_passports(engine: Any, machine: Machine, values: dict[str, Any]) -> None:
+    path = engine(default_model())
+    change(path, **values)
+    with pytest.raises(Failed, match="cannot be read") as failed:
+        Session(path)
+    assert failed.value.code == ARTEFACT
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"schema": 1e400}'])
+def test_passports_that_are_none(engine: Any, machine: Machine, text: str) -> None:
+    path = engine(default_model())
+    passport.path_of(path).write_text(text)
+    with pytest.raises(Failed, match="cannot be read") as failed:
+        Session(path)
+    assert failed.value.code == ARTEFACT
+    passport.path_of(path).unlink()
+    with pytest.raises(Failed, match="has no passport"):
+        Session(path)
+
+
+def test_checksums_of_all_lengths(engine: Any, machine: Machine) -> None:
+    """What is not TensorRT's is TensorRT's to say; what is not the passport's never gets there."""
+    import hashlib
+
+    path = engine(default_model())
+    for size in (1, 3, 55, 56, 63, 64, 65, 119, 120, 127, 128, 1000):
+        data = np.random.default_rng(size).bytes(size)
+        path.write_bytes(data)
+        change(path, engine_bytes=size, engine_sha256=hashlib.sha256(data).hexdigest())
+        with pytest.raises(Failed, match="magic tag does not match"):
+            Session(path)
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        with pytest.raises(Failed, match="not the engine that its passport describes"):
+            Session(path)
+    path.write_bytes(b"")
+    with pytest.raises(Failed, match="is empty"):
+        Session(path)
+
+
+# Wrong use
+
+
+def test_wrong_use(engine: Any, machine: Machine) -> None:
+    path = engine(default_model())
+    for options, code, words in (
+        ({"device": 1}, ENVIRONMENT, "There is no GPU 1"),
+        ({"device": -1}, ENVIRONMENT, "There is no GPU -1"),
+        ({"ops": "fused"}, USAGE, "is a TensorRT engine"),
+        ({"ops": "portable"}, USAGE, "is a TensorRT engine"),
+        ({"outputs": ["depths"]}, USAGE, "no output 'depths'"),
+    ):
+        with pytest.raises(Failed, match=words) as failed:
+            Session(path, **options)  # type: ignore[arg-type]
+        assert failed.value.code == code
+    with pytest.raises(Failed, match="ONNX files run on the CPU"):
+        Session(default_model(), device=1)
+    native = Session(path, outputs=["lengths", "poses"])
+    name = next(iter(native.ports("input")))
+    with pytest.raises(Failed, match="was built for 1 to 4") as failed:
+        native.run({name: np.zeros((5, 1, 28, 28), np.float32)})
+    assert failed.value.code == USAGE
+    with pytest.raises(Failed, match="no room"):
+        native.run({name: np.zeros((1, 1, 28, 28), np.float32)}, {"poses": 8})
+    with pytest.raises(Failed, match="cannot be read"):
+        Session(path.with_name("missing.engine"))
+    native.close()
+
+
+# Programs
+
+
+@pytest.fixture(scope="module")
+def classify(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("program") / "classify"
+    compiled(
+        "gcc", "-std=c99", f"-I{INCLUDE}", str(NATIVE / "embedding" / "examples" / "classify.c"), "-o", str(program),
+        f"-L{built.parent}", "-lcapsedge", f"-Wl,-rpath,{built.parent}",
+    )  # fmt: skip
+    return program
+
+
+def program(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, check=False,
+        env={**os.environ, **variables},
+    )  # fmt: skip
+
+
+def test_the_example_runs_engines(engine: Any, machine: Machine, classify: Path) -> None:
+    path = engine(default_model())
+    loader = {"LD_LIBRARY_PATH": str(machine.folder)}  # the driver's library
+    found = program(classify, path, *SAMPLES, **loader)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == program(classify, default_model(), *SAMPLES).stdout
+
+
+def test_what_is_missing_is_named(
+    engine: Any, machine: Machine, classify: Path, tmp_path: Path
+) -> None:
+    path = engine(default_model())
+    other = tmp_path / "other"
+    other.mkdir()
+    nvinfer(other / "libnvinfer.so.10", "-DMOCK_MAJOR=11")
+    for variables, words in (
+        ({"CAPSEDGE_TENSORRT": str(tmp_path)}, "no libnvinfer.so.10 in this folder"),
+        ({"CAPSEDGE_TENSORRT": ""}, "TensorRT was not found."),
+        ({"CAPSEDGE_TENSORRT": str(other)}, "It is version 11."),
+        ({"CAPSEDGE_TENSORRT": machine.variables["CAPSEDGE_ONNXRUNTIME"]}, "It is something else."),
+        ({"CAPSEDGE_CUDART": "/nowhere/libcudart.so"}, "/nowhere/libcudart.so: "),
+        ({"CAPSEDGE_CUDART": machine.variables["CAPSEDGE_ONNXRUNTIME"]}, "has no function cuda"),
+    ):
+        found = program(classify, path, SAMPLES[0], **variables)
+        assert found.returncode == ENVIRONMENT, (variables, found.stderr)
+        assert words in found.stderr
+        assert "Install" in found.stderr
+
+
+def test_builds_without_tensorrt_say_so(tmp_path: Path) -> None:
+    if embedding.library_path() is None:
+        pytest.skip("libcapsedge is not built: pip install -e . with a C++ compiler")
+    if b"createInferRuntime" in embedding.library_path().read_bytes():  # type: ignore[union-attr]
+        pytest.skip("the installed libcapsedge has TensorRT")
+    with pytest.raises(Failed, match="built without TensorRT") as failed:
+        Session(tmp_path / "net.engine")
+    assert failed.value.code == ENVIRONMENT
+
+
+SOURCES = ("cuda_runtime", "tensorrt_backend", "tensorrt_library", "open")
+
+
+@pytest.mark.slow
+def test_real_headers(tmp_path: Path) -> None:
+    """Against TensorRT's own headers, where they are: CAPSEDGE_TENSORRT_INCLUDE, folders with ':' between."""
+    named = os.environ.get("CAPSEDGE_TENSORRT_INCLUDE", "")
+    cuda = os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include")
+    if not named or shutil.which("g++") is None or not Path(cuda, "cuda_runtime_api.h").is_file():
+        pytest.skip(
+            "set CAPSEDGE_TENSORRT_INCLUDE to folders with NvInferRuntime.h, and CUDA_INCLUDE to CUDA's"
+        )
+    for folder in named.split(":"):
+        for name in SOURCES:
+            made = tmp_path / f"{name}.o"
+            compiled(
+                "g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-DCAPSEDGE_WITH_TENSORRT=1",
+                "-isystem", folder, "-isystem", cuda, f"-I{INCLUDE}", f"-I{NATIVE}/embedding/src",
+                "-c", str(NATIVE / "embedding" / "src" / f"{name}.cpp"), "-o", str(made),
+            )  # fmt: skip
+            undefined = subprocess.run(
+                ["nm", "-u", str(made)], capture_output=True, text=True, check=True
+            ).stdout
+            # All of TensorRT and CUDA is opened at run time.
+            for prefix in ("createInfer", "getInferLib", "getPluginRegistry", " U cuda", " U cu"):
+                assert prefix not in undefined

@@ -1,0 +1,263 @@
+// A stand-in for libnvinfer: what libcapsedge calls of TensorRT's runtime, with ONNX Runtime behind it. An engine is
+// "PLAN" and an ONNX file, as in fake.py; a context runs it, through libcapsedge's own ONNX backend, on the addresses
+// that it is told, which are host memory here (cudart.c). Loaded with CAPSEDGE_MOCK_RUNTIME naming libcapsedge and
+// CAPSEDGE_CUDART the stand-in for libcudart.
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "NvInferRuntime.h"
+#include "capsedge.h"
+
+#ifndef MOCK_MAJOR
+#define MOCK_MAJOR NV_TENSORRT_MAJOR
+#endif
+
+using namespace nvinfer1;
+
+namespace {
+
+void* library_of(const char* variable) {
+  void* const library = dlopen(std::getenv(variable), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) std::abort();
+  return library;
+}
+
+template <typename F>
+F* function(const char* variable, const char* name) {
+  F* const found = reinterpret_cast<F*>(dlsym(library_of(variable), name));
+  if (found == nullptr) std::abort();
+  return found;
+}
+#define CAPSEDGE(name) function<decltype(name)>("CAPSEDGE_MOCK_RUNTIME", #name)
+
+std::mutex mutex;
+std::set<std::string> wrong;  // what a test makes go wrong
+std::map<std::string, int> counts;
+bool plugins = false;
+
+bool is_wrong(const char* what) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return wrong.count(what) > 0;
+}
+void count(const char* what) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  ++counts[what];
+}
+
+struct Model {
+  capsedge_session* session = nullptr;
+  std::vector<capsedge_port> inputs, outputs;
+
+  ~Model() { CAPSEDGE(capsedge_status_release)(CAPSEDGE(capsedge_close)(session)); }
+  const capsedge_port* find(const std::string& name) const {
+    for (const auto* ports : {&inputs, &outputs})
+      for (const capsedge_port& port : *ports)
+        if (name == port.name) return &port;
+    return nullptr;
+  }
+};
+
+struct Bound {
+  std::map<std::string, Dims> shapes;
+  std::map<std::string, void*> addresses;
+};
+
+capsedge_tensor tensor(const capsedge_port& port, const Bound& bound, int64_t batch) {
+  capsedge_tensor made{};
+  made.name = port.name;
+  made.data = bound.addresses.at(port.name);
+  made.type = port.type;
+  made.rank = port.rank;
+  made.bytes = port.type == CAPSEDGE_FLOAT16 ? 2 : port.type == CAPSEDGE_INT64 ? 8 : 4;
+  for (int32_t i = 0; i < port.rank; ++i) made.bytes *= made.shape[i] = port.shape[i] < 0 ? batch : port.shape[i];
+  return made;
+}
+
+bool run(const Model& model, const Bound& bound) {
+  const int64_t batch = bound.shapes.begin()->second.d[0];
+  std::vector<capsedge_tensor> inputs, outputs;
+  for (const capsedge_port& port : model.inputs) inputs.push_back(tensor(port, bound, batch));
+  for (const capsedge_port& port : model.outputs) outputs.push_back(tensor(port, bound, batch));
+  capsedge_status* const status =
+      CAPSEDGE(capsedge_run)(model.session, inputs.data(), inputs.size(), outputs.data(), outputs.size());
+  CAPSEDGE(capsedge_status_release)(status);
+  return status == nullptr;
+}
+
+std::map<intptr_t, std::pair<std::shared_ptr<Model>, Bound>> graphs;
+
+void launch(intptr_t graph) {
+  std::pair<std::shared_ptr<Model>, Bound> recorded;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    recorded = graphs.at(graph);
+    ++counts["launched"];
+  }
+  run(*recorded.first, recorded.second);
+}
+
+class Context : public IExecutionContext {
+ public:
+  explicit Context(std::shared_ptr<Model> model) : model_(std::move(model)) { count("contexts"); }
+  ~Context() noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    --counts["contexts"];
+  }
+  bool setInputShape(const char* name, const Dims& dims) noexcept override {
+    bound_.shapes[name] = dims;
+    return !is_wrong("shape");
+  }
+  bool setTensorAddress(const char* name, void* data) noexcept override {
+    bound_.addresses[name] = data;
+    return data != nullptr;
+  }
+  int32_t inferShapes(int32_t, const char** names) noexcept override {
+    if (is_wrong("infer")) return names[0] = "x", 1;
+    return 0;
+  }
+  Dims getTensorShape(const char* name) const noexcept override {
+    const capsedge_port& port = *model_->find(name);
+    Dims dims{port.rank, {}};
+    for (int32_t i = 0; i < port.rank; ++i)
+      dims.d[i] = port.shape[i] < 0 ? bound_.shapes.begin()->second.d[0] : port.shape[i];
+    return dims;
+  }
+  bool enqueueV3(cudaStream_t stream) noexcept override {
+    if (stream == nullptr || is_wrong("execute")) return false;
+    if (function<int()>("CAPSEDGE_CUDART", "fake_capturing")()) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      graphs[function<intptr_t()>("CAPSEDGE_CUDART", "fake_captured")()] = {model_, bound_};
+      ++counts["captured"];
+      return true;
+    }
+    count("plain");
+    return run(*model_, bound_);
+  }
+
+ private:
+  const std::shared_ptr<Model> model_;
+  Bound bound_;
+};
+
+class Engine : public ICudaEngine {
+ public:
+  explicit Engine(std::shared_ptr<Model> model) : model_(std::move(model)) { count("engines"); }
+  ~Engine() noexcept override {
+    const std::lock_guard<std::mutex> lock(mutex);
+    --counts["engines"];
+  }
+  int32_t getNbIOTensors() const noexcept override {
+    return static_cast<int32_t>(model_->inputs.size() + model_->outputs.size());
+  }
+  const char* getIOTensorName(int32_t index) const noexcept override {
+    const auto i = static_cast<size_t>(index), inputs = model_->inputs.size();
+    return i < inputs ? model_->inputs[i].name : model_->outputs[i - inputs].name;
+  }
+  DataType getTensorDataType(const char* name) const noexcept override {
+    const int32_t type = model_->find(name)->type;
+    return type == CAPSEDGE_FLOAT16 ? DataType::kHALF : type == CAPSEDGE_INT64 ? DataType::kINT64 : DataType::kFLOAT;
+  }
+  Dims getTensorShape(const char* name) const noexcept override {
+    const capsedge_port& port = *model_->find(name);
+    Dims dims{port.rank, {}};
+    for (int32_t i = 0; i < port.rank; ++i) dims.d[i] = is_wrong("free") ? -1 : port.shape[i];
+    return dims;
+  }
+  TensorIOMode getTensorIOMode(const char* name) const noexcept override {
+    for (const capsedge_port& port : model_->inputs)
+      if (std::strcmp(port.name, name) == 0) return TensorIOMode::kINPUT;
+    return TensorIOMode::kOUTPUT;
+  }
+  IExecutionContext* createExecutionContext() noexcept override {
+    return is_wrong("context") ? nullptr : new Context(model_);
+  }
+
+ private:
+  const std::shared_ptr<Model> model_;
+};
+
+class Registry : public IPluginRegistry {
+ public:
+  bool registerCreator(IPluginCreatorInterface&, const char*) noexcept override { return false; }
+  PluginLibraryHandle loadLibrary(const char*) noexcept override {
+    plugins = !is_wrong("plugin");
+    count("plugins");
+    return this;
+  }
+  IPluginCreatorInterface* getCreator(const char*, const char*, const char* space) noexcept override {
+    static IPluginCreatorInterface creator;
+    return plugins && *space == '\0' ? &creator : nullptr;
+  }
+};
+
+class Runtime : public IRuntime {
+ public:
+  explicit Runtime(ILogger& logger) : logger_(logger) {}
+  ICudaEngine* deserializeCudaEngine(const void* blob, size_t size) noexcept override {
+    const auto* const bytes = static_cast<const char*>(blob);
+    if (size < 4 || std::memcmp(bytes, "PLAN", 4) != 0) {
+      logger_.log(ILogger::Severity::kERROR, "magic tag does not match");
+      return nullptr;
+    }
+    auto model = std::make_shared<Model>();
+    capsedge_open_options options = CAPSEDGE_OPEN_OPTIONS_INIT;
+    options.threads = 1;
+    if (capsedge_status* status = CAPSEDGE(capsedge_open_bytes)(bytes + 4, size - 4, &options, &model->session)) {
+      logger_.log(ILogger::Severity::kERROR, CAPSEDGE(capsedge_status_message)(status));
+      CAPSEDGE(capsedge_status_release)(status);
+      return nullptr;
+    }
+    read(CAPSEDGE(capsedge_input), *model, model->inputs);
+    read(CAPSEDGE(capsedge_output), *model, model->outputs);
+    function<void(void (*)(intptr_t))>("CAPSEDGE_CUDART", "fake_on_launch")(launch);
+    return new Engine(std::move(model));
+  }
+  IPluginRegistry& getPluginRegistry() noexcept override {
+    static Registry registry;
+    return registry;
+  }
+
+ private:
+  static void read(decltype(capsedge_input)* get, const Model& model, std::vector<capsedge_port>& ports) {
+    for (size_t i = 0;; ++i) {
+      capsedge_port port = CAPSEDGE_PORT_INIT;
+      capsedge_status* const status = get(model.session, i, &port);
+      CAPSEDGE(capsedge_status_release)(status);
+      if (status != nullptr) return;
+      ports.push_back(port);
+    }
+  }
+
+  ILogger& logger_;
+};
+
+}  // namespace
+
+extern "C" {
+int32_t getInferLibMajorVersion() noexcept { return MOCK_MAJOR; }
+int32_t getInferLibMinorVersion() noexcept { return 3; }
+int32_t getInferLibPatchVersion() noexcept { return 0; }
+int32_t getInferLibBuildVersion() noexcept { return 26; }
+void* createInferRuntime_INTERNAL(void* logger, int32_t compiled) noexcept {
+  if (compiled != NV_TENSORRT_VERSION || is_wrong("runtime")) return nullptr;
+  return new Runtime(*static_cast<ILogger*>(logger));
+}
+
+void mock_set(const char* what, int yes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (yes) wrong.insert(what);
+  else wrong.erase(what);
+}
+int mock_count(const char* what) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return counts[what];
+}
+}
