@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +15,9 @@ from tests.conformance.cases import CASES, OUTPUTS, make
 from tests.conformance.dump import dump
 from tests.conformance.native import one_node
 
+from .builds import ARM_COMPILER, NATIVE, ROOT, TOOLCHAIN, arm, environment
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ROOT / "runtime" / "native"
-
-
-def environment() -> dict[str, str]:
-    """cmake and ninja come from the environment that runs the tests."""
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 @pytest.fixture(scope="session")
@@ -57,19 +50,6 @@ def test_native_tests(kind: str, cases: Path, tmp_path: Path) -> None:
     assert all(int(passed) > 0 and failed == "0" for _, passed, failed in counts)
 
 
-# What a 64-bit ARM kernel shows. ONNX Runtime reads it on start; the emulator would hand on this
-# machine's own, which crashes it.
-ARM_CPUINFO = """processor\t: 0
-BogoMIPS\t: 50.00
-Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid
-CPU implementer\t: 0x41
-CPU architecture: 8
-CPU variant\t: 0x0
-CPU part\t: 0xd08
-CPU revision\t: 3
-"""
-
-
 # Types of inputs as tests/native/ort_run.cpp has them.
 ARM_LETTERS = {"float32": "f", "float16": "h", "uint8": "B"}
 
@@ -77,38 +57,16 @@ ARM_LETTERS = {"float32": "f", "float16": "h", "uint8": "B"}
 @pytest.mark.timeout(1800)
 def test_onnxruntime_for_arm(tmp_path: Path) -> None:
     """The ARM library in the ARM build of ONNX Runtime, both emulated: one case of each operator."""
-    onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    compiler = shutil.which("aarch64-linux-gnu-g++")
+    machine = arm(tmp_path)
     cmake = shutil.which("cmake", path=environment()["PATH"])
-    if compiler is None or cmake is None or shutil.which("qemu-aarch64") is None:
-        pytest.skip("apt-get install g++-aarch64-linux-gnu qemu-user; pip install cmake")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    platforms = ["--platform", "manylinux_2_28_aarch64", "--platform", "manylinux_2_27_aarch64"]
-    downloaded = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-         *platforms, "--python-version", python, "--dest", str(tmp_path),
-         f"onnxruntime=={onnxruntime.__version__}"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    wheels = list(tmp_path.glob("onnxruntime*.whl"))
-    if not wheels:
-        pytest.skip(
-            f"no onnxruntime for ARM from the package index: {downloaded.stderr.strip()[-200:]}"
-        )
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        name = next(n for n in wheel.namelist() if "/libonnxruntime.so." in n)
-        runtime = Path(wheel.extract(name, tmp_path))
-
-    root = tmp_path / "root"
-    (root / "proc").mkdir(parents=True)
-    (root / "proc" / "cpuinfo").write_text(f"{ARM_CPUINFO}\n" * 2)
-    (root / "lib").symlink_to("/usr/aarch64-linux-gnu/lib")
+    if cmake is None:
+        pytest.skip("pip install cmake")
     build = tmp_path / "build"
     for command in (
-        [cmake, "-S", str(NATIVE), "-B", str(build), "--toolchain", str(NATIVE / "cmake/aarch64.cmake")],
+        [cmake, "-S", str(NATIVE), "-B", str(build), "--toolchain", str(TOOLCHAIN)],
         [cmake, "--build", str(build), "--target", "capsedge_ort"],
-        [compiler, "-std=c++17", "-O1", f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}/kernels/cpu",
+        [ARM_COMPILER, "-std=c++17", "-O1", f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}/kernels/cpu",
          f"-I{ROOT}/tests/native", f"{ROOT}/tests/native/ort_run.cpp", "-o", f"{tmp_path}/ort_run", "-ldl"],
     ):  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, env=environment())
@@ -132,8 +90,8 @@ def test_onnxruntime_for_arm(tmp_path: Path) -> None:
                 given.append(f"{key}:{ARM_LETTERS[x.dtype.name]}:{shape}:{tmp_path / key}.bin")
             wanted = [f"out_{key}:{tmp_path / key}.out" for key in OUTPUTS[operator]]
             found = subprocess.run(
-                ["qemu-aarch64", "-cpu", "cortex-a72", "-L", str(root), str(tmp_path / "ort_run"),
-                 str(runtime), str(build / "libcapsedge_ort.so"), str(model), *given, "--", *wanted],
+                [*machine.emulator, str(tmp_path / "ort_run"), str(machine.onnxruntime),
+                 str(build / "libcapsedge_ort.so"), str(model), *given, "--", *wanted],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert found.returncode == 0, found.stdout + found.stderr

@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,9 @@ import pytest
 from capsedge.zoo import default_model
 
 from . import embedding
-from .test_builds import ARM_CPUINFO, NATIVE, ROOT, environment
+from .builds import ARM_C, NATIVE, ROOT, TOOLCHAIN, arm, environment
 
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 STRESS = Path("embedding") / "tests" / "capsedge_stress"
 SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
@@ -106,33 +104,14 @@ def test_minimum_size(tmp_path: Path) -> None:
 
 def test_arm(tmp_path: Path) -> None:
     """With the ARM build of ONNX Runtime, both emulated."""
-    compiler = shutil.which("aarch64-linux-gnu-g++")
-    c_compiler = shutil.which("aarch64-linux-gnu-gcc")
-    if compiler is None or c_compiler is None or shutil.which("qemu-aarch64") is None:
-        pytest.skip("apt-get install g++-aarch64-linux-gnu qemu-user")
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    platforms = ["--platform", "manylinux_2_28_aarch64", "--platform", "manylinux_2_27_aarch64"]
-    downloaded = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-         *platforms, "--python-version", python, "--dest", str(tmp_path),
-         f"onnxruntime=={onnxruntime.__version__}"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    wheels = list(tmp_path.glob("onnxruntime*.whl"))
-    if not wheels:
-        pytest.skip(
-            f"no onnxruntime for ARM from the package index: {downloaded.stderr.strip()[-200:]}"
-        )
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        name = next(n for n in wheel.namelist() if "/libonnxruntime.so." in n)
-        runtime = Path(wheel.extract(name, tmp_path))
-    root = tmp_path / "root"
-    (root / "proc").mkdir(parents=True)
-    (root / "proc" / "cpuinfo").write_text(f"{ARM_CPUINFO}\n" * 2)
-    (root / "lib").symlink_to("/usr/aarch64-linux-gnu/lib")
-    folder = build(tmp_path / "build", "--toolchain", str(NATIVE / "cmake" / "aarch64.cmake"))
-    emulator = ["qemu-aarch64", "-cpu", "cortex-a72", "-L", str(root)]
-    program = [*emulator, str(folder / STRESS), str(runtime), str(default_model())]
+    machine = arm(tmp_path)
+    folder = build(tmp_path / "build", "--toolchain", str(TOOLCHAIN))
+    program = [
+        *machine.emulator,
+        str(folder / STRESS),
+        str(machine.onnxruntime),
+        str(default_model()),
+    ]
     assert "8 threads, 1 rounds" in stress(program, "threads", "1")
     assert "misuse: 1 rounds" in stress(program, "misuse", "1")
 
@@ -149,15 +128,15 @@ def test_arm(tmp_path: Path) -> None:
     example = tmp_path / "classify"
     library = folder / "embedding"
     subprocess.run(
-        [c_compiler, "-std=c99", f"-I{NATIVE}/embedding/include",
+        [ARM_C, "-std=c99", f"-I{NATIVE}/embedding/include",
          str(NATIVE / "embedding" / "examples" / "classify.c"), "-o", str(example),
          f"-L{library}", "-lcapsedge", f"-Wl,-rpath,{library}"],
         check=True,
     )  # fmt: skip
     found = stress(
-        [*emulator, str(example)],
+        [*machine.emulator, str(example)],
         str(default_model()),
         str(SAMPLE),
-        CAPSEDGE_ONNXRUNTIME=str(runtime),
+        CAPSEDGE_ONNXRUNTIME=str(machine.onnxruntime),
     )
     assert ": class 7, length 0.95" in found
