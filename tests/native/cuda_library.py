@@ -144,7 +144,8 @@ def host_library() -> Path | None:
     if compiler is None or os.uname().sysname != "Linux":
         return None
     target = ROOT / "build" / "cuda-host" / "libcapsedge_cuda_host.so"
-    newest = max(file.stat().st_mtime for file in SOURCES.iterdir())
+    shared = (SOURCES.parent / "cpu" / name for name in ("half.h", "simd.h"))
+    newest = max(file.stat().st_mtime for file in (*SOURCES.iterdir(), *shared))
     if target.is_file() and target.stat().st_mtime > newest:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -292,6 +292,18 @@ def test_gpu_whole_registry(gpu: ctypes.CDLL, scheme: str, dtype: str) -> None:
 
 
 @pytest.mark.gpu
+def test_gpu_runs_clusters(gpu: ctypes.CDLL) -> None:
+    """Asked for, they are what runs: the tests of their scheme would pass without."""
+    import torch
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("clusters begin with compute capability 9.0")
+    for case in (of("DynamicRouting", N=7, I=128), of("EMRouting", C=8, M=8)):
+        layer = described(gpu, case, scheme=cuda_library.SCHEMES["cluster"])
+        assert "a cluster" in layer, layer
+
+
+@pytest.mark.gpu
 def test_gpu_is_deterministic(gpu: ctypes.CDLL) -> None:
     for operator in cuda_library.OPERATORS:
         case = next(c for c in CASES if c.operator == operator)

@@ -37,7 +37,7 @@ CAPSEDGE_INLINE uint16_t narrow_one(float value) {
   return static_cast<uint16_t>(half | sign >> 16);
 }
 
-static void widen(const uint16_t* x, float* y, int64_t count) {
+static inline void widen(const uint16_t* x, float* y, int64_t count) {
   int64_t i = 0;
 #if defined(CAPSEDGE_AVX2) || defined(CAPSEDGE_AVX512)
   for (; i + 8 <= count; i += 8)
@@ -48,7 +48,7 @@ static void widen(const uint16_t* x, float* y, int64_t count) {
   for (; i < count; ++i) y[i] = widen_one(x[i]);
 }
 
-static void narrow(const float* x, uint16_t* y, int64_t count) {
+static inline void narrow(const float* x, uint16_t* y, int64_t count) {
   int64_t i = 0;
 #if defined(CAPSEDGE_AVX2) || defined(CAPSEDGE_AVX512)
   for (; i + 8 <= count; i += 8)

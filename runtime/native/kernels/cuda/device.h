@@ -6,6 +6,9 @@
 #include <cstdint>
 
 #ifdef CAPSEDGE_EMULATE
+#define CAPSEDGE_LEVEL emulated
+#define CAPSEDGE_WIDTH 4
+#include "../cpu/half.h"
 #define CAPSEDGE_DEVICE inline
 #define CAPSEDGE_KERNEL static void
 #else
@@ -72,33 +75,8 @@ struct Half {
 };
 
 #ifdef CAPSEDGE_EMULATE
-inline float widen(Half h) {
-  union { uint32_t bits; float value; } x, magic;
-  magic.bits = (254u - 15u) << 23;
-  x.bits = static_cast<uint32_t>(h.bits & 0x7fffu) << 13;
-  x.value *= magic.value;
-  if (x.value >= 65536.0f) x.bits |= 255u << 23;
-  x.bits |= static_cast<uint32_t>(h.bits & 0x8000u) << 16;
-  return x.value;
-}
-inline Half narrow(float value) {
-  union { uint32_t bits; float value; } x, magic;
-  x.value = value;
-  const uint32_t sign = x.bits & 0x80000000u;
-  x.bits ^= sign;
-  uint32_t half;
-  if (x.bits >= (127u + 16u) << 23) {
-    half = x.bits > 255u << 23 ? 0x7e00 : 0x7c00;
-  } else if (x.bits < 113u << 23) {
-    magic.bits = ((127u - 15u) + (23u - 10u) + 1u) << 23;
-    x.value += magic.value;
-    half = x.bits - magic.bits;
-  } else {
-    const uint32_t odd = (x.bits >> 13) & 1u;
-    half = (x.bits - (112u << 23) + 0xfffu + odd) >> 13;
-  }
-  return {static_cast<uint16_t>(half | sign >> 16)};
-}
+inline float widen(Half h) { return emulated::widen_one(h.bits); }
+inline Half narrow(float value) { return {emulated::narrow_one(value)}; }
 #else
 CAPSEDGE_DEVICE float widen(Half h) { return __half2float(__ushort_as_half(h.bits)); }
 CAPSEDGE_DEVICE Half narrow(float value) { return {__half_as_ushort(__float2half_rn(value))}; }

@@ -307,7 +307,8 @@ int units_of_group(const Layer& l) { return l.operation == CAPSEDGE_CUDA_EM ? 1 
 void plan_tiles(Plan& plan, int32_t scheme) {
   Layer& l = plan.layer;
   const bool shapes = plan.shape == Shape::k4x4 || plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
-  const int64_t child = static_cast<int64_t>(l.parents) * (l.inner * l.columns + 4);
+  // Parents' weights lie four floats further apart than they are long: in different banks.
+  const int64_t stride = static_cast<int64_t>(l.inner) * l.columns + 4, child = l.parents * stride;
   if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return;
   const int together = kThreads / l.group * units_of_group(l);
   const bool chooses = scheme == CAPSEDGE_CUDA_AUTO || scheme == CAPSEDGE_CUDA_PORTABLE;
@@ -315,6 +316,7 @@ void plan_tiles(Plan& plan, int32_t scheme) {
   plan.together = together;
   plan.threads = kThreads;
   l.tile = static_cast<int32_t>(std::min<int64_t>(kTileChildren, kTileFloats / child));
+  l.stride = static_cast<int32_t>(stride);
 }
 
 template <typename Pass, typename T, typename W>
@@ -373,7 +375,8 @@ Grid whole_grid(const Plan& plan) {
 void plan_cluster(Plan& plan, int32_t scheme, int64_t splits) {
   const Layer& l = plan.layer;
   const int64_t most = static_cast<int64_t>(kMaxCluster) * kClusterRounds * (plan.threads / l.group);
-  if (scheme != CAPSEDGE_CUDA_CLUSTER && (scheme != CAPSEDGE_CUDA_AUTO || splits == 1 || l.children > most)) return;
+  const bool few = scheme == CAPSEDGE_CUDA_AUTO && splits > 1 && l.children <= most;
+  if (!l.units || (scheme != CAPSEDGE_CUDA_CLUSTER && !few)) return;
   Plan cluster = plan;
   cluster.whole = true;
   cluster.layer.splits = 2;
@@ -443,7 +446,7 @@ void place(Plan& plan, void* workspace) {
 const char* run_layer(const Plan& plan, void* stream) {
   const Layer& l = plan.layer;
   if (plan.whole) return launch(plan.kernels.whole, whole_grid(plan), stream, l);
-  const size_t tile = plan.together ? static_cast<size_t>(l.tile) * l.parents * (l.inner * l.columns + 4) : 0;
+  const size_t tile = static_cast<size_t>(l.tile) * l.parents * l.stride;  // 0 if not tiled
   const int64_t blocks = plan.together ? (l.units + plan.together - 1) / plan.together : l.units;
   const Grid pass{blocks, l.splits, plan.threads, tile * sizeof(float)}, unit{l.units, 1, kThreads, 0};
   if (l.operation == CAPSEDGE_CUDA_ATTENTION)

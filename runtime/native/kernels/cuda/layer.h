@@ -24,6 +24,7 @@ struct Layer : capsedge_cuda_routing {
   int32_t part;        // children of one part
   int32_t group;       // lanes of one child
   int32_t tile;        // tiled: children whose weights are in shared memory at once
+  int32_t stride;      // tiled: floats between the weights of two parents there
   int64_t units;
   float* state;        // [units][floats]
   float* partial;      // [units][splits][floats]

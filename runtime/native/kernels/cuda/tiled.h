@@ -11,13 +11,10 @@ namespace cuda {
 constexpr int kTileFloats = 10 * 1024;  // of shared memory, for weights
 constexpr int kTileChildren = 8;
 
-// Floats between the weights of two parents: rows of four-element vectors in different banks.
-CAPSEDGE_DEVICE int tile_stride(const Layer& l) { return l.inner * l.columns + 4; }
-
 // Weights of `count` children from `begin` on, as [child][parent][inner][column], in FP32 with their scale.
 template <typename W>
 CAPSEDGE_DEVICE void load_tile(const Block& b, const Layer& l, int begin, int count, float* tile) {
-  const int matrix = l.inner * l.columns, one = l.parents * matrix, stride = tile_stride(l);
+  const int matrix = l.inner * l.columns, one = l.parents * matrix;
   const bool transposed = l.operation == CAPSEDGE_CUDA_DYNAMIC;
   for (int at = b.thread(); at < count * one; at += b.threads()) {
     const int child = at / one, rest = at % one, parent = rest / matrix, place = rest % matrix;
@@ -26,7 +23,7 @@ CAPSEDGE_DEVICE void load_tile(const Block& b, const Layer& l, int begin, int co
     const int c = transposed ? place / l.inner : place % l.columns;
     float value = load<W>(l.weight, static_cast<int64_t>(number) * one + rest);
     if (l.weight_scale) value *= l.weight_scale[parent * l.columns + c];
-    tile[(child * l.parents + parent) * stride + k * l.columns + c] = value;
+    tile[(child * l.parents + parent) * l.stride + k * l.columns + c] = value;
   }
 }
 
@@ -93,7 +90,7 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
                                 const float* states, bool first_pass, float* partials, int64_t partial_stride) {
   constexpr int P = R * L;
   const int parent = b.thread() % l.group, group = b.thread() / l.group;
-  const int size = l.parents * P, stride = tile_stride(l);
+  const int size = l.parents * P;
   const bool mine = parent < l.parents;
   const int tile_children = l.tile;
   float* tile = b.shared();
@@ -130,7 +127,7 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
       const int row = cell / across, column = cell % across;
       float vote[U][P], logit[U];
       if (mine)
-        tiled_votes<R, L, U, T>(l, corner, row, column, type, tile + (c * l.parents + parent) * stride, vote);
+        tiled_votes<R, L, U, T>(l, corner, row, column, type, tile + (c * l.parents + parent) * l.stride, vote);
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         logit[u] = kLowest;
