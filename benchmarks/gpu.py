@@ -21,6 +21,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,16 @@ def milliseconds(call: Callable[[], object]) -> dict[str, float]:
         end.synchronize()
         return float(begin.elapsed_time(end)) / calls
 
-    for _ in range(3):
-        call()
+    return in_rounds(take)
+
+
+def in_rounds(take: Callable[[int], float]) -> dict[str, float]:
+    """Median, best and worst time of a call in milliseconds.
+
+    Args:
+        take: the milliseconds of a call, of so many in a row.
+    """
+    take(3)
     calls = max(1, math.ceil(1e3 * SECONDS / max(take(1), 1e-3)))
     times = [take(calls) for _ in range(ROUNDS)]
     return {
@@ -236,8 +245,6 @@ def on_provider(file: Path, batch: int, shape: tuple[int, ...]) -> dict[str, Any
     for output in session.get_outputs():
         binding.bind_output(output.name, "cuda")
 
-    import time
-
     def take(calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
@@ -245,16 +252,11 @@ def on_provider(file: Path, batch: int, shape: tuple[int, ...]) -> dict[str, Any
         binding.synchronize_outputs()
         return 1e3 * (time.perf_counter() - start) / calls
 
-    take(3)
-    calls = max(1, math.ceil(1e3 * SECONDS / take(1)))
-    times = [take(calls) for _ in range(ROUNDS)]
-    return {"median_ms": float(np.median(times)), "min_ms": min(times), "max_ms": max(times)}
+    return in_rounds(take)
 
 
 def on_tensorrt(file: Path, folder: Path, plugin: str, batch: int, images: Any) -> dict[str, Any]:
     """A TensorRT engine through the session, its input and outputs on the GPU."""
-    import time
-
     import capsedge
     from capsedge.exporters.engine import BuildOptions, build
 
@@ -270,10 +272,7 @@ def on_tensorrt(file: Path, folder: Path, plugin: str, batch: int, images: Any) 
             session.run_on_device(given)
         return 1e3 * (time.perf_counter() - start) / calls
 
-    take(3)
-    calls = max(1, math.ceil(1e3 * SECONDS / take(1)))
-    times = [take(calls) for _ in range(ROUNDS)]
-    return {"median_ms": float(np.median(times)), "min_ms": min(times), "max_ms": max(times)}
+    return in_rounds(take)
 
 
 def markdown(document: dict[str, Any]) -> str:
