@@ -27,7 +27,7 @@ from capsedge.runtime.tensorrt_library import (
     find_plugin,
     import_tensorrt,
     load_plugin,
-    make_logger,
+    tensorrt_logger,
     this_machine,
 )
 
@@ -85,8 +85,9 @@ class TensorRTBackend:
         here = this_machine(trt, self._cuda, device)
         passports.check(path, self.passport, here, plugin)
         self._cuda.use(device)
-        # The logger and the runtime must outlive the engine.
-        self._logger = make_logger(trt)
+        # The runtime must outlive the engine.
+        self._logger = tensorrt_logger(trt)
+        self._logger.clear()
         self._runtime = trt.Runtime(self._logger)
         if plugin is not None:
             load_plugin(self._runtime.get_plugin_registry(), plugin, self._logger)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections import deque
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
 PLUGIN_VERSION = "1"
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
+_KEPT = 20  # messages of TensorRT of a kind
 
 
 def import_tensorrt() -> Any:
@@ -55,14 +58,19 @@ def how_to_get() -> str:
     return "On a machine with an NVIDIA GPU: `pip install 'capsedge[tensorrt]'`."
 
 
-def make_logger(trt: Any) -> Any:
-    """A logger that keeps TensorRT's warnings and errors for our errors instead of printing them."""
+@lru_cache(maxsize=1)
+def tensorrt_logger(trt: Any) -> Any:
+    """Keeps TensorRT's warnings and errors for our errors instead of printing them.
+
+    One for the process: TensorRT keeps the first logger that it is given for all builders and runtimes, so
+    it must outlive them.
+    """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-            self.warnings: list[str] = []
+            self.errors: deque[str] = deque(maxlen=_KEPT)
+            self.warnings: deque[str] = deque(maxlen=_KEPT)
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
@@ -70,9 +78,14 @@ def make_logger(trt: Any) -> Any:
             elif severity == trt.ILogger.WARNING:
                 self.warnings.append(message)
 
+        def clear(self) -> None:
+            """Forget what was said of something else."""
+            self.errors.clear()
+            self.warnings.clear()
+
         def words(self) -> str:
             """What TensorRT said last, for the reason of an error."""
-            said = self.errors or self.warnings
+            said = list(self.errors or self.warnings)
             return " ".join(said[-2:])[:600] or "TensorRT gave no reason."
 
     return Logger()

@@ -22,7 +22,7 @@ from capsedge.runtime.tensorrt_library import (
     find_plugin,
     import_tensorrt,
     load_plugin,
-    make_logger,
+    tensorrt_logger,
     this_machine,
 )
 
@@ -98,7 +98,8 @@ def build(
     cuda = load_cuda()
     here = this_machine(trt, cuda, options.device)
     cuda.use(options.device)
-    logger = make_logger(trt)
+    logger = tensorrt_logger(trt)
+    logger.clear()
     builder = trt.Builder(logger)
     library = _plugin(options.plugin, model)
     batch = lowering.choose_batch(model, options.batch)

@@ -26,7 +26,6 @@ from capsedge.errors import ArtefactError
 from capsedge.runtime import passport
 from capsedge.runtime.cuda import load_cuda
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
-from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE, cudart, gpu  # noqa: F401
 
 from . import embedding
@@ -504,8 +503,8 @@ def test_wrong_use(engine: Any, machine: Machine) -> None:
 def classify(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("program") / "classify"
     compiled(
-        "gcc", "-std=c99", f"-I{INCLUDE}", str(NATIVE / "embedding" / "examples" / "classify.c"), "-o", str(program),
-        f"-L{built.parent}", "-lcapsedge", f"-Wl,-rpath,{built.parent}",
+        "gcc", "-std=c99", f"-I{INCLUDE}", str(NATIVE / "embedding" / "examples" / "classify.c"),
+        "-o", str(program), f"-L{built.parent}", "-lcapsedge", f"-Wl,-rpath,{built.parent}",
     )  # fmt: skip
     return program
 
