@@ -95,12 +95,12 @@ class Source:
             ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
         """
         checksum = data.sha256()
+        tensors = calibrated_tensors(self.graph, self.units)
         if path is not None and path.exists():
             table = Table.load(path)
-            table.check(self.sha256, checksum, method, path)
+            table.check(self.sha256, checksum, method, tensors, path)
             return table
         step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
-        tensors = calibrated_tensors(self.graph, self.units)
         found = collect.histograms(self.model, tensors, data, step)
         table = Table.from_histograms(self.sha256, checksum, method, len(data), data.source, found)
         if path is not None:

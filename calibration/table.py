@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,18 @@ class Table:
         entries = {name: Entry(*choose(h), h) for name, h in histograms.items()}
         return cls(model_sha256, data_sha256, method, images, source, entries)
 
-    def check(self, model_sha256: str, data_sha256: str, method: str, path: Path | str) -> None:
-        """Refuse a table of another model, other data, or another method.
+    def check(
+        self,
+        model_sha256: str,
+        data_sha256: str,
+        method: str,
+        tensors: Iterable[str],
+        path: Path | str,
+    ) -> None:
+        """Refuse a table of another model, other data, or another method, or without one of the tensors.
 
         Raises:
-            ArtefactError: the table is stale.
+            ArtefactError: the table is stale or not whole.
         """
         for name, mine, wanted in (
             ("model", self.model_sha256, model_sha256),
@@ -77,6 +85,9 @@ class Table:
                     f"It was made for another {name}: {mine[:16]}, wanted {wanted[:16]}.",
                     f"Delete it to calibrate anew: rm {path}",
                 )
+        missing = [name for name in tensors if name not in self.entries]
+        if missing:
+            raise _damaged(path, f"It has no entry for '{missing[0]}'")
 
     def save(self, path: Path | str) -> None:
         """Write the table as JSON.

@@ -20,8 +20,7 @@ def placement(graph: Graph, units: list[Unit]) -> tuple[list[Unit], list[Kept]]:
 
     Convolutions only: Q/DQ does not fuse into plugins, and the products of votes are too small for
     INT8 to pay. Narrow convolutions stay too, as in ModelOpt's placement (``graph_utils.py``): one
-    side must have 16 channels, the other too unless the kernel is square and its channels are of the
-    input image.
+    side must have 16 channels, the other too unless the outputs are a multiple of 8.
     """
     chosen, kept = [], []
     for unit in units:

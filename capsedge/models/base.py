@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ class CapsuleOutput(NamedTuple):
     couplings: Tensor
 
 
-class CapsuleModel(nn.Module):
+class CapsuleModel(nn.Module, ABC):
     """Base of the model families.
 
     Attributes:
@@ -43,9 +44,9 @@ class CapsuleModel(nn.Module):
         self.stem, self.stem_channels = make_stem(config.stem, config.preprocessing.channels)
         self.decoder: nn.Module | None = None
 
+    @abstractmethod
     def forward(self, images: Tensor) -> CapsuleOutput:
         """Classify ``images [N, C, H, W]``, preprocessed as ``config.preprocessing`` says."""
-        raise NotImplementedError
 
     def reconstruct(self, poses: Tensor) -> Tensor:
         """Pictures decoded from each class's capsule alone, all others masked to zero.

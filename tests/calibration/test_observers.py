@@ -79,10 +79,12 @@ def test_a_table_comes_back(relu: np.ndarray, tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         again.entries["relu"].histogram.counts, table.entries["relu"].histogram.counts
     )
-    again.check("m", "d", "mse", path)
+    again.check("m", "d", "mse", ["relu"], path)
+    with pytest.raises(ArtefactError, match="no entry for 'tanh'"):
+        again.check("m", "d", "mse", ["relu", "tanh"], path)
     for key in (("x", "d", "mse"), ("m", "x", "mse"), ("m", "d", "minmax")):
         with pytest.raises(ArtefactError, match="stale"):
-            again.check(*key, path)
+            again.check(*key, [], path)
 
 
 @pytest.mark.parametrize(
