@@ -1,6 +1,9 @@
 #include "dispatch.h"
 
 #include <cstdlib>
+#ifdef CAPSEDGE_X86
+#include <cpuid.h>
+#endif
 
 #include "error.h"
 
@@ -29,6 +32,12 @@ const Level& avx512vnni() {
   return level;
 }
 
+// Not every compiler that is supported knows F16C in __builtin_cpu_supports: Clang 14 does not.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 }  // namespace
 #endif
 
@@ -38,7 +47,7 @@ const std::vector<const Level*>& levels_here() {
 #ifdef CAPSEDGE_X86
     // These builtins also ask whether the operating system keeps the wide registers.
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
       found.push_back(&kLevel_avx2);
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
