@@ -10,6 +10,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,21 @@ def of(operator: str, **dims: int) -> Case:
     )
 
 
-def run(library: ctypes.CDLL, case: Case, **how: Any) -> list[np.ndarray]:
+def run(
+    library: ctypes.CDLL,
+    case: Case,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    memory: cuda_library.Memory | None = None,
+    **how: Any,
+) -> list[np.ndarray]:
+    """A case's results, with its own inputs on the host unless others are given."""
+    memory = memory or cuda_library.Host()
+    given = make(case, "float32").inputs if inputs is None else inputs
     call, outputs = cuda_library.prepare(
-        library,
-        cuda_library.Host(),
-        case.operator,
-        case.attributes,
-        make(case, "float32").inputs,
-        **how,
+        library, memory, case.operator, case.attributes, given, **how
     )
     call()
-    return outputs
+    return [memory.get(x) for x in outputs]
 
 
 def described(library: ctypes.CDLL, case: Case, **fields: int) -> str:
@@ -152,14 +157,8 @@ def test_blocks_of_a_cluster_without_children(host: ctypes.CDLL, children: int) 
     whole = make(case, "float32").inputs
     inputs = {name: x[:, :children] if name == "u" else x for name, x in whole.items()}
     inputs |= {name: whole[name][:children] for name in ("weight", "log_prior")}
-    found = []
-    for scheme in ("cluster", "generic"):
-        call, outputs = cuda_library.prepare(
-            host, cuda_library.Host(), case.operator, case.attributes, inputs, scheme=scheme
-        )
-        call()
-        found.append(outputs[0])
-    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+    found, wanted = (run(host, case, inputs, scheme=scheme)[0] for scheme in ("cluster", "generic"))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_what_no_cluster_holds_goes_without(host: ctypes.CDLL) -> None:
@@ -190,10 +189,7 @@ def test_addresses_that_do_not_fit_vectors(host: ctypes.CDLL) -> None:
 
     for case in (of("DynamicRouting", N=7, I=128), of("EMRouting", C=8, M=8)):
         example = make(case, "float32")
-        call, outputs = cuda_library.prepare(
-            host, Shifted(), case.operator, case.attributes, example.inputs
-        )
-        call()
+        outputs = run(host, case, memory=Shifted())
         for found, name in zip(outputs, example.wanted, strict=False):
             assert example.tolerances[name].excess(found, example.wanted[name]) <= 1
 
@@ -203,14 +199,8 @@ def test_the_same_parents_for_every_image(host: ctypes.CDLL) -> None:
     case = of("AttentionRouting", N=2, H=6)
     inputs = dict(make(case, "float32").inputs)
     inputs["parent"] = inputs["parent"][:1]
-    results = []
-    for parents in (inputs["parent"], np.repeat(inputs["parent"], 2, axis=0)):
-        call, outputs = cuda_library.prepare(
-            host, cuda_library.Host(), case.operator, case.attributes, {**inputs, "parent": parents}
-        )
-        call()
-        results.append(outputs[0])
-    np.testing.assert_array_equal(*results)
+    repeated = {**inputs, "parent": np.repeat(inputs["parent"], 2, axis=0)}
+    np.testing.assert_array_equal(run(host, case, inputs)[0], run(host, case, repeated)[0])
 
 
 @pytest.mark.parametrize(
@@ -350,10 +340,8 @@ def test_gpu_very_large_batch(gpu: ctypes.CDLL) -> None:
     example = make(case, "float32")
     inputs = dict(example.inputs)
     inputs["u"] = np.tile(example.inputs["u"], (10_000, 1, 1))
-    memory = cuda_library.Gpu()
-    call, outputs = cuda_library.prepare(gpu, memory, case.operator, case.attributes, inputs)
-    call()
-    found = memory.get(outputs[0]).reshape(10_000, *example.wanted["v"].shape)
+    found = run(gpu, case, inputs, cuda_library.Gpu())[0]
+    found = found.reshape(10_000, *example.wanted["v"].shape)
     assert (found == found[:1]).all()
     assert example.tolerances["v"].excess(found[0], example.wanted["v"]) <= 1
 
