@@ -31,6 +31,10 @@ _INLINED = re.compile(
     r"^_inlfunc_(?P<operator>[A-Za-z]+?)(?P<instance>_token_\d+)?_(?P=operator)_(?P<value>.+)$"
 )
 _PORTABLE = re.compile(r"^(?P<operator>[A-Za-z]+Routing)_(?P<value>.+?)__(?P<instance>\d+)$")
+# As the exporter names weights; with an ending where quantization made another tensor of one.
+_PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
+# What ONNX Runtime writes before the name of a value that it casts, or takes a cast from.
+_RENAMED = re.compile(r"^((InsertedPrecisionFreeCast|InsertedCast|FusedBack|FusedFront)_)+")
 _END = {"EMRouting": re.compile(r"^iter(\d+)_logit"), "": re.compile(r"^iter(\d+)_pose")}
 
 
@@ -315,8 +319,8 @@ def _layers_of_values(graph: Graph) -> dict[str, str]:
 def layer_of_weights(node: Node) -> str:
     """The module whose weights a node takes, as the exporter names them; empty for none."""
     for name in node.inputs:
-        stem, dot, leaf = name.rpartition(".")
-        if dot and leaf in ("weight", "bias", "scale", "beta_u", "beta_a", "weight_quantized"):
+        stem, dot, leaf = _RENAMED.sub("", name).rpartition(".")
+        if dot and _PARAMETER.fullmatch(leaf):
             return stem.removeprefix("model.").removesuffix(".conv")
     return ""
 
@@ -324,6 +328,7 @@ def layer_of_weights(node: Node) -> str:
 def _own_layer(node: Node, written: dict[str, str]) -> str:
     """By the names of what it makes: fused operators keep the name of the last value."""
     for name in (*node.outputs, node.name.removesuffix("_nchwc")):
-        if written.get(name):
-            return written[name]
+        layer = written.get(_RENAMED.sub("", name))
+        if layer:
+            return layer
     return layer_of_weights(node)

@@ -75,6 +75,33 @@ def test_em_and_attention_iterations(tmp_path: Path):
         assert [n for n in found if n.startswith(("stem", "primary"))]
 
 
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from capsedge.calibration.data import Images
+    from capsedge.calibration.source import Source, uniform
+    from capsedge.exporters.quantized import finish
+
+    source = Source(ROOT / "capsedge/zoo/digits-dynamic.onnx", finish)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), dtype=np.uint8)
+    images = Images("random", pixels, None, source.preprocessing)
+    if precision == "fp16":
+        model, _ = source.half(images)
+    else:
+        table = source.calibrate(images, "minmax", None)
+        model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    path = tmp_path / "quantized.onnx"
+    onnx.save(model, path)
+    found = times(path, "auto").operators
+    named = {o.layer for o in found if "Conv" in o.kind or "Gemm" in o.kind}
+    assert (
+        {"stem.0", "primary"}
+        <= named
+        <= {"stem.0", "primary", "decoder.0", "decoder.2", "decoder.4"}
+    )
+
+
 def test_operations_do_not_depend_on_the_way_they_run(report: Report):
     """Votes of a dense layer: 2 I J Pout Pin operations, fused or not; the batch multiplies them."""
     one, two = (
