@@ -28,7 +28,7 @@ def replacing(target: Path | str) -> Iterator[Path]:
         os.close(handle)
     except OSError as error:
         raise UsageError(
-            f"Cannot write {target}.", f"{error.strerror}.", "Choose another place with -o."
+            f"Cannot write {target}.", f"{error.strerror}.", "Choose another place."
         ) from error
     temporary = Path(name)
     try:
@@ -42,7 +42,7 @@ def replacing(target: Path | str) -> Iterator[Path]:
         raise EnvironmentProblem(
             f"Writing {target} failed.",
             f"{error.strerror or error}.",
-            "Nothing was left behind. Free some space or choose another place with -o.",
+            "Nothing was left behind. Free some space or choose another place.",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -61,13 +61,13 @@ def check_writable(target: Path | str) -> None:
         raise UsageError(
             f"Cannot write {target}.",
             f"There is no folder {target.parent}.",
-            "Make it, or choose another place with -o.",
+            "Make it, or choose another place.",
         )
     if not os.access(target.parent, os.W_OK):
         raise UsageError(
             f"Cannot write {target}.",
             f"The folder {target.parent} is not yours to write in.",
-            "Choose another place with -o.",
+            "Choose another place.",
         )
 
 
