@@ -31,6 +31,7 @@ from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE, cudart, gpu  # noqa: F40
 from . import embedding
 from .embedding import ARTEFACT, ENVIRONMENT, USAGE, Failed, Session
 from .test_builds import NATIVE, ROOT, environment
+from .test_embedding_builds import OPTIONS
 
 pytest.importorskip("onnxruntime")
 MOCK = NATIVE / "tensorrt" / "mock"
@@ -59,6 +60,22 @@ def nvinfer(target: Path, *flags: str) -> Path:
     return target
 
 
+def stand_ins_in(folder: Path, library: Path, *flags: str) -> dict[str, str]:
+    """libcudart, libnvinfer and libcuda, and the variables that name them."""
+    compiled("gcc", "-shared", "-fPIC", *flags, str(SOURCE), "-o", str(folder / "libcudart.so"))
+    nvinfer(folder / "libnvinfer.so.10", *flags)
+    driver = folder / "driver.c"
+    driver.write_text(DRIVER)
+    name = "-Wl,-soname,libcuda.so.1"
+    compiled("gcc", "-shared", "-fPIC", name, str(driver), "-o", str(folder / "libcuda.so.1"))
+    return {
+        "CAPSEDGE_TENSORRT": str(folder),
+        "CAPSEDGE_CUDART": str(folder / "libcudart.so"),
+        "CAPSEDGE_MOCK_RUNTIME": str(library),
+        "CAPSEDGE_ONNXRUNTIME": str(embedding.onnxruntime_library()),
+    }
+
+
 class Machine:
     """libcapsedge with TensorRT, and the stand-ins that it opens.
 
@@ -70,18 +87,7 @@ class Machine:
 
     def __init__(self, folder: Path, library: Path) -> None:
         self.library = library
-        compiled("gcc", "-shared", "-fPIC", str(SOURCE), "-o", str(folder / "libcudart.so"))
-        nvinfer(folder / "libnvinfer.so.10")
-        driver = folder / "driver.c"
-        driver.write_text(DRIVER)
-        name = "-Wl,-soname,libcuda.so.1"
-        compiled("gcc", "-shared", "-fPIC", name, str(driver), "-o", str(folder / "libcuda.so.1"))
-        self.variables = {
-            "CAPSEDGE_TENSORRT": str(folder),
-            "CAPSEDGE_CUDART": str(folder / "libcudart.so"),
-            "CAPSEDGE_MOCK_RUNTIME": str(library),
-            "CAPSEDGE_ONNXRUNTIME": str(embedding.onnxruntime_library()),
-        }
+        self.variables = stand_ins_in(folder, library)
         self.folder = folder
         self.nvinfer = ctypes.CDLL(str(folder / "libnvinfer.so.10"))
         self.cudart = ctypes.CDLL(str(folder / "libcudart.so"))
@@ -98,22 +104,27 @@ class Machine:
         )
 
 
-@pytest.fixture(scope="module")
-def built() -> Path:
+def build(folder: Path, target: str, *options: str) -> Path:
+    """libcapsedge over the interface mock; returns the build folder of it."""
     cmake = shutil.which("cmake", path=environment()["PATH"])
     if cmake is None or shutil.which("g++") is None:
         pytest.skip("needs cmake and g++: pip install cmake; apt-get install g++")
-    folder = ROOT / "build" / "embedding-tensorrt"
     for command in (
         [cmake, "-S", str(NATIVE), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None",
-         "-DCMAKE_CXX_FLAGS=-O1 -Werror", f"-DCAPSEDGE_NVINFER={MOCK}", f"-DCAPSEDGE_CUDART_INCLUDE={MOCK}"],
-        [cmake, "--build", str(folder), "-j", "2", "--target", "capsedge"],
+         "-DCMAKE_CXX_FLAGS=-O1 -Werror", f"-DCAPSEDGE_NVINFER={MOCK}",
+         f"-DCAPSEDGE_CUDART_INCLUDE={MOCK}", *options],
+        [cmake, "--build", str(folder), "-j", "2", "--target", target],
     ):  # fmt: skip
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment()
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder / "embedding" / "libcapsedge.so"
+    return folder / "embedding"
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    return build(ROOT / "build" / "embedding-tensorrt", "capsedge") / "libcapsedge.so"
 
 
 @pytest.fixture(scope="module")
@@ -553,6 +564,23 @@ def test_builds_without_tensorrt_say_so(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="built without TensorRT") as failed:
         Session(tmp_path / "net.engine")
     assert failed.value.code == ENVIRONMENT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_sanitizers(engine: Any, tmp_path: Path, kind: str) -> None:
+    """Eight threads over one session and with one each; closing while others run."""
+    path = engine(default_model())
+    folder = build(
+        tmp_path / "build", "capsedge_stress", "-DCAPSEDGE_TESTS=ON", f"-DCAPSEDGE_SANITIZE={kind}"
+    )
+    variables = stand_ins_in(tmp_path, folder / "libcapsedge.so", f"-fsanitize={kind}")
+    variables |= {"LD_LIBRARY_PATH": str(tmp_path), **OPTIONS[kind]}
+    stress = folder / "tests" / "capsedge_stress"
+    for words in (["threads", "5"], ["misuse", "3"]):
+        found = program(stress, variables["CAPSEDGE_ONNXRUNTIME"], path, *words, **variables)
+        assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-6000:]
 
 
 SOURCES = ("cuda_runtime", "tensorrt_backend", "tensorrt_library", "open")
