@@ -242,6 +242,19 @@ def test_defaults(mock: ctypes.CDLL) -> None:
     assert mock.mock_timing_cache_id(plain) == mock.mock_timing_cache_id(full)
 
 
+def test_workspace_is_that_of_the_gpu_of_the_build(mock: ctypes.CDLL) -> None:
+    """A Jetson in another power mode has another number of multiprocessors; the engine's memory stays."""
+    shapes = [(1, 1152, 8), (1152, 10, 16, 8), (1152, 10), (10, 16)]
+    built = create(mock, "DynamicRouting", DYNAMIC)
+    assert b"multiprocessors=4," in mock.mock_timing_cache_id(built)
+    loaded = create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": 16}, RUNTIME)
+    sizes = [mock.mock_configure(p, ctypes.byref(tensors(shapes))) for p in (built, loaded)]
+    assert 0 < sizes[0] < sizes[1]
+    for plugin in (built, loaded):
+        mock.mock_destroy(plugin)
+    assert create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": 0}) is None
+
+
 @pytest.mark.parametrize(("value", "taken"), [(2, True), (2**40, False)])
 def test_wide_integers(mock: ctypes.CDLL, value: int, taken: bool) -> None:
     data = (ctypes.c_int64 * 1)(value)

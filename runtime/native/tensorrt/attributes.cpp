@@ -22,20 +22,30 @@ const char* name_of(Operator op) {
   return "";
 }
 
+// Not of the operator: of the GPU that the engine was built on, which its workspace and the order of its sums follow
+// from, whatever power mode it runs in. Not given: of this GPU.
+static constexpr Attribute kMultiprocessors = {"multiprocessors", true, false, false, 0};
+static bool is_of_the_gpu(const Attribute& a) { return std::strcmp(a.name, kMultiprocessors.name) == 0; }
+
 const std::vector<Attribute>& attributes_of(Operator op) {
   static const std::vector<Attribute> squash = {{"axis", true, false, false, -1}, {"epsilon", false, false, false, 1e-8}};
   static const std::vector<Attribute> dynamic = {
-      {"iterations", true, false, false, 3}, {"leaky", true, false, false, 0}, {"epsilon", false, false, false, 1e-8}};
+      {"iterations", true, false, false, 3},
+      {"leaky", true, false, false, 0},
+      {"epsilon", false, false, false, 1e-8},
+      kMultiprocessors};
   static const std::vector<Attribute> em = {{"iterations", true, false, true, 0},
                                             {"strides", true, true, false, 1},
                                             {"inverse_temperatures", false, true, true, 0},
                                             {"coordinate_addition", true, false, false, 0},
                                             {"shared", true, false, false, 0},
-                                            {"epsilon", false, false, false, 1e-6}};
+                                            {"epsilon", false, false, false, 1e-6},
+                                            kMultiprocessors};
   static const std::vector<Attribute> attention = {{"strides", true, true, false, 1},
                                                    {"matrix_pose", true, false, false, 1},
                                                    {"agreement_scale", false, false, true, 0},
-                                                   {"epsilon", false, false, false, 1e-5}};
+                                                   {"epsilon", false, false, false, 1e-5},
+                                                   kMultiprocessors};
   switch (op) {
     case Operator::kSquash: return squash;
     case Operator::kDynamic: return dynamic;
@@ -69,6 +79,7 @@ static std::string check(Operator op, const Values& values) {
     if (name == "epsilon" && !(values.floats[k][0] > 0)) return "attribute 'epsilon' is not positive";
     if (name == "iterations" && (values.integers[k][0] < 1 || values.integers[k][0] > CAPSEDGE_CUDA_MAX_ITERATIONS))
       return "attribute 'iterations' is " + std::to_string(values.integers[k][0]) + ": wanted 1 to 64";
+    if (name == "multiprocessors" && values.integers[k][0] < 1) return "attribute 'multiprocessors': wanted 1 or more";
     if (name == "strides" && (values.integers[k].size() != 2 || values.integers[k][0] < 1 || values.integers[k][1] < 1))
       return "attribute 'strides': wanted two numbers of 1 or more";
     if (name == "leaky" || name == "shared" || name == "coordinate_addition" || name == "matrix_pose")
@@ -95,7 +106,8 @@ std::string read_fields(Operator op, const nvinfer1::PluginFieldCollection* fiel
       if (wanted.required) return std::string("attribute '") + wanted.name + "' is missing";
       const size_t count = wanted.list ? 2 : 1;
       if (wanted.integer) {
-        values.integers[k].assign(count, static_cast<int32_t>(wanted.otherwise));
+        const bool here = is_of_the_gpu(wanted);
+        values.integers[k].assign(count, here ? capsedge_cuda_multiprocessors() : static_cast<int32_t>(wanted.otherwise));
       } else {
         values.floats[k].assign(count, static_cast<float>(wanted.otherwise));
       }
@@ -140,8 +152,10 @@ std::vector<PluginField> write_fields(Operator op, const Values& values) {
 
 std::vector<PluginField> announce_fields(Operator op) {
   std::vector<PluginField> fields;
-  for (const Attribute& a : attributes_of(op))
+  for (const Attribute& a : attributes_of(op)) {
+    if (is_of_the_gpu(a)) continue;  // engines have it, nodes do not
     fields.emplace_back(a.name, nullptr, a.integer ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32, 1);
+  }
   return fields;
 }
 

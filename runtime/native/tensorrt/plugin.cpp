@@ -106,6 +106,7 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
   layer.height = layer.width = layer.grid_height = layer.grid_width = 1;
   layer.kernel_height = layer.kernel_width = layer.stride_rows = layer.stride_columns = 1;
   layer.epsilon = number(op_, values_, "epsilon");
+  layer.multiprocessors = integer(op_, values_, "multiprocessors");
   const Dims& first = dims[0];
   const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
   std::string why;

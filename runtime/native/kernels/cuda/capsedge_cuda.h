@@ -58,7 +58,11 @@ typedef struct capsedge_cuda_routing {
   int32_t multiprocessors;      /* of the GPU; 0 asks the current one */
 } capsedge_cuda_routing;
 
-/* Bytes of scratch on the device that a layer needs; at least 1, aligned to 256. Grows with images. -1: wrong layer. */
+/* Of the current GPU. Fewer in some power modes of a Jetson or in a part of a GPU than in others. */
+CAPSEDGE_CUDA_EXPORT int32_t capsedge_cuda_multiprocessors(void);
+
+/* Bytes of scratch on the device that a layer needs; at least 1, aligned to 256. Follows from the shapes and the
+ * multiprocessors; a larger batch may need less. -1: wrong layer. */
 CAPSEDGE_CUDA_EXPORT int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer);
 
 /* Both return 0, or 1 with a sentence in `error`. */

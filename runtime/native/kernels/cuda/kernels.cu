@@ -470,6 +470,8 @@ int failed(const char* why, char* error, size_t error_size) {
 
 using namespace capsedge::cuda;
 
+extern "C" int32_t capsedge_cuda_multiprocessors(void) { return multiprocessors_here(); }
+
 extern "C" int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer) {
   if (amiss(*layer)) return -1;
   // Addresses are not known here: those that do not fit vectors take the generic kernel.
