@@ -255,6 +255,20 @@ def test_workspace_is_that_of_the_gpu_of_the_build(mock: ctypes.CDLL) -> None:
     assert create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": 0}) is None
 
 
+def test_workspace_is_enough_for_every_smaller_batch(mock: ctypes.CDLL) -> None:
+    """8416 images are shared out over more blocks than 9000 are, and need more."""
+    plugin = create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": 132}, RUNTIME)
+    sizes = [
+        mock.mock_configure(
+            plugin, ctypes.byref(tensors([(n, 64, 8), (64, 10, 16, 8), (64, 10), (10, 16)]))
+        )
+        for n in (1, 1024, 1025, 8416, 9000)
+    ]
+    assert sizes[0] > 0
+    assert sizes == sorted(sizes)
+    mock.mock_destroy(plugin)
+
+
 @pytest.mark.parametrize(("value", "taken"), [(2, True), (2**40, False)])
 def test_wide_integers(mock: ctypes.CDLL, value: int, taken: bool) -> None:
     data = (ctypes.c_int64 * 1)(value)
