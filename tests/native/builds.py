@@ -35,6 +35,22 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
+def cmake_build(folder: Path, target: str, *options: str) -> Path:
+    """Configure and build the native code; returns the build folder. Skips where the tools are missing."""
+    cmake = shutil.which("cmake", path=environment()["PATH"])
+    if cmake is None or shutil.which("c++") is None:
+        pytest.skip("needs cmake and a C++ compiler: pip install cmake; apt-get install g++")
+    for command in (
+        [cmake, "-S", str(NATIVE), "-B", str(folder), *options],
+        [cmake, "--build", str(folder), "-j", "2", "--target", target],
+    ):
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment()
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
+
+
 @dataclass(frozen=True)
 class Arm:
     """An emulated ARM machine: the command that runs a program on it, and its ONNX Runtime."""

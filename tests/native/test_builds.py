@@ -15,7 +15,7 @@ from tests.conformance.cases import CASES, OUTPUTS, make
 from tests.conformance.dump import dump
 from tests.conformance.native import one_node
 
-from .builds import ARM_COMPILER, NATIVE, ROOT, TOOLCHAIN, arm, environment
+from .builds import ARM_COMPILER, NATIVE, ROOT, TOOLCHAIN, arm, cmake_build, environment
 
 pytestmark = pytest.mark.slow
 
@@ -59,17 +59,12 @@ def test_onnxruntime_for_arm(tmp_path: Path) -> None:
     """The ARM library in the ARM build of ONNX Runtime, both emulated: one case of each operator."""
     pytest.importorskip("onnx")
     machine = arm(tmp_path)
-    cmake = shutil.which("cmake", path=environment()["PATH"])
-    if cmake is None:
-        pytest.skip("pip install cmake")
-    build = tmp_path / "build"
-    for command in (
-        [cmake, "-S", str(NATIVE), "-B", str(build), "--toolchain", str(TOOLCHAIN)],
-        [cmake, "--build", str(build), "--target", "capsedge_ort"],
+    build = cmake_build(tmp_path / "build", "capsedge_ort", "--toolchain", str(TOOLCHAIN))
+    subprocess.run(
         [ARM_COMPILER, "-std=c++17", "-O1", f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}/kernels/cpu",
          f"-I{ROOT}/tests/native", f"{ROOT}/tests/native/ort_run.cpp", "-o", f"{tmp_path}/ort_run", "-ldl"],
-    ):  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, env=environment())
+        check=True, capture_output=True,
+    )  # fmt: skip
 
     for operator in OUTPUTS:
         case = next(c for c in CASES if c.operator == operator and not c.heavy)

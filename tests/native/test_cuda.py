@@ -220,6 +220,8 @@ def test_the_same_parents_for_every_image(host: ctypes.CDLL) -> None:
         ("AttentionRouting", {"parent_images": 5}, "neither 1"),
         ("AttentionRouting", {"iterations": 2}, "one pass"),
         ("AttentionRouting", {"images": 1 << 30, "parent_images": 1}, "too large"),
+        ("AttentionRouting", {"height": 1 << 30, "width": 1 << 30, "types": 16}, "too large"),
+        ("DynamicRouting", {"types": (1 << 30) + 1}, "too large"),
     ],
 )
 def test_wrong_layers_are_refused(

@@ -20,7 +20,7 @@ from capsedge.errors import CapsedgeError
 from capsedge.runtime.embedding import find_embedding
 from capsedge.runtime.images import read_image
 from capsedge.runtime.onnx_file import summarize
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.zoo import default_model
 
 from . import embedding
 from .embedding import ARTEFACT, ENVIRONMENT, USAGE, Array, Failed, Session
@@ -33,19 +33,6 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "runtime" / "native" / "embedding" / "include" / "capsedge.h"
 SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
-
-
-@pytest.fixture(scope="module", params=["default", *ROUTINGS])
-def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "default":
-        return default_model()
-    pytest.importorskip("torch", reason="exporting the zoo's checkpoints needs torch")
-    from capsedge.checkpoint import load_checkpoint
-    from capsedge.exporters import export
-
-    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
-    export(load_checkpoint(zoo_checkpoint(request.param)), path)
-    return path
 
 
 def same(found: list[dict[str, object]], wanted: list[capsedge.Prediction]) -> None:

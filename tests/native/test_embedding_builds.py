@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from capsedge.zoo import default_model
 from tests.runtime.image_bits import BITS
 
 from . import embedding
-from .builds import ARM_C, NATIVE, ROOT, TOOLCHAIN, arm, environment
+from .builds import ARM_C, NATIVE, ROOT, TOOLCHAIN, arm, cmake_build
 
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -29,19 +28,7 @@ OPTIONS = {
 
 
 def build(folder: Path, *options: str, target: str = "capsedge_stress") -> Path:
-    """Configure and build; returns the build folder."""
-    cmake = shutil.which("cmake", path=environment()["PATH"])
-    if cmake is None or shutil.which("c++") is None:
-        pytest.skip("needs cmake and a C++ compiler: pip install cmake; apt-get install g++")
-    for command in (
-        [cmake, "-S", str(NATIVE), "-B", str(folder), "-DCAPSEDGE_TESTS=ON", *options],
-        [cmake, "--build", str(folder), "-j", "2", "--target", target],
-    ):
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment()
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder
+    return cmake_build(folder, target, "-DCAPSEDGE_TESTS=ON", *options)
 
 
 def stress(program: list[str], *words: str, **variables: str) -> str:

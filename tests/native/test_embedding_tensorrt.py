@@ -25,12 +25,12 @@ import capsedge
 from capsedge.errors import ArtefactError
 from capsedge.runtime import passport
 from capsedge.runtime.cuda import load_cuda
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.zoo import default_model
 from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE, cudart, gpu  # noqa: F401
 
 from . import embedding
+from .builds import NATIVE, ROOT, cmake_build
 from .embedding import ARTEFACT, ENVIRONMENT, USAGE, Failed, Session
-from .test_builds import NATIVE, ROOT, environment
 from .test_embedding_builds import OPTIONS
 
 pytest.importorskip("onnxruntime")
@@ -106,20 +106,9 @@ class Machine:
 
 def build(folder: Path, target: str, *options: str) -> Path:
     """libcapsedge over the interface mock; returns the build folder of it."""
-    cmake = shutil.which("cmake", path=environment()["PATH"])
-    if cmake is None or shutil.which("g++") is None:
-        pytest.skip("needs cmake and g++: pip install cmake; apt-get install g++")
-    for command in (
-        [cmake, "-S", str(NATIVE), "-B", str(folder), "-DCMAKE_BUILD_TYPE=None",
-         "-DCMAKE_CXX_FLAGS=-O1 -Werror", f"-DCAPSEDGE_NVINFER={MOCK}",
-         f"-DCAPSEDGE_CUDART_INCLUDE={MOCK}", *options],
-        [cmake, "--build", str(folder), "-j", "2", "--target", target],
-    ):  # fmt: skip
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment()
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder / "embedding"
+    headers = (f"-DCAPSEDGE_NVINFER={MOCK}", f"-DCAPSEDGE_CUDART_INCLUDE={MOCK}")
+    flags = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -Werror")
+    return cmake_build(folder, target, *flags, *headers, *options) / "embedding"
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +149,6 @@ def engine(gpu: Any, tmp_path: Path):  # noqa: F811
         return build(model, target, given, lambda *row: None).path
 
     return run
-
-
-@pytest.fixture(scope="module", params=["default", *ROUTINGS])
-def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "default":
-        return default_model()
-    pytest.importorskip("torch", reason="exporting the zoo's checkpoints needs torch")
-    from capsedge.checkpoint import load_checkpoint
-    from capsedge.exporters import export
-
-    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
-    export(load_checkpoint(zoo_checkpoint(request.param)), path)
-    return path
 
 
 def pictures(count: int) -> list[Any]:
