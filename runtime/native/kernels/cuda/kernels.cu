@@ -278,12 +278,14 @@ const char* amiss(const capsedge_cuda_routing& r) {
                : (r.grid_height - 1) * static_cast<int64_t>(r.stride_rows) + r.kernel_height > r.height ||
                      (r.grid_width - 1) * static_cast<int64_t>(r.stride_columns) + r.kernel_width > r.width)
     return "the windows do not lie inside the grid";
-  const int64_t pose = static_cast<int64_t>(r.rows) * r.columns;
-  // Kernels count these in 32 bits: with a block's step beyond the last child, and eight children's logits.
-  if (r.parents * pose > INT_MAX / (2 * kTile) || r.inner * std::max<int64_t>(r.rows, r.columns) > INT_MAX ||
-      static_cast<int64_t>(r.height) * r.width * r.types > INT_MAX / 2 ||
-      static_cast<int64_t>(r.kernel_height) * r.kernel_width * r.types > INT_MAX / 2 ||
-      static_cast<int64_t>(r.images) * r.grid_height * r.grid_width > INT_MAX)
+  // Kernels count these in 32 bits: with a block's step beyond the last child, and eight children's logits. A double
+  // holds what three numbers of 32 bits make.
+  const auto product = [](double a, double b, double c) { return a * b * c; };
+  if (product(r.parents, r.rows, r.columns) > INT_MAX / (2 * kTile) ||
+      product(r.inner, std::max(r.rows, r.columns), 1) > INT_MAX ||
+      product(r.height, r.width, r.types) > INT_MAX / 2 ||
+      product(r.kernel_height, r.kernel_width, r.types) > INT_MAX / 2 ||
+      product(r.images, r.grid_height, r.grid_width) > INT_MAX)
     return "it is too large: at most 2^30 capsules of an image, 2^31 positions, 2^27 numbers of an image's parents";
   return nullptr;
 }
@@ -418,7 +420,7 @@ Plan make_plan(const capsedge_cuda_routing& r) {
     return plan;
   }
 
-  // Few units leave most of a GPU idle: their children are shared out, a pass at a time.
+  // Few units leave most of a GPU idle: their children are shared out.
   const int64_t least = generic ? kTile : 4 * groups;  // children that are worth a block
   int64_t splits = 1;
   if (r.scheme == CAPSEDGE_CUDA_SPLIT) {
