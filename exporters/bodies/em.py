@@ -41,8 +41,10 @@ def build(b: Body) -> None:
     children = windows(b, b.input("pose"), height, width, types * size, index)
     v = votes(b, children, b.reshape(matrix, i, side, m * side), (i, side, side, m, side))
     if b.attributes["coordinate_addition"]:
-        add = np.repeat(_coordinates(height, width, side)[index], types, axis=1)  # [S, I, P]
-        v = b.op("Add", b.reshape(v, -1, s, m, i, size), b.constant(add[:, None]))
+        # The same for all types; spread out when the file is loaded, so that it is stored once.
+        cell = b.constant(_coordinates(height, width, side)[index][:, :, None])  # [S, cells, 1, P]
+        add = b.op("Expand", cell, b.ints([s, cells, types, size]))
+        v = b.op("Add", b.reshape(v, -1, s, m, i, size), b.reshape(add, s, 1, i, size))
         v = b.reshape(v, -1, m, i, size)
     a_child = windows(b, b.input("a"), height, width, types, index)
     a_child = b.reshape(a_child, -1, 1, i)
