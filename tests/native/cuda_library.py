@@ -23,6 +23,7 @@ from tests.native.library import NativeError, output_shapes
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "runtime" / "native" / "kernels" / "cuda"
 VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
+SANITIZE = "CAPSEDGE_CUDA_SANITIZE"  # set: the host build reports wrong addresses and arithmetic
 Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2}
 OPERATIONS = {"DynamicRouting": 0, "EMRouting": 1, "AttentionRouting": 2}
@@ -139,11 +140,15 @@ def bind(path: Path) -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def host_library() -> Path | None:
-    """The kernels compiled for the host; None without a C++ compiler."""
+    """The kernels compiled for the host, with g++'s sanitizers if asked for; None without a C++ compiler."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None or os.uname().sysname != "Linux":
         return None
-    target = ROOT / "build" / "cuda-host" / "libcapsedge_cuda_host.so"
+    # Frames on the fibers' own stacks are not the address sanitizer's.
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "--param=asan-stack=0"]
+    flags = checks if os.environ.get(SANITIZE) else ["-Wall", "-Wextra", "-Werror"]
+    folder = "cuda-host-sanitized" if os.environ.get(SANITIZE) else "cuda-host"
+    target = ROOT / "build" / folder / "libcapsedge_cuda_host.so"
     shared = (SOURCES.parent / "cpu" / name for name in ("half.h", "simd.h"))
     newest = max(file.stat().st_mtime for file in (*SOURCES.iterdir(), *shared))
     if target.is_file() and target.stat().st_mtime > newest:
@@ -151,8 +156,8 @@ def host_library() -> Path | None:
     target.parent.mkdir(parents=True, exist_ok=True)
     made = target.with_name(f"{target.name}.{os.getpid()}")
     subprocess.run(
-        [compiler, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-shared",
-         "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", str(SOURCES / "kernels.cu"),
+        [compiler, "-std=c++17", "-O2", *flags, "-Wno-unknown-pragmas", "-shared", "-fPIC",
+         "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", str(SOURCES / "kernels.cu"),
          "-o", str(made)],
         check=True,
     )  # fmt: skip

@@ -7,6 +7,7 @@ neither speed nor what a real GPU does with them.
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,27 @@ def test_source_on_the_host_whole_registry(scheme: str, dtype: str) -> None:
         backend = CudaEmulated(scheme)
         if not backend.supports(case, dtype):
             check(backend, case, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
+def test_source_on_the_host_sanitized(scheme: str) -> None:
+    """Every address lies in a tensor, in shared memory or in the workspace, and fits what is read there."""
+    compiler = shutil.which("g++")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("the sanitizers are those of g++ on Linux")
+    runtime = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.conformance", "test", "--backend", f"cuda-emulated-{scheme}",
+         "--light", "--filter", "kind=(normal|huge)"],
+        env={**os.environ, cuda_library.SANITIZE: "1", "LD_PRELOAD": runtime.stdout.strip(),
+             "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0"},
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.fixture(scope="module")
