@@ -6,9 +6,14 @@ The names are loaded when they are first used, so that a device needs only what 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# ONNX Runtime 1.29 and newer reports models and machine to its maker, keeps an identifier in the home folder,
+# and takes a no only from the environment, before its first session. Whoever wants it sets 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from capsedge.errors import (
