@@ -45,7 +45,6 @@ enum OrtAllocatorType { OrtArenaAllocator = 1 };
   F(CreateCpuMemoryInfo, 69, OrtStatus*, (OrtAllocatorType type, OrtMemType memory, OrtMemoryInfo** out))        \
   F(AllocatorFree, 76, OrtStatus*, (OrtAllocator * allocator, void* memory))                                     \
   F(GetAllocatorWithDefaultOptions, 78, OrtStatus*, (OrtAllocator * *out))                                       \
-  F(ReleaseMemoryInfo, 94, void, (OrtMemoryInfo * memory))                                                       \
   F(ReleaseSession, 95, void, (OrtSession * session))                                                            \
   F(ReleaseValue, 96, void, (OrtValue * value))                                                                  \
   F(ReleaseRunOptions, 97, void, (OrtRunOptions * options))                                                      \
