@@ -291,6 +291,31 @@ def gpu() -> ctypes.CDLL:
     return cuda_library.bind(path)
 
 
+COMPILED = ["90"]  # with clusters
+OTHERS = ["75", "80", "86", "87", "89", "100", "110", "120"]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "architecture", [*COMPILED, *(pytest.param(a, marks=pytest.mark.slow) for a in OTHERS)]
+)
+def test_nvcc_takes_the_source(architecture: str, tmp_path: Path) -> None:
+    """Without a warning, to the GPU's own code."""
+    nvcc = shutil.which("nvcc", path=f"{os.environ['PATH']}:/usr/local/cuda/bin")
+    if nvcc is None:
+        pytest.skip("needs nvcc: install CUDA 12.8 or newer")
+    known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True).stdout.split()
+    if f"sm_{architecture}" not in known:
+        pytest.skip(f"this nvcc does not know sm_{architecture}")
+    done = subprocess.run(
+        [nvcc, "-std=c++17", f"-arch=sm_{architecture}", "-Werror", "all-warnings", "-cubin",
+         f"-I{cuda_library.SOURCES}", str(cuda_library.SOURCES / "kernels.cu"),
+         "-o", str(tmp_path / "kernels.cubin")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
