@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import queue
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from capsedge.runtime.tensorrt_library import (
     find_plugin,
     import_tensorrt,
     load_plugin,
+    start,
     tensorrt_logger,
     this_machine,
 )
@@ -88,7 +90,7 @@ class TensorRTBackend:
         # The runtime must outlive the engine.
         self._logger = tensorrt_logger(trt)
         self._logger.clear()
-        self._runtime = trt.Runtime(self._logger)
+        self._runtime = start(trt, trt.Runtime, self._logger)
         if plugin is not None:
             load_plugin(self._runtime.get_plugin_registry(), plugin, self._logger)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
@@ -101,6 +103,8 @@ class TensorRTBackend:
         self.smallest_batch, _, self.largest_batch = self.passport.batch
         self.inputs, self.outputs = self._ports(trt)
         self._slots: queue.LifoQueue[_Slot] = queue.LifoQueue()
+        # One context is made at a time; the bindings let other threads run meanwhile.
+        self._creating = threading.Lock()
         self.plain_because = "" if graphs else "graphs were not asked for"
         self._slots.put(self._new_slot())  # too little memory is found now, not at the first image
 
@@ -130,7 +134,9 @@ class TensorRTBackend:
         return tuple(batch if d is None else int(d) for d in port.shape)
 
     def _new_slot(self) -> _Slot:
-        cuda, context = self._cuda, self._engine.create_execution_context()
+        cuda = self._cuda
+        with self._creating:
+            context = self._engine.create_execution_context()
         if context is None:
             raise EnvironmentProblem(
                 f"The GPU has too little memory for {self._path}.",
@@ -309,7 +315,10 @@ class TensorRTBackend:
         for name, address in slot.device.items():
             if not context.set_tensor_address(name, address):
                 raise self._failed(f"take the address of '{name}'")
-        missing = context.infer_shapes()
+        try:
+            missing = context.infer_shapes()
+        except RuntimeError as error:  # what the bindings make of a refusal
+            raise self._failed("infer its shapes") from error
         if missing:
             raise self._failed(f"infer its shapes without {', '.join(missing)}")
         for port in self.outputs:

@@ -91,6 +91,22 @@ def tensorrt_logger(trt: Any) -> Any:
     return Logger()
 
 
+def start(trt: Any, kind: Any, logger: Any) -> Any:
+    """A ``trt.Runtime`` or ``trt.Builder``.
+
+    Raises:
+        EnvironmentProblem: TensorRT gives none, as where it cannot use the GPU.
+    """
+    try:
+        return kind(logger)
+    except TypeError as error:  # what the bindings make of a null pointer
+        raise EnvironmentProblem(
+            f"TensorRT {trt.__version__} does not start.",
+            logger.words(),
+            "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`.",
+        ) from error
+
+
 def find_plugin() -> Path | None:
     """The plugin library: the one that CAPSEDGE_TENSORRT_PLUGIN names, else the installed one, else None.
 

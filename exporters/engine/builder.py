@@ -12,7 +12,7 @@ from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.exporters.engine.progress import Progress, monitor
-from capsedge.runtime.tensorrt_library import load_plugin
+from capsedge.runtime.tensorrt_library import load_plugin, start
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _add_profile(builder: Any, network: Any, config: Any, batch: tuple[int, int,
 
 def _inspect(trt: Any, logger: Any, plan: bytes, plugin: Path | None) -> str:
     """What TensorRT says of the engine. A runtime has a registry of its own, so it loads the plugins too."""
-    runtime = trt.Runtime(logger)
+    runtime = start(trt, trt.Runtime, logger)
     if plugin is not None:
         load_plugin(runtime.get_plugin_registry(), plugin, logger)
     engine = runtime.deserialize_cuda_engine(plan)

@@ -22,6 +22,7 @@ from capsedge.runtime.tensorrt_library import (
     find_plugin,
     import_tensorrt,
     load_plugin,
+    start,
     tensorrt_logger,
     this_machine,
 )
@@ -100,7 +101,7 @@ def build(
     cuda.use(options.device)
     logger = tensorrt_logger(trt)
     logger.clear()
-    builder = trt.Builder(logger)
+    builder = start(trt, trt.Builder, logger)
     library = _plugin(options.plugin, model)
     batch = lowering.choose_batch(model, options.batch)
     if batch[0] == batch[2]:

@@ -194,8 +194,15 @@ class IBuilderConfig:
         return self._cache
 
 
+def _start(logger: ILogger) -> None:
+    if "start" in FAIL:
+        logger.log(ILogger.ERROR, FAIL["start"])
+        raise TypeError("pybind11::init(): factory function returned nullptr")  # as the bindings do
+
+
 class Builder:
     def __init__(self, logger: ILogger) -> None:
+        _start(logger)
         self._logger = logger
 
     def get_plugin_registry(self) -> IPluginRegistry:
@@ -287,6 +294,9 @@ class IExecutionContext:
         return memory != 0
 
     def infer_shapes(self) -> list[str]:
+        if "infer" in FAIL:
+            self._engine._logger.log(ILogger.ERROR, FAIL["infer"])
+            raise RuntimeError("infer_shapes error code: -1")  # as the bindings do
         return [n for n in self._engine._inputs if n not in self._shapes]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
@@ -324,8 +334,8 @@ def _view(address: int, shape: tuple[int, ...], element: Any) -> Any:
 
 
 class ICudaEngine:
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
+    def __init__(self, model: onnx.ModelProto, logger: ILogger) -> None:
+        self._model, self._logger = model, logger
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
@@ -364,6 +374,7 @@ class ICudaEngine:
 
 class Runtime:
     def __init__(self, logger: ILogger) -> None:
+        _start(logger)
         self._logger = logger
 
     def get_plugin_registry(self) -> IPluginRegistry:
@@ -373,7 +384,7 @@ class Runtime:
         if not serialized_engine.startswith(b"PLAN"):
             self._logger.log(ILogger.ERROR, "magic tag does not match")
             return None
-        return ICudaEngine(onnx.load_model_from_string(bytes(serialized_engine[4:])))
+        return ICudaEngine(onnx.load_model_from_string(bytes(serialized_engine[4:])), self._logger)
 
 
 def install(cudart: Any) -> Any:

@@ -217,6 +217,21 @@ def test_a_failed_run_leaves_nothing(make: Any, gpu: Any) -> None:  # noqa: F811
     assert session.run(IMAGES[:1])["lengths"].shape == (1, 3)
 
 
+def test_what_the_bindings_raise(make: Any, gpu: Any) -> None:  # noqa: F811
+    """A refusal of TensorRT's, whatever its bindings make of it, is an error with a reason."""
+    path = make().path
+    session = capsedge.load(path)
+    fake.FAIL["infer"] = "a dimension is negative"
+    with pytest.raises(ArtefactError, match="could not infer its shapes") as refused:
+        session.run(IMAGES[:1])
+    assert refused.value.why == "a dimension is negative"
+    fake.FAIL["start"] = "CUDA initialization failure with error: 35"
+    for attempt in (lambda: capsedge.load(path), make):
+        with pytest.raises(EnvironmentProblem, match="does not start") as broken:
+            attempt()
+        assert broken.value.why == "CUDA initialization failure with error: 35"
+
+
 def test_too_little_memory(make: Any, gpu: Any) -> None:  # noqa: F811
     path = make().path
     gpu.fake_set(1, 87, 0, 100)
