@@ -14,12 +14,16 @@ from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
     from capsedge.runtime.inspection import Inspection, RoutingLayer
+    from capsedge.runtime.metadata import ModelMetadata
     from capsedge.runtime.onnx_structure import Shape
 
 
 def command(
     file: Annotated[
-        Path, typer.Argument(help="An ONNX file of any tool, or a .safetensors checkpoint.")
+        Path,
+        typer.Argument(
+            help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."
+        ),
     ],
     batch: Annotated[str, typer.Option(help="Batch sizes for the votes' memory.")] = "1,8",
     forecast: Annotated[
@@ -32,12 +36,16 @@ def command(
 ) -> None:
     """Show metadata, operators, sizes, and the votes' memory by layer and batch."""
     from capsedge.runtime.inspection import inspect
+    from capsedge.runtime.passport import SUFFIX
 
     if device is not None and not forecast:
         raise UsageError(
             "--device without --forecast.", "It is what a forecast is for.", "Add --forecast."
         )
     batches = _common.batch_sizes(batch)
+    if file.suffix == SUFFIX:
+        _engine(file, forecast, as_json)
+        return
     if forecast:
         _forecast(file, batches, device, as_json)
         return
@@ -46,6 +54,44 @@ def command(
         _common.print_json(found.to_dict())
     else:
         _show(found, batches)
+
+
+def _engine(file: Path, forecast: bool, as_json: bool) -> None:
+    from capsedge.runtime.engine_inspection import inspect_engine
+
+    if forecast:
+        raise UsageError(
+            f"{file} is a TensorRT engine.",
+            "A forecast is made of the shapes in an ONNX file.",
+            "Name the ONNX file that the engine was built from.",
+        )
+    if not file.is_file():
+        raise UsageError(f"Cannot read {file}.", "There is no such file.", "Check the name.")
+    found = inspect_engine(file)
+    if as_json:
+        _common.print_json(found.to_dict())
+        return
+    issued = found.passport
+    machine = issued.machine
+    here = {True: "yes", False: "no", None: "not known"}[found.runs_here]
+    smallest, best, largest = issued.batch
+    facts = [
+        ("file", found.path),
+        ("size", size(issued.engine_bytes)),
+        ("sha256", issued.engine_sha256),
+        ("runs here", f"{here}: {found.because}" if found.because else here),
+        ("built for", f"{machine.gpu}, compute capability {machine.compute_capability}"),
+        ("built with", f"TensorRT {machine.tensorrt}, CUDA {machine.cuda}, {machine.architecture}"),
+        ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
+        ("precision", issued.precision),
+        ("layers", ", ".join(f"{n} {kind}" for kind, n in issued.layers.items()) or "not stated"),
+        ("routing runs in", issued.plugin_library or "TensorRT's own operators"),
+        ("made from", f"{issued.source}, sha256 {issued.source_sha256}"),
+        ("made by", issued.command),
+    ]
+    print_table("Engine", ("", ""), facts)
+    if issued.model is not None:
+        print_table("Model", ("", ""), _model(issued.model))
 
 
 def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
@@ -165,24 +211,28 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         )
         facts.append(("format", f"ONNX IR {found.ir_version}, opset {opsets}"))
         facts.append(("producer", found.producer or "not stated"))
-    meta = found.metadata
-    if meta is not None:
-        facts += [
-            ("architecture", meta.architecture),
-            ("routing", f"{meta.routing}, {meta.iterations} iterations"),
-            ("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"),
-            ("task", meta.task),
-            ("precision", meta.precision),
-            ("checkpoint", meta.checkpoint_sha256 or "not stated"),
-        ]
-        if meta.preprocessing is not None:
-            p = meta.preprocessing
-            scaling = f"scale {p.scale:.6g}, mean {list(p.mean)}, std {list(p.std)}"
-            size_of_image = f"{p.channels}x{p.height}x{p.width}"
-            facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
-        facts += [(f"parity {key}", str(value)) for key, value in meta.parity.items()]
+    if found.metadata is not None:
+        facts += _model(found.metadata)
     elif found.kind == "onnx":
         facts.append(("metadata", "none of capsedge: a file of another tool"))
     for key, value in (found.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts
+
+
+def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
+    """What the file says of the network."""
+    facts = [
+        ("architecture", meta.architecture),
+        ("routing", f"{meta.routing}, {meta.iterations} iterations"),
+        ("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"),
+        ("task", meta.task),
+        ("precision", meta.precision),
+        ("checkpoint", meta.checkpoint_sha256 or "not stated"),
+    ]
+    if meta.preprocessing is not None:
+        p = meta.preprocessing
+        scaling = f"scale {p.scale:.6g}, mean {list(p.mean)}, std {list(p.std)}"
+        size_of_image = f"{p.channels}x{p.height}x{p.width}"
+        facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
+    return facts + [(f"parity {key}", str(value)) for key, value in meta.parity.items()]

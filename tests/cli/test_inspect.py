@@ -16,6 +16,7 @@ from capsedge.cli import app
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.inspection import inspect
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
 onnx = pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[export]'")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -300,3 +301,55 @@ def test_needs_neither_torch_nor_onnx(routed: Path) -> None:
         "assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(routed)], check=True)
+
+
+# Engines
+
+
+@pytest.fixture
+def engine(gpu, tmp_path: Path) -> Path:  # noqa: F811
+    """Built by a stand-in for TensorRT, as tests/tensorrt does."""
+    from capsedge.exporters.engine import BuildOptions, build
+    from capsedge.zoo import default_model
+
+    options = BuildOptions(plugin="native", batch=(1, 2, 8))
+    return build(default_model(), tmp_path / "digits.engine", options, lambda *row: None).path
+
+
+def test_engine(engine: Path, gpu) -> None:  # noqa: F811
+    shown = CliRunner().invoke(app, ["inspect", str(engine)])
+    assert shown.exit_code == 0, shown.output
+    for words in ("runs here", "yes", "Orin", "10.3.0", "1 to 8, best 2", "fp32", "capsnet"):
+        assert words in shown.stdout
+    found = json.loads(CliRunner().invoke(app, ["inspect", str(engine), "--json"]).stdout)
+    assert (found["kind"], found["runs_here"], found["because"]) == ("engine", True, "")
+    assert found["passport"]["machine"]["gpu"] == "Orin"
+    assert found["passport"]["batch"] == [1, 2, 8]
+    gpu.fake_set(1, 90, 0, ANY_AMOUNT)
+    found = json.loads(CliRunner().invoke(app, ["inspect", str(engine), "--json"]).stdout)
+    assert found["runs_here"] is False
+    assert "compute capability is 9.0, the engine needs 8.7" in found["because"]
+
+
+def test_engine_where_tensorrt_is_not(engine: Path) -> None:
+    """What is known is shown; whether it runs is not."""
+    code = "import sys; sys.modules['tensorrt'] = None; import capsedge.__main__ as m; m.main()"
+    command = [sys.executable, "-c", code, "inspect", str(engine)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "not known: TensorRT is not installed." in done.stdout
+    assert "capsnet" in done.stdout
+
+
+def test_what_is_no_engine(engine: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    with pytest.raises(UsageError, match="made of the shapes in an ONNX file"):
+        runner.invoke(app, ["inspect", str(engine), "--forecast"], catch_exceptions=False)
+    with pytest.raises(UsageError, match="no such file"):
+        runner.invoke(app, ["inspect", str(tmp_path / "x.engine")], catch_exceptions=False)
+    engine.write_bytes(engine.read_bytes() + b"x")
+    with pytest.raises(ArtefactError, match="not the engine that its passport describes"):
+        runner.invoke(app, ["inspect", str(engine)], catch_exceptions=False)
+    (tmp_path / "digits.engine.json").unlink()
+    with pytest.raises(ArtefactError, match="has no passport"):
+        runner.invoke(app, ["inspect", str(engine)], catch_exceptions=False)

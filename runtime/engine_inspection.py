@@ -1,0 +1,57 @@
+"""What a TensorRT engine says of itself, and whether it runs here: by its passport, without loading it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.runtime import passport as passports
+from capsedge.runtime.cuda import load_cuda
+from capsedge.runtime.passport import Passport
+from capsedge.runtime.tensorrt_library import find_plugin, import_tensorrt, this_machine
+
+
+@dataclass(frozen=True)
+class EngineInspection:
+    """An engine as its passport describes it.
+
+    Attributes:
+        path: of the engine.
+        passport: what stands beside it.
+        runs_here: whether it was built for this machine; None where that cannot be told.
+        because: why not, or why it cannot be told; empty where it runs.
+    """
+
+    path: str
+    passport: Passport
+    runs_here: bool | None
+    because: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``capsedge inspect --json`` prints it."""
+        return {"schema": 1, "kind": "engine", **asdict(self)}
+
+
+def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
+    """Read an engine's passport and compare it with this machine.
+
+    Args:
+        path: the engine; its passport lies beside it.
+        device: number of the GPU that it would run on.
+
+    Raises:
+        ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
+    """
+    issued = passports.read(path)
+    runs, because = None, ""
+    try:
+        here = this_machine(import_tensorrt(), load_cuda(), device)
+        passports.check(path, issued, here, find_plugin() if issued.plugin_sha256 else None)
+        runs = True
+    except EnvironmentProblem as error:
+        because = error.what
+    except ArtefactError as error:
+        runs, because = False, error.why
+    return EngineInspection(str(path), issued, runs, because)
