@@ -18,7 +18,12 @@ from capsedge.runtime.metadata import ModelMetadata
 
 SCHEMA = 1
 MAX_BYTES = 16 << 20
+MAX_BATCH = 2**31 - 1
 SUFFIX = ".engine"
+_TEXTS = (
+    "engine_sha256", "plugin", "plugin_library", "plugin_sha256", "precision", "source",
+    "source_sha256", "command",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,14 +110,19 @@ def read(engine: Path) -> Passport:
         schema = values.pop("schema")
         if schema != SCHEMA:
             raise ValueError(f"schema {schema}, this version of capsedge reads {SCHEMA}")
-        values["machine"] = Machine(**values["machine"])
-        low, best, high = values["batch"]
-        values["batch"] = (int(low), int(best), int(high))
-        if not 1 <= low <= best <= high:
+        low, best, high = values["batch"] = tuple(values["batch"])
+        for size in values["batch"]:
+            _check_type("batch", size, int)
+        if not 1 <= low <= best <= high <= MAX_BATCH:
             raise ValueError(f"batch {values['batch']}")
-        for name in ("metadata", "layers"):
-            if not isinstance(values[name], dict):
-                raise ValueError(f"{name} is a {type(values[name]).__name__}")
+        for name in ("machine", "metadata", "layers"):
+            _check_type(name, values[name], dict)
+        for name in _TEXTS:
+            _check_type(name, values[name], str)
+        for part in ("machine", "metadata"):
+            for name, value in values[part].items():
+                _check_type(name, value, str)
+        values["machine"] = Machine(**values["machine"])
         passport = Passport(**values)
     except FileNotFoundError as error:
         raise ArtefactError(
@@ -133,6 +143,11 @@ def read(engine: Path) -> Passport:
             f"Build it again: `{passport.command}`.",
         )
     return passport
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if type(value) is not kind:
+        raise ValueError(f"{name} is a {type(value).__name__}")
 
 
 def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,21 @@ def test_engines_of_other_machines_are_refused(
         lambda p: p.write_text(p.read_text().replace('"batch": [', '"batch": [0, ')),
         lambda p: p.write_text(p.read_text().replace('"metadata": {', '"metadata": 3, "x": {')),
         lambda p: p.write_text(p.read_text().replace('"machine": {', '"machine": {"more": 1, ')),
+        *(
+            lambda p, member=member, wrong=wrong: p.write_text(
+                re.sub(rf'"{member}": ("[^"]*"|\[[^]]*\])', f'"{member}": {wrong}', p.read_text())
+            )
+            for member, wrong in (
+                ("cuda", "13"),
+                ("gpu", "null"),
+                ("plugin_sha256", "1"),
+                ("command", "[]"),
+                ("capsedge.architecture", "1"),
+                ("batch", "[1, 1, 1e400]"),
+                ("batch", "[true, 1, 1]"),
+                ("batch", "[1, 1, 2147483648]"),
+            )
+        ),
     ],
 )
 def test_damaged_passports_are_refused(make: Any, damage: Any) -> None:
