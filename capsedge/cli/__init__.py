@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from capsedge.cli import (
     _common,
+    _streams,
     build,
     config,
     doctor,
@@ -20,13 +24,27 @@ from capsedge.cli import (
     train,
     verify,
 )
-from capsedge.errors import CapsedgeError
+from capsedge.errors import CapsedgeError, ExitCode
+
+
+class Verbs(TyperGroup):
+    """Ends interrupts and closed pipes here; typer would in silence, by its version with exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _common.log("interrupted: no unfinished file is left behind")
+            raise SystemExit(_streams.INTERRUPTED) from None
+        except BrokenPipeError:
+            raise SystemExit(_streams.READER_GONE) from None
+
 
 app = typer.Typer(
     name="capsedge",
+    cls=Verbs,
     help="Export trained capsule networks, prove them equal, run them at the edge.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -49,28 +67,56 @@ def _main(
     """Export trained capsule networks, prove them equal, run them at the edge."""
 
 
-app.command("train")(train.command)
-app.command("export")(export.command)
-app.command("quantize")(quantize.command)
-app.command("build")(build.command)
-app.command("infer")(infer.command)
-app.command("verify")(verify.command)
-app.command("profile")(profile.command)
-app.command("sweep")(sweep.command)
-app.command("inspect")(inspect.command)
-app.command("doctor")(doctor.command)
-app.command("config")(config.command)
+MODELS = "From a checkpoint to a file"
+SMALLER = "Smaller and faster"
+DEVICE = "On the device"
+LOOK = "What there is"
+
+app.command("train", rich_help_panel=MODELS)(train.command)
+app.command("export", rich_help_panel=MODELS)(export.command)
+app.command("verify", rich_help_panel=MODELS)(verify.command)
+app.command("quantize", rich_help_panel=SMALLER)(quantize.command)
+app.command("sweep", rich_help_panel=SMALLER)(sweep.command)
+app.command("build", rich_help_panel=SMALLER)(build.command)
+app.command("infer", rich_help_panel=DEVICE)(infer.command)
+app.command("profile", rich_help_panel=DEVICE)(profile.command)
+app.command("inspect", rich_help_panel=LOOK)(inspect.command)
+app.command("config", rich_help_panel=LOOK)(config.command)
+app.command("doctor", rich_help_panel=LOOK)(doctor.command)
 
 
 def main() -> None:
     """Entry point: runs the command; known errors become their exit codes, never tracebacks."""
+    _streams.prepare()
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _streams.READER_GONE
+        _streams.silence()
+    except OSError as error:
+        _streams.silence()
+        if code == 0:
+            problem = _streams.unwritable(error)
+            _common.log(f"error: {problem}")
+            code = int(problem.exit_code)
+    raise SystemExit(code)
+
+
+def _run() -> int:
     try:
         app()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
     except CapsedgeError as error:
         _common.report(error, "--json" in sys.argv)
-        raise SystemExit(int(error.exit_code)) from None
-    except KeyboardInterrupt:
-        _common.log("interrupted")
-        raise SystemExit(130) from None
+        return int(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            _common.report_bug(error)
+        problem = _streams.unwritable(error)
+        _common.log(f"error: {problem}")
+        return int(problem.exit_code)
     except Exception as error:
         _common.report_bug(error)
+    return int(ExitCode.OK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -52,7 +52,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
     log(f"error: {error}")
 
 
-def report_bug(error: BaseException) -> None:
+def report_bug(error: BaseException) -> NoReturn:
     """Print an unexpected error; its traceback only with CAPSEDGE_DEBUG=1."""
     if os.environ.get("CAPSEDGE_DEBUG") == "1":
         raise error

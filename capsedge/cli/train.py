@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from capsedge.cli._common import Json, log, print_json
+from capsedge.cli._streams import INTERRUPTED
 from capsedge.errors import EnvironmentProblem, UsageError
 
 
@@ -141,16 +142,20 @@ def command(
             epoch_done=done,
         )
 
-    if bar is None:
-        run()
-    else:
-        with bar:
-            task = bar.add_task("training")
-            run(
-                lambda epoch, step, steps, loss: bar.update(
-                    task, total=steps * epochs, completed=epoch * steps + step + 1
+    try:
+        if bar is None:
+            run()
+        else:
+            with bar:
+                task = bar.add_task("training")
+                run(
+                    lambda epoch, step, steps, loss: bar.update(
+                        task, total=steps * epochs, completed=epoch * steps + step + 1
+                    )
                 )
-            )
+    except KeyboardInterrupt:
+        log("interrupted: epochs that ended are kept; the same command with --resume goes on")
+        raise SystemExit(INTERRUPTED) from None
     checkpoint = output / "model.safetensors"
     if as_json:
         print_json({"checkpoint": str(checkpoint), "epochs": lines})
