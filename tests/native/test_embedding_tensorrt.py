@@ -261,6 +261,27 @@ def test_threads(engine: Any, machine: Machine) -> None:
     native.close()
 
 
+def test_another_gpu(engine: Any, machine: Machine) -> None:
+    """All of a session is made and destroyed on its own GPU; the caller keeps its own."""
+    path = engine(default_model())
+    machine.cudart.fake_set(2, 87, 0, ANY_AMOUNT)
+    native = Session(path, device=1)
+    for _ in range(3):
+        native.predict(pictures(1))
+    native.close()
+    for what in (b"context", b"free"):  # fail halfway
+        machine.nvinfer.mock_set(what, 1)
+        try:
+            with pytest.raises(Failed):
+                Session(path, device=1)
+        finally:
+            machine.nvinfer.mock_set(what, 0)
+    chosen = ctypes.c_int(-1)
+    machine.cudart.cudaGetDevice(ctypes.byref(chosen))
+    assert chosen.value == 0
+    assert machine.counts("astray") == {"astray": 0}
+
+
 def test_a_failed_run_leaves_nothing(engine: Any, machine: Machine) -> None:
     native = Session(engine(default_model()))
     machine.nvinfer.mock_set(b"execute", 1)
@@ -509,6 +530,38 @@ def test_the_example_runs_engines(engine: Any, machine: Machine, classify: Path)
     found = program(classify, path, *SAMPLES, **loader)
     assert found.returncode == 0, found.stderr
     assert found.stdout == program(classify, default_model(), *SAMPLES).stdout
+
+
+GLOBAL = """
+#include <capsedge.hpp>
+#include <cstdio>
+#include <optional>
+
+std::optional<capsedge::Session> session;  // older than TensorRT and CUDA, so destroyed after them
+
+int main(int, char** arguments) {
+  capsedge::OpenOptions options;
+  options.tensorrt = arguments[2];
+  options.device = 0;
+  session = capsedge::Session::open(arguments[1], options).value();
+  const capsedge_description about = session->describe().value();
+  std::printf("%s %d %d", about.backend, int(about.smallest_batch), int(about.largest_batch));
+}
+"""
+
+
+def test_global_sessions(engine: Any, machine: Machine, built: Path, tmp_path: Path) -> None:
+    """One that is destroyed while the process ends does not call what has ended."""
+    path = engine(default_model())
+    source, made = tmp_path / "global.cpp", tmp_path / "global"
+    source.write_text(GLOBAL)
+    compiled(
+        "g++", "-std=c++17", f"-I{INCLUDE}", str(source), "-o", str(made),
+        f"-L{built.parent}", "-lcapsedge", f"-Wl,-rpath,{built.parent}",
+    )  # fmt: skip
+    loader = {"LD_LIBRARY_PATH": str(machine.folder), "CAPSEDGE_TENSORRT": "/nowhere"}
+    found = program(made, path, machine.folder, **loader)
+    assert (found.returncode, found.stdout) == (0, "tensorrt 1 4"), found.stderr
 
 
 def test_what_is_missing_is_named(

@@ -13,6 +13,12 @@ static atomic_size_t memory_limit = SIZE_MAX, memory_used;
 static void (*_Atomic on_launch)(intptr_t graph);
 static atomic_intptr_t next_handle = 0x1000;
 
+/* The real one is shut down while the process ends, before objects that are older than it. */
+enum { kUnloading = 4 };
+static int ended;
+static void end(void) { ended = 1; }
+__attribute__((constructor)) static void start(void) { atexit(end); }
+
 int fake_count(int what) {
   switch (what) { case 0: return live_device; case 1: return live_host; case 2: return live_streams; default: return live_graphs; }
 }
@@ -27,8 +33,8 @@ void fake_set(int new_devices, int new_capability, int new_fail_capture, size_t 
 void fake_on_launch(void (*callback)(intptr_t)) { on_launch = callback; }
 
 int cudaGetDeviceCount(int* n) { *n = devices; return devices ? kOk : 100; }
-int cudaGetDevice(int* d) { *d = current; return kOk; }
-int cudaSetDevice(int d) { return d >= 0 && d < devices ? (current = d, kOk) : 101; }
+int cudaGetDevice(int* d) { *d = current; return ended ? kUnloading : kOk; }
+int cudaSetDevice(int d) { return ended ? kUnloading : d >= 0 && d < devices ? (current = d, kOk) : 101; }
 int cudaDeviceGetAttribute(int* v, int what, int d) {
   (void)d;
   *v = what == 75 ? capability / 10 : what == 76 ? capability % 10 : 0;

@@ -52,6 +52,28 @@ void count(const char* what) {
   ++counts[what];
 }
 
+// What only the real one can tell apart: where an object was made, and whether TensorRT is still there.
+bool ended = false;
+struct End {
+  ~End() { ended = true; }
+} const end;
+
+class OnGpu {
+ public:
+  ~OnGpu() {
+    if (ended) std::abort();
+    if (current() != device_) count("astray");
+  }
+
+ private:
+  static int current() {
+    int device = -1;
+    function<int(int*)>("CAPSEDGE_CUDART", "cudaGetDevice")(&device);
+    return device;
+  }
+  const int device_ = current();
+};
+
 struct Model {
   capsedge_session* session = nullptr;
   std::vector<capsedge_port> inputs, outputs;
@@ -145,6 +167,7 @@ class Context : public IExecutionContext {
  private:
   const std::shared_ptr<Model> model_;
   Bound bound_;
+  const OnGpu on_;
 };
 
 class Engine : public ICudaEngine {
@@ -182,6 +205,7 @@ class Engine : public ICudaEngine {
 
  private:
   const std::shared_ptr<Model> model_;
+  const OnGpu on_;
 };
 
 class Registry : public IPluginRegistry {
@@ -237,6 +261,7 @@ class Runtime : public IRuntime {
   }
 
   ILogger& logger_;
+  const OnGpu on_;
 };
 
 }  // namespace

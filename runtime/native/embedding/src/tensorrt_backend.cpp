@@ -110,13 +110,29 @@ class Slot {
 
 class TensorRtBackend : public Backend {
  public:
-  TensorRtBackend(std::string_view engine, const std::string& path, const Passport& passport, int32_t device,
-                  const std::string& library)
+  TensorRtBackend(const std::string& path, const Passport& passport, int32_t device, const std::string& library)
       : path_(path), command_(passport.command), device_(device), smallest_(passport.smallest_batch),
-        largest_(passport.largest_batch), trt_(tensorrt(library)), cuda_(cuda()) {
+        largest_(passport.largest_batch), cuda_(cuda()), trt_(tensorrt(library)) {}
+  ~TensorRtBackend() override {
+    try {
+      const OnDevice on(cuda_, device_);
+      free_.clear();
+      engine_.reset();
+      runtime_.reset();
+    } catch (...) {
+      // The GPU is gone, this process is a fork, or it ends and CUDA ended first. TensorRT must not be called then.
+      for (std::unique_ptr<Slot>& slot : free_) static_cast<void>(slot.release());
+      static_cast<void>(engine_.release());
+      static_cast<void>(runtime_.release());
+    }
+  }
+
+  // Apart from the constructor, so that what fails halfway is destroyed as above.
+  void load(std::string_view engine, const Passport& passport) {
     const std::string plugin = passport.plugin_sha256.empty() ? "" : find_plugin();
-    check_passport(path, passport, this_machine(), plugin);
+    check_passport(path_, passport, this_machine(), plugin);
     const OnDevice on(cuda_, device_);
+    trt_.logger.clear();
     runtime_.reset(trt_.create_runtime());
     if (!runtime_)
       throw Failure(CAPSEDGE_ENVIRONMENT, "TensorRT " + trt_.version + " does not start.", trt_.logger.words(),
@@ -124,16 +140,9 @@ class TensorRtBackend : public Backend {
     if (!plugin.empty()) load_plugin(runtime_->getPluginRegistry(), plugin, trt_.logger);
     engine_.reset(runtime_->deserializeCudaEngine(engine.data(), engine.size()));
     if (!engine_)
-      throw Failure(CAPSEDGE_ARTEFACT, "TensorRT " + trt_.version + " cannot load " + path + ".", trt_.logger.words(), build_again());
+      throw Failure(CAPSEDGE_ARTEFACT, "TensorRT " + trt_.version + " cannot load " + path_ + ".", trt_.logger.words(), build_again());
     read_ports();
     free_.push_back(new_slot());  // too little memory is found now, not at the first image
-  }
-  ~TensorRtBackend() override {
-    try {
-      const OnDevice on(cuda_, device_);
-      free_.clear();
-    } catch (...) {  // the GPU is gone, and its memory with it
-    }
   }
 
   const char* name() const override { return "tensorrt"; }
@@ -317,8 +326,8 @@ class TensorRtBackend : public Backend {
   const std::string path_, command_;
   const int device_;
   const int64_t smallest_, largest_;
+  const Cuda& cuda_;  // opened first: some builds of TensorRT look for it among the libraries that are open
   TensorRt& trt_;
-  const Cuda& cuda_;
   // Contexts go before the engine, the engine before the runtime whose plugins it uses.
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
@@ -333,7 +342,9 @@ class TensorRtBackend : public Backend {
 
 std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& path, const Passport& passport,
                                        int32_t device, const std::string& library) {
-  return std::make_unique<TensorRtBackend>(engine, path, passport, device, library);
+  auto backend = std::make_unique<TensorRtBackend>(path, passport, device, library);
+  backend->load(engine, passport);
+  return backend;
 }
 
 }  // namespace capsedge::embedding

@@ -83,6 +83,8 @@ std::string TensorRtLogger::words() {
   return said.empty() ? "TensorRT gave no reason." : said;
 }
 
+void TensorRtLogger::clear() { static_cast<void>(words()); }
+
 nvinfer1::IRuntime* TensorRt::create_runtime() {
   return static_cast<nvinfer1::IRuntime*>(create(&logger, NV_TENSORRT_VERSION));
 }

@@ -16,6 +16,8 @@ class TensorRtLogger : public nvinfer1::ILogger {
   void log(Severity severity, const char* message) noexcept override;
   // What TensorRT said last, for the reason of a status; said once.
   std::string words();
+  // Forgets what was said of something else.
+  void clear();
 
  private:
   std::mutex mutex_;
