@@ -256,11 +256,14 @@ class Session:
         ops: str = "auto",
         outputs: Sequence[str] | None = None,
         onnxruntime: str | None = None,
+        tensorrt: str | None = None,
         device: int = 0,
     ) -> None:
         self.handle = ctypes.c_void_p()
         options = sized(OpenOptions, threads=threads, ops=OPS[ops], device=device)
         options.onnxruntime = (onnxruntime or str(onnxruntime_library())).encode()
+        if tensorrt is not None:
+            options.tensorrt = tensorrt.encode()
         if outputs is not None:
             options.outputs = (_TEXT * len(outputs))(*(name.encode() for name in outputs))
             options.output_count = len(outputs)

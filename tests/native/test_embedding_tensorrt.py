@@ -63,7 +63,7 @@ def nvinfer(target: Path, *flags: str) -> Path:
 def stand_ins_in(folder: Path, library: Path, *flags: str) -> dict[str, str]:
     """libcudart, libnvinfer and libcuda, and the variables that name them."""
     compiled("gcc", "-shared", "-fPIC", *flags, str(SOURCE), "-o", str(folder / "libcudart.so"))
-    nvinfer(folder / "libnvinfer.so.10", *flags)
+    nvinfer(folder / "libnvinfer.so.10", "-Wl,-soname,libnvinfer.so.10", *flags)
     driver = folder / "driver.c"
     driver.write_text(DRIVER)
     name = "-Wl,-soname,libcuda.so.1"
@@ -583,6 +583,22 @@ def test_what_is_missing_is_named(
         assert found.returncode == ENVIRONMENT, (variables, found.stderr)
         assert words in found.stderr
         assert "Install" in found.stderr
+
+
+def test_a_process_has_one_tensorrt(engine: Any, machine: Machine, tmp_path: Path) -> None:
+    """However it is named; and one ONNX Runtime."""
+    path = engine(default_model())
+    library = machine.folder / "libnvinfer.so.10"
+    (tmp_path / "link").symlink_to(machine.folder)
+    for named in (str(library), str(tmp_path / "link"), "libnvinfer.so.10"):
+        Session(path, tensorrt=named).close()
+    shutil.copy(library, tmp_path)
+    for named in (str(tmp_path), "libnowhere.so.10"):
+        with pytest.raises(Failed, match="another TensorRT open already") as failed:
+            Session(path, tensorrt=named)
+        assert failed.value.code == USAGE
+    Session(default_model()).close()
+    Session(default_model(), onnxruntime="libonnxruntime.so.1").close()
 
 
 def test_builds_without_tensorrt_say_so(tmp_path: Path) -> None:

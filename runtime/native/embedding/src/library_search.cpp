@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <link.h>
 #include <sys/stat.h>
 
 #include <climits>
@@ -78,7 +79,15 @@ class Search {
 }  // namespace
 
 std::string library_file(const std::string& named, const char* file) {
-  return resolved(is_folder(named) ? library_in(named, file) : named);
+  if (is_folder(named)) return resolved(library_in(named, file));
+  if (named.find('/') != std::string::npos) return resolved(named);
+  // A bare name is the system's loader's to find: what it has open under it.
+  void* const open = dlopen(named.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (open == nullptr) return "";
+  link_map* map = nullptr;
+  const std::string path = dlinfo(open, RTLD_DI_LINKMAP, &map) == 0 ? resolved(map->l_name) : "";
+  dlclose(open);
+  return path;
 }
 
 std::string file_of(const void* function) {

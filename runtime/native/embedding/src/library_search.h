@@ -20,7 +20,8 @@ struct LibraryPlaces {
 // error), else the first of the places that opens. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
 void* open_library(const LibraryPlaces& places, const std::string& named);
 
-// The file that the name stands for: the library in a folder, else the name itself; links resolved. Empty: none.
+// The file that the name stands for: the library in a folder, a path, or what is open under a bare name; links resolved.
+// Empty: none.
 std::string library_file(const std::string& named, const char* file);
 
 // The file that a function of an open library is in, links resolved; empty where the loader does not say.
