@@ -116,6 +116,12 @@ class TensorRTBackend:
             name = engine.get_tensor_name(index)
             kind = engine.get_tensor_dtype(name).name
             shape = tuple(None if d < 0 else int(d) for d in engine.get_tensor_shape(name))
+            if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+                raise ArtefactError(
+                    f"{self._path} cannot be run by capsedge.",
+                    f"'{name}' is a shape, which TensorRT keeps in the memory of the host.",
+                    f"Build it again: `{self.passport.command}`.",
+                )
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             if kind not in _DTYPES or None in shape[1:]:
                 raise ArtefactError(

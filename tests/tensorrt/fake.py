@@ -55,6 +55,11 @@ class TensorIOMode(enum.IntEnum):
     OUTPUT = 2
 
 
+class TensorLocation(enum.IntEnum):
+    DEVICE = 0
+    HOST = 1
+
+
 class DataType(enum.IntEnum):
     FLOAT = 0
     HALF = 1
@@ -364,6 +369,9 @@ class ICudaEngine:
 
     def get_tensor_mode(self, name: str) -> TensorIOMode:
         return TensorIOMode.INPUT if name in self._inputs else TensorIOMode.OUTPUT
+
+    def get_tensor_location(self, name: str) -> TensorLocation:
+        return TensorLocation.HOST if "host" in FAIL else TensorLocation.DEVICE
 
     def create_execution_context(self) -> IExecutionContext | None:
         return None if "context" in FAIL else IExecutionContext(self)

@@ -218,14 +218,18 @@ def test_a_failed_run_leaves_nothing(make: Any, gpu: Any) -> None:  # noqa: F811
     assert session.run(IMAGES[:1])["lengths"].shape == (1, 3)
 
 
-def test_what_the_bindings_raise(make: Any, gpu: Any) -> None:  # noqa: F811
-    """A refusal of TensorRT's, whatever its bindings make of it, is an error with a reason."""
+def test_what_tensorrt_refuses(make: Any, gpu: Any) -> None:  # noqa: F811
+    """Whatever its bindings make of it, it is an error with a reason."""
     path = make().path
     session = capsedge.load(path)
     fake.FAIL["infer"] = "a dimension is negative"
     with pytest.raises(ArtefactError, match="could not infer its shapes") as refused:
         session.run(IMAGES[:1])
     assert refused.value.why == "a dimension is negative"
+    fake.FAIL["host"] = True
+    with pytest.raises(ArtefactError, match="cannot be run by capsedge") as foreign:
+        capsedge.load(path)
+    assert "is a shape" in foreign.value.why
     fake.FAIL["start"] = "CUDA initialization failure with error: 35"
     for attempt in (lambda: capsedge.load(path), make):
         with pytest.raises(EnvironmentProblem, match="does not start") as broken:
