@@ -53,6 +53,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         ArtefactError: the file is damaged, holds code (a pickle), or does not fit its configuration.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", "A checkpoint is one file.", "Name it.")
     if not path.is_file():
         raise UsageError(f"There is no checkpoint {path}.", "", "Check the path.")
     if path.stat().st_size > MAX_BYTES:

@@ -116,12 +116,21 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         if not summary.has_graph or not summary.ir_version:
             raise _Malformed("it has no graph")
     except (_Malformed, UnicodeDecodeError) as error:
-        raise ArtefactError(
-            f"{name} is not a whole ONNX file.",
+        why, fix = _something_else(data) or (
             f"Read as one, {error}.",
             "Fetch the file again, or export it again with `capsedge export`.",
-        ) from error
+        )
+        raise ArtefactError(f"{name} is not a whole ONNX file.", why, fix) from error
     return summary
+
+
+def _something_else(data: bytes) -> tuple[str, str] | None:
+    """Why and fix for the files that are most often given instead."""
+    if data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
+        return "It is a picture.", "Name the .onnx file of the model."
+    if data.startswith(b"PK\x03\x04") or data[8:9] == b"{":  # a .pt is a zip; .safetensors has JSON
+        return "It looks like a checkpoint.", "Export it: `capsedge export --checkpoint FILE`."
+    return None
 
 
 class _Walker:

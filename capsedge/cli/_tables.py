@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHORT = 16  # letters of a cell that is not to be broken over lines
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -22,16 +28,42 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Where columns do not fit beside each other they become lines, of as many rows as fit then."""
     from rich.console import Console
+
+    console = Console(highlight=False)
+    if not rows or not any(columns) or _width([columns, *rows]) <= console.width:
+        _grid(console, title, [columns, *rows])
+        return
+    while rows:
+        count = 1
+        while count < len(rows) and _width(_turned(columns, rows[: count + 1])) <= console.width:
+            count += 1
+        _grid(console, title, _turned(columns, rows[:count]))
+        title, rows = "", rows[count:]
+
+
+def _turned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    return list(zip(columns, *rows, strict=True))
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    """Letters that a table needs at least, borders included."""
+    return 1 + sum(3 + min(SHORT, max(map(len, column))) for column in zip(*lines, strict=True))
+
+
+def _grid(console: Console, title: str, lines: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    heading, *rows = lines
+    table = Table(title=title or None, title_justify="left", show_header=any(heading))
+    for name, *cells in zip(*lines, strict=True):
+        short = max(map(len, [name, *cells])) <= SHORT
+        table.add_column(name, overflow="fold", no_wrap=short and any(heading))
     for row in rows:
         table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
-    Console(highlight=False).print(table)
+    console.print(table)
 
 
 def _style(cell: str) -> str:

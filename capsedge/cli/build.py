@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +26,13 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def command(
     model: Annotated[Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The engine; <model>.engine by default.")
+        Path | None, typer.Option("-o", "--output", help="The engine; MODEL.engine by default.")
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
             "--precision",
-            help="fp32, fp16, int8 or mixed: what the engine must have; the file's own.",
+            help="fp32, fp16, int8 or mixed: what the engine must have; the file's own by default.",
         ),
     ] = None,
     plugin: Annotated[
@@ -47,11 +48,16 @@ def command(
     ] = None,
     dynamic_batch: Annotated[
         str | None,
-        typer.Option("--dynamic-batch", help="Smallest, best and largest batch: 1:8:32."),
+        typer.Option(
+            "--dynamic-batch", help="A batch left free: smallest, best and largest, as in 1:8:32."
+        ),
     ] = None,
     workspace: Annotated[
         str | None,
-        typer.Option("--workspace", help="Scratch memory that TensorRT may use: 512M, 2G; all."),
+        typer.Option(
+            "--workspace",
+            help="Scratch memory that TensorRT may use, as in 512M or 2G; all by default.",
+        ),
     ] = None,
     timing_cache: Annotated[
         Path | None,
@@ -168,4 +174,4 @@ def _print(built: BuildReport) -> None:
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
     log("next:")
-    log(f"  capsedge infer --model {built.path} image.png")
+    log(f"  capsedge infer --model {shlex.quote(str(built.path))} image.png")

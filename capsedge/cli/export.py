@@ -27,19 +27,30 @@ REWRITES = {
 
 def command(
     model: Annotated[
-        str | None, typer.Option("--model", help="Name of a model; see `capsedge zoo`.")
+        str | None,
+        typer.Option(
+            "--model",
+            help="Name of a model, such as digits-em; an unknown one is answered with all of them.",
+        ),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Checkpoint: .safetensors or .pt.")
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            help="Checkpoint, .safetensors or .pt; the zoo's digit model by default.",
+        ),
     ] = None,
     routing: Annotated[
-        str | None, typer.Option("--routing", help="dynamic, em or attention.")
+        str | None,
+        typer.Option(
+            "--routing", help="Which of the zoo's models: dynamic (the default), em or attention."
+        ),
     ] = None,
     iters: Annotated[
         int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The file; <model>.onnx by default.")
+        Path | None, typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default.")
     ] = None,
     opset: Annotated[int, typer.Option("--opset", help="ONNX opset, 18 to 21.")] = 20,
     ops: Annotated[
@@ -51,10 +62,10 @@ def command(
         ),
     ] = "auto",
     batch: Annotated[
-        int | None, typer.Option("--batch", help="Fix the batch size instead of leaving it free.")
+        int | None, typer.Option("--batch", min=1, help="A fixed batch, instead of one left free.")
     ] = None,
     dynamic_batch: Annotated[
-        bool, typer.Option("--dynamic-batch", help="Leave the batch size free (the default).")
+        bool, typer.Option("--dynamic-batch", help="A batch left free (the default).")
     ] = False,
     extra: Annotated[
         str, typer.Option("--with", help="More outputs: reconstruction, couplings (comma between).")
@@ -77,10 +88,13 @@ def command(
         ),
     ] = False,
     calib_data: Annotated[
-        Path | None, typer.Option("--calib-data", help="Images for --freeze-couplings.")
+        Path | None,
+        typer.Option(
+            "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
+        ),
     ] = None,
     calib_images: Annotated[
-        int, typer.Option("--calib-images", min=2, help="How many of them to draw.")
+        int, typer.Option("--calib-images", min=2, help="How many of --calib-data are drawn.")
     ] = 512,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Do everything but write the file.")
@@ -305,8 +319,8 @@ def _print(report: ExportReport, name: str, checkpoint: Path | None, following: 
         "inputs": shapes(report.inputs),
         "outputs": shapes(report.outputs),
         "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
-        + f"; {report.functions} function bodies",
-        "rewrites": "; ".join(f"{k.replace('_', '-')} {v}" for k, v in report.rewrites.items()),
+        + f"; function bodies: {report.functions}",
+        "rewrites": "; ".join(f"{k} {report.rewrites[v]}" for k, v in REWRITES.items()),
         "parity": f"{len(report.parity)} comparisons with PyTorch, largest difference "
         f"{report.max_abs:.2e} (atol {report.atol:g}, rtol {report.rtol:g})",
     }

@@ -30,7 +30,7 @@ def command(
         typer.Option(
             "--model",
             "-m",
-            help="ONNX file or TensorRT engine; else the one that comes with capsedge.",
+            help="ONNX file or TensorRT engine; the zoo's digit model by default.",
         ),
     ] = None,
     top: Annotated[
@@ -54,7 +54,10 @@ def command(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Threads of one inference.")
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="Threads of one inference; one a physical core by default."
+        ),
     ] = None,
     ops: Annotated[
         str,
@@ -62,10 +65,12 @@ def command(
     ] = "auto",
     device: Annotated[
         str | None,
-        typer.Option("--device", help="cpu, cuda or cuda:1; the CPU, and the GPU for an engine."),
+        typer.Option(
+            "--device", help="cpu, cuda or cuda:1; by default the CPU, for an engine the GPU."
+        ),
     ] = None,
     provider: Annotated[
-        str, typer.Option("--provider", help="Of ONNX Runtime on a GPU: cuda or tensorrt.")
+        str, typer.Option("--provider", help="Of ONNX Runtime on a GPU: auto, cuda or tensorrt.")
     ] = "auto",
     as_json: _common.Json = False,
 ) -> None:

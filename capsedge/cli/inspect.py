@@ -25,12 +25,13 @@ def command(
             help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."
         ),
     ],
-    batch: Annotated[str, typer.Option(help="Batch sizes for the votes' memory.")] = "1,8",
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")] = "1,8",
     forecast: Annotated[
         bool, typer.Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")
     ] = False,
     device: Annotated[
-        str | None, typer.Option(help="With --forecast: does it fit, for example orin-nano-8gb.")
+        str | None,
+        typer.Option("--device", help="With --forecast: does it fit there, as in orin-nano-8gb."),
     ] = None,
     as_json: _common.Json = False,
 ) -> None:

@@ -27,22 +27,28 @@ def command(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="ONNX files of any tool, or TensorRT engines; by default the digit model."
+            help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."
         ),
     ] = None,
     compare: Annotated[
         str,
         typer.Option(help="Peers to run the same models in turns with: torch, ort, openvino."),
     ] = "",
-    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")] = "1",
     threads: Annotated[
-        int | None, typer.Option(help="Threads of one inference; by default one a core.")
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="Threads of one inference; one a physical core by default."
+        ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda or cuda:1; by default the CPU, for an engine the GPU."),
     ] = None,
-    ops: Annotated[str, typer.Option(help="auto, fused or portable.")] = "auto",
+    ops: Annotated[
+        str,
+        typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies)."),
+    ] = "auto",
     warmup: Annotated[float, typer.Option(help="Seconds of runs that are not counted.")] = 0.5,
     duration: Annotated[float, typer.Option(help="Seconds of counted runs.")] = 3.0,
     iterations: Annotated[int, typer.Option(help="Counted runs at least.")] = 10,
@@ -51,14 +57,14 @@ def command(
     ] = True,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="The trained model for --compare torch; by default the zoo's."),
+        typer.Option(help="Checkpoint for --compare torch; the zoo's by default."),
     ] = None,
     peer_model: Annotated[
         Path | None,
         typer.Option(help="The file that peers run instead, for example the portable export."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw the report's charts (matplotlib).")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the report's charts as a PNG.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write a few runs as a trace for Perfetto.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -29,23 +30,23 @@ def command(
         Path,
         typer.Option(
             "--calib-data",
-            help="Images to calibrate on: data set folder (its training split), npz, idx, or images.",
+            help="Images to calibrate on: data set folder (its training split), npz, idx or images.",
         ),
     ],
     precision: Annotated[str, typer.Option("--precision", help="int8, fp16 or mixed.")] = "int8",
     calib_images: Annotated[
-        int, typer.Option("--calib-images", min=1, help="How many to draw.")
+        int, typer.Option("--calib-images", min=1, help="How many of --calib-data are drawn.")
     ] = 512,
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
-            help="Labelled images that accuracy is reported on [default: the test split of "
-            "--calib-data, or what was not drawn].",
+            help="Labelled images that accuracy is reported on; by default the test split of "
+            "--calib-data, or what was not drawn.",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="At most so many evaluation images.")
+        int | None, typer.Option("--limit", min=1, help="Only N evaluation images, drawn.")
     ] = None,
     method: Annotated[
         str, typer.Option("--method", help="minmax, percentile, entropy or mse.")
@@ -53,7 +54,7 @@ def command(
     target: Annotated[str, typer.Option("--target", help="ort-cpu or tensorrt.")] = "ort-cpu",
     ops: Annotated[
         str,
-        typer.Option("--ops", help="auto; fused: smaller, runs only with the operator library."),
+        typer.Option("--ops", help="auto, or fused: smaller, runs only with the operator library."),
     ] = "auto",
     max_drop: Annotated[
         float, typer.Option("--max-drop", help="Points of accuracy that may be lost.")
@@ -74,9 +75,10 @@ def command(
     ] = "size",
     plot: Annotated[Path | None, typer.Option("--plot", help="Mixed: PNG of the search.")] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="[default: MODEL.<precision>.onnx]")
+        Path | None,
+        typer.Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw of calibration images.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Quantize an exported file; exit code 4 and a .rejected file where it loses too much."""
@@ -138,7 +140,8 @@ def command(
         print_json(report.to_dict())
     else:
         show(report)
-        log(f"next:\n  capsedge verify {report.output} --data {data or calib_data}")
+        file, images = shlex.quote(str(report.output)), shlex.quote(str(data or calib_data))
+        log(f"next:\n  capsedge verify {file} --data {images}")
 
 
 def _sensitivity(

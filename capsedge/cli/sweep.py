@@ -41,25 +41,37 @@ def command(
     calib_data: Annotated[
         Path,
         typer.Option(
-            "--data", help="Data set: calibrated on its training split, judged on its test split."
+            "--data",
+            help="Data set folder: calibrated on its training split, judged on its test split.",
         ),
     ],
-    model: Annotated[str | None, typer.Option("--model", help="Trained model of the zoo.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Checkpoint: .safetensors or .pt.")
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Name of a trained model of the zoo, such as digits-em."),
     ] = None,
-    iters: Annotated[str, typer.Option("--iters", help="Iterations: 1..5, or 1,3.")] = "1..5",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            help="Checkpoint, .safetensors or .pt; the zoo's digit model by default.",
+        ),
+    ] = None,
+    iters: Annotated[
+        str, typer.Option("--iters", help="Routing iterations, as in 1..5 or 1,3.")
+    ] = "1..5",
     precision: Annotated[
-        str, typer.Option("--precision", help="fp32, fp16, int8 (comma between).")
+        str, typer.Option("--precision", help="Of fp32, fp16, int8, as in fp32,int8.")
     ] = "fp32,fp16,int8",
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="At most so many test images.")
+        int | None, typer.Option("--limit", min=1, help="Only N test images, drawn.")
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", min=1)] = 2,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of one inference.")] = 2,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the table as JSON.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Write a PNG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Write accuracy against time as a PNG.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Export and quantize a model at several iterations; measure accuracy, time and size of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +15,19 @@ from capsedge.errors import EnvironmentProblem, UsageError
 
 
 def command(
-    model: Annotated[str, typer.Option("--model", help="Name of the model to train.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="Name of a model, such as digits-em; an unknown one is answered with all of them.",
+        ),
+    ],
     data: Annotated[
         Path,
         typer.Option(
             "--data",
-            help="Folder of the data: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
-            "test.npz, or train/ and test/ with one sub-folder of images a class.",
+            help="Data set folder: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
+            "test.npz, or train/ and test/ with one sub-folder of images a class; or one npz file.",
         ),
     ],
     output: Annotated[
@@ -29,8 +36,10 @@ def command(
     iters: Annotated[
         int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
     ] = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=1)] = 10,
-    batch: Annotated[int, typer.Option("--batch", min=1)] = 128,
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=1, help="Passes over the training images.")
+    ] = 10,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images of one step.")] = 128,
     learning_rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 3e-3,
     schedule: Annotated[
         str,
@@ -55,17 +64,20 @@ def command(
         float,
         typer.Option("--average", min=0.0, max=0.99999, help="Decay of the weights' average."),
     ] = 0.999,
-    seed: Annotated[int, typer.Option("--seed")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Of weights, order and augmentation.")] = 1,
     init: Annotated[
         Path | None, typer.Option("--init", help="Go on from this checkpoint's weights.")
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, help="Use only the first N images of each split."),
+        typer.Option("--limit", min=1, help="Only the first N images of each split."),
     ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1)] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, help="Threads of torch; its own choice by default."),
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder.")
+        bool, typer.Option("--resume", help="Go on with the run that the folder holds.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -161,4 +173,5 @@ def command(
         print_json({"checkpoint": str(checkpoint), "epochs": lines})
     else:
         print(checkpoint)
-        log(f"next: capsedge export --checkpoint {checkpoint} -o {output / 'model.onnx'}")
+        source, target = shlex.quote(str(checkpoint)), shlex.quote(str(output / "model.onnx"))
+        log(f"next:\n  capsedge export --checkpoint {source} -o {target}")

@@ -12,6 +12,7 @@ import typer
 from capsedge.cli import _common
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
+from capsedge.runtime.files import check_writable
 
 if TYPE_CHECKING:
     from capsedge.verification import Certificate
@@ -20,9 +21,13 @@ LISTED = 10  # flips printed; the certificate lists more
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="The ONNX file.")],
+    model: Annotated[Path, typer.Argument(help="ONNX file or TensorRT engine.")],
     checkpoint: Annotated[
-        Path | None, typer.Option(help="The checkpoint it was exported from [default: the zoo's].")
+        Path | None,
+        typer.Option(
+            "--checkpoint",
+            help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default.",
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -31,21 +36,30 @@ def command(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Data set folder, .npz, idx file or images [default: the package's samples]."
+            help="Data set folder (its test split), npz, idx or images; the package's samples by default."
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Only the first N samples.")
+    ] = None,
     atol: Annotated[
-        list[str] | None, typer.Option(help="Absolute tolerance, [output:]value; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Absolute tolerance, 1e-5 or lengths:1e-5; may be repeated."),
     ] = None,
     rtol: Annotated[
-        list[str] | None, typer.Option(help="Relative tolerance, [output:]value; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Relative tolerance, 1e-4 or poses:1e-4; may be repeated."),
     ] = None,
     min_agreement: Annotated[
         float | None,
-        typer.Option(help="Least share of equal decisions [default: 1; less for quantized files]."),
+        typer.Option(
+            help="Least share of equal decisions; 1 by default, less for quantized files."
+        ),
     ] = None,
-    ops: Annotated[str, typer.Option(help="auto, fused or portable.")] = "auto",
+    ops: Annotated[
+        str,
+        typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies)."),
+    ] = "auto",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON.")
     ] = None,
@@ -66,6 +80,8 @@ def command(
         ) from error
     if checkpoint is not None and name is not None:
         raise UsageError("--checkpoint and --model name two references.", "", "Use one of them.")
+    if output is not None:
+        check_writable(output)
     reference = _zoo(name) if name is not None else checkpoint
     progress, finish = _progress()
     try:
@@ -144,8 +160,8 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
     document = certificate.to_dict()
     print_table("Chain", ("", "", ""), [_link(link) for link in document["chain"]])
     for title, part in (
-        (f"{document['samples']['images']} samples ({document['samples']['source']})", "samples"),
-        (f"{len(document['hard_cases']['names'])} hard cases", "hard_cases"),
+        (f"Samples: {document['samples']['images']} ({document['samples']['source']})", "samples"),
+        (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
     ):
         _show_part(title, document[part])
     if document["ledger"] is not None:

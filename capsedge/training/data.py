@@ -61,7 +61,11 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         with opener(path, "rb") as f:
             zero, kind, dims = struct.unpack(">HBB", f.read(4))
             if zero != 0 or kind != 8 or not 1 <= dims <= 4:
-                raise UsageError(f"{path} is no idx file of bytes.", f"magic {zero:#x} {kind:#x}")
+                raise UsageError(
+                    f"{path} is no idx file of bytes.",
+                    f"It begins with {zero:#06x} {kind:#04x}, an idx file with 0x0000 0x08.",
+                    "Name an idx, npz, PNG or JPEG file, or a data set folder.",
+                )
             shape = struct.unpack(f">{dims}I", f.read(4 * dims))
             size = math.prod(shape)
             if size > MAX_BYTES:
@@ -118,7 +122,9 @@ def _read_folder(folder: Path, prep: Preprocessing) -> LabelledImages:
     if not images:
         raise UsageError(
             f"{folder} holds no data that capsedge knows.",
-            "Looked for MNIST idx files, CIFAR-10 python batches, and one sub-folder of images a class.",
+            "Looked for MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, images, and one "
+            "sub-folder of images a class.",
+            "Name a folder with one of these (docs/data.md).",
         )
     return _check(np.stack(images), np.asarray(labels), folder)
 

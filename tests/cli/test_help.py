@@ -1,0 +1,36 @@
+"""``--help``: every option is explained, and nothing of an explanation is taken for markup."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from capsedge.cli import app
+from tests.conftest import ROOT
+
+GROUP = typer.main.get_command(app)
+VERBS: dict[str, typer.main.TyperCommand] = GROUP.commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_explanations_are_shown_whole(verb: str):
+    shown = CliRunner().invoke(app, [verb, "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"})
+    text = " ".join(shown.output.split())
+    for parameter in VERBS[verb].params:
+        explanation = getattr(parameter, "help", None)
+        assert explanation, f"--{parameter.name} says nothing"
+        assert " ".join(explanation.split()) in text, parameter.name
+
+
+def test_documented_in_the_order_of_the_help():
+    page = (ROOT / "docs/cli.md").read_text()
+    assert re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE) == list(VERBS)
+
+
+def test_version():
+    import capsedge
+
+    assert CliRunner().invoke(app, ["--version"]).output.strip() == capsedge.__version__

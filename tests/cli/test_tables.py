@@ -1,0 +1,62 @@
+"""Tables on terminals of every width: no number is broken over lines, nothing is lost."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from capsedge.cli._tables import print_table
+
+COLUMNS = ("output", "max abs", "mean abs", "relative", "NMSE", "atol", "rtol", "worst/allowed", "")
+ROWS = [
+    ("lengths", *["1.23e-07"] * 4, "1e-05", "0", "0.012", "ok"),
+    ("poses", *["4.56e-08"] * 4, "0.0001", "0.0001", "0.001", "ok"),
+    ("reconstruction", *["7.89e-07"] * 4, "0.0001", "0", "0.009", "over"),
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(
+    width: int,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[str]:
+    """The lines on a terminal, without their styles."""
+    for name, value in {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", screen := Terminal())
+    print_table("Title", columns, rows)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
+    assert lines[0].strip() == "Title"
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_numbers_stay_whole(width: int, monkeypatch: pytest.MonkeyPatch):
+    lines = drawn(width, COLUMNS, ROWS, monkeypatch)
+    cells = [cell.strip() for line in lines for cell in line.replace("┃", "│").split("│")]
+    for cell in {cell for row in ROWS for cell in row}:
+        assert cells.count(cell) == sum(row.count(cell) for row in ROWS), cell
+    assert set(COLUMNS) <= set(cells)
+
+
+def test_long_names_are_folded(monkeypatch: pytest.MonkeyPatch):
+    name = "a/folder/with/a/long/name/" * 3 + "digit-7.png"
+    lines = drawn(50, ("image", "class", "length"), [(name, "7", "0.9576")], monkeypatch)
+    first = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
+    assert "".join(first) == name
+    assert any("0.9576" in line for line in lines)
+
+
+def test_no_rows(monkeypatch: pytest.MonkeyPatch):
+    assert drawn(40, COLUMNS, [], monkeypatch)
