@@ -189,6 +189,34 @@ def test_predictions_are_those_of_python(engine: Any, machine: Machine, zoo_mode
     native.close()
 
 
+def test_outputs_by_name(engine: Any, machine: Machine) -> None:
+    """Those not named are not shown, as of an ONNX file; places are those of what is left."""
+    x = np.random.default_rng(0).random((2, 1, 28, 28), np.float32)
+    path = engine(default_model())
+    everything = Session(path)
+    right = everything.run(_first(everything, x))
+    for keep in (["poses"], ["poses", "lengths"]):
+        native, portable = Session(path, outputs=keep), Session(default_model(), outputs=keep)
+        assert native.ports("output") == portable.ports("output")
+        assert list(native.ports("output")) == sorted(keep)
+        for _ in range(3):
+            found = native.run(_first(native, x))
+            assert {k: v.tobytes() for k, v in found.items()} == {
+                k: right[k].tobytes() for k in keep
+            }
+    room = np.zeros(right["poses"].size, np.float32)
+    tensor = embedding.Tensor(None, room.ctypes.data, room.nbytes)  # the first output
+    feed = embedding.Tensor(None, x.ctypes.data, x.nbytes, 1, 4, (2, 1, 28, 28))
+    native = Session(path, outputs=["poses"])
+    one = ctypes.c_size_t(1)
+    embedding.call(
+        "capsedge_run", native.handle, ctypes.byref(feed), one, ctypes.byref(tensor), one
+    )
+    assert room.tobytes() == right["poses"].tobytes()
+    with pytest.raises(Failed, match="without its scores or its poses"):
+        native.predict(pictures(1))
+
+
 def test_graphs_are_captured_once_a_batch(engine: Any, machine: Machine) -> None:
     native = Session(engine(default_model()))
     names = ("plain", "captured", "launched")
@@ -302,6 +330,7 @@ def test_a_failed_run_leaves_nothing(engine: Any, machine: Machine) -> None:
         ("context", ENVIRONMENT, "too little memory"),
         ("runtime", ENVIRONMENT, "does not start"),
         ("free", ARTEFACT, "only the batch may be free"),
+        ("host", ARTEFACT, "is a shape"),
     ],
 )
 def test_what_tensorrt_refuses(

@@ -79,7 +79,8 @@ typedef struct capsedge_open_options {
    * decides for all. */
   const char* onnxruntime;
   /* Names of the outputs to compute; NULL: all of them. Others are cut off the graph before it is loaded, with all that
-   * only they need. A program that only predicts names "lengths" (or "logits") and "poses", and saves the decoder. */
+   * only they need. A program that only predicts names "lengths" (or "logits") and "poses", and saves the decoder. An
+   * engine computes all that it was built with; the others are only not shown. */
   const char* const* outputs;
   size_t output_count;
   /* TensorRT's library, or the folder it is in, for engines. NULL: what the environment variable CAPSEDGE_TENSORRT

@@ -1,6 +1,5 @@
 #include "open.h"
 
-#include <algorithm>
 #include <set>
 
 #include "failure.h"
@@ -38,13 +37,9 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
   Model opened;
   opened.metadata = read_metadata(passport.metadata);
   opened.fused = passport.fused;
-  opened.backend = open_tensorrt(engine, path, passport, options.device, options.tensorrt);
+  opened.backend =
+      open_tensorrt(engine, path, passport, options.device, options.tensorrt, options.outputs, opened.outputs);
   opened.properties = std::move(passport.metadata);
-  for (const Port& port : opened.backend->outputs()) opened.outputs.push_back(port.name);
-  // An engine computes all of its outputs, so naming some saves nothing; a wrong name is wrong all the same.
-  for (const std::string& name : options.outputs)
-    if (std::find(opened.outputs.begin(), opened.outputs.end(), name) == opened.outputs.end())
-      fail_usage(path + " has no output '" + name + "'.", "Its outputs: " + joined(opened.outputs) + ".", "Name some of these.");
   return std::make_unique<Session>(path, std::move(opened));
 }
 #else

@@ -103,7 +103,7 @@ class Slot {
  public:
   std::unique_ptr<nvinfer1::IExecutionContext> context;
   const CudaStream stream;
-  std::vector<std::unique_ptr<Buffer>> inputs, outputs;
+  std::vector<std::unique_ptr<Buffer>> inputs, outputs, left_out;
   int64_t bound = 0;          // the batch that the context is set to and has run once
   CudaGraph graph = nullptr;  // captured for that batch
 };
@@ -128,7 +128,7 @@ class TensorRtBackend : public Backend {
   }
 
   // Apart from the constructor, so that what fails halfway is destroyed as above.
-  void load(std::string_view engine, const Passport& passport) {
+  void load(std::string_view engine, const Passport& passport, const std::vector<std::string>& keep) {
     const std::string plugin = passport.plugin_sha256.empty() ? "" : find_plugin();
     check_passport(path_, passport, this_machine(), plugin);
     const OnDevice on(cuda_, device_);
@@ -142,7 +142,16 @@ class TensorRtBackend : public Backend {
     if (!engine_)
       throw Failure(CAPSEDGE_ARTEFACT, "TensorRT " + trt_.version + " cannot load " + path_ + ".", trt_.logger.words(), build_again());
     read_ports();
+    leave_out(keep);
     free_.push_back(new_slot());  // too little memory is found now, not at the first image
+  }
+
+  // Of all outputs, also those left out.
+  std::vector<std::string> output_names() const {
+    std::vector<std::string> names;
+    for (const auto* ports : {&outputs_, &left_out_})
+      for (const Port& port : *ports) names.push_back(port.name);
+    return names;
   }
 
   const char* name() const override { return "tensorrt"; }
@@ -201,9 +210,25 @@ class TensorRtBackend : public Backend {
                       "'" + port.name + "' has the type " + type_name(port.type) + " and the shape " +
                           shape_text(port.shape.data(), port.shape.size()) + "; only the batch may be free.",
                       build_again());
+      if (engine_->getTensorLocation(port.name.c_str()) != nvinfer1::TensorLocation::kDEVICE)
+        throw Failure(CAPSEDGE_ARTEFACT, path_ + " cannot be run by capsedge.",
+                      "'" + port.name + "' is a shape, which TensorRT keeps in the memory of the host.", build_again());
       const bool is_input = engine_->getTensorIOMode(port.name.c_str()) == nvinfer1::TensorIOMode::kINPUT;
       (is_input ? inputs_ : outputs_).push_back(std::move(port));
     }
+  }
+
+  // An engine computes all of its outputs. Those that are not wanted have memory too, but are not shown.
+  void leave_out(const std::vector<std::string>& keep) {
+    if (keep.empty()) return;
+    const std::vector<std::string> names = output_names();
+    for (const std::string& name : keep)
+      if (std::find(names.begin(), names.end(), name) == names.end())
+        fail_usage(path_ + " has no output '" + name + "'.", "Its outputs: " + joined(names) + ".", "Name some of these.");
+    const auto kept = [&keep](const Port& port) { return std::find(keep.begin(), keep.end(), port.name) != keep.end(); };
+    const auto rest = std::stable_partition(outputs_.begin(), outputs_.end(), kept);
+    left_out_.assign(std::make_move_iterator(rest), std::make_move_iterator(outputs_.end()));
+    outputs_.erase(rest, outputs_.end());
   }
 
   std::unique_ptr<Slot> new_slot() const {
@@ -218,6 +243,7 @@ class TensorRtBackend : public Backend {
     auto slot = std::make_unique<Slot>(cuda_, std::move(context));
     for (const Port& port : inputs_) slot->inputs.push_back(std::make_unique<Buffer>(cuda_, bytes_for(port, largest_)));
     for (const Port& port : outputs_) slot->outputs.push_back(std::make_unique<Buffer>(cuda_, bytes_for(port, largest_)));
+    for (const Port& port : left_out_) slot->left_out.push_back(std::make_unique<Buffer>(cuda_, bytes_for(port, largest_)));
     return slot;
   }
 
@@ -301,11 +327,14 @@ class TensorRtBackend : public Backend {
       if (!context.setInputShape(port.name.c_str(), dims_for(port, batch))) fail("take the input shape");
     for (size_t i = 0; i < inputs_.size(); ++i) set_address(context, inputs_[i], *slot.inputs[i]);
     for (size_t i = 0; i < outputs_.size(); ++i) set_address(context, outputs_[i], *slot.outputs[i]);
+    for (size_t i = 0; i < left_out_.size(); ++i) set_address(context, left_out_[i], *slot.left_out[i]);
     const char* missing = nullptr;
     if (context.inferShapes(1, &missing) != 0) fail(std::string("infer its shapes") + (missing ? std::string(" without ") + missing : ""));
-    for (const Port& port : outputs_) {
-      const std::vector<int64_t> found = shape_of(context.getTensorShape(port.name.c_str())), wanted = shape_of(dims_for(port, batch));
-      if (found != wanted) fail("keep '" + port.name + "' in its buffer: it became " + shape_text(found.data(), found.size()));
+    for (const auto* ports : {&outputs_, &left_out_}) {
+      for (const Port& port : *ports) {
+        const std::vector<int64_t> found = shape_of(context.getTensorShape(port.name.c_str())), wanted = shape_of(dims_for(port, batch));
+        if (found != wanted) fail("keep '" + port.name + "' in its buffer: it became " + shape_text(found.data(), found.size()));
+      }
     }
   }
 
@@ -331,7 +360,7 @@ class TensorRtBackend : public Backend {
   // Contexts go before the engine, the engine before the runtime whose plugins it uses.
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
-  std::vector<Port> inputs_, outputs_;
+  std::vector<Port> inputs_, outputs_, left_out_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Slot>> free_;
   mutable std::string plain_words_;
@@ -341,9 +370,11 @@ class TensorRtBackend : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& path, const Passport& passport,
-                                       int32_t device, const std::string& library) {
+                                       int32_t device, const std::string& library, const std::vector<std::string>& keep,
+                                       std::vector<std::string>& outputs) {
   auto backend = std::make_unique<TensorRtBackend>(path, passport, device, library);
-  backend->load(engine, passport);
+  backend->load(engine, passport, keep);
+  outputs = backend->output_names();
   return backend;
 }
 
