@@ -79,6 +79,18 @@ def command(
 
     peers = [p.strip() for p in compare.split(",") if p.strip()]
     check_installed(peers)
+    for option, value, needed in (
+        ("--peer-model", peer_model, bool(peers)),
+        ("--checkpoint", checkpoint, "torch" in peers),
+    ):
+        if value is not None and not needed:
+            raise UsageError(
+                f"{option} without its peer.",
+                "It is for what --compare names.",
+                "Add --compare torch."
+                if option == "--checkpoint"
+                else "Add --compare ort,openvino.",
+            )
     batches = _common.batch_sizes(batch)
     limits = checked_limits(warmup, duration, iterations)
     for target in (html, markdown, trace):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -28,6 +29,9 @@ from capsedge.training.losses import (
     reconstruction_loss,
     spread_loss,
 )
+
+SCHEDULES = ("one-cycle", "exponential", "multistep")
+PAIRS = ("none", "overlap", "diverse")
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,16 @@ class Recipe:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.schedule not in ("one-cycle", "exponential", "multistep"):
-            raise UsageError(f"Unknown schedule '{self.schedule}'.")
-        if self.pairs not in ("none", "overlap", "diverse"):
-            raise UsageError(f"Unknown pairing '{self.pairs}'.")
+        if self.schedule not in SCHEDULES:
+            raise UsageError(
+                f"Unknown schedule '{self.schedule}'.", "", f"Known: {', '.join(SCHEDULES)}."
+            )
+        if self.pairs not in PAIRS:
+            raise UsageError(f"Unknown pairing '{self.pairs}'.", "", f"Known: {', '.join(PAIRS)}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise UsageError(
+                f"The learning rate is {self.learning_rate:g}.", "It is above 0.", "Use 0.003."
+            )
         if min(self.epochs, self.batch) < 1:
             raise UsageError("Epochs and batch size start at 1.")
 
@@ -180,7 +190,6 @@ def train(
         raise UsageError(
             f"The data has class {data.labels.max()}.", f"The model has {config.classes} classes."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     last, history_file = folder / "last.pt", folder / "history.jsonl"
     if last.exists() and not resume:
         raise UsageError(
@@ -199,7 +208,15 @@ def train(
     average = copy.deepcopy(model) if recipe.average else model
     steps = len(data) // recipe.batch
     if steps == 0:
-        raise UsageError(f"{len(data)} images make no batch of {recipe.batch}.")
+        raise UsageError(
+            f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"Cannot make the folder {folder}.", f"{error.strerror}.", "Choose another place."
+        ) from error
     optimizer, scheduler = _optimizer(model, recipe, steps)
     history: list[dict[str, Any]] = []
     parts: dict[str, Any] = {

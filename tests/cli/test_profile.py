@@ -67,6 +67,8 @@ def test_a_peer_that_computes_something_else_is_exit_code_4(tmp_path: Path, monk
         (["--html", "nowhere/report.html"], UsageError),
         (["--trace", "t.json", "--no-operators"], UsageError),
         (["--compare", "ort", "--peer-model", "nowhere.onnx"], UsageError),
+        (["--peer-model", MODEL], UsageError),
+        (["--compare", "ort", "--checkpoint", "model.safetensors"], UsageError),
         (["--compare", "openvino"], UnsupportedModelError),
     ],
 )

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from capsedge.checkpoint import load_checkpoint
 from capsedge.cli import app
 from capsedge.errors import UsageError
+from tests.conftest import ROOT
 
 RUN = ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--json"]
 
@@ -53,6 +54,10 @@ def test_trains_and_goes_on(data: Path) -> None:
         (["--schedule", "never"], "never"),
         (["--pairs", "triple"], "triple"),
         (["--iters", "0"], "0 iterations"),
+        (["--lr", "-1"], "learning rate"),
+        (["--lr", "nan"], "learning rate"),
+        (["--batch", "1000"], "no batch of 1000"),
+        (["--init", str(ROOT / "capsedge/zoo/digits-dynamic.safetensors")], "another configuration"),
     ],
 )
 def test_refuses(data: Path, arguments: list[str], message: str) -> None:
@@ -60,3 +65,9 @@ def test_refuses(data: Path, arguments: list[str], message: str) -> None:
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
     assert not (data / "run").exists()
+
+
+def test_refuses_a_file_for_a_folder(data: Path) -> None:
+    done = invoke(*RUN, "--data", data, "-o", data / "train.npz")
+    assert isinstance(done.exception, UsageError)
+    assert "Cannot make the folder" in str(done.exception)
