@@ -211,8 +211,9 @@ class Session:
     @property
     def batch(self) -> int | None:
         """The batch size the file is fixed to; None if it is free."""
-        size = self.inputs[0].shape[0] if self.inputs and self.inputs[0].shape else None
-        return size if isinstance(size, int) else None
+        sizes = [port.shape[0] for port in self.inputs if port.shape]
+        fixed = [size for size in sizes if isinstance(size, int)]
+        return fixed[0] if fixed and len(fixed) == len(sizes) else None
 
     @property
     def smallest_batch(self) -> int:

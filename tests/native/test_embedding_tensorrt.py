@@ -25,6 +25,7 @@ import capsedge
 from capsedge.errors import ArtefactError
 from capsedge.runtime import passport
 from capsedge.runtime.cuda import load_cuda
+from capsedge.runtime.files import sha256
 from capsedge.zoo import default_model
 from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE, cudart, gpu  # noqa: F401
 
@@ -271,6 +272,74 @@ def test_files_of_other_tools(engine: Any, machine: Machine, tmp_path: Path) -> 
     with pytest.raises(Failed, match="no metadata"):
         native.predict(pictures(1))
     native.close()
+
+
+def foreign(path: Path, rows: int | str, batch: tuple[int, int, int]) -> Path:
+    """An engine of another tool's file: several inputs, outputs of several types, odd names."""
+    from onnx import TensorProto as T
+    from onnx import helper as h
+
+    model = h.make_model(
+        h.make_graph(
+            [
+                h.make_node("Add", ["a/x:0", "b"], ["sum"]),
+                h.make_node("Greater", ["a/x:0", "b"], ["größer als"]),
+                h.make_node("ArgMax", ["a/x:0"], ["which"], axis=1),
+            ],
+            "foreign",
+            [
+                h.make_tensor_value_info("b", T.FLOAT, [3]),
+                h.make_tensor_value_info("a/x:0", T.FLOAT, [rows, 3]),
+            ],
+            [
+                h.make_tensor_value_info("sum", T.FLOAT, [rows, 3]),
+                h.make_tensor_value_info("größer als", T.BOOL, [rows, 3]),
+                h.make_tensor_value_info("which", T.INT64, [rows, 1]),
+            ],
+        ),
+        opset_imports=[h.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    engine = path / "foreign.engine"
+    engine.write_bytes(b"PLAN" + model.SerializeToString())
+    here = passport.Machine("10.3.0", "13.0", "Orin", "8.7")
+    passport.write(
+        engine,
+        passport.Passport(
+            sha256(engine), engine.stat().st_size, here, "native", "", "", "fp32", {}, batch,
+            "foreign.onnx", "", {}, "capsedge build foreign.onnx",
+        ),
+    )  # fmt: skip
+    return engine
+
+
+@pytest.mark.parametrize(("rows", "batch"), [("N", (1, 2, 4)), (3, (3, 3, 3))])
+def test_inputs_and_outputs_of_other_tools(
+    machine: Machine, tmp_path: Path, rows: int | str, batch: tuple[int, int, int]
+) -> None:
+    path = foreign(tmp_path, rows, batch)
+    native = Session(path)
+    about = native.describe()
+    assert about.batch == (-1 if rows == "N" else 3)
+    assert (about.smallest_batch, about.largest_batch) == (batch[0], batch[2])
+    assert native.ports("output")["größer als"] == ("bool", [3 if rows == 3 else -1, 3])
+    for _ in range(3):
+        x, b = np.random.default_rng(0).random((3, 3), np.float32), np.full(3, 0.5, np.float32)
+        found = native.run({"a/x:0": x, "b": b})
+        np.testing.assert_array_equal(found["sum"], x + b)
+        np.testing.assert_array_equal(found["größer als"], x > b)
+        np.testing.assert_array_equal(found["which"], x.argmax(1)[:, None])
+    with pytest.raises(Failed, match="batch of 0 images" if rows == "N" else "has the shape") as no:
+        native.run({"a/x:0": x[:0], "b": b})
+    assert no.value.code == USAGE
+    with pytest.raises(Failed, match="'größer als' has no room"):
+        native.run({"a/x:0": x, "b": b}, {"größer als": 8})
+    embedding.call("capsedge_warm_up", native.handle, ctypes.c_int64(2), 2)
+    assert native.counters().images == (13 if rows == "N" else 15)
+    native.close()
+    portable = tmp_path / "foreign.onnx"
+    portable.write_bytes(path.read_bytes()[len(b"PLAN") :])
+    assert capsedge.load(portable).batch == (None if rows == "N" else 3)
 
 
 def _first(native: Session, x: Any) -> dict[str, Any]:
@@ -534,6 +603,24 @@ def test_wrong_use(engine: Any, machine: Machine) -> None:
 
 
 # Programs
+
+
+def test_programs_of_an_older_header(engine: Any, machine: Machine) -> None:
+    """Their structures end before what engines brought, and what lies behind is theirs."""
+    options = embedding.sized(embedding.OpenOptions, threads=1, tensorrt=b"/nowhere", device=7)
+    options.size = embedding.OpenOptions.tensorrt.offset
+    for path in (engine(default_model()), default_model()):
+        handle = ctypes.c_void_p()
+        embedding.call(
+            "capsedge_open", os.fsencode(path), ctypes.byref(options), ctypes.byref(handle)
+        )
+        description = embedding.Description(smallest_batch=-7, largest_batch=-7, plain_because=b"?")
+        description.size = embedding.Description.smallest_batch.offset
+        embedding.call("capsedge_describe", handle, ctypes.byref(description))
+        assert description.score_kind == b"length"
+        assert (description.smallest_batch, description.largest_batch) == (-7, -7)
+        assert description.plain_because == b"?"
+        embedding.call("capsedge_close", handle)
 
 
 @pytest.fixture(scope="module")

@@ -98,13 +98,19 @@ capsedge_tensor tensor(const capsedge_port& port, const Bound& bound, int64_t ba
   made.data = bound.addresses.at(port.name);
   made.type = port.type;
   made.rank = port.rank;
-  made.bytes = port.type == CAPSEDGE_FLOAT16 ? 2 : port.type == CAPSEDGE_INT64 ? 8 : 4;
+  made.bytes = port.type == CAPSEDGE_FLOAT16 ? 2 : port.type == CAPSEDGE_INT64 ? 8 : port.type == CAPSEDGE_BOOL ? 1 : 4;
   for (int32_t i = 0; i < port.rank; ++i) made.bytes *= made.shape[i] = port.shape[i] < 0 ? batch : port.shape[i];
   return made;
 }
 
+int64_t batch_of(const Model& model, const Bound& bound) {
+  for (const capsedge_port& port : model.inputs)
+    if (port.rank > 0 && port.shape[0] < 0) return bound.shapes.at(port.name).d[0];
+  return 1;
+}
+
 bool run(const Model& model, const Bound& bound) {
-  const int64_t batch = bound.shapes.begin()->second.d[0];
+  const int64_t batch = batch_of(model, bound);
   std::vector<capsedge_tensor> inputs, outputs;
   for (const capsedge_port& port : model.inputs) inputs.push_back(tensor(port, bound, batch));
   for (const capsedge_port& port : model.outputs) outputs.push_back(tensor(port, bound, batch));
@@ -148,8 +154,7 @@ class Context : public IExecutionContext {
   Dims getTensorShape(const char* name) const noexcept override {
     const capsedge_port& port = *model_->find(name);
     Dims dims{port.rank, {}};
-    for (int32_t i = 0; i < port.rank; ++i)
-      dims.d[i] = port.shape[i] < 0 ? bound_.shapes.begin()->second.d[0] : port.shape[i];
+    for (int32_t i = 0; i < port.rank; ++i) dims.d[i] = port.shape[i] < 0 ? batch_of(*model_, bound_) : port.shape[i];
     return dims;
   }
   bool enqueueV3(cudaStream_t stream) noexcept override {
@@ -188,8 +193,12 @@ class Engine : public ICudaEngine {
     return i < inputs ? model_->inputs[i].name : model_->outputs[i - inputs].name;
   }
   DataType getTensorDataType(const char* name) const noexcept override {
-    const int32_t type = model_->find(name)->type;
-    return type == CAPSEDGE_FLOAT16 ? DataType::kHALF : type == CAPSEDGE_INT64 ? DataType::kINT64 : DataType::kFLOAT;
+    switch (model_->find(name)->type) {
+      case CAPSEDGE_FLOAT16: return DataType::kHALF;
+      case CAPSEDGE_INT64: return DataType::kINT64;
+      case CAPSEDGE_BOOL: return DataType::kBOOL;
+      default: return DataType::kFLOAT;
+    }
   }
   Dims getTensorShape(const char* name) const noexcept override {
     const capsedge_port& port = *model_->find(name);

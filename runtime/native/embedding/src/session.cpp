@@ -167,9 +167,17 @@ const std::string* Session::property(const std::string& key) const {
   return found == properties_.end() ? nullptr : &found->second;
 }
 
+size_t Session::batch_input() const {
+  const std::vector<Port>& inputs = backend_->inputs();
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (!inputs[i].shape.empty() && inputs[i].shape[0] < 0) return i;
+  return 0;
+}
+
 int64_t Session::batch() const {
   const std::vector<Port>& inputs = backend_->inputs();
-  return inputs.empty() || inputs[0].shape.empty() ? -1 : inputs[0].shape[0];
+  const size_t i = batch_input();
+  return i >= inputs.size() || inputs[i].shape.empty() ? -1 : inputs[i].shape[0];
 }
 
 const Preprocessing& Session::preprocessing() const {
@@ -221,7 +229,9 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
     have[place] = true;
     given[i] = checked_input(wanted[place], place, inputs[i]);
   }
-  const int64_t batch = input_count > 0 && given[0].rank > 0 ? given[0].shape[0] : 1;
+  int64_t batch = 1;
+  for (size_t i = 0; i < input_count; ++i)
+    if (given[i].port == batch_input() && given[i].rank > 0) batch = given[i].shape[0];
   const bool empty = metadata_ && batch == 0;
   Value found[CAPSEDGE_MAX_TENSORS];
   for (size_t i = 0; i < output_count; ++i) {
@@ -280,7 +290,7 @@ void Session::warm_up(int64_t batch, int32_t runs) const {
   for (size_t i = 0; i < backend_->outputs().size() && i < CAPSEDGE_MAX_TENSORS; ++i) {
     Value value;
     value.port = i;
-    if (!shape_for(inputs.empty() ? 1 : inputs[0].shape[0], value)) continue;
+    if (!shape_for(batch, value)) continue;
     capsedge_tensor tensor{};
     tensor.name = backend_->outputs()[i].name.c_str();
     tensor.bytes = static_cast<size_t>(elements_of(value)) * element_bytes(value.type);
