@@ -3,6 +3,15 @@
 set(CAPSEDGE_TENSORRT_INCLUDE "" CACHE PATH "Folder with NvInferRuntime.h, where it is not in a usual place")
 find_path(CAPSEDGE_NVINFER NvInferRuntime.h HINTS ${CAPSEDGE_TENSORRT_INCLUDE} PATH_SUFFIXES
   ${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)
+# Older headers, as of JetPack 5, must not break an installation that does not ask for engines.
+if(EXISTS "${CAPSEDGE_NVINFER}/NvInferVersion.h")
+  file(STRINGS ${CAPSEDGE_NVINFER}/NvInferVersion.h major REGEX "define (NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) +[0-9]")
+  string(REGEX MATCH "[0-9]+" major "${major}")
+  if(major LESS 10)
+    message(STATUS "capsedge: TensorRT ${major} in ${CAPSEDGE_NVINFER} is too old; wanted: 10.3 or newer")
+    set(CAPSEDGE_NVINFER CAPSEDGE_NVINFER-NOTFOUND)
+  endif()
+endif()
 find_path(CAPSEDGE_CUDART_INCLUDE cuda_runtime_api.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include)
 if(CAPSEDGE_NVINFER AND CAPSEDGE_CUDART_INCLUDE)
   set(found ON)
@@ -11,7 +20,7 @@ else()
 endif()
 option(CAPSEDGE_TENSORRT "TensorRT engines in libcapsedge" ${found})
 if(CAPSEDGE_TENSORRT AND NOT found)
-  message(FATAL_ERROR "capsedge: TensorRT engines in libcapsedge need the headers NvInferRuntime.h and "
+  message(FATAL_ERROR "capsedge: TensorRT engines in libcapsedge need the headers NvInferRuntime.h of TensorRT 10.3 or newer and "
     "cuda_runtime_api.h. Set CAPSEDGE_TENSORRT_INCLUDE and CAPSEDGE_CUDART_INCLUDE to their folders, or leave "
     "CAPSEDGE_TENSORRT out.")
 endif()

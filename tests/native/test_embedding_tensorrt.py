@@ -30,7 +30,7 @@ from capsedge.zoo import default_model
 from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE, cudart, gpu  # noqa: F401
 
 from . import embedding
-from .builds import NATIVE, ROOT, cmake_build
+from .builds import NATIVE, ROOT, cmake_build, environment
 from .embedding import ARTEFACT, ENVIRONMENT, USAGE, Failed, Session
 from .test_embedding_builds import OPTIONS
 
@@ -725,6 +725,32 @@ def test_builds_without_tensorrt_say_so(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="built without TensorRT") as failed:
         Session(tmp_path / "net.engine")
     assert failed.value.code == ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("#define NV_TENSORRT_MAJOR 8 //!< TensorRT major version.", "OFF"),
+        ("#define NV_TENSORRT_MAJOR 10 //!< TensorRT major version.", "ON"),
+        ("#define TRT_MAJOR_ENTERPRISE 11", "ON"),
+    ],
+)
+def test_old_headers_are_left_alone(tmp_path: Path, line: str, wanted: str) -> None:
+    cmake = shutil.which("cmake", path=environment()["PATH"])
+    if cmake is None:
+        pytest.skip("needs cmake: pip install cmake")
+    (tmp_path / "NvInferRuntime.h").touch()
+    (tmp_path / "cuda_runtime_api.h").touch()
+    (tmp_path / "NvInferVersion.h").write_text(f"#define NV_INFER_VERSION_H\n{line}\n")
+    found = subprocess.run(
+        [
+            cmake, "-S", str(NATIVE), "-B", str(tmp_path / "build"), "-DCAPSEDGE_NVCC=NOTFOUND",
+            f"-DCAPSEDGE_NVINFER={tmp_path}", f"-DCAPSEDGE_CUDART_INCLUDE={tmp_path}",
+        ],
+        capture_output=True, text=True, check=True, env=environment(),
+    )  # fmt: skip
+    assert f"TensorRT engines in libcapsedge: {wanted}" in found.stdout
+    assert ("TensorRT 8 in" in found.stdout) == (wanted == "OFF")
 
 
 @pytest.mark.slow
