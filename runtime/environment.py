@@ -66,14 +66,14 @@ class Diagnosis:
 def diagnose() -> Diagnosis:
     """Look at this machine; tries what can be tried. Never raises for what it finds."""
     checks = [_python(), *_base_packages(), _onnxruntime(), _default_model(), _operator_library()]
-    for package in ("torch", "onnx", "onnxscript", "safetensors"):
+    for package, lost in (
+        ("torch", "export, verify, sweep or train"),
+        ("onnx", "export, quantize or build"),
+        ("onnxscript", "export, quantize or build"),
+        ("safetensors", "export, verify, sweep or train"),
+    ):
         checks.append(
-            _package(
-                package,
-                "export",
-                "no export, verify or train here",
-                "pip install 'capsedge[export]'",
-            )
+            _package(package, "export", f"no {lost} here", "pip install 'capsedge[export]'")
         )
     from capsedge.runtime import nvidia  # which needs this module's Check
 

@@ -87,9 +87,12 @@ def command(
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
     except ImportError as error:
         raise EnvironmentProblem(
-            "Quantizing needs onnx and ONNX Runtime.", f"{error}.", "pip install 'capsedge[export]'"
+            "Quantizing needs onnx, onnxscript and ONNX Runtime.",
+            f"{error}.",
+            "pip install 'capsedge[build,cpu]'",
         ) from error
     from capsedge.calibration.observers import observer
     from capsedge.calibration.quantize import quantize, split

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -264,3 +266,20 @@ def test_em_couplings_are_not_frozen(place: Path, tmp_path: Path) -> None:
     assert code == 5
     assert not (tmp_path / "em.onnx").exists()  # nor a file that routes under that name
     assert "EM routing" in message
+
+
+@pytest.mark.parametrize(("missing", "code"), [("torch", 0), ("onnxscript", 3)])
+def test_needs_onnxscript_but_no_torch(
+    place: Path, tmp_path: Path, missing: str, code: int
+) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from capsedge.cli import main; main()"
+    arguments = [
+        "quantize", place / "m.onnx", "--calib-data", place / "data", "--calib-images", "40",
+        "--max-drop", "100", "-o", tmp_path / "q.onnx",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "q.onnx").exists() == (code == 0)
+    assert ("capsedge[build,cpu]" in done.stderr) == (code == 3)
