@@ -312,6 +312,7 @@ def _print(report: ExportReport, name: str, checkpoint: Path | None, following: 
     def shapes(values: dict[str, list[int | str]]) -> str:
         return ", ".join(f"{k} {v}".replace("'", "") for k, v in values.items())
 
+    worst = max(report.parity, key=lambda p: p.excess)
     lines: dict[str, Any] = {
         "model": f"{name} ({checkpoint or 'untrained weights'})",
         "file": f"{report.path}{' (not written: dry run)' if report.dry_run else ''}",
@@ -321,8 +322,8 @@ def _print(report: ExportReport, name: str, checkpoint: Path | None, following: 
         "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
         + f"; function bodies: {report.functions}",
         "rewrites": "; ".join(f"{k} {report.rewrites[v]}" for k, v in REWRITES.items()),
-        "parity": f"{len(report.parity)} comparisons with PyTorch, largest difference "
-        f"{report.max_abs:.2e} (atol {report.atol:g}, rtol {report.rtol:g})",
+        "parity": f"{len(report.parity)} comparisons with PyTorch; the worst ({worst.output}, {worst.case}) "
+        f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
     }
     for key, value in lines.items():
         print(f"{key:<10} {value}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from capsedge.calibration.mixed import Search
     from capsedge.calibration.quantize import Report
     from capsedge.calibration.sensitivity import Damage
+    from capsedge.calibration.source import Source
 
 LISTED = 12  # kept nodes printed; --json lists all
 
@@ -144,7 +145,17 @@ def command(
     else:
         show(report)
         file, images = shlex.quote(str(report.output)), shlex.quote(str(data or calib_data))
-        log(f"next:\n  capsedge verify {file} --data {images}")
+        checkpoint = "" if _of_the_zoo(source) else " --checkpoint CHECKPOINT"
+        log(f"next:\n  capsedge verify {file}{checkpoint} --data {images}")
+
+
+def _of_the_zoo(source: Source) -> bool:
+    """Whether ``verify`` finds the checkpoint by itself."""
+    from capsedge.runtime.files import sha256
+    from capsedge.zoo import ROUTINGS, zoo_checkpoint
+
+    wanted = source.metadata.checkpoint_sha256
+    return any(p.is_file() and sha256(p) == wanted for p in map(zoo_checkpoint, ROUTINGS))
 
 
 def _sensitivity(

@@ -268,6 +268,14 @@ def test_em_couplings_are_not_frozen(place: Path, tmp_path: Path) -> None:
     assert "EM routing" in message
 
 
+def test_says_what_verifies_it(place: Path, tmp_path: Path) -> None:
+    arguments = ("--calib-data", place / "data", "--calib-images", 40, "--max-drop", 100)
+    out = tmp_path / "of a name.onnx"
+    code, _, message = _run(place / "m.onnx", *arguments, "-o", out)
+    assert code == 0, message
+    assert f"capsedge verify '{out}' --checkpoint CHECKPOINT --data {place / 'data'}" in message
+
+
 @pytest.mark.parametrize(("missing", "code"), [("torch", 0), ("onnxscript", 3)])
 def test_needs_onnxscript_but_no_torch(
     place: Path, tmp_path: Path, missing: str, code: int

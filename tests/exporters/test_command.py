@@ -72,7 +72,7 @@ def test_text_and_dry_run(
     assert "images [2, 1, 10, 10]" in text
     assert "logit-free off" in text
     assert "1 capsedge::DynamicRouting" in text
-    assert "comparisons with PyTorch, largest difference" in text
+    assert "comparisons with PyTorch; the worst (" in text
     assert not target.exists()
 
 
