@@ -112,12 +112,13 @@ def build(folder: Path, target: str, *options: str) -> Path:
     return cmake_build(folder, target, *flags, *headers, *options) / "embedding"
 
 
-@pytest.fixture(scope="module")
+# A process opens one TensorRT, so there is one stand-in for it, however pytest orders modules.
+@pytest.fixture(scope="session")
 def built() -> Path:
     return build(ROOT / "build" / "embedding-tensorrt", "capsedge") / "libcapsedge.so"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stand_ins(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine(tmp_path_factory.mktemp("machine"), built)
 

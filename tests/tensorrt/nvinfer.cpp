@@ -120,7 +120,8 @@ bool run(const Model& model, const Bound& bound) {
   return status == nullptr;
 }
 
-std::map<intptr_t, std::pair<std::shared_ptr<Model>, Bound>> graphs;
+// Never destroyed: at the end of a process there may be no libcapsedge to close models with.
+auto& graphs = *new std::map<intptr_t, std::pair<std::shared_ptr<Model>, Bound>>();
 
 void launch(intptr_t graph) {
   std::pair<std::shared_ptr<Model>, Bound> recorded;
