@@ -57,7 +57,10 @@ def test_trains_and_goes_on(data: Path) -> None:
         (["--lr", "-1"], "learning rate"),
         (["--lr", "nan"], "learning rate"),
         (["--batch", "1000"], "no batch of 1000"),
-        (["--init", str(ROOT / "capsedge/zoo/digits-dynamic.safetensors")], "another configuration"),
+        (
+            ["--init", str(ROOT / "capsedge/zoo/digits-dynamic.safetensors")],
+            "another configuration",
+        ),
     ],
 )
 def test_refuses(data: Path, arguments: list[str], message: str) -> None:
