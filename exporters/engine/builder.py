@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.exporters.engine.progress import Progress, monitor
 from capsedge.runtime.tensorrt_library import load_plugin, start
 
@@ -69,7 +69,7 @@ def build_engine(
     Raises:
         UnsupportedModelError: the parser refuses a node, or no kernel was found for one.
         EnvironmentProblem: memory ran out.
-        UsageError: the build was cancelled.
+        BaseException: what ``progress`` raised in the middle of the build, such as an interrupt.
     """
     # Required on 10.x; without effect on 11, where every network is strongly typed.
     strongly_typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -97,8 +97,10 @@ def build_engine(
     config.set_timing_cache(cache, False)
     config.progress_monitor = monitor(trt, progress)
     plan = builder.build_serialized_network(network, config)
+    if progress.stopped_by is not None:
+        raise progress.stopped_by
     if plan is None:
-        raise _failure(trt, logger, progress)
+        raise _failure(trt, logger)
     data = bytes(memoryview(plan))
     timings = bytes(memoryview(config.get_timing_cache().serialize()))
     return Built(data, _inspect(trt, logger, data, plugin), timings, tuple(logger.warnings))
@@ -140,11 +142,7 @@ def _inspect(trt: Any, logger: Any, plan: bytes, plugin: Path | None) -> str:
     return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
-def _failure(
-    trt: Any, logger: Any, progress: Progress
-) -> UsageError | EnvironmentProblem | UnsupportedModelError:
-    if progress.cancelled:
-        return UsageError("The build was interrupted.", "", "Nothing was written.")
+def _failure(trt: Any, logger: Any) -> EnvironmentProblem | UnsupportedModelError:
     words = logger.words()
     if "memory" in words.lower():
         return EnvironmentProblem(

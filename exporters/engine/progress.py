@@ -30,11 +30,14 @@ class Progress:
         report: called with the share (0 to 1), the phase in words, and the seconds left (None while it
             is too early to say).
         clock: seconds.
+
+    Attributes:
+        stopped_by: what was raised in the middle of the build, for `builder.build` to raise after it.
     """
 
     report: Report
     clock: Callable[[], float] = time.monotonic
-    cancelled: bool = False
+    stopped_by: BaseException | None = None
     share: float = 0.0
     _phases: dict[str, _Phase] = field(default_factory=dict)
     _start: float | None = None
@@ -51,7 +54,7 @@ class Progress:
         if phase in self._phases:
             self._phases[phase].done = done + 1
             self._tell(phase)
-        return not self.cancelled
+        return self.stopped_by is None
 
     def finish(self, phase: str) -> None:
         """A phase ends, also when the build was stopped in it."""
@@ -84,15 +87,15 @@ def monitor(trt: Any, progress: Progress) -> Any:
     """An ``IProgressMonitor`` that hands everything on.
 
     Nothing may be raised through TensorRT's C++: an interrupt, or a report that fails because nobody
-    reads the standard error any more, cancels the build.
+    reads the standard error any more, stops the build and is raised when it has ended.
     """
 
     @contextmanager
     def guarded() -> Iterator[None]:
         try:
             yield
-        except BaseException:
-            progress.cancelled = True
+        except BaseException as error:
+            progress.stopped_by = progress.stopped_by or error
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -105,7 +108,7 @@ def monitor(trt: Any, progress: Progress) -> Any:
         def step_complete(self, phase_name: str, step: int) -> bool:
             with guarded():
                 progress.step(phase_name, step)
-            return not progress.cancelled
+            return progress.stopped_by is None
 
         def phase_finish(self, phase_name: str) -> None:
             with guarded():

@@ -529,14 +529,14 @@ def test_an_engine_is_verified_against_its_source(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
-def test_nothing_raised(model: Path, tmp_path: Path, gpu: Any, error: Any) -> None:  # noqa: F811
-    """An interrupt in the middle of a build ends it as one of our errors, with nothing written."""
+def test_interrupted_builds(model: Path, tmp_path: Path, gpu: Any, error: Any) -> None:  # noqa: F811
+    """An interrupt stops TensorRT, is no exception inside of it, and leaves nothing."""
 
     def report(share: float, phase: str, left: float | None) -> None:
         if share > 0:
             raise error
 
     target = tmp_path / "interrupted.engine"
-    with pytest.raises(UsageError, match="interrupted"):
+    with pytest.raises(error):
         build(model, target, BuildOptions(plugin="native"), report)
     assert not target.exists()

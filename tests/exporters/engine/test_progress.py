@@ -31,7 +31,7 @@ def test_nested_phases() -> None:
 def test_a_cancelled_build_is_told_to_stop() -> None:
     progress = Progress(lambda *_: None)
     progress.start("Building", None, 2)
-    progress.cancelled = True
+    progress.stopped_by = KeyboardInterrupt()
     assert progress.step("Building", 0) is False
     progress.finish("Building")
     progress.finish("never begun")
