@@ -14,4 +14,4 @@ show capsedge verify out/demo/digits.onnx -o out/demo/certificate.json
 show capsedge infer --model out/demo/digits.onnx capsedge/samples/digit-*.png
 show capsedge infer --model out/demo/digits.onnx --invert capsedge/samples/paper-5.png
 show capsedge infer --model out/demo/digits.onnx --top 2 --reconstruct out/demo/seen.png \
-  capsedge/samples/overlapping-2-7.png
+  capsedge/samples/overlapping-2-4.png

@@ -283,8 +283,8 @@ def samples(seed: int = 7) -> dict[str, NDArray[np.uint8]]:
     }
     large = digit(5, HANDS[1], rng, side=200)
     pictures["paper-5.png"] = on_paper(large, rng)
-    two, seven = digit(2, HANDS[0], rng), digit(7, HANDS[1], rng)
-    pictures["overlapping-2-7.png"] = overlapping(two, seven, shift=(3, 1), side=SIDE)
+    two, four = digit(2, HANDS[0], rng), digit(4, HANDS[1], rng)
+    pictures["overlapping-2-4.png"] = overlapping(two, four, shift=(3, 2), side=SIDE)
     return pictures
 
 

@@ -21,7 +21,7 @@ from capsedge.runtime.images import read_image
 from capsedge.zoo import default_model
 from tests.conftest import ROOT
 
-SAMPLES = [ROOT / "capsedge" / "samples" / f"{name}.png" for name in ("digit-3", "overlapping-2-7")]
+SAMPLES = [ROOT / "capsedge" / "samples" / f"{name}.png" for name in ("digit-3", "overlapping-2-4")]
 
 
 def installed() -> bool:
