@@ -10,7 +10,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime import passport as passports
 from capsedge.runtime.cuda import load_cuda
 from capsedge.runtime.passport import Passport
-from capsedge.runtime.tensorrt_library import find_plugin, import_tensorrt, this_machine
+from capsedge.runtime.tensorrt_library import check_machine, import_tensorrt
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
         device: number of the GPU that it would run on.
 
     Raises:
+        UsageError: there is no such engine.
         ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
     """
     issued = passports.read(path)
     runs, because = None, ""
     try:
-        here = this_machine(import_tensorrt(), load_cuda(), device)
-        passports.check(path, issued, here, find_plugin() if issued.plugin_sha256 else None)
+        check_machine(path, issued, import_tensorrt(), load_cuda(), device)
         runs = True
     except EnvironmentProblem as error:
         because = error.what

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from capsedge.errors import ArtefactError
+from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import sha256, write_text
 from capsedge.runtime.metadata import ModelMetadata
 
@@ -100,8 +100,11 @@ def read(engine: Path) -> Passport:
     """The passport of an engine, whose bytes it has been compared with.
 
     Raises:
-        ArtefactError: there is none, it is damaged, or it belongs to other bytes.
+        UsageError: there is no such engine.
+        ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
     """
+    if not engine.is_file():
+        raise UsageError(f"Cannot read {engine}.", "There is no such file.", "Name an engine.")
     path = path_of(engine)
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -109,8 +109,6 @@ def _load_engine(path: Path, device: str | None, ops: str, provider: str) -> Ses
             "It runs on a GPU, with the operators that it was built with and without ONNX Runtime.",
             "Leave device, ops and provider out, or load the ONNX file that it was built from.",
         )
-    if not path.is_file():
-        raise UsageError(f"Cannot read {path}.", "There is no such file.", "Name an engine.")
     from capsedge.runtime.tensorrt_backend import TensorRTBackend
 
     backend = TensorRTBackend(path, gpu)

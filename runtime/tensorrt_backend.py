@@ -25,12 +25,11 @@ from capsedge.runtime.cuda import Cuda, load_cuda
 from capsedge.runtime.device_array import DeviceArray, device_array
 from capsedge.runtime.onnxruntime_backend import Port
 from capsedge.runtime.tensorrt_library import (
-    find_plugin,
+    check_machine,
     import_tensorrt,
     load_plugin,
     start,
     tensorrt_logger,
-    this_machine,
 )
 
 if TYPE_CHECKING:
@@ -83,9 +82,7 @@ class TensorRTBackend:
         self.passport = passports.read(path)
         trt = import_tensorrt()
         self._cuda: Cuda = load_cuda()
-        plugin = find_plugin() if self.passport.plugin_sha256 else None
-        here = this_machine(trt, self._cuda, device)
-        passports.check(path, self.passport, here, plugin)
+        plugin = check_machine(path, self.passport, trt, self._cuda, device)
         self._cuda.use(device)
         # The runtime must outlive the engine.
         self._logger = tensorrt_logger(trt)

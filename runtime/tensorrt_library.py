@@ -11,7 +11,7 @@ from typing import Any
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.cuda import Cuda, device_name
 from capsedge.runtime.native_library import named_or_installed
-from capsedge.runtime.passport import Machine
+from capsedge.runtime.passport import Machine, Passport, check
 
 OLDEST = (10, 3)
 NAMESPACES = ("capsedge", "")  # where a registry may keep our creators
@@ -149,6 +149,18 @@ def _refused(library: Path, why: str) -> ArtefactError:
         why,
         "Compile it for this TensorRT and CUDA (docs/tensorrt.md), or build without: `--plugin native`.",
     )
+
+
+def check_machine(engine: Path, issued: Passport, trt: Any, cuda: Cuda, device: int) -> Path | None:
+    """The plugin library that an engine needs, or None, once its passport fits this machine.
+
+    Raises:
+        EnvironmentProblem: there is no GPU, or the plugin library's variable names no file.
+        ArtefactError: the engine was built for something else.
+    """
+    plugin = find_plugin() if issued.plugin_sha256 else None
+    check(engine, issued, this_machine(trt, cuda, device), plugin)
+    return plugin
 
 
 def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:

@@ -66,8 +66,6 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
             "A forecast is made of the shapes in an ONNX file.",
             "Name the ONNX file that the engine was built from.",
         )
-    if not file.is_file():
-        raise UsageError(f"Cannot read {file}.", "There is no such file.", "Check the name.")
     found = inspect_engine(file)
     if as_json:
         _common.print_json(found.to_dict())
