@@ -1,12 +1,22 @@
-"""Models that several tests of native code run."""
+"""Models and machines that several tests of native code run on."""
 
 from __future__ import annotations
 
+import fcntl
+import gc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from capsedge.runtime.cuda import load_cuda
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
+
+from . import embedding
+from .builds import ROOT
+from .stand_ins import Machine, build
 
 
 @pytest.fixture(scope="session", params=["default", *ROUTINGS])
@@ -20,3 +30,48 @@ def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
     export(load_checkpoint(zoo_checkpoint(request.param)), path)
     return path
+
+
+# A process opens one TensorRT, so there is one stand-in for it, however pytest orders modules.
+@pytest.fixture(scope="session")
+def built() -> Path:
+    folder = ROOT / "build" / "embedding-tensorrt"
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:  # tests run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build(folder, "capsedge") / "libcapsedge.so"
+
+
+@pytest.fixture(scope="session")
+def stand_ins(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("machine"), built)
+
+
+@pytest.fixture
+def machine(stand_ins: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """The library under test is this one; every test leaves nothing on the GPU."""
+    for name, value in stand_ins.variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(embedding.LIBRARY_VARIABLE, str(stand_ins.library))
+    stand_ins.cudart.fake_set(1, 87, 0, ANY_AMOUNT)
+    gc.collect()  # sessions of another build close in it
+    embedding.load.cache_clear()
+    yield stand_ins
+    gc.collect()
+    embedding.load.cache_clear()
+    assert stand_ins.held() == [0] * 6
+
+
+@pytest.fixture
+def engine(gpu: Any, tmp_path: Path):  # noqa: F811
+    """Builds an engine as ``capsedge build`` does; the GPU is called Orin."""
+    from capsedge.exporters.engine import BuildOptions, build
+
+    load_cuda()  # Python's stand-in, before the library's own is named
+
+    def run(model: Path, batch: tuple[int, int, int] = (1, 4, 4), **options: Any) -> Path:
+        target = tmp_path / "net.engine"
+        given = BuildOptions(**{"plugin": "native", "batch": batch, **options})
+        return build(model, target, given, lambda *row: None).path
+
+    return run

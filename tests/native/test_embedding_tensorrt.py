@@ -8,12 +8,9 @@ headers is `test_real_headers`; that TensorRT behaves alike needs a GPU.
 from __future__ import annotations
 
 import ctypes
-import gc
-import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,135 +19,19 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.errors import ArtefactError
 from capsedge.runtime import passport
-from capsedge.runtime.cuda import load_cuda
 from capsedge.runtime.files import sha256
 from capsedge.zoo import default_model
-from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE, cudart, gpu  # noqa: F401
+from tests.tensorrt.fixtures import ANY_AMOUNT
 
 from . import embedding
-from .builds import NATIVE, ROOT, cmake_build, environment
+from .builds import NATIVE, ROOT, environment
 from .embedding import ARTEFACT, ENVIRONMENT, USAGE, Failed, Session
+from .stand_ins import INCLUDE, Machine, build, compiled, nvinfer, stand_ins_in
 from .test_embedding_builds import OPTIONS
 
 pytest.importorskip("onnxruntime")
-MOCK = NATIVE / "tensorrt" / "mock"
-INCLUDE = NATIVE / "embedding" / "include"
 SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
-DRIVER = """
-#include <string.h>
-int cuInit(unsigned flags) { return flags; }
-int cuDeviceGet(int* handle, int device) { *handle = device; return 0; }
-int cuDeviceGetName(char* name, int size, int device) { (void)device; strncpy(name, "Orin", size); return 0; }
-"""
-
-
-def compiled(compiler: str, *words: str) -> None:
-    done = subprocess.run([compiler, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def nvinfer(target: Path, *flags: str) -> Path:
-    """The stand-in for libnvinfer."""
-    source = SOURCE.with_name("nvinfer.cpp")
-    compiled(
-        "g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-        f"-I{MOCK}", f"-I{INCLUDE}", *flags, str(source), "-o", str(target),
-    )  # fmt: skip
-    return target
-
-
-def stand_ins_in(folder: Path, library: Path, *flags: str) -> dict[str, str]:
-    """libcudart, libnvinfer and libcuda, and the variables that name them."""
-    compiled("gcc", "-shared", "-fPIC", *flags, str(SOURCE), "-o", str(folder / "libcudart.so"))
-    nvinfer(folder / "libnvinfer.so.10", "-Wl,-soname,libnvinfer.so.10", *flags)
-    driver = folder / "driver.c"
-    driver.write_text(DRIVER)
-    name = "-Wl,-soname,libcuda.so.1"
-    compiled("gcc", "-shared", "-fPIC", name, str(driver), "-o", str(folder / "libcuda.so.1"))
-    return {
-        "CAPSEDGE_TENSORRT": str(folder),
-        "CAPSEDGE_CUDART": str(folder / "libcudart.so"),
-        "CAPSEDGE_MOCK_RUNTIME": str(library),
-        "CAPSEDGE_ONNXRUNTIME": str(embedding.onnxruntime_library()),
-    }
-
-
-class Machine:
-    """libcapsedge with TensorRT, and the stand-ins that it opens.
-
-    Attributes:
-        library: libcapsedge.
-        variables: what tells it, and the stand-ins, where everything is.
-        nvinfer, cudart: the stand-ins, with their knobs.
-    """
-
-    def __init__(self, folder: Path, library: Path) -> None:
-        self.library = library
-        self.variables = stand_ins_in(folder, library)
-        self.folder = folder
-        self.nvinfer = ctypes.CDLL(str(folder / "libnvinfer.so.10"))
-        self.cudart = ctypes.CDLL(str(folder / "libcudart.so"))
-        self.cudart.fake_set.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t]
-        self._driver = ctypes.CDLL(str(folder / "libcuda.so.1"))
-
-    def counts(self, *what: str) -> dict[str, int]:
-        return {name: self.nvinfer.mock_count(name.encode()) for name in what}
-
-    def held(self) -> list[int]:
-        """Device and host buffers, streams, graphs; engines and contexts."""
-        return [self.cudart.fake_count(k) for k in range(4)] + list(
-            self.counts("engines", "contexts").values()
-        )
-
-
-def build(folder: Path, target: str, *options: str) -> Path:
-    """libcapsedge over the interface mock; returns the build folder of it."""
-    headers = (f"-DCAPSEDGE_NVINFER={MOCK}", f"-DCAPSEDGE_CUDART_INCLUDE={MOCK}")
-    flags = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -Werror")
-    return cmake_build(folder, target, *flags, *headers, *options) / "embedding"
-
-
-# A process opens one TensorRT, so there is one stand-in for it, however pytest orders modules.
-@pytest.fixture(scope="session")
-def built() -> Path:
-    return build(ROOT / "build" / "embedding-tensorrt", "capsedge") / "libcapsedge.so"
-
-
-@pytest.fixture(scope="session")
-def stand_ins(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(tmp_path_factory.mktemp("machine"), built)
-
-
-@pytest.fixture
-def machine(stand_ins: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """The library under test is this one; every test leaves nothing on the GPU."""
-    for name, value in stand_ins.variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv(embedding.LIBRARY_VARIABLE, str(stand_ins.library))
-    stand_ins.cudart.fake_set(1, 87, 0, ANY_AMOUNT)
-    gc.collect()  # sessions of another build close in it
-    embedding.load.cache_clear()
-    yield stand_ins
-    gc.collect()
-    embedding.load.cache_clear()
-    assert stand_ins.held() == [0] * 6
-
-
-@pytest.fixture
-def engine(gpu: Any, tmp_path: Path):  # noqa: F811
-    """Builds an engine as ``capsedge build`` does; the GPU is called Orin."""
-    from capsedge.exporters.engine import BuildOptions, build
-
-    load_cuda()  # Python's stand-in, before the library's own is named
-
-    def run(model: Path, batch: tuple[int, int, int] = (1, 4, 4), **options: Any) -> Path:
-        target = tmp_path / "net.engine"
-        given = BuildOptions(**{"plugin": "native", "batch": batch, **options})
-        return build(model, target, given, lambda *row: None).path
-
-    return run
 
 
 def pictures(count: int) -> list[Any]:
@@ -468,110 +349,6 @@ def test_fused_engine(
     with pytest.raises(Failed, match="does not exist") as failed:
         Session(path)
     assert failed.value.code == ENVIRONMENT
-
-
-# Passports: the words of Python
-
-
-def change(path: Path, **values: Any) -> None:
-    """Write other values into the passport; those of the machine by ``machine_``."""
-    stands = json.loads(passport.path_of(path).read_text())
-    for name, value in values.items():
-        if name.startswith("machine_"):
-            stands["machine"][name.removeprefix("machine_")] = value
-        elif value is None:
-            del stands[name]
-        else:
-            stands[name] = value
-    passport.path_of(path).write_text(json.dumps(stands))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"machine_tensorrt": "10.4.0"},
-        {"machine_gpu": "NVIDIA H100", "machine_compute_capability": "9.0"},
-        {"machine_architecture": "riscv64"},
-        {"machine_cuda": "13.1"},
-        {"engine_sha256": "0" * 64},
-        {"engine_bytes": 3},
-    ],
-)
-def test_engines_for_something_else(engine: Any, machine: Machine, values: dict[str, Any]) -> None:
-    path = engine(default_model())
-    change(path, **values)
-    with pytest.raises(ArtefactError) as theirs:
-        capsedge.load(path)
-    with pytest.raises(Failed) as ours:
-        Session(path)
-    assert ours.value.code == ARTEFACT
-    what, why, fix = str(ours.value).split("\n")
-    assert what == theirs.value.what
-    assert fix == theirs.value.fix
-    # TensorRT's library knows its build number.
-    assert why.replace("10.3.0.26", "10.3.0") == theirs.value.why
-
-
-@pytest.mark.parametrize("version", ["10.3.0", "10.3.0.26"])
-def test_versions_with_and_without_the_build(engine: Any, machine: Machine, version: str) -> None:
-    path = engine(default_model())
-    change(path, machine_tensorrt=version)
-    Session(path).close()
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"schema": 2},
-        {"schema": None},
-        {"batch": [2, 1, 4]},
-        {"batch": [1, 2]},
-        {"batch": "1"},
-        {"metadata": []},
-        {"metadata": {"capsedge.schema": 1}},
-        {"machine": {}},
-        {"plugin_sha256": 1},
-        {"engine_sha256": None},
-        {"command": None},
-    ],
-)
-def test_damaged_passports(engine: Any, machine: Machine, values: dict[str, Any]) -> None:
-    path = engine(default_model())
-    change(path, **values)
-    with pytest.raises(Failed, match="cannot be read") as failed:
-        Session(path)
-    assert failed.value.code == ARTEFACT
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"schema": 1e400}'])
-def test_passports_that_are_none(engine: Any, machine: Machine, text: str) -> None:
-    path = engine(default_model())
-    passport.path_of(path).write_text(text)
-    with pytest.raises(Failed, match="cannot be read") as failed:
-        Session(path)
-    assert failed.value.code == ARTEFACT
-    passport.path_of(path).unlink()
-    with pytest.raises(Failed, match="has no passport"):
-        Session(path)
-
-
-def test_checksums_of_all_lengths(engine: Any, machine: Machine) -> None:
-    """What is not TensorRT's is TensorRT's to say; what is not the passport's never gets there."""
-    import hashlib
-
-    path = engine(default_model())
-    for size in (1, 3, 55, 56, 63, 64, 65, 119, 120, 127, 128, 1000):
-        data = np.random.default_rng(size).bytes(size)
-        path.write_bytes(data)
-        change(path, engine_bytes=size, engine_sha256=hashlib.sha256(data).hexdigest())
-        with pytest.raises(Failed, match="magic tag does not match"):
-            Session(path)
-        path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-        with pytest.raises(Failed, match="not the engine that its passport describes"):
-            Session(path)
-    path.write_bytes(b"")
-    with pytest.raises(Failed, match="is empty"):
-        Session(path)
 
 
 # Wrong use
