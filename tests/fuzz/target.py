@@ -29,7 +29,7 @@ class Outcome:
     Attributes:
         inputs: how many were tried.
         seconds: how long that took.
-        coverage: ``(inputs so far, edges or features reached)`` whenever it grew; it ends flat at the plateau.
+        coverage: ``(inputs so far, features reached)`` whenever it grew; it ends flat at the plateau.
         failures: one line a failure, with the file that reproduces it.
         skipped: why the target did not run; empty if it did.
     """
