@@ -148,6 +148,11 @@ def _or_null(digits: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+_NUMBERS: dict[Nan, Callable[[str], float | None]] = {
+    "refuse": _finite, "null": _or_null, "keep": float,
+}  # fmt: skip
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):

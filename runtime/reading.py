@@ -6,10 +6,12 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from capsedge.errors import UsageError
+from capsedge.runtime import limits
 
 _OTHERS = (
     (stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"),
@@ -18,7 +20,7 @@ _OTHERS = (
 
 
 @contextmanager
-def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BinaryIO]:
+def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedReader]:
     """A regular file, open for reading; never waits for another process to write.
 
     Args:
@@ -47,3 +49,29 @@ def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BinaryIO]
 def size(file: BinaryIO) -> int:
     """Bytes of an open file."""
     return os.fstat(file.fileno()).st_size
+
+
+def listing(folder: Path | str) -> list[str]:
+    """The names in a folder, sorted.
+
+    Raises:
+        UsageError: it is no folder, cannot be read, or has too many.
+    """
+    names: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if len(names) > limits.FOLDER_FILES:
+                    raise UsageError(
+                        f"The folder {folder} has over {limits.FOLDER_FILES:,} files.",
+                        "",
+                        "Divide it, or store the images in npz files.",
+                    )
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"There is no folder {folder}.", "", "Name a folder.") from error
+    except OSError as error:
+        raise UsageError(
+            f"The folder {folder} cannot be read.", f"{error.strerror}.", "Check its permissions."
+        ) from error
+    return sorted(names)

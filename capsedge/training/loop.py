@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capsedge.checkpoint import save_checkpoint
+from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.files import replacing, write_text
 from capsedge.training import augment
-from capsedge.training.data import LabelledImages
 from capsedge.training.losses import (
     cross_entropy_loss,
     margin_loss,
@@ -141,7 +141,7 @@ def _optimizer(
 
 
 @torch.no_grad()
-def predict_all(model: CapsuleModel, data: LabelledImages, batch: int = 256) -> Tensor:
+def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor:
     """Scores ``[N, J]`` of all images in evaluation mode."""
     model.eval()
     scores = []
@@ -164,8 +164,8 @@ def _moving_average(model: nn.Module, average: nn.Module, decay: float) -> None:
 def train(
     config: ModelConfig,
     recipe: Recipe,
-    data: LabelledImages,
-    test: LabelledImages | None,
+    data: ImageSet,
+    test: ImageSet | None,
     folder: Path,
     *,
     initial: CapsuleModel | None = None,
@@ -186,9 +186,9 @@ def train(
         UsageError: images or the initial model do not fit, or the folder holds a run and ``resume`` is off.
         ArtefactError: the run to resume is damaged or of another configuration.
     """
-    if data.labels.max(initial=0) >= config.classes:
+    if data.classes.max(initial=0) >= config.classes:
         raise UsageError(
-            f"The data has class {data.labels.max()}.", f"The model has {config.classes} classes."
+            f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
         )
     last, history_file = folder / "last.pt", folder / "history.jsonl"
     if last.exists() and not resume:
@@ -239,7 +239,7 @@ def train(
             part.load_state_dict(state[name])
         history = json.loads(state["history"])
 
-    labels = torch.as_tensor(data.labels)
+    labels = torch.as_tensor(data.classes)
     started = time.monotonic()
     for epoch in range(len(history), recipe.epochs):
         rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
@@ -273,7 +273,7 @@ def train(
             "seconds": round(time.monotonic() - started, 1),
         }
         if test is not None and config.task == "single-label":
-            right = predict_all(average, test).argmax(1).numpy() == test.labels
+            right = predict_all(average, test).argmax(1).numpy() == test.classes
             line["test_accuracy"] = float(right.mean())
             line["test_images"] = len(test)
         history.append(line)
