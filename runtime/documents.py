@@ -57,9 +57,7 @@ def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
     """
     if len(data) > limits.JSON_BYTES:
         raise Malformed(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
-    constant: Callable[[str], float | None] = {"refuse": _finite, "null": _or_null, "keep": float}[
-        nan
-    ]
+    constant = _NUMBERS[nan]
     try:
         text = data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError as error:

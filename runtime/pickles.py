@@ -21,6 +21,10 @@ class BadPickle(ValueError):
     """A pickle is damaged, beyond the limits, or asks for more than plain values."""
 
 
+class NotPlain(BadPickle):
+    """A pickle asks for what only running its code could give."""
+
+
 @dataclass(frozen=True)
 class Name:
     """What a pickle would import."""

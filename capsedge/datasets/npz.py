@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import re
 import struct
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.datasets.sizes import bytes_of, check_bytes
 from capsedge.errors import UsageError
-from capsedge.runtime import limits
+from capsedge.runtime.archives import Archive, BadArchive
 from capsedge.runtime.reading import opened, size
 
 _MAGIC = b"\x93NUMPY"
@@ -32,25 +31,21 @@ _FIELD = re.compile(
 _SIZE = re.compile(r"\s*([0-9]{1,18})L?\s*")
 
 
-class Archive:
-    """An open npz file.
+class Arrays:
+    """The arrays of an open npz file.
 
     Args:
         path: its name, for errors.
-        file: its content.
-
-    Raises:
-        UsageError: it is no zip archive.
+        archive: its content.
+        stored: its bytes.
     """
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._stored = path, size(file)
-        with self._damaged():
-            # Limits what is read of the index at once; that of an archive of arrays has a few entries.
-            self._zip = zipfile.ZipFile(_Capped(file))
+    def __init__(self, path: Path, archive: Archive, stored: int) -> None:
+        self._path, self._archive, self._stored = path, archive, stored
+        self._names = set(archive.names)
 
     def __contains__(self, name: str) -> bool:
-        return f"{name}.npy" in self._zip.NameToInfo
+        return f"{name}.npy" in self._names
 
     def read(self, name: str, count: int | None = None) -> NDArray[Any]:
         """An array of numbers.
@@ -61,21 +56,11 @@ class Archive:
         Raises:
             UsageError: it is not there, damaged, too large, or of another type.
         """
-        entry = self._zip.NameToInfo.get(f"{name}.npy")
-        if entry is None:
-            raise UsageError(
-                f"{self._path} has no array '{name}'.",
-                "",
-                "It needs an array 'images', and 'labels' for accuracy.",
-            )
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise UsageError(
-                f"{self._path} cannot be read.",
-                f"'{name}' is compressed by another method than numpy's.",
-                "Save it with numpy.savez or numpy.savez_compressed.",
-            )
-        with self._damaged(), self._zip.open(entry) as member:
-            return self._array(member, name, count)
+        try:
+            with self._archive.member(f"{name}.npy") as member:
+                return self._array(member, name, count)
+        except BadArchive as error:
+            raise _unreadable(self._path, error) from error
 
     def _array(self, member: IO[bytes], name: str, count: int | None) -> NDArray[Any]:
         dtype, fortran, shape = self._header(member, name)
@@ -128,42 +113,25 @@ class Archive:
             "Save arrays of whole or floating-point numbers with numpy.savez.",
         )
 
-    @contextmanager
-    def _damaged(self) -> Iterator[None]:
-        try:
-            yield
-        except UsageError:
-            raise
-        except (
-            Exception
-        ) as error:  # zipfile raises many kinds for damaged archives, none of them ours
-            raise UsageError(
-                f"{self._path} cannot be read.",
-                f"{type(error).__name__}: {error}.",
-                "It needs an array 'images', and 'labels' for accuracy.",
-            ) from error
 
-
-class _Capped:
-    """A file that refuses to read much at once: what zipfile reads at once is an index."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-
-    def read(self, count: int = -1) -> bytes:
-        """At most the limit of an index."""
-        if count > limits.ARCHIVE_INDEX_BYTES:
-            raise ValueError(f"its index has {count:,} bytes")
-        return self._file.read(count if count >= 0 else limits.ARCHIVE_INDEX_BYTES)
+def _unreadable(path: Path, error: BadArchive) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read.",
+        f"{error}.",
+        "It needs an array 'images', and 'labels' for accuracy, as numpy.savez writes them.",
+    )
 
 
 @contextmanager
-def archive(path: Path) -> Iterator[Archive]:
-    """An npz file, open.
+def opened_arrays(path: Path) -> Iterator[Arrays]:
+    """The arrays of an npz file, while the block runs.
 
     Raises:
         UsageError: the file is missing or no archive.
     """
     with opened(path) as file:
-        yield Archive(path, file)
+        try:
+            archive = Archive(file)
+        except BadArchive as error:
+            raise _unreadable(path, error) from error
+        yield Arrays(path, archive, size(file))

@@ -126,9 +126,9 @@ def _labelled(found: ImageSet) -> ImageSet:
 
 
 def _archive(source: Path, limit: int | None) -> ImageSet:
-    with npz.archive(source) as archive:
-        images = archive.read("images", limit)
-        labels = _labels(source, archive.read("labels", limit)) if "labels" in archive else None
+    with npz.opened_arrays(source) as arrays:
+        images = arrays.read("images", limit)
+        labels = _labels(source, arrays.read("labels", limit)) if "labels" in arrays else None
     whole = limit is None or len(images) < limit if images.ndim else True
     if images.ndim and labels is not None and labels.shape != (len(images),):
         raise UsageError(f"{source} has labels {list(labels.shape)} for {len(images)} images.")
