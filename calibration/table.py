@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from capsedge.calibration.observers import Histogram, observer
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.errors import ArtefactError
 from capsedge.runtime.files import write_text
+from capsedge.runtime.reading import opened
 
 SCHEMA = 1
 
@@ -126,10 +127,10 @@ class Table:
             UsageError: there is no such file.
             ArtefactError: it is damaged or of another schema.
         """
+        with opened(path) as file:
+            data = file.read()
         try:
-            document = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise UsageError(f"Cannot read {path}.", f"{error.strerror}.") from error
+            document = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise _damaged(path, str(error)) from error
         try:

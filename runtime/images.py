@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime import reading
 from capsedge.runtime.metadata import MAX_SIDE, Preprocessing
 from capsedge.runtime.resize import resize
 
@@ -88,21 +89,15 @@ def read_image(path: Path | str) -> NDArray[Any]:
 
 
 def _read_file(path: Path) -> bytes:
-    if not path.exists():
+    if reading.kind(path) is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file.", "", "Name a PNG or JPEG file.")
-    try:
-        size = path.stat().st_size
+    with reading.opened(path, "Name a PNG or JPEG file that may be read.") as file:
+        size = reading.size(file)
         if size > MAX_FILE_BYTES:
             raise _too_large(
                 str(path), f"The file has {size:,} bytes, the limit is {MAX_FILE_BYTES:,}."
             )
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions."
-        ) from error
+        data = file.read(MAX_FILE_BYTES)
     if not data:
         raise UsageError(f"{path} is empty.", "It has 0 bytes.", "Get the image again.")
     return data

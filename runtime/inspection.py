@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime import reading
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
@@ -116,15 +117,8 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
         raise UsageError(
             f"Batch sizes {list(batches)}.", "A batch has one image or more.", "Use --batch 1,8."
         )
-    try:
-        with open(path, "rb") as f:
-            head = f.read(9)
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read {path}.",
-            f"{error.strerror}.",
-            "Name an ONNX file or a checkpoint that exists.",
-        ) from error
+    with reading.opened(path, "Name an ONNX file or a checkpoint that exists.") as f:
+        head = f.read(9)
     if head[:4] == b"PK\x03\x04":
         raise UsageError(
             f"{path} is a PyTorch archive (.pt).",
@@ -141,7 +135,7 @@ def _checkpoint(path: Path) -> Inspection:
     groups: dict[str, list[int]] = {}
     configuration, buffers = None, 0
     try:
-        with open(path, "rb") as f:
+        with reading.opened(path) as f:
             (length,) = struct.unpack("<Q", f.read(8))
             if length > min(LONGEST_HEADER, size - 8):
                 raise ValueError(f"the header claims {length} bytes, the file has {size}")

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.files import sha256, write_text
+from capsedge.errors import ArtefactError
+from capsedge.runtime import reading
+from capsedge.runtime.files import beside, sha256, write_text
 from capsedge.runtime.metadata import ModelMetadata
 
 SCHEMA = 1
@@ -88,7 +89,7 @@ class Passport:
 
 def path_of(engine: Path) -> Path:
     """Where the passport of an engine is."""
-    return engine.with_name(engine.name + ".json")
+    return beside(engine, ".json")
 
 
 def write(engine: Path, passport: Passport) -> None:
@@ -103,13 +104,21 @@ def read(engine: Path) -> Passport:
         UsageError: there is no such engine.
         ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
     """
-    if not engine.is_file():
-        raise UsageError(f"Cannot read {engine}.", "There is no such file.", "Name an engine.")
+    with reading.opened(engine, "Name an engine."):
+        pass
     path = path_of(engine)
+    if reading.kind(path) is None:
+        raise ArtefactError(
+            f"{engine} has no passport.",
+            f"{path.name} should lie beside it and say what the engine was built for.",
+            "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
+        )
+    with reading.opened(path) as file:
+        data = file.read(MAX_BYTES + 1)
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if len(data) > MAX_BYTES:
             raise ValueError(f"it has over {MAX_BYTES} bytes")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(data)
         schema = values.pop("schema")
         if schema != SCHEMA:
             raise ValueError(f"schema {schema}, this version of capsedge reads {SCHEMA}")
@@ -127,13 +136,7 @@ def read(engine: Path) -> Passport:
                 _check_type(name, value, str)
         values["machine"] = Machine(**values["machine"])
         passport = Passport(**values)
-    except FileNotFoundError as error:
-        raise ArtefactError(
-            f"{engine} has no passport.",
-            f"{path.name} should lie beside it and say what the engine was built for.",
-            "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArtefactError(
             f"The passport {path} cannot be read.",
             f"{type(error).__name__}: {error}.",
