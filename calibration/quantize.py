@@ -16,7 +16,7 @@ from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.runtime.files import check_writable, write_bytes
+from capsedge.runtime.files import REJECTED, beside, check_apart, check_writable, write_bytes
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
@@ -214,6 +214,8 @@ def quantize(
         if value not in known:
             raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
     check_writable(output)
+    outputs = [output, beside(output, REJECTED), *([table] if table is not None else [])]
+    check_apart(outputs, [source.path])
     found: mixed.Search | None = None
     if precision == "fp16":
         model, kept = source.half(splits.calibration)
@@ -250,7 +252,7 @@ def quantize(
     if precision != "fp16" and target == "ort-cpu":
         _check_executed(runs, assignment)
     passed = outcome.drop <= max_drop
-    place = output if passed else output.with_name(f"{output.name}.rejected")
+    place = output if passed else beside(output, REJECTED)
     report = Report(
         place, precision, method, target, len(data), source.path.stat().st_size, outcome, kept, runs,
         executed(source.path), assignment, found, max_drop,
@@ -261,7 +263,7 @@ def quantize(
         },
         splits.warnings,
     )  # fmt: skip
-    write_bytes(place, data)  # last: the output may be the source's own name
+    write_bytes(place, data)
     if not passed:
         raise Rejected(report)
     return report

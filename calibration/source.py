@@ -24,6 +24,7 @@ from capsedge.calibration.graph import (
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.runtime import reading
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.session import load
@@ -96,7 +97,7 @@ class Source:
         """
         checksum = data.sha256()
         tensors = calibrated_tensors(self.graph, self.units)
-        if path is not None and path.exists():
+        if path is not None and reading.kind(path) is not None:
             table = Table.load(path)
             table.check(self.sha256, checksum, method, tensors, path)
             return table

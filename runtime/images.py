@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime import limits
+from capsedge.runtime import limits, reading
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.reading import opened, size
 from capsedge.runtime.resize import resize
 
 if TYPE_CHECKING:
@@ -73,8 +72,10 @@ def read_image(path: Path | str) -> NDArray[Any]:
 
 
 def _read_file(path: Path) -> bytes:
-    with opened(path, "Check the name of the image.") as file:
-        found = size(file)
+    if reading.kind(path) is None:
+        raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
+    with reading.opened(path, "Name a PNG or JPEG file that may be read.") as file:
+        found = reading.size(file)
         if found > limits.IMAGE_FILE_BYTES:
             raise _too_large(
                 str(path),

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.errors import ArtefactError
+from capsedge.runtime import documents
 from capsedge.runtime.documents import Malformed, decode
-from capsedge.runtime.documents import read as read_document
-from capsedge.runtime.files import sha256, write_text
+from capsedge.runtime.files import beside, sha256, write_text
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.reading import opened, size
+from capsedge.runtime.reading import kind, opened, size
 
 SCHEMA = 1
 MAX_BATCH = 2**31 - 1
@@ -110,7 +110,7 @@ class Passport:
 
 def path_of(engine: Path) -> Path:
     """Where the passport of an engine is."""
-    return engine.with_name(engine.name + ".json")
+    return beside(engine, ".json")
 
 
 def write(engine: Path, passport: Passport) -> None:
@@ -128,20 +128,18 @@ def read(engine: Path) -> Passport:
     with opened(engine, "Name an engine.") as file:
         found = size(file)
     path = path_of(engine)
-    try:
-        values = read_document(path)
-        schema = decode(int, values.pop("schema", None), "schema") if type(values) is dict else None
-        if schema not in (SCHEMA, None):
-            raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
-        passport = decode(Passport, values)
-    except UsageError as error:
-        if not isinstance(error.__cause__, FileNotFoundError):
-            raise
+    if kind(path) is None:
         raise ArtefactError(
             f"{engine} has no passport.",
             f"{path.name} should lie beside it and say what the engine was built for.",
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
-        ) from error
+        )
+    try:
+        values = documents.read(path)
+        schema = decode(int, values.pop("schema", None), "schema") if type(values) is dict else None
+        if schema not in (SCHEMA, None):
+            raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
+        passport = decode(Passport, values)
     except Malformed as error:
         raise ArtefactError(
             f"The passport {path} cannot be read.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsedge.cli import _common
+from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.units import size
@@ -24,6 +25,7 @@ def command(
         typer.Argument(
             help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."
         ),
+        READS,
     ],
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")] = "1,8",
     forecast: Annotated[

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json
-from capsedge.cli._streams import INTERRUPTED
+from capsedge.cli import _signals
+from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli._places import READS, Role
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.training.folder import MODEL, files
 
 
 def command(
@@ -29,9 +31,12 @@ def command(
             help="Data set folder: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
             "test.npz, or train/ and test/ with one sub-folder of images a class; or one npz file.",
         ),
+        READS,
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder of the run: checkpoint, history, state.")
+        Path,
+        typer.Option("-o", "--output", help="Folder of the run: checkpoint, history, state."),
+        Role(written=files),
     ],
     iters: Annotated[
         int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
@@ -66,7 +71,7 @@ def command(
     ] = 0.999,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, order and augmentation.")] = 1,
     init: Annotated[
-        Path | None, typer.Option("--init", help="Go on from this checkpoint's weights.")
+        Path | None, typer.Option("--init", help="Go on from this checkpoint's weights."), READS
     ] = None,
     limit: Annotated[
         int | None,
@@ -163,11 +168,11 @@ def command(
                 )
     except KeyboardInterrupt:
         log("interrupted: epochs that ended are kept; the same command with --resume goes on")
-        raise SystemExit(INTERRUPTED) from None
-    checkpoint = output / "model.safetensors"
+        raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
+    checkpoint = output / MODEL
     if as_json:
         print_json({"checkpoint": str(checkpoint), "epochs": lines})
     else:
-        print(checkpoint)
+        say(checkpoint)
         source, target = shlex.quote(str(checkpoint)), shlex.quote(str(output / "model.onnx"))
-        log(f"next:\n  capsedge export --checkpoint {source} -o {target}")
+        log("next:", f"  capsedge export --checkpoint {source} -o {target}")

@@ -345,7 +345,7 @@ def test_what_is_no_engine(engine: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     with pytest.raises(UsageError, match="made of the shapes in an ONNX file"):
         runner.invoke(app, ["inspect", str(engine), "--forecast"], catch_exceptions=False)
-    with pytest.raises(UsageError, match="There is no file"):
+    with pytest.raises(UsageError, match="no such file"):
         runner.invoke(app, ["inspect", str(tmp_path / "x.engine")], catch_exceptions=False)
     engine.write_bytes(engine.read_bytes() + b"x")
     with pytest.raises(ArtefactError, match="not the engine that its passport describes"):

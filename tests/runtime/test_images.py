@@ -270,7 +270,7 @@ def test_no_such_file(tmp_path: Path):
 
 
 def test_folder(tmp_path: Path):
-    with pytest.raises(UsageError, match="is not a file"):
+    with pytest.raises(UsageError, match="It is a folder"):
         read_image(tmp_path)
 
 
