@@ -31,7 +31,7 @@ def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         UsageError: the file is missing, damaged, too large or no such batch.
     """
     with opened(path) as file:
-        check_bytes(path, size(file))
+        check_bytes(path, (size(file),))
         content = file.read(limits.ARRAY_BYTES)
     try:
         return _batch(pickles.loads(content, _FORMAT))

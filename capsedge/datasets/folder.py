@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets.sizes import bytes_of, check_bytes
+from capsedge.datasets.sizes import check_bytes
 from capsedge.runtime.images import SUFFIXES, prepare, read_image
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading import listing
@@ -76,4 +76,4 @@ def read_classes(
 
 def _check(files: Sequence[Path], shape: Sequence[int], width: int) -> None:
     if files:
-        check_bytes(files[0].parent, bytes_of(shape, width))
+        check_bytes(files[0].parent, shape, width)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets.sizes import bytes_of, check_bytes
+from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
 from capsedge.runtime.reading import opened, size
 
@@ -53,7 +53,7 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         partly = count is not None and count < shape[0]
         if count is not None and partly:
             shape = (count, *shape[1:])
-        wanted = check_bytes(path, bytes_of(shape), stored if packed else None)
+        wanted = check_bytes(path, shape, 1, stored if packed else None)
         if not packed and wanted > stored:
             raise UsageError(f"{path} is not whole.", f"{stored:,} bytes of {wanted:,}.")
         data = np.empty(wanted, np.uint8)

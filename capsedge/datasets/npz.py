@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets.sizes import bytes_of, check_bytes
+from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
 from capsedge.runtime.archives import Archive, BadArchive
 from capsedge.runtime.reading import opened, size
@@ -67,7 +67,7 @@ class Arrays:
         partly = bool(shape) and count is not None and count < shape[0] and not fortran
         if partly and count is not None:
             shape = (count, *shape[1:])
-        wanted = check_bytes(self._path, bytes_of(shape, dtype.itemsize), self._stored)
+        wanted = check_bytes(self._path, shape, dtype.itemsize, self._stored)
         data = np.empty(wanted, np.uint8)
         view, at = data.data, 0
         while at < wanted and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]

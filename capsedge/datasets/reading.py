@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import cifar, folder, idx, npz
 from capsedge.datasets.imageset import ImageSet, check_finite
-from capsedge.datasets.sizes import bytes_of, check_bytes
+from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
 from capsedge.runtime.images import SUFFIXES
 from capsedge.runtime.metadata import Preprocessing
@@ -194,7 +194,7 @@ def _cifar(source: Path, names: list[str], limit: int | None) -> ImageSet:
             break
         more, classes = cifar.read(source / name)
         count += len(classes)
-        check_bytes(source, bytes_of((count, *more.shape[1:])))
+        check_bytes(source, (count, *more.shape[1:]))
         pixels.append(more)
         labels.append(classes)
     return ImageSet(source.name, np.concatenate(pixels), np.concatenate(labels)).first(limit)

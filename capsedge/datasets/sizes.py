@@ -10,11 +10,12 @@ from capsedge.errors import UsageError
 from capsedge.runtime import limits
 
 
-def check_bytes(path: Path, claimed: int, stored: int | None = None) -> int:
-    """Returns the bytes claimed.
+def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | None = None) -> int:
+    """Bytes of an array that is to be read.
 
     Args:
-        claimed: bytes that are to be read.
+        shape: as it claims.
+        width: bytes of one element.
         stored: bytes that the file has, where it is compressed.
 
     Raises:
@@ -23,6 +24,8 @@ def check_bytes(path: Path, claimed: int, stored: int | None = None) -> int:
     most = limits.ARRAY_BYTES
     if stored is not None:
         most = min(most, max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * stored))
+    # A size of zero counts as one: numpy refuses the other sizes of such an array, too.
+    claimed = math.prod(max(1, size) for size in shape) * width
     if claimed > most:
         packed = "" if stored is None else f" of its {stored:,}"
         raise UsageError(
@@ -30,9 +33,4 @@ def check_bytes(path: Path, claimed: int, stored: int | None = None) -> int:
             f"It claims {claimed:,} bytes, and {most:,}{packed} are read.",
             "Read fewer images with --limit, or store fewer in one file.",
         )
-    return claimed
-
-
-def bytes_of(shape: Sequence[int], width: int = 1) -> int:
-    """Bytes of an array, whatever its shape claims."""
     return math.prod(shape) * width

@@ -10,9 +10,10 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.fuzz import python_target
 from tests.fuzz.target import Budget, Outcome, Target
 
-TARGETS: tuple[Target, ...] = ()
+TARGETS: tuple[Target, ...] = (*python_target.TARGETS,)
 
 
 def main() -> int:
