@@ -26,7 +26,7 @@ UNPACKED_RATIO = 20  # ... or so many times its own size, if that is more
 ARCHIVE_INDEX_BYTES = MIB  # the list of members of a zip archive
 FOLDER_FILES = 1_000_000  # names in one folder
 PICKLE_BYTES = 64 * MIB  # besides the arrays
-PICKLE_OPCODES = 1_000_000
+PICKLE_OPCODES = 500_000
 TENSORS = 65_536  # of one checkpoint
 
 # Configurations of models.
