@@ -21,6 +21,7 @@ from capsedge.exporters.lowering import lower
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.normalization import replace_layer_norms
 from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN
+from capsedge.exporters.portable import use_portable_forms
 from capsedge.exporters.report import CaseParity, ExportReport
 from capsedge.exporters.rewrites import Rewrites
 from capsedge.exporters.simplify import simplify
@@ -251,6 +252,7 @@ def to_proto(
         said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
     replace_layer_norms(model)
     proto.remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
+    use_portable_forms(model)
     return model, said
 
 
@@ -298,7 +300,11 @@ def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.Mode
     if ops == "fused":
         return model
     proto.attach_functions(model, rewrites)
-    return proto.inline_functions(model) if ops == "portable" else model
+    if ops == "auto":
+        return model
+    inlined = proto.inline_functions(model)
+    use_portable_forms(inlined)
+    return inlined
 
 
 def _prove(
