@@ -25,6 +25,7 @@ from capsedge.exporters.portable import use_portable_forms
 from capsedge.exporters.report import CaseParity, ExportReport
 from capsedge.exporters.rewrites import Rewrites
 from capsedge.exporters.simplify import simplify
+from capsedge.exporters.targets import resolve
 from capsedge.exporters.translation import translation_table
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files import check_writable, write_bytes
@@ -42,9 +43,10 @@ def export(
     *,
     example: Tensor | Sequence[Tensor] | None = None,
     iterations: int | None = None,
-    opset: int = 20,
-    ops: str = "auto",
+    opset: int | None = None,
+    ops: str | None = None,
     batch: int | None = None,
+    target: str | None = None,
     extra_outputs: Sequence[str] = (),
     output_names: Sequence[str] | None = None,
     rewrites: Rewrites | None = None,
@@ -64,10 +66,12 @@ def export(
         path: the file to write.
         example: input of a module of your own: a tensor, or a tuple of them, batch first.
         iterations: routing iterations, instead of the model's own (the package's models).
-        opset: of the standard operators, 18 to 21.
-        ops: ``auto``: capsule operators with function bodies; ``fused``: without; ``portable``: standard
-            operators only.
+        opset: of the standard operators, 18 to 21; 20 by default.
+        ops: ``auto`` (the default): capsule operators with function bodies; ``fused``: without;
+            ``portable``: standard operators only.
         batch: fixes the batch; free when left out.
+        target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
+            above where they are left out.
         extra_outputs: ``reconstruction``, ``couplings`` (the package's models).
         output_names: of a module of your own, instead of its dict's or named tuple's.
         rewrites: the exact rewrites to use; all by default.
@@ -82,6 +86,7 @@ def export(
         ParityError: the file would differ from the module.
         EnvironmentProblem: the disk is full.
     """
+    ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     path = Path(path)
     if not dry_run:

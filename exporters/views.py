@@ -24,7 +24,7 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
     constants = proto.constants_of(model)
     inferred = proto.inferred(model)
     shapes = proto.shapes_of(inferred)
-    kept = {o.name for o in graph.output} | _captured(graph)
+    kept = {o.name for o in graph.output} | proto.captured(graph)
     origin: dict[str, str] = {}
     same: dict[str, str] = {}  # a tensor -> the equal one used instead
     known: dict[tuple[str, tuple[int, ...]], str] = {}  # (origin, target) -> the first view of them
@@ -57,20 +57,6 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
     )
     proto.remove_dead_nodes(model, DOMAIN)
     return origin
-
-
-def _captured(graph: onnx.GraphProto) -> set[str]:
-    """The tensors that graphs inside nodes (If, Loop) may use."""
-    inner = [
-        each
-        for node in graph.node
-        for a in node.attribute
-        for each in ([a.g] if a.HasField("g") else a.graphs)
-    ]
-    names = {i for g in inner for n in g.node for i in n.input} | {
-        o.name for g in inner for o in g.output
-    }
-    return names.union(*(_captured(g) for g in inner))
 
 
 class _Targets:

@@ -243,9 +243,9 @@ def test_tensors_that_inner_graphs_use_stay() -> None:
         [helper.make_tensor_value_info("inner", TensorProto.FLOAT, [2, 3])],
     )
     nodes = [
-        helper.make_node("Reshape", ["x", "shape"], ["view"]),
+        helper.make_node("Reshape", ["x", "target"], ["view"]),
         helper.make_node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch),
     ]
-    model = _model(nodes, [2, 3], shape=[2, 3], yes=True)
+    model = _model(nodes, [2, 3], target=[2, 3], yes=True)
     merge_views(model)
     assert "view" in {o for n in model.graph.node for o in n.output}
