@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime import reading
@@ -22,12 +21,12 @@ class _Foreign(ValueError):
     """The state is not that of a run like this one."""
 
 
-def read_state(path: Path, identity: str, parts: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+def read_state(path: Path, identity: str, wanted: Mapping[str, Any], epochs: int) -> dict[str, Any]:
     """The state of a run, whose every value has the type and the shape that this run gives it.
 
     Args:
         identity: of the run's settings.
-        parts: ``model``, ``average``, ``optimizer`` and ``scheduler`` of this run, as they begin.
+        wanted: the state of each part by name, of a run like this one.
         epochs: that the run has at most.
 
     Returns:
@@ -54,8 +53,8 @@ def read_state(path: Path, identity: str, parts: Mapping[str, Any], epochs: int)
             raise ArtefactError(
                 f"{path} was made with other settings.", "", "Resume with the settings of the run."
             )
-        for name, wanted in _one_step(parts).items():
-            _compare(name, state.get(name), wanted)
+        for name, part in wanted.items():
+            _compare(name, state.get(name), part)
         return {**state, "history": _history(state.get("history"), epochs)}
     except _Foreign as error:
         raise _damaged(path, f"{error}") from error
@@ -69,23 +68,12 @@ def _damaged(path: Path, why: str) -> ArtefactError:
     )
 
 
-def _one_step(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of all parts after a step, which fills the optimizer's; the parts stay as they are."""
-    model, optimizer, scheduler = copy.deepcopy(
-        (parts["model"], parts["optimizer"], parts["scheduler"])
-    )
-    assert isinstance(model, nn.Module)
+def fill(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step that changes nothing that counts, as an optimizer has a state only after the first."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    scheduler.step()
-    return {
-        "model": model.state_dict(),
-        "average": parts["average"].state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scheduler": scheduler.state_dict(),
-    }
 
 
 def _compare(name: str, found: Any, wanted: Any) -> None:
