@@ -6,10 +6,12 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from capsedge.errors import UsageError
+from capsedge.runtime import limits
 
 FILE, FOLDER = "file", "folder"
 _KINDS = (
@@ -19,7 +21,7 @@ _KINDS = (
 
 
 @contextmanager
-def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BinaryIO]:
+def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedReader]:
     """A regular file, open for reading; never waits for another process to write.
 
     Args:
@@ -98,3 +100,27 @@ def _check_regular(path: Path | str, mode: int) -> None:
 
 def _kind(mode: int) -> str:
     return next((name for is_one, name in _KINDS if is_one(mode)), "special file")
+
+
+def listing(folder: Path | str) -> list[str]:
+    """The names in a folder, sorted.
+
+    Raises:
+        UsageError: it is no folder, cannot be read, or has too many.
+    """
+    names: list[str] = []
+    try:
+        with explained(folder, "Name a folder that may be read."), os.scandir(folder) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if len(names) > limits.FOLDER_FILES:
+                    raise UsageError(
+                        f"The folder {folder} has over {limits.FOLDER_FILES:,} files.",
+                        "",
+                        "Divide it, or store the images in npz files.",
+                    )
+    except UsageError as error:
+        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+            raise UsageError(f"There is no folder {folder}.", "", "Name a folder.") from error
+        raise
+    return sorted(names)

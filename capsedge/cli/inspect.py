@@ -88,7 +88,7 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
         ("layers", ", ".join(f"{n} {kind}" for kind, n in issued.layers.items()) or "not stated"),
         ("routing runs in", issued.plugin_library or "TensorRT's own operators"),
         ("made from", f"{issued.source}, sha256 {issued.source_sha256}"),
-        ("made by", issued.command),
+        ("build it again", issued.rebuild),
     ]
     print_table("Engine", ("", ""), facts)
     if issued.model is not None:

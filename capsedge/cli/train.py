@@ -94,8 +94,8 @@ def command(
             "Training needs torch.", str(error), "pip install 'capsedge[export]'"
         ) from error
     from capsedge.checkpoint import load_checkpoint
+    from capsedge.datasets import ImageSet, read_split
     from capsedge.models import get_config
-    from capsedge.training.data import LabelledImages, load_images
     from capsedge.training.loop import Recipe, train
 
     config = get_config(model)
@@ -118,13 +118,9 @@ def command(
     if threads:
         torch.set_num_threads(threads)
 
-    def load(split: str) -> LabelledImages:
-        images = load_images(data, split, config.preprocessing)
-        return LabelledImages(images.images[:limit], images.labels[:limit]) if limit else images
-
-    training = load("train")
+    training = read_split(data, "train", config.preprocessing, limit)
     try:
-        test: LabelledImages | None = load("test")
+        test: ImageSet | None = read_split(data, "test", config.preprocessing, limit)
     except UsageError as error:
         log(f"no test images: {error.what}")
         test = None

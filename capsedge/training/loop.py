@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capsedge.checkpoint import save_checkpoint
+from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.config import ModelConfig
 from capsedge.runtime import reading
 from capsedge.runtime.files import check_writable, make_folder, write_bytes, write_text
 from capsedge.training import augment
-from capsedge.training.data import LabelledImages
 from capsedge.training.folder import HISTORY, MODEL, STATE, files
 from capsedge.training.losses import (
     cross_entropy_loss,
@@ -145,7 +145,7 @@ def _optimizer(
 
 
 @torch.no_grad()
-def predict_all(model: CapsuleModel, data: LabelledImages, batch: int = 256) -> Tensor:
+def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor:
     """Scores ``[N, J]`` of all images in evaluation mode."""
     model.eval()
     scores = []
@@ -168,8 +168,8 @@ def _moving_average(model: nn.Module, average: nn.Module, decay: float) -> None:
 def train(
     config: ModelConfig,
     recipe: Recipe,
-    data: LabelledImages,
-    test: LabelledImages | None,
+    data: ImageSet,
+    test: ImageSet | None,
     folder: Path,
     *,
     initial: CapsuleModel | None = None,
@@ -192,9 +192,9 @@ def train(
         ArtefactError: the run to resume is damaged or of another configuration.
         EnvironmentProblem: the disk is full; the epochs before are kept.
     """
-    if data.labels.max(initial=0) >= config.classes:
+    if data.classes.max(initial=0) >= config.classes:
         raise UsageError(
-            f"The data has class {data.labels.max()}.", f"The model has {config.classes} classes."
+            f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
         )
     last = folder / STATE
     begun = reading.kind(last) is not None
@@ -235,15 +235,15 @@ def train(
     if begun:
         like = copy.deepcopy(model)
         probe = _optimizer(like, recipe, steps)
-        fill(probe[0])
+        fill(*probe)
         wanted = {n: p.state_dict() for n, p in _parts(like, average, *probe).items()}
-        state = read_state(last, identity, wanted, recipe.epochs)
+        state = read_state(last, identity, wanted, recipe.epochs, steps)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         history = state["history"]
         write_results()  # the run may have ended before it did
 
-    labels = torch.as_tensor(data.labels)
+    labels = torch.as_tensor(data.classes)
     started = time.monotonic()
     for epoch in range(len(history), recipe.epochs):
         rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
@@ -277,7 +277,7 @@ def train(
             "seconds": round(time.monotonic() - started, 1),
         }
         if test is not None and config.task == "single-label":
-            right = predict_all(average, test).argmax(1).numpy() == test.labels
+            right = predict_all(average, test).argmax(1).numpy() == test.classes
             line["test_accuracy"] = float(right.mean())
             line["test_images"] = len(test)
         history.append(line)

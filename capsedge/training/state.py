@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,42 @@ import torch
 from torch import Tensor
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime import reading
+from capsedge.runtime import limits, reading
+from capsedge.runtime.archives import BadArchive
+from capsedge.runtime.documents import Malformed, decode, parse
+from capsedge.runtime.pickles import BadPickle
+from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
-MAX_BYTES = 4 << 30
-_LINE = {"epoch": int, "loss": float, "seconds": float, "test_accuracy": float, "test_images": int}
+# What changes from step to step; everything else stands as this run has it.
+_RATES = ("lr", "_last_lr", "momentum", "betas")
+_STEPS = {"last_epoch": 0, "_step_count": 1}  # steps done, and so many more
 
 
-class _Foreign(ValueError):
+@dataclass(frozen=True)
+class _Line:
+    """One line of the history."""
+
+    epoch: int
+    loss: float
+    seconds: float
+    test_accuracy: float | None = None
+    test_images: int | None = None
+
+
+class _Foreign(Exception):
     """The state is not that of a run like this one."""
 
 
-def read_state(path: Path, identity: str, wanted: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+def read_state(
+    path: Path, identity: str, wanted: Mapping[str, Any], epochs: int, steps: int
+) -> dict[str, Any]:
     """The state of a run, whose every value has the type and the shape that this run gives it.
 
     Args:
         identity: of the run's settings.
-        wanted: the state of each part by name, of a run like this one.
+        wanted: the state of each part by name, of a run like this one after a step.
         epochs: that the run has at most.
+        steps: of one epoch.
 
     Returns:
         The state of each part by name, and ``history``: a line for every epoch that ended.
@@ -37,27 +57,45 @@ def read_state(path: Path, identity: str, wanted: Mapping[str, Any], epochs: int
         ArtefactError: it is damaged, or of other settings.
     """
     with reading.opened(path) as file:
-        if reading.size(file) > MAX_BYTES:
-            raise ArtefactError(f"{path} is larger than {MAX_BYTES >> 30} GiB.", "It is not read.")
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        except (
-            Exception
-        ) as error:  # torch documents none; a foreign file raises what its bytes lead to
-            why = " ".join(str(error).split())
-            raise _damaged(path, f"{type(error).__name__}: {why}") from error
-    try:
-        if not isinstance(state, dict) or not isinstance(state.get("identity"), str):
-            raise _Foreign("it names no settings")
-        if state["identity"] != identity:
+        if reading.size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
-                f"{path} was made with other settings.", "", "Resume with the settings of the run."
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
-        for name, part in wanted.items():
-            _compare(name, state.get(name), part)
-        return {**state, "history": _history(state.get("history"), epochs)}
-    except _Foreign as error:
-        raise _damaged(path, f"{error}") from error
+        try:
+            content = TorchFile(file)
+            state = content.value
+            if type(state) is not dict or type(state.get("identity")) is not str:
+                raise _Foreign("it names no settings")
+            if state["identity"] != identity:
+                raise ArtefactError(
+                    f"{path} was made with other settings.",
+                    "",
+                    "Resume with the settings of the run.",
+                )
+            history = _history(state.get("history"), epochs)
+            for name in wanted:
+                _compare(name, state.get(name), wanted[name], len(history) * steps)
+            read = {name: _read(content, state[name], len(history) * steps) for name in wanted}
+        except (_Foreign, Malformed) as error:
+            raise _damaged(path, f"{error}") from error
+        except (BadArchive, BadPickle) as error:
+            raise unreadable(path, error) from error
+    return {**read, "history": history}
+
+
+def _read(content: TorchFile, value: Any, done: int) -> Any:
+    """A value with its tensors."""
+    if isinstance(value, StoredTensor):
+        return content.read(value)
+    if isinstance(value, dict):
+        found = {key: _read(content, item, done) for key, item in value.items()}
+        step = found.get("step")  # of Adam, which divides by what it is a power of
+        if isinstance(step, Tensor) and (step.numel() != 1 or not 1 <= step.item() <= done):
+            raise _Foreign("its optimizer has done other steps than its history")
+        return found
+    if isinstance(value, (list, tuple)):
+        return type(value)(_read(content, item, done) for item in value)
+    return value
 
 
 def _damaged(path: Path, why: str) -> ArtefactError:
@@ -68,54 +106,61 @@ def _damaged(path: Path, why: str) -> ArtefactError:
     )
 
 
-def fill(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step that changes nothing that counts, as an optimizer has a state only after the first."""
+def fill(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """Take a step with no gradient: an optimizer has its state only after the first."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    scheduler.step()
 
 
-def _compare(name: str, found: Any, wanted: Any) -> None:
-    """Raise if a value has another type, shape or set of keys than it should have."""
+def _compare(name: str, found: Any, wanted: Any, done: int) -> None:
+    """Raise if a value is not one that this run has after so many steps."""
+    leaf = name.rpartition(".")[2]
     if isinstance(wanted, Tensor):
-        if not isinstance(found, Tensor) or found.layout != wanted.layout:
+        if not isinstance(found, StoredTensor):
             raise _Foreign(f"{name} is no tensor")
-        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        if found.shape != tuple(wanted.shape) or found.storage.dtype != wanted.dtype:
             raise _Foreign(
-                f"{name} is {found.dtype} {list(found.shape)}, "
+                f"{name} is {found.storage.dtype} {list(found.shape)}, "
                 f"wanted {wanted.dtype} {list(wanted.shape)}"
             )
+    elif leaf in _RATES:
+        _compare_rates(name, found, wanted)
+    elif leaf in _STEPS:
+        if type(found) is not int or found != done + _STEPS[leaf]:
+            raise _Foreign(f"{name} is not that of {done} steps")
     elif isinstance(wanted, Mapping):
-        if not isinstance(found, Mapping) or found.keys() != wanted.keys():
+        if type(found) is not dict or found.keys() != wanted.keys():
             raise _Foreign(f"{name} has other entries")
         for key, value in wanted.items():
-            _compare(f"{name}.{key}", found[key], value)
+            _compare(f"{name}.{key}", found[key], value, done)
     elif isinstance(wanted, (list, tuple)):
         if type(found) is not type(wanted) or len(found) != len(wanted):
             raise _Foreign(f"{name} has other entries")
         for number, value in enumerate(wanted):
-            _compare(f"{name}.{number}", found[number], value)
-    elif isinstance(wanted, (int, float)) and not isinstance(wanted, bool):
-        if type(found) not in (int, float):
-            raise _Foreign(f"{name} is no number")
-    elif type(found) is not type(wanted):
-        raise _Foreign(f"{name} is a {type(found).__name__}")
+            _compare(f"{name}.{number}", found[number], value, done)
+    elif type(found) is not type(wanted) or found != wanted:
+        raise _Foreign(f"{name} has another value")
+
+
+def _compare_rates(name: str, found: Any, wanted: Any) -> None:
+    """Raise if something is not as many numbers as there should be."""
+    several = isinstance(wanted, (list, tuple))
+    if several and (type(found) is not type(wanted) or len(found) != len(wanted)):
+        raise _Foreign(f"{name} has other entries")
+    for value in found if several else (found,):
+        if type(value) not in (int, float) or not (0 <= value < math.inf):
+            raise _Foreign(f"{name} is no rate")
 
 
 def _history(text: Any, epochs: int) -> list[dict[str, Any]]:
-    try:
-        lines = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError) as error:
-        raise _Foreign("its history is no JSON") from error
-    if not isinstance(lines, list) or not 1 <= len(lines) <= epochs:
-        raise _Foreign("its history has no epochs, or more than the run")
-    for number, line in enumerate(lines, 1):
-        if not isinstance(line, dict) or not line.keys() <= _LINE.keys():
-            raise _Foreign(f"line {number} of its history")
-        for name, value in line.items():
-            if type(value) not in (int, _LINE[name]):
-                raise _Foreign(f"{name} in line {number} of its history")
-        if line.get("epoch") != number:
-            raise _Foreign(f"line {number} of its history is of another epoch")
-    return lines
+    if type(text) is not str:
+        raise _Foreign("it has no history")
+    lines = parse(text, nan="keep")
+    found = decode(list[_Line], lines, "history")
+    if not 1 <= len(found) <= epochs or [x.epoch for x in found] != list(range(1, len(found) + 1)):
+        raise _Foreign("its history is not that of the run's epochs")
+    plain: list[dict[str, Any]] = lines
+    return plain
