@@ -3,9 +3,9 @@
     .venv/bin/python tools/lock.py                # renews the file
     pip install --require-hashes -r constraints.lock && pip install --no-deps --no-build-isolation -e .
 
-pip resolves and tells the hashes itself (``pip install --dry-run --report``), from the index that it is set up
-with; nothing is installed. The hashes are of files for this machine's Python and processor: with another one,
-renew the file there.
+pip resolves and tells the hashes itself (``pip install --dry-run --report``), from the index that it is
+set up with; nothing is installed. The hashes are of files for this machine's Python and processor: renew the
+file where you need another.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def resolve(constraints: Path) -> list[dict[str, Any]]:
 
 def lock(packages: list[dict[str, Any]]) -> str:
     """The lines of the file; it names versions and hashes, and no place that they come from."""
+    python = ".".join(platform.python_version_tuple()[:2])
     lines = [
-        f"# constraints.txt with hashes, for Python {platform.python_version_tuple()[0]}."
-        f"{platform.python_version_tuple()[1]} on {sys.platform} {platform.machine()}; written by tools/lock.py.",
+        f"# constraints.txt with hashes, for Python {python} on {sys.platform} {platform.machine()}; "
+        "written by tools/lock.py.",
         "# pip install --require-hashes -r constraints.lock",
     ]
     for package in sorted(packages, key=lambda p: p["metadata"]["name"].lower()):
@@ -55,7 +56,9 @@ def lock(packages: list[dict[str, Any]]) -> str:
         # A local build is asked for by its public version: its hash alone says which build it was.
         version, _, local = meta["version"].partition("+")
         if local:
-            lines.append(f"# The build '{local}' of an index that has one; others have other hashes.")
+            lines.append(
+                f"# The build '{local}' of an index that has one; others have other hashes."
+            )
         lines.append(f"{meta['name']}=={version} \\\n    --hash=sha256:{digest}")
     return "\n".join(lines) + "\n"
 
