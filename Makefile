@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
 MINUTES ?= 10
-.PHONY: help demo test test-all fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all fuzz runtimes native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test-all: lint ## Slow tests too
 fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (wants clang for the C targets)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+runtimes: $(READY) ## Other versions of ONNX Runtime in build/runtimes, on which the tests run too
+	$(BIN)/python -m tools.runtimes
 
 native-builds: $(READY) ## Sanitizer, old x86 and ARM builds of the kernels (wants g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
