@@ -13,8 +13,8 @@ from capsedge.runtime.pickles import BadPickle, Format, Name, NotPlain, loads
 
 
 def _call(name: Name, arguments: tuple[Any, ...]) -> Any:
-    if (name.module, name.name) == ("_codecs", "encode"):
-        return arguments[0].encode(arguments[1])
+    if (name.module, name.name) == ("_codecs", "encode") and arguments[1:] == ("latin1",):
+        return str(arguments[0]).encode("latin-1", "replace")
     if name.name == "bytes" and not arguments:  # how protocol 2 writes none
         return b""
     raise NotPlain(f"it names {name}")
