@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.native_library import find_library
 from capsedge.runtime.onnx_structure import Structure, read_structure
+from capsedge.runtime.onnxruntime_backend import keep_to_itself
 from capsedge.runtime.session import Session
 
 Feeds = dict[str, NDArray[Any]]
@@ -116,6 +117,7 @@ class ProfiledSession:
         options.profile_file_prefix = str(Path(self._folder.name) / "events")
         if keep_graph:
             options.optimized_model_filepath = str(self._graph)
+        keep_to_itself(options)
         if how.library is not None:
             options.register_custom_ops_library(str(how.library))
         providers = list(zip(how.providers, how.provider_options, strict=True))

@@ -88,6 +88,10 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, SetSessionLogSeverityLevel(api_)(made.get(), kFatal));
     check(api_, SetIntraOpNumThreads(api_)(made.get(), threads ? threads : available_threads()));
     check(api_, SetInterOpNumThreads(api_)(made.get(), 1));
+    // A second line behind onnx_file.h: the one format, and a folder of external initializers that nothing lies below.
+    // ONNX Runtime 1.19 knows no such folder, 1.23 lets absolute paths leave it; 1.26 and newer keep to it.
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "session.load_model_format", "ONNX"));
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "session.model_external_initializers_file_folder_path", "/dev/null"));
     if (fused) check(api_, RegisterCustomOps(made.get(), runtime_.base));
     check(api_, CreateRunOptions(api_)(run_options_.out()));
     check(api_, RunOptionsSetRunLogSeverityLevel(api_)(run_options_.get(), kFatal));
