@@ -7,8 +7,8 @@
 
 #include "backend.h"
 #include "failure.h"
-#include "json.h"
 #include "onnx_schema.h"
+#include "text.h"
 
 namespace capsedge::embedding {
 

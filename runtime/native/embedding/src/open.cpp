@@ -36,7 +36,7 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
   Passport passport = read_passport(path, engine);
   Model opened;
   opened.metadata = read_metadata(passport.metadata);
-  opened.fused = passport.fused;
+  opened.fused = passport.plugin == "fused";
   opened.backend =
       open_tensorrt(engine, path, passport, options.device, options.tensorrt, options.outputs, opened.outputs);
   opened.properties = std::move(passport.metadata);
