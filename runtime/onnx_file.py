@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.runtime import reading
 from capsedge.runtime.onnx_schema import BYTES, FIXED32, FIXED64, MODEL, VARINT, Field, Message
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 
-DOMAIN = "capsedge"
 # Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
 COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
@@ -52,6 +53,7 @@ class OnnxSummary:
         metadata: the file's ``metadata_props``.
         capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
         capsedge_functions: ``(type, overload)`` of every function body of that domain.
+        overloaded: ``(domain, name)`` of functions that only their overload tells apart.
         external: names of tensors whose data lies in another file.
         operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
         functions: domain and name of every function.
@@ -63,6 +65,7 @@ class OnnxSummary:
     metadata: dict[str, str] = field(default_factory=dict)
     capsedge_nodes: list[tuple[str, str]] = field(default_factory=list)
     capsedge_functions: set[tuple[str, str]] = field(default_factory=set)
+    overloaded: set[tuple[str, str]] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
     operators: set[tuple[str, str]] = field(default_factory=set)
     functions: set[tuple[str, str]] = field(default_factory=set)
@@ -70,9 +73,14 @@ class OnnxSummary:
 
     @property
     def missing_functions(self) -> list[str]:
-        """Types of ``capsedge`` nodes that carry no function body, sorted."""
+        """Operators of ``capsedge`` nodes that carry no function body, sorted."""
         bare = {n for n in self.capsedge_nodes if n not in self.capsedge_functions}
-        return sorted({name for name, _ in bare})
+        return sorted({operator_of(name) for name, _ in bare})
+
+    @property
+    def capsedge_types(self) -> list[str]:
+        """Types of the ``capsedge`` nodes."""
+        return [name for name, _ in self.capsedge_nodes]
 
 
 class _Malformed(Exception):
@@ -87,25 +95,20 @@ def read_bytes(path: Path | str) -> bytes:
         ArtefactError: it is empty or too large.
     """
     path = Path(path)
-    if path.is_dir():
+    found = reading.kind(path)
+    if found == reading.FOLDER:
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
-    if not path.exists():
+    if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
-    if not path.is_file():
-        raise UsageError(f"{path} is not a regular file.", "", "Name the .onnx file.")
-    try:
-        size = path.stat().st_size
+    with reading.opened(path, "Name an .onnx file that may be read.") as file:
+        size = reading.size(file)
         if size > MAX_BYTES:
             raise ArtefactError(
                 f"{path} is too large for an ONNX file.",
                 f"It has {size:,} bytes; the format ends at {MAX_BYTES:,}.",
                 "Check that it is the right file.",
             )
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions."
-        ) from error
+        data = file.read(MAX_BYTES)
     if not data:
         raise ArtefactError(
             f"{path} is empty.",
@@ -237,7 +240,7 @@ class _Wire:
                 yield number, a, b
 
     def tag(self, at: int, end: int) -> tuple[int, int]:
-        """A field's number and wire type. Protobuf keeps 32 bits of them; a shorter way to write one is a trick too."""
+        """A field's number and wire type: 32 bits to protobuf, which drops any others."""
         tag, after = self.varint(at, end)
         if tag >= 1 << 32 or tag >> 7 * (after - at - 1) == 0:
             raise _Malformed(f"the tag at byte {at} is too long")
@@ -267,6 +270,7 @@ class _Walker(_Wire):
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.summary = OnnxSummary()
+        self.overloads: dict[tuple[str, str], str] = {}
         self.entered = 0
         self.nodes = 0
 
@@ -332,9 +336,11 @@ class _Walker(_Wire):
 
     def _function(self, found: _Found) -> None:
         name, domain = self._text(found, _FUNCTION_NAME), self._text(found, _FUNCTION_DOMAIN)
+        overload = self._text(found, _FUNCTION_OVERLOAD)
         self.summary.functions.add((domain, name))
+        if self.overloads.setdefault((domain, name), overload) != overload:
+            self.summary.overloaded.add((domain, name))
         if domain == DOMAIN:
-            overload = self._text(found, _FUNCTION_OVERLOAD)
             self.summary.capsedge_functions.add((name, overload))
 
     def _tensor(self, found: _Found) -> None:

@@ -91,10 +91,10 @@ class Writer:
                 if r.random() < 0.3:
                     return varint(one.number << 3 | 3) + inner + varint(one.number << 3 | 4)
                 return varint(one.number << 3 | 2) + varint(len(inner), r.randint(2, 6)) + inner
-            body = varint(one.number << 3 | 2, tag_width) + varint(len(inner)) + inner
+            tag = varint(one.number << 3 | 2, tag_width)
             if self.odd():
-                return long_tag(one.number, 2, r.choice((1, 1 << 3, 1 << 20))) + body[len(varint(one.number << 3 | 2, tag_width)) :]  # fmt: skip
-            return body
+                tag = long_tag(one.number, 2, r.choice((1, 1 << 3, 1 << 20)))
+            return tag + varint(len(inner)) + inner
         wire = _WIRES.get(one.type, 2)
         if self.odd():
             wire = r.choice((0, 1, 2, 5))
@@ -104,10 +104,22 @@ class Writer:
                 value = r.choice((1 << 32 | 1, 1 << 63, (1 << 40) + 1, 2**31))
             if one.is_repeated and r.random() < 0.5:
                 return field(one.number, varint(value) * 2, 2)
-            return varint(one.number << 3, tag_width) + varint(value, r.randint(2, 10) if self.odd() else 0)  # fmt: skip
+            width = r.randint(2, 10) if self.odd() else 0
+            return varint(one.number << 3, tag_width) + varint(value, width)
         if wire in (1, 5):
             return field(one.number, struct.pack("<d" if wire == 1 else "<f", 0.5), wire, tag_width)
-        words = ("", "w", "location", "/etc/hostname", "Relu", "Conv", "capsedge", "ai.onnx", "x", "é")
+        words = (
+            "",
+            "w",
+            "location",
+            "/etc/hostname",
+            "Relu",
+            "Conv",
+            "capsedge",
+            "ai.onnx",
+            "x",
+            "é",
+        )
         text = r.choice(words).encode()
         if self.odd():
             text = r.choice((b"\xff", b"a\0b", b"\xc0\x80", b"EPContext"))

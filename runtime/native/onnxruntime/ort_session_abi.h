@@ -50,8 +50,6 @@ enum OrtAllocatorType { OrtArenaAllocator = 1 };
   F(ReleaseRunOptions, 97, void, (OrtRunOptions * options))                                                      \
   F(ReleaseTypeInfo, 98, void, (OrtTypeInfo * info))                                                             \
   F(ReleaseSessionOptions, 100, void, (OrtSessionOptions * options))                                             \
-  F(AddSessionConfigEntry, 130, OrtStatus*,                                                                     \
-    (OrtSessionOptions * options, const char* key, const char* value))                                           \
   F(RegisterCustomOpsLibrary_V2, 228, OrtStatus*, (OrtSessionOptions * options, const char* path))
 
 namespace capsedge::ort {

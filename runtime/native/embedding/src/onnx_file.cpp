@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "failure.h"
+#include "families.h"
 #include "onnx_schema.h"
 #include "text.h"
 
@@ -14,7 +15,7 @@ namespace capsedge::embedding {
 
 namespace {
 
-constexpr char kDomain[] = "capsedge", kCompiled[] = "EPContext";
+constexpr char kCompiled[] = "EPContext";
 // Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 constexpr const char* kDomains[] = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", kDomain};
 constexpr size_t kMostFields = 4'000'000;  // keeps a hostile file from taking minutes
@@ -43,11 +44,14 @@ using Schema = std::map<std::string, Message>;
 
 // kSchema as tables.
 Schema parse_schema() {
+  // A message a line, once those that go on are joined.
+  std::string text(kSchema);
+  for (size_t at; (at = text.find(",\n")) != std::string::npos;) text[at + 1] = ' ';
   Schema schema;
-  std::istringstream names(kSchema);
+  std::istringstream names(text);
   for (std::string line, name; std::getline(names, line);)
     if (std::istringstream(line) >> name) schema[name].name = name;
-  std::istringstream lines(kSchema);
+  std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string name, kind;
@@ -184,7 +188,10 @@ class Walker {
     } else if (message.name == "FunctionProto") {
       const std::string name = text(found, 1), domain = text(found, 10);
       file_.functions.insert({domain, name});
-      if (domain == kDomain) file_.capsedge_functions.insert({name, text(found, 13)});
+      const std::string overload = text(found, 13);
+      if (domain == kDomain) file_.capsedge_functions.insert({name, overload});
+      if (overloads_.emplace(NodeType{domain, name}, overload).first->second != overload)
+        file_.overloaded.insert({domain, name});
     } else if (parent == Place::kModel && field.number == 7) {
       file_.graph_field = {field.start, field.span.end};
       file_.graph = field.span;
@@ -225,6 +232,7 @@ class Walker {
 
   std::string_view data_;
   OnnxFile& file_;
+  std::map<NodeType, std::string> overloads_;
   size_t seen_ = 0, entered_ = 0, nodes_ = 0;
 };
 
@@ -239,8 +247,14 @@ std::string varint_of(size_t value) {
 std::set<std::string> OnnxFile::missing_functions() const {
   std::set<std::string> missing;
   for (const NodeType& node : capsedge_nodes)
-    if (capsedge_functions.count(node) == 0) missing.insert(node.first);
+    if (capsedge_functions.count(node) == 0) missing.insert(ort::operator_of(node.first));
   return missing;
+}
+
+std::vector<std::string> OnnxFile::capsedge_types() const {
+  std::vector<std::string> types;
+  for (const NodeType& node : capsedge_nodes) types.push_back(node.first);
+  return types;
 }
 
 OnnxFile read_onnx(std::string_view bytes, const std::string& name) {
