@@ -53,7 +53,8 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     library = tmp_path_factory.mktemp("walk") / "walk.so"
     source = NATIVE / "embedding" / "src"
     subprocess.run(
-        [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime",
+        [compiler, "-std=c++17", "-O0", "-shared", "-fPIC",
+         f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime",
          str(ROOT / "tests" / "native" / "walk.cpp"),
          *(str(source / f"{name}.cpp") for name in ("onnx_file", "text", "values")), "-o", str(library)],
         check=True,
