@@ -28,7 +28,8 @@ class Bytes {
     if (first < 252) return 0;
     int64_t any = 0;
     for (int i = 0; i < 8; ++i) any = static_cast<int64_t>(static_cast<uint64_t>(any) << 8 | next());
-    return first < 254 ? any : any % 100000;
+    any %= 1 << 20;
+    return first < 254 ? any : any % 1000;
   }
   // Bytes again from the start once they are used up: values of large tensors.
   void fill(void* to, size_t bytes) {

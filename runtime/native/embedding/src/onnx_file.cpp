@@ -7,7 +7,6 @@
 
 #include "backend.h"
 #include "failure.h"
-#include "families.h"
 #include "onnx_schema.h"
 #include "text.h"
 
@@ -247,7 +246,7 @@ std::string varint_of(size_t value) {
 std::set<std::string> OnnxFile::missing_functions() const {
   std::set<std::string> missing;
   for (const NodeType& node : capsedge_nodes)
-    if (capsedge_functions.count(node) == 0) missing.insert(ort::operator_of(node.first));
+    if (capsedge_functions.count(node) == 0) missing.insert(node.first);
   return missing;
 }
 

@@ -31,7 +31,7 @@ struct OnnxFile {
   Span graph{};        // its bytes
   std::vector<std::pair<std::string, Span>> outputs;  // name, and the field with its key and length
 
-  // Operators of capsedge nodes without a function body.
+  // Types of capsedge nodes without a function body.
   std::set<std::string> missing_functions() const;
 
   // Types of the capsedge nodes.

@@ -1,7 +1,6 @@
 #include "passport.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "failure.h"
@@ -30,7 +29,7 @@ const std::string& word(const Json& object, const char* name, std::initializer_l
 bool is_plain(const std::string& name) {
   const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); };
   return !name.empty() && name.size() <= 255 && plain(name[0]) &&
-         std::all_of(name.begin(), name.end(), [&](char c) { return plain(c) || std::strchr("._+-", c) != nullptr; });
+         std::all_of(name.begin(), name.end(), [&](char c) { return plain(c) || std::string_view("._+-").find(c) != std::string_view::npos; });
 }
 
 // The parts of "10.3.0.26"; words are left out.
