@@ -106,7 +106,7 @@ def load_ncnn(model: str, threads: int) -> tuple[Run, str]:
     package = importlib.util.find_spec("pnnx")
     assert package is not None
     assert package.origin is not None
-    converter = Path(package.origin).with_name("bin") / "pnnx"
+    converter = Path(package.origin).with_name("pnnx")
     folder = Path(tempfile.mkdtemp(prefix="capsedge-ncnn-"))
     place = folder / "model.onnx"
     place.write_bytes(Path(model).read_bytes())

@@ -8,7 +8,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.calibration.graph import DOMAIN, Graph, Kept, initializer, replace_graph, shapes
+from capsedge.calibration.graph import (
+    DOMAIN,
+    Graph,
+    Kept,
+    initializer,
+    is_sum,
+    replace_graph,
+    shapes,
+)
 
 LARGEST = 65504.0
 HEADROOM = 4.0  # other images than the calibration's may go further
@@ -130,6 +138,10 @@ class _Emitter:
                 f"magnitudes up to {largest:.4g}; FP16 ends at {LARGEST:.0f}, headroom {HEADROOM:g}"
             )
             return Kept(named, node.op_type, "range", numbers)
+        squares = node.op_type == "Mul" and node.input[0] == node.input[1]
+        if squares or is_sum(self.graph, node):
+            numbers = "a square" if squares else "a sum"
+            return Kept(named, node.op_type, "statistics", numbers)
         for name in node.input:
             tensor = self.graph.initializers.get(name)
             if name in self.float_ and tensor is not None:

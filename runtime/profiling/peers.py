@@ -1,8 +1,9 @@
 """LiteRT and MNN behind one function each: a file in, what runs it out.
 
 Needs numpy and the runtime alone, nothing of this package, so that the portability benchmark can load this
-file into an interpreter that has no more. Converters write into a temporary folder that goes with the process;
-none is asked through a command of its own: ``mnnconvert`` would install packages and report to its maker.
+file into an interpreter that has no more. Converters write into a temporary folder that goes with the
+process; none is asked through a command of its own: ``mnnconvert`` would install packages and report to
+its maker.
 """
 
 from __future__ import annotations
@@ -67,9 +68,8 @@ def _converted_by_onnx2tf(model: str) -> str:
 
 def _channels_last(value: Any, shape: Any) -> Any:
     """Images as the converter laid them out: ``[N, H, W, C]``."""
-    if (value.ndim == 4 and value.shape != tuple(shape)) or (
-        value.ndim == 4 and value.shape[1] == value.shape[2] == value.shape[3]
-    ):
+    same = value.shape == tuple(shape) and len(set(value.shape[1:])) > 1
+    if value.ndim == 4 and not same:
         value = value.transpose(0, 2, 3, 1)
     return np.ascontiguousarray(value)
 
