@@ -95,6 +95,8 @@ def test_codes_are_shown(name: str, terminal: bool, folder: Path) -> None:
     odd = {c for line in seen.split("\n") for c in line if not c.isprintable()}
     assert odd == set(), seen
     assert "\nPASSED" not in seen.removesuffix("PASSED\n").replace("PASSED: ", "")
+    if name == "inspect --forecast":
+        return  # calls layers by their weights, and the file not at all
     assert "x1b]0;owned" in seen
     # Colours of the name itself would have been taken for rich's.
     assert r"\x07\x1b[31m" in seen
