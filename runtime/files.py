@@ -185,8 +185,8 @@ def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
                 f"Cannot write {target}.",
                 f"There is no folder {place.parent}."
                 if folder is None
-                else f"{place.parent} is a {folder}.",
-                "Make it, or choose another place.",
+                else f"{place.parent} is a {folder}, no folder.",
+                "Make it, or choose another place." if folder is None else "Choose another place.",
             )
     return place, older
 

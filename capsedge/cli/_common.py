@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -52,14 +53,14 @@ def batch_sizes(text: str) -> list[int]:
 def report(error: CapsedgeError, as_json: bool) -> None:
     """Print an error for a person (stderr), or as JSON (stdout) where JSON was asked for."""
     if as_json:
-        print_json(
-            {
-                "error": error.what,
-                "why": error.why,
-                "fix": error.fix,
-                "exit_code": int(error.exit_code),
-            }
-        )
+        document = {
+            "error": error.what,
+            "why": error.why,
+            "fix": error.fix,
+            "exit_code": int(error.exit_code),
+        }
+        with suppress(OSError):  # the error may be that nothing can be printed
+            print_json(document)
     log_error(error)
 
 

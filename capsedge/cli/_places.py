@@ -66,7 +66,7 @@ def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
         for path in paths:
             written = role.written(path)
             # Where there is no folder, the verb makes it or says what it misses.
-            outputs += [p for p in written if reading.kind(p.parent) == reading.FOLDER]
+            outputs += [p for p in written if reading.kind(p.parent) is not None]
             if role.reads:
                 _check_readable(path)
                 if not written:
