@@ -15,7 +15,8 @@ from typing import Any
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime import limits
-from capsedge.runtime.onnx_file import _BYTES, _Malformed, _Walker, read_bytes, summarize
+from capsedge.runtime.onnx_file import _Malformed, _Wire, read_bytes, summarize
+from capsedge.runtime.onnx_schema import BYTES
 from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 # TensorProto.DataType: name and bits of an element.
@@ -124,7 +125,7 @@ def read_structure(path: Path | str) -> Structure:
     data = read_bytes(path)
     summary = summarize(data, str(path))
     try:
-        graph, functions = _Reader(memoryview(data)).read()
+        graph, functions = _Reader(data).read()
     except (_Malformed, UnicodeDecodeError) as error:
         raise ArtefactError(
             f"{path} is not a whole ONNX file.",
@@ -142,8 +143,8 @@ def read_structure(path: Path | str) -> Structure:
     )
 
 
-class _Reader(_Walker):
-    """Field numbers are those of onnx.proto3."""
+class _Reader(_Wire):
+    """Reads files that `summarize` has judged. Field numbers are those of onnx.proto3."""
 
     def read(self) -> tuple[Graph, list[Graph]]:
         graph, functions = Graph(), []
@@ -164,7 +165,7 @@ class _Reader(_Walker):
 
     def integers(self, wire: int, a: int, b: int) -> list[int]:
         """A piece of a repeated integer field: one number, or a packed run of them."""
-        if wire != _BYTES:
+        if wire != BYTES:
             return [_signed(a)]
         numbers: list[int] = []
         while a < b and len(numbers) < LONGEST_LIST:
@@ -186,7 +187,7 @@ class _Reader(_Walker):
                 dims += self.integers(wire, a, b)
             elif number == 2:
                 kind = _type(a)
-            elif number == 8 and wire == _BYTES:
+            elif number == 8 and wire == BYTES:
                 name = self.text(a, b)
         if any(d < 0 for d in dims):
             raise _Malformed(f"tensor '{name}' has a negative dimension")
@@ -208,15 +209,15 @@ class _Reader(_Walker):
         for number, wire, a, b in self.fields(start, end):
             if number == 1:
                 kind = _type(a)
-            elif number == 2 and wire == _BYTES:
+            elif number == 2 and wire == BYTES:
                 shape = tuple(self.dimension(c, d) for n, c, d in self.messages(a, b) if n == 1)
         return kind, shape
 
     def dimension(self, start: int, end: int) -> int | str:
         for number, wire, a, b in self.fields(start, end):
-            if number == 1 and wire != _BYTES:
+            if number == 1 and wire != BYTES:
                 return a if a < 2**63 else "?"  # -1 of tools that do not know
-            if number == 2 and wire == _BYTES:
+            if number == 2 and wire == BYTES:
                 return self.text(a, b) or "?"
         return "?"
 
@@ -234,12 +235,12 @@ class _Reader(_Walker):
                 content = self.floats(a, b)[0]
             elif number == 7 and len(numbers) < LONGEST_LIST:
                 numbers += self.floats(a, b)
-            elif wire != _BYTES:
+            elif wire != BYTES:
                 continue
             elif number == 1:
                 name = self.text(a, b)
             elif number == 4:
-                content = bytes(self.data[a:b]).decode("utf-8", "replace")
+                content = self.data[a:b].decode("utf-8", "replace")
             elif number == 5:
                 content = self.read_tensor(a, b)
             elif number in (6, 11):

@@ -36,7 +36,7 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
   Passport passport = read_passport(path, engine);
   Model opened;
   opened.metadata = read_metadata(passport.metadata);
-  opened.fused = passport.fused;
+  opened.fused = passport.plugin == "fused";
   opened.backend =
       open_tensorrt(engine, path, passport, options.device, options.tensorrt, options.outputs, opened.outputs);
   opened.properties = std::move(passport.metadata);
@@ -58,11 +58,7 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
     fail_usage("device is " + std::to_string(options.device) + " for " + name + ".", "ONNX files run on the CPU.",
                "Leave it out, or open a TensorRT engine of `capsedge build`.");
   OnnxFile file = read_onnx(model, name);
-  if (!file.external.empty())
-    throw Failure(CAPSEDGE_ARTEFACT, name + " keeps weights in other files.",
-                  std::to_string(file.external.size()) + " tensors are external, the first is '" + file.external[0] +
-                      "'. capsedge reads self-contained files only, so that a model never opens other files.",
-                  "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.");
+  check_harmless(file, name);
   Model opened;
   opened.metadata = read_metadata(file.metadata);
   if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
