@@ -26,11 +26,12 @@ from capsedge.runtime.device_array import DeviceArray, device_array
 from capsedge.runtime.onnxruntime_backend import Port
 from capsedge.runtime.tensorrt_library import (
     check_machine,
-    import_tensorrt,
     load_plugin,
+    product,
     start,
     tensorrt_logger,
 )
+from capsedge.runtime.tensorrt_rtx import import_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ class TensorRTBackend:
     def __init__(self, path: Path, device: int = 0, *, graphs: bool = True) -> None:
         self._path, self._device = path, device
         self.passport = passports.read(path)
-        trt = import_tensorrt()
+        trt = import_for(self.passport.target)
         self._cuda: Cuda = load_cuda()
         plugin = check_machine(path, self.passport, trt, self._cuda, device)
         self._cuda.use(device)
@@ -93,7 +94,7 @@ class TensorRTBackend:
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
             raise ArtefactError(
-                f"TensorRT {trt.__version__} cannot load {path}.",
+                f"{product(trt)} cannot load {path}.",
                 self._logger.words(),
                 f"Build it here: `{self.passport.command}`.",
             )
