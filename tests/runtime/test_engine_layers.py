@@ -64,7 +64,7 @@ def test_an_engine_without_details_is_an_error() -> None:
 
 # As TensorRT-RTX 1.7 writes them, shortened.
 RTX = """Layers:
-Name: __mye6825_0_myl0_0, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], TacticName: , StreamId: 0
+Name: __mye0, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], TacticName: , StreamId: 0
 Name: conv, LayerType: correlation, \
 Inputs: [ { Name: q, Dimensions: [1,32,14,14], Datatype: Int8, Format: (NHWC) Channel major format }], \
 Constants: [ { Name: w, Dimensions: [1], Datatype: Int8, Format: (Linear) Row major linear format }, \
