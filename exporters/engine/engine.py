@@ -98,7 +98,21 @@ def build(
     trt = import_tensorrt()
     cuda = load_cuda()
     here = this_machine(trt, cuda, options.device)
-    cuda.use(options.device)
+    with cuda.on(options.device):
+        return _build(source, target, options, report, model, asked, trt, here)
+
+
+def _build(
+    source: Path,
+    target: Path,
+    options: BuildOptions,
+    report: Report,
+    model: onnx.ModelProto,
+    asked: str,
+    trt: Any,
+    here: passport.Machine,
+) -> BuildReport:
+    """`build`, once it is known what to build and where."""
     logger = tensorrt_logger(trt)
     logger.clear()
     builder = start(trt, trt.Builder, logger)
