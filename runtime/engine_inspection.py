@@ -10,7 +10,8 @@ from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime import passport as passports
 from capsedge.runtime.cuda import load_cuda
 from capsedge.runtime.passport import Passport
-from capsedge.runtime.tensorrt_library import check_machine, import_tensorrt
+from capsedge.runtime.tensorrt_library import check_machine
+from capsedge.runtime.tensorrt_rtx import import_for
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class EngineInspection:
     Attributes:
         path: of the engine.
         passport: what stands beside it.
-        runs_here: whether it was built for this machine; None where that cannot be told.
+        runs_here: whether it was built for this machine, or for its kind of GPU; None where that
+            cannot be told.
         because: why not, or why it cannot be told; empty where it runs.
     """
 
@@ -48,7 +50,7 @@ def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
     issued = passports.read(path)
     runs, because = None, ""
     try:
-        check_machine(path, issued, import_tensorrt(), load_cuda(), device)
+        check_machine(path, issued, import_for(issued.target), load_cuda(), device)
         runs = True
     except EnvironmentProblem as error:
         because = error.what

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,10 @@ SCHEMA = 1
 MAX_BYTES = 16 << 20
 MAX_BATCH = 2**31 - 1
 SUFFIX = ".engine"
+TENSORRT = "tensorrt"
+TENSORRT_RTX = "tensorrt-rtx"
+TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 _TEXTS = (
     "engine_sha256", "plugin", "plugin_library", "plugin_sha256", "precision", "source",
     "source_sha256", "command",
@@ -31,10 +36,10 @@ class Machine:
     """What an engine depends on.
 
     Attributes:
-        tensorrt: version of TensorRT, all four parts.
-        cuda: version of the CUDA runtime.
-        gpu: name of the GPU.
-        compute_capability: of the GPU, as ``"8.7"``.
+        tensorrt: version of TensorRT or TensorRT-RTX, all four parts.
+        cuda: version of the CUDA runtime; empty for a portable engine.
+        gpu: name of the GPU; empty for a portable engine, which is built without one.
+        compute_capability: of the GPU, as ``"8.7"``; empty for a portable engine.
         architecture: of the CPU.
     """
 
@@ -60,6 +65,9 @@ class Passport:
         source, source_sha256: the ONNX file.
         metadata: the ONNX file's properties under ``capsedge.``.
         command: what built it.
+        products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
+        target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
+        compute_capabilities: of the GPUs that a portable engine was built for; empty for ``tensorrt``.
     """
 
     engine_sha256: str
@@ -75,6 +83,36 @@ class Passport:
     source_sha256: str
     metadata: Mapping[str, str]
     command: str
+    products: Mapping[str, int] = field(default_factory=dict)
+    target: str = TENSORRT
+    compute_capabilities: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise ValueError(f"target '{self.target}'")
+        if bool(self.compute_capabilities) != self.portable:
+            raise ValueError(f"compute capabilities of an engine for '{self.target}'")
+        for capability in self.compute_capabilities:
+            if not _CAPABILITY.fullmatch(capability):
+                raise ValueError(f"compute capability '{capability}'")
+
+    @property
+    def portable(self) -> bool:
+        """Whether the engine is for several kinds of GPU: one of TensorRT-RTX."""
+        return self.target == TENSORRT_RTX
+
+    @property
+    def built_for(self) -> str:
+        """The GPUs, in words."""
+        if self.portable:
+            return f"RTX GPUs of compute capability {', '.join(self.compute_capabilities)}"
+        return f"{self.machine.gpu}, compute capability {self.machine.compute_capability}"
+
+    @property
+    def built_with(self) -> str:
+        """The software, in words."""
+        cuda = f" and CUDA {self.machine.cuda}" if self.machine.cuda else ""
+        return f"{TARGETS[self.target]} {self.machine.tensorrt}{cuda}"
 
     @property
     def model(self) -> ModelMetadata | None:
@@ -118,8 +156,10 @@ def read(engine: Path) -> Passport:
             _check_type("batch", size, int)
         if not 1 <= low <= best <= high <= MAX_BATCH:
             raise ValueError(f"batch {values['batch']}")
+        values["compute_capabilities"] = tuple(values.get("compute_capabilities", ()))
         for name in ("machine", "metadata", "layers"):
             _check_type(name, values[name], dict)
+        _check_type("products", values.setdefault("products", {}), dict)
         for name in _TEXTS:
             _check_type(name, values[name], str)
         for part in ("machine", "metadata"):
@@ -163,13 +203,21 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
         ArtefactError: the engine was built for something else.
     """
     built = passport.machine
-    what = (
-        ("TensorRT", built.tensorrt, here.tensorrt),
+    what = [
+        (TARGETS[passport.target], built.tensorrt, here.tensorrt),
         ("CPU architecture", built.architecture, here.architecture),
-        ("compute capability", built.compute_capability, here.compute_capability),
-        ("GPU", built.gpu, here.gpu),
-    )
+    ]
+    if not passport.portable:
+        what += [
+            ("compute capability", built.compute_capability, here.compute_capability),
+            ("GPU", built.gpu, here.gpu),
+        ]
     amiss = [f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now]
+    if passport.portable and here.compute_capability not in passport.compute_capabilities:
+        amiss.append(
+            f"the GPU {here.gpu} has compute capability {here.compute_capability}, the engine is for "
+            + ", ".join(passport.compute_capabilities)
+        )
     if _number(here.cuda) < _number(built.cuda):
         amiss.append(f"the driver is for CUDA {here.cuda}, the engine needs {built.cuda}")
     if passport.plugin_sha256:
@@ -180,9 +228,12 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
     if amiss:
         raise ArtefactError(
             f"{engine} was not built for this machine.",
-            "; ".join(amiss) + f". It was built on {built.gpu}, {built.architecture}, with "
-            f"TensorRT {built.tensorrt} and CUDA {built.cuda}.",
-            f"Build it here: `{passport.command}`.",
+            "; ".join(amiss) + f". It was built for {passport.built_for} on {built.architecture}, "
+            f"with {passport.built_with}.",
+            f"Build it here: `{passport.command}`."
+            if not passport.portable
+            else f"Build it with this TensorRT-RTX and for this GPU, by `--compute-capability`: "
+            f"`{passport.command}`.",
         )
 
 

@@ -16,11 +16,12 @@ from capsedge.runtime.cuda import Cuda, load_cuda
 from capsedge.runtime.onnxruntime_backend import Port
 from capsedge.runtime.tensorrt_library import (
     check_machine,
-    import_tensorrt,
     load_plugin,
+    product,
     start,
     tensorrt_logger,
 )
+from capsedge.runtime.tensorrt_rtx import import_for
 
 _DTYPES = {
     "FLOAT": "float32",
@@ -53,7 +54,7 @@ class LoadedEngine:
     def __init__(self, path: Path, device: int = 0) -> None:
         self.path, self.device = path, device
         self.passport = passports.read(path)
-        self._trt = trt = import_tensorrt()
+        self._trt = trt = import_for(self.passport.target)
         self.cuda: Cuda = load_cuda()
         plugin = check_machine(path, self.passport, trt, self.cuda, device)
         # One context is made at a time; the bindings let other threads run meanwhile.
@@ -68,7 +69,7 @@ class LoadedEngine:
             self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
             if self._engine is None:
                 raise ArtefactError(
-                    f"TensorRT {trt.__version__} cannot load {path}.",
+                    f"{product(trt)} cannot load {path}.",
                     self._logger.words(),
                     f"Build it here: `{self.passport.command}`.",
                 )

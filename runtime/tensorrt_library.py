@@ -6,12 +6,13 @@ import platform
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.cuda import Cuda, device_name
+from capsedge.runtime.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.native_library import named_or_installed
 from capsedge.runtime.passport import Machine, Passport, check
 
@@ -21,6 +22,7 @@ PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
 PLUGIN_VERSION = "1"
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
+OWN_WORDS = "capsedge: "  # before what the plugins log
 _KEPT = 20  # messages of TensorRT of a kind
 
 
@@ -60,12 +62,18 @@ def how_to_get() -> str:
     return "On a machine with an NVIDIA GPU: `pip install 'capsedge[tensorrt]'`."
 
 
-@lru_cache(maxsize=1)
+def product(trt: Any) -> str:
+    """What a package is called: TensorRT or TensorRT-RTX, with its version."""
+    kind = "TensorRT-RTX" if trt.__name__.startswith("tensorrt_rtx") else "TensorRT"
+    return f"{kind} {trt.__version__}"
+
+
+@cache
 def tensorrt_logger(trt: Any) -> Any:
     """Keeps TensorRT's warnings and errors for our errors instead of printing them.
 
-    One for the process: TensorRT keeps the first logger that it is given for all builders and runtimes, so
-    it must outlive them.
+    Of the verbose messages it keeps those that list an engine's layers. One for the process and package:
+    TensorRT keeps the first logger that it is given for all builders and runtimes, so it must outlive them.
     """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -73,17 +81,21 @@ def tensorrt_logger(trt: Any) -> Any:
             trt.ILogger.__init__(self)
             self.errors: deque[str] = deque(maxlen=_KEPT)
             self.warnings: deque[str] = deque(maxlen=_KEPT)
+            self.layers: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self.errors.append(message)
             elif severity == trt.ILogger.WARNING:
                 self.warnings.append(message)
+            elif message.startswith(LAYER_LISTS):
+                self.layers.append(message)
 
         def clear(self) -> None:
             """Forget what was said of something else."""
             self.errors.clear()
             self.warnings.clear()
+            self.layers.clear()
 
         @contextmanager
         def apart(self) -> Iterator[None]:
@@ -96,9 +108,15 @@ def tensorrt_logger(trt: Any) -> Any:
                 self.errors, self.warnings = before
 
         def words(self) -> str:
-            """What TensorRT said last, for the reason of an error."""
+            """What TensorRT said last, and our plugins before it, for the reason of an error."""
             said = list(self.errors or self.warnings)
-            return " ".join(said[-2:])[:600] or "TensorRT gave no reason."
+            own = [message for message in said if message.startswith(OWN_WORDS)]
+            rest = [message for message in said[-2:] if message not in own]
+            return " ".join([*own[-2:], *rest])[:600] or "TensorRT gave no reason."
+
+        def of_plugins(self) -> list[str]:
+            """What our plugins said; the parser's own errors do not repeat it."""
+            return [message for message in self.errors if message.startswith(OWN_WORDS)]
 
     return Logger()
 
@@ -113,7 +131,7 @@ def start(trt: Any, kind: Any, logger: Any) -> Any:
         return kind(logger)
     except TypeError as error:  # what the bindings make of a null pointer
         raise EnvironmentProblem(
-            f"TensorRT {trt.__version__} does not start.",
+            f"{product(trt)} does not start.",
             logger.words(),
             "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`.",
         ) from error

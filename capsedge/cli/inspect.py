@@ -71,7 +71,6 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
         _common.print_json(found.to_dict())
         return
     issued = found.passport
-    machine = issued.machine
     here = {True: "yes", False: "no", None: "not known"}[found.runs_here]
     smallest, best, largest = issued.batch
     facts = [
@@ -79,11 +78,15 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
         ("size", size(issued.engine_bytes)),
         ("sha256", issued.engine_sha256),
         ("runs here", f"{here}: {found.because}" if found.because else here),
-        ("built for", f"{machine.gpu}, compute capability {machine.compute_capability}"),
-        ("built with", f"TensorRT {machine.tensorrt}, CUDA {machine.cuda}, {machine.architecture}"),
+        ("built for", issued.built_for),
+        ("built with", f"{issued.built_with}, {issued.machine.architecture}"),
         ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
         ("precision", issued.precision),
         ("layers", ", ".join(f"{n} {kind}" for kind, n in issued.layers.items()) or "not stated"),
+        (
+            "products",
+            ", ".join(f"{n} {kind}" for kind, n in issued.products.items()) or "not stated",
+        ),
         ("routing runs in", issued.plugin_library or "TensorRT's own operators"),
         ("made from", f"{issued.source}, sha256 {issued.source_sha256}"),
         ("made by", issued.command),

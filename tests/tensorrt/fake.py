@@ -181,11 +181,13 @@ class _HostMemory(bytearray):
 
 
 class ITimingCache:
+    """Bytes that end in ``+`` for every build; any others are of another TensorRT or GPU."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def serialize(self) -> bytearray:
-        return _HostMemory(self._data + b"+")
+    def serialize(self) -> bytearray | None:
+        return None if "serialize" in FAIL else _HostMemory(self._data + b"+")
 
 
 class IOptimizationProfile:
@@ -211,16 +213,22 @@ class IBuilderConfig:
         RECORDED["profile"] = profile._shapes
         return 0
 
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache:
-        return ITimingCache(bytes(serialized_timing_cache))
+    _cache: ITimingCache | None = None
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache | None:
+        data = bytes(serialized_timing_cache)
+        # What TensorRT makes of bytes that are none: a null pointer, or a cache that it refuses.
+        return None if data.startswith(b"garbage") else ITimingCache(data)
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
         assert ignore_mismatch is False
+        if cache._data.strip(b"+"):
+            return False
         self._cache = cache
         return True
 
-    def get_timing_cache(self) -> ITimingCache:
-        return self._cache
+    def get_timing_cache(self) -> ITimingCache | None:
+        return None if "get_timing_cache" in FAIL else self._cache
 
 
 def _start(logger: ILogger) -> None:
@@ -266,11 +274,13 @@ class Builder:
         if "build" in FAIL:
             self._logger.log(ILogger.ERROR, FAIL["build"])
             return None
+        if "log" in FAIL:
+            self._logger.log(ILogger.VERBOSE, FAIL["log"])
         return _HostMemory(b"PLAN" + network._model.SerializeToString())
 
 
-def _layers(model: onnx.ModelProto) -> list[Any]:
-    """What the engine inspector would say, by the types in the graph."""
+def _layers(model: onnx.ModelProto, shapes_known: bool) -> list[Any]:
+    """What the engine inspector would say, by the types in the graph; as unkind as the real one."""
     inferred = shape_inference.infer_shapes(model)
     graph = inferred.graph
     types = {
@@ -278,33 +288,52 @@ def _layers(model: onnx.ModelProto) -> list[Any]:
         for v in (*graph.value_info, *graph.input, *graph.output)
     }
     types |= {t.name: t.data_type for t in graph.initializer}
+    weights = {t.name for t in graph.initializer}
     quantized = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear"}
     words = {1: ("FP32", "Float"), 10: ("FP16", "Half"), 3: ("Int8", "Int8")}
 
+    def names(name: str) -> tuple[str, str]:
+        return words.get(3 if name in quantized else types.get(name, 1), ("INT64", "Int64"))
+
     def tensor(name: str) -> dict[str, Any]:
-        old, new = words.get(3 if name in quantized else types.get(name, 1), ("INT64", "Int64"))
+        old, new = names(name)
+        if not shapes_known:
+            key = "Format/Datatype" if __version__.startswith("10.") else "Datatype"
+            return {"Name": name, key: "N/A due to dynamic shapes"}
         if __version__.startswith("10."):
             return {"Name": name, "Format/Datatype": f"Row major linear {old} format"}
         return {"Name": name, "Format": "Row major linear", "Datatype": new}
 
     named = {"DequantizeLinear": "Reformat", "QuantizeLinear": "Reformat", "Cast": "Reformat"}
-    return [
-        {
+    layers = []
+    for n in graph.node:
+        layer = {
             "Name": n.name,
             "LayerType": named.get(n.op_type, n.op_type),
-            "Inputs": [tensor(i) for i in n.input],
+            "Inputs": [tensor(i) for i in n.input if i not in weights],
             "Outputs": [tensor(o) for o in n.output],
         }
-        for n in graph.node
-    ]
+        if n.op_type in ("Conv", "MatMul", "Gemm") and n.input[1] in weights:
+            layer["Weights"] = {"Type": names(n.input[1])[1], "Count": 1}
+        layers.append(layer)
+    return layers
 
 
 class EngineInspector:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
 
+    execution_context: IExecutionContext | None = None
+
     def get_engine_information(self, format: LayerInformationFormat) -> str:
-        layers = FAIL.get("layers") or _layers(self._model)
+        free = any(
+            not d.HasField("dim_value")
+            for value in self._model.graph.input
+            for d in value.type.tensor_type.shape.dim
+        )
+        told = self.execution_context is not None and self.execution_context._shapes
+        known = not free or (bool(told) and "inspector" not in FAIL)
+        layers = FAIL.get("layers") or _layers(self._model, known)
         return json.dumps({"Layers": layers, "Bindings": []})
 
 

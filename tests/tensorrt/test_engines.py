@@ -457,6 +457,56 @@ def test_timing_cache_is_kept(make: Any, tmp_path: Path) -> None:
     assert cache.read_bytes() == b"++"
 
 
+@pytest.mark.parametrize("content", [b"garbage", b"of another GPU"])
+def test_a_timing_cache_that_does_not_fit_is_replaced(
+    make: Any, tmp_path: Path, content: bytes
+) -> None:
+    """Refused by a null pointer or by False: built with an empty one, and said."""
+    cache = tmp_path / "timings"
+    cache.write_bytes(content)
+    built = make(timing_cache=cache)
+    assert "built without it" in built.warnings[0]
+    assert cache.read_bytes() == b"+"
+    assert not make(timing_cache=cache).warnings
+
+
+@pytest.mark.parametrize("missing", ["get_timing_cache", "serialize"])
+def test_no_timings_after_the_build(make: Any, tmp_path: Path, missing: str) -> None:
+    cache = tmp_path / "timings"
+    cache.write_bytes(b"+")
+    fake.FAIL[missing] = True
+    assert "no timings" in make(timing_cache=cache).warnings[0]
+    assert cache.read_bytes() == b"+"  # the older ones stay
+
+
+# What TensorRT's verbose log says of the layers of `quantized`, whatever the batch.
+LOG = """Engine Layer Information:
+Layer(CaskConvolution): conv, Tactic: 0x1, q[Int8(-1,16,8,8)] -> y[Float(-1,16,8,8)]"""
+
+
+def test_engines_for_several_batches(make: Any) -> None:
+    """The inspector tells formats for shapes only; those it gets are the best ones."""
+    built = make(batch=(1, 2, 4))
+    assert built.passport.layers["FP32"] > 0
+    assert built.passport.products["FP32"] > 0
+
+
+def test_types_that_the_inspector_does_not_tell(make: Any, model: Path, tmp_path: Path) -> None:
+    """The log and the types of weights tell them; where nothing does, nothing is assumed."""
+    fake.FAIL["inspector"] = True
+    built = make(batch=(1, 2, 4))
+    assert set(built.passport.layers) == {"FP32"}  # of the weights
+    fake.FAIL["layers"] = [{"Name": "conv", "LayerType": "Convolution", "Inputs": [{}]}]
+    with pytest.raises(ParityError, match="of 1 layers TensorRT tells no type"):
+        make(batch=(1, 2, 4), target=tmp_path / "none.engine")
+    assert not (tmp_path / "none.engine").exists()
+    fake.FAIL["log"] = LOG
+    source = tmp_path / "quantized.onnx"
+    source.write_bytes(quantized(np.int8(0)).SerializeToString())
+    told = make(model=source, precision="int8", target=tmp_path / "int8.engine")
+    assert told.passport.products == {"INT8": 1}
+
+
 def test_profile_and_workspace(make: Any) -> None:
     make(batch=(1, 8, 32), workspace=1 << 30)
     assert fake.RECORDED["workspace"] == 1 << 30
