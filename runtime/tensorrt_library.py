@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,16 @@ def tensorrt_logger(trt: Any) -> Any:
             self.warnings.clear()
             self.layers.clear()
 
+        @contextmanager
+        def apart(self) -> Iterator[None]:
+            """What is said inside is not mixed with what was said before, and forgotten afterwards."""
+            before = self.errors, self.warnings
+            self.errors, self.warnings = deque(maxlen=_KEPT), deque(maxlen=_KEPT)
+            try:
+                yield
+            finally:
+                self.errors, self.warnings = before
+
         def words(self) -> str:
             """What TensorRT said last, and our plugins before it, for the reason of an error."""
             said = list(self.errors or self.warnings)
@@ -149,15 +161,20 @@ def load_plugin(registry: Any, library: Path, logger: Any) -> str:
     Raises:
         ArtefactError: TensorRT does not take the library.
     """
-    namespace = plugin_namespace(registry)
-    if namespace is None:  # loading twice is an error of TensorRT's
+    # Asking for plugins that are not there is an error of TensorRT's, too.
+    with logger.apart():
+        namespace = plugin_namespace(registry)
+    if namespace is not None:  # loading twice would be an error
+        return namespace
+    with logger.apart():
         try:
             registry.load_library(str(library))
         except Exception as error:  # the bindings raise what their version raises
-            raise _refused(library, str(error)) from error
+            raise _refused(library, f"{error} {logger.words()}") from error
+        why = logger.words()
         namespace = plugin_namespace(registry)
     if namespace is None:
-        raise _refused(library, logger.words())
+        raise _refused(library, why)
     return namespace
 
 

@@ -6,6 +6,7 @@ For ``tensorrt`` on the machine that will run it; for ``tensorrt-rtx`` on any ma
 from __future__ import annotations
 
 import shlex
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,15 +112,33 @@ def build(
     asked = precision.resolve(options.precision, model)
     lowering.check(model)
     trt = import_for(options.target)
-    portable = options.target == TENSORRT_RTX
-    capabilities = options.compute_capabilities or (DEFAULT_CAPABILITIES if portable else ())
-    if portable:
+    capabilities = options.compute_capabilities
+    on_gpu: AbstractContextManager[None] = nullcontext()
+    if options.target == TENSORRT_RTX:
+        capabilities = capabilities or DEFAULT_CAPABILITIES
         check_capabilities(trt, capabilities)
         here = Machine(tensorrt=trt.__version__, cuda="", gpu="", compute_capability="")
     else:
         cuda = load_cuda()
         here = this_machine(trt, cuda, options.device)
-        cuda.use(options.device)
+        on_gpu = cuda.on(options.device)
+    with on_gpu:
+        return _build(source, target, options, report, model, asked, trt, here, capabilities)
+
+
+def _build(
+    source: Path,
+    target: Path,
+    options: BuildOptions,
+    report: Report,
+    model: onnx.ModelProto,
+    asked: str,
+    trt: Any,
+    here: Machine,
+    capabilities: tuple[str, ...],
+) -> BuildReport:
+    """`build`, once it is known what to build and for which GPUs."""
+    portable = options.target == TENSORRT_RTX
     library = _plugin("native" if portable and options.plugin == "auto" else options.plugin, model)
     if portable and library is not None:
         check_parser_takes_plugins()

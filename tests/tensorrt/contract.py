@@ -17,7 +17,7 @@ SOURCES = (
     "exporters/engine/builder.py",
     "exporters/engine/engine.py",
     "exporters/engine/progress.py",
-    "runtime/tensorrt_backend.py",
+    "runtime/tensorrt_engine.py",
     "runtime/tensorrt_library.py",
 )
 OBJECTS = {

@@ -119,9 +119,13 @@ std::string find_plugin() {
 
 void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library, TensorRtLogger& logger) {
   if (knows_plugins(registry)) return;  // loading twice is an error of TensorRT's
+  logger.clear();                       // asking for plugins that are not there is one, too
   registry.loadLibrary(library.c_str());
-  if (!knows_plugins(registry))
-    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT does not take the plugin library " + library + ".", logger.words(),
+  const std::string why = logger.words();
+  const bool known = knows_plugins(registry);
+  logger.clear();
+  if (!known)
+    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT does not take the plugin library " + library + ".", why,
                   "Compile it for this TensorRT and CUDA (docs/tensorrt.md), or build without: `--plugin native`.");
 }
 
