@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backend.h"
 #include "failure.h"
 #include "files.h"
 #include "json.h"
@@ -59,6 +60,15 @@ Passport parse(const Json& json) {
     throw JsonError("'batch' is not smallest, best and largest");
   for (const auto& [name, value] : member(json, "metadata", Json::kObject).members) p.metadata[name] = value.string();
   p.command = text(json, "command");
+  if (json.find("target") != nullptr) {
+    const std::string& target = text(json, "target");
+    p.portable = target == "tensorrt-rtx";
+    if (!p.portable && target != "tensorrt") throw JsonError("'target' is '" + target + "'");
+  }
+  if (json.find("compute_capabilities") != nullptr)
+    for (const Json& one : member(json, "compute_capabilities", Json::kArray).items)
+      p.compute_capabilities.push_back(one.string());
+  if (p.portable == p.compute_capabilities.empty()) throw JsonError("'compute_capabilities' do not go with 'target'");
   return p;
 }
 
@@ -93,11 +103,19 @@ void check_passport(const std::string& engine, const Passport& passport, const M
   const auto differs = [&](const char* name, const std::string& then, const std::string& now) {
     note(std::string(name) + " is " + now + ", the engine needs " + then);
   };
-  if (!same_tensorrt(built.tensorrt, here.tensorrt)) differs("TensorRT", built.tensorrt, here.tensorrt);
+  const char* const title = passport.portable ? "TensorRT-RTX" : "TensorRT";
+  if (!same_tensorrt(built.tensorrt, here.tensorrt)) differs(title, built.tensorrt, here.tensorrt);
   if (built.architecture != here.architecture) differs("CPU architecture", built.architecture, here.architecture);
-  if (built.compute_capability != here.compute_capability)
-    differs("compute capability", built.compute_capability, here.compute_capability);
-  if (built.gpu != here.gpu) differs("GPU", built.gpu, here.gpu);
+  const std::vector<std::string>& listed = passport.compute_capabilities;
+  if (passport.portable) {
+    if (std::find(listed.begin(), listed.end(), here.compute_capability) == listed.end())
+      note("the GPU " + here.gpu + " has compute capability " + here.compute_capability + ", the engine is for " +
+           joined(listed));
+  } else {
+    if (built.compute_capability != here.compute_capability)
+      differs("compute capability", built.compute_capability, here.compute_capability);
+    if (built.gpu != here.gpu) differs("GPU", built.gpu, here.gpu);
+  }
   if (numbers(here.cuda) < numbers(built.cuda))
     note("the driver is for CUDA " + here.cuda + ", the engine needs " + built.cuda);
   if (!passport.plugin_sha256.empty()) {
@@ -107,9 +125,14 @@ void check_passport(const std::string& engine, const Passport& passport, const M
   }
   if (!amiss.empty())
     throw Failure(CAPSEDGE_ARTEFACT, engine + " was not built for this machine.",
-                  amiss + ". It was built on " + built.gpu + ", " + built.architecture + ", with TensorRT " + built.tensorrt +
-                      " and CUDA " + built.cuda + ".",
-                  "Build it here: `" + passport.command + "`.");
+                  amiss + ". It was built for " +
+                      (passport.portable ? "RTX GPUs of compute capability " + joined(listed)
+                                         : built.gpu + ", compute capability " + built.compute_capability) +
+                      " on " + built.architecture + ", with " + title + " " + built.tensorrt +
+                      (built.cuda.empty() ? "" : " and CUDA " + built.cuda) + ".",
+                  (passport.portable ? "Build it with this TensorRT-RTX and for this GPU, by `--compute-capability`: `"
+                                     : "Build it here: `") +
+                      passport.command + "`.");
 }
 
 }  // namespace capsedge::embedding

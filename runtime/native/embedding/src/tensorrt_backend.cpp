@@ -15,7 +15,7 @@ namespace {
 class TensorRtBackend : public Backend {
  public:
   TensorRtBackend(const std::string& path, const Passport& passport, const OpenEngine& how)
-      : engine_(path, passport.command, how.device, how.library), smallest_(passport.smallest_batch),
+      : engine_(path, passport, how.device, how.library), smallest_(passport.smallest_batch),
         largest_(passport.largest_batch) {}
   ~TensorRtBackend() override {
     try {

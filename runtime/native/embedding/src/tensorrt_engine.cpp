@@ -67,12 +67,12 @@ void TensorRtEngine::load(std::string_view engine, const std::string& plugin, co
   trt_.logger.clear();
   runtime_.reset(trt_.create_runtime());
   if (!runtime_)
-    throw Failure(CAPSEDGE_ENVIRONMENT, "TensorRT " + trt_.version + " does not start.", trt_.logger.words(),
+    throw Failure(CAPSEDGE_ENVIRONMENT, trt_.product + " does not start.", trt_.logger.words(),
                   "Look at `nvidia-smi` (on a Jetson: `tegrastats`).");
   if (!plugin.empty()) load_plugin(runtime_->getPluginRegistry(), plugin, trt_.logger);
   engine_.reset(runtime_->deserializeCudaEngine(engine.data(), engine.size()));
   if (!engine_)
-    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT " + trt_.version + " cannot load " + path_ + ".", trt_.logger.words(), build_again());
+    throw Failure(CAPSEDGE_ARTEFACT, trt_.product + " cannot load " + path_ + ".", trt_.logger.words(), build_again());
   scratch_bytes = static_cast<size_t>(std::max<int64_t>(0, engine_->getDeviceMemorySizeV2()));
   read_ports();
   leave_out(keep);

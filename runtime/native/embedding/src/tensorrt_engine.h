@@ -38,8 +38,9 @@ struct Buffers {
 
 class TensorRtEngine {
  public:
-  TensorRtEngine(const std::string& path, const std::string& command, int32_t device, const std::string& library)
-      : cuda(capsedge::embedding::cuda()), device(device), path_(path), command_(command), trt_(tensorrt(library)) {}
+  TensorRtEngine(const std::string& path, const Passport& passport, int32_t device, const std::string& library)
+      : cuda(capsedge::embedding::cuda()), device(device), path_(path), command_(passport.command),
+        trt_(tensorrt(passport.portable, library)) {}
 
   // Compares the passport with this machine; the plugin library that the engine needs, or empty. Throws Failure.
   std::string check(const Passport& passport) const;
