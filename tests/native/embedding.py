@@ -262,7 +262,9 @@ class Session:
         contexts: int = 0,
     ) -> None:
         self.handle = ctypes.c_void_p()
-        options = sized(OpenOptions, threads=threads, ops=OPS[ops], device=device, contexts=contexts)
+        options = sized(
+            OpenOptions, threads=threads, ops=OPS[ops], device=device, contexts=contexts
+        )
         options.onnxruntime = (onnxruntime or str(onnxruntime_library())).encode()
         if tensorrt is not None:
             options.tensorrt = tensorrt.encode()

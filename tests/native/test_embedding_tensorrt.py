@@ -281,7 +281,9 @@ class OnGpu:
     def tensor(self) -> Any:
         a = self.array
         shape = (*a.shape, *[0] * (8 - a.ndim))
-        return embedding.Tensor(None, self.address, a.nbytes, embedding.TYPES[a.dtype.name], a.ndim, shape)
+        return embedding.Tensor(
+            None, self.address, a.nbytes, embedding.TYPES[a.dtype.name], a.ndim, shape
+        )
 
     def values(self) -> Any:
         found = np.empty_like(self.array)

@@ -1,1 +1,1 @@
-"""Lowering, building and plugins against NVIDIA's own TensorRT-RTX: its parser, builder and registry need no GPU."""
+"""Lowering, building and plugins with NVIDIA's own TensorRT-RTX, which needs no GPU for them."""

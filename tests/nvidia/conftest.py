@@ -1,4 +1,4 @@
-"""What the tests with NVIDIA's library share: the library, the models, processes to build in, and the count."""
+"""What the tests with NVIDIA's library share: the library, processes to build in, the count of engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "tensorrt_rtx_bindings"
-REQUIRED = "CAPSEDGE_REQUIRE_NVIDIA"  # `make test-nvidia` sets it: what is missing is then a failure
+REQUIRED = (
+    "CAPSEDGE_REQUIRE_NVIDIA"  # `make test-nvidia` sets it: what is missing is then a failure
+)
 _ENGINE = "engine built by NVIDIA's library"
 
 Build = Callable[..., list[dict[str, Any]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 _IMAGES = 8  # enough for ranges; accuracy is no matter here
 
 
-@lru_cache(maxsize=None)
+@cache
 def zoo(routing: str, folder: Path, iterations: int = 3) -> Path:
     """A model of the zoo, exported and proven equal."""
     path = folder / f"{routing}.onnx"
@@ -73,5 +73,6 @@ def quantized_products(path: Path) -> int:
     model = onnx.load(path)
     made = {n.output[0] for n in model.graph.node if n.op_type == "DequantizeLinear"}
     return sum(
-        n.op_type in ("Conv", "Gemm", "MatMul") and set(n.input[:2]) <= made for n in model.graph.node
+        n.op_type in ("Conv", "Gemm", "MatMul") and set(n.input[:2]) <= made
+        for n in model.graph.node
     )
