@@ -78,6 +78,7 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
         ("size", size(issued.engine_bytes)),
         ("sha256", issued.engine_sha256),
         ("runs here", f"{here}: {found.because}" if found.because else here),
+        *([("timed for", found.timed_for)] if found.timed_for else []),
         ("built for", issued.built_for),
         ("built with", f"{issued.built_with}, {issued.machine.architecture}"),
         ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
