@@ -583,12 +583,12 @@ def test_the_driver_decides_which_cuda_is_opened(
 ) -> None:
     """The newest would fail with error 35 on an older driver, although the other is there."""
     path = engine(default_model())
-    compile_cudart(tmp_path / "libcudart.so.13", 13020, 12060)
-    variables = {"CAPSEDGE_CUDART": "", "LD_LIBRARY_PATH": f"{tmp_path}:{machine.folder}"}
-    found = program(classify, path, SAMPLES[0], **variables)
+    newest = compile_cudart(tmp_path / "libcudart.so.13", 13020, 12060)
+    found = program(classify, path, SAMPLES[0], CAPSEDGE_CUDART=str(newest))
     assert found.returncode == ENVIRONMENT, found.stderr
     assert "libcudart.so.13: it is of CUDA 13.2, the driver runs 12.6" in found.stderr
     compile_cudart(tmp_path / "libcudart.so.12", 12080, 12060)
+    variables = {"CAPSEDGE_CUDART": "", "LD_LIBRARY_PATH": str(tmp_path)}
     found = program(classify, path, SAMPLES[0], **variables)
     assert found.returncode == ARTEFACT, found.stderr  # the engine's passport says CUDA 13.0
     assert "the driver is for CUDA 12.6, the engine needs 13.0" in found.stderr

@@ -82,8 +82,8 @@ def test_engine_and_passport(make: Any, model: Path) -> None:
 
 def test_engines_that_were_timed_for_another_power_mode(
     make: Any,
-    gpu: Any,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    gpu: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They run, and inspect says what they were timed for."""
     for module in ("exporters.engine.engine", "runtime.engine_inspection"):
