@@ -9,6 +9,7 @@ from typing import Any
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime import passport as passports
 from capsedge.runtime.cuda import load_cuda
+from capsedge.runtime.engine_layers import Layer
 from capsedge.runtime.environment import power_mode
 from capsedge.runtime.passport import Passport
 from capsedge.runtime.tensorrt_library import check_machine, this_machine
@@ -37,6 +38,23 @@ class EngineInspection:
     def to_dict(self) -> dict[str, Any]:
         """As ``capsedge inspect --json`` prints it."""
         return {"schema": 1, "kind": "engine", **asdict(self)}
+
+
+def engine_layers(path: Path, device: int = 0) -> list[Layer]:
+    """The layers of an engine at its best batch, with the model's layers that they belong to.
+
+    Needs TensorRT and the GPU that the engine was built for: only they can tell.
+
+    Raises:
+        UsageError: there is no such engine.
+        EnvironmentProblem: TensorRT, CUDA or the GPU is missing.
+        ArtefactError: the engine does not fit this machine.
+    """
+    from capsedge.runtime.tensorrt_engine import LoadedEngine
+
+    engine = LoadedEngine(path, device)
+    with engine.cuda.on(device):
+        return engine.layers(engine.passport.batch[1])
 
 
 def inspect_engine(path: Path, device: int = 0) -> EngineInspection:

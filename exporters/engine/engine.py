@@ -16,6 +16,7 @@ import onnx
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.exporters.engine import lowering, precision
 from capsedge.exporters.engine.builder import Limits, build_engine
+from capsedge.exporters.engine.names import name_nodes
 from capsedge.exporters.engine.progress import Progress, Report
 from capsedge.runtime import onnx_file, passport
 from capsedge.runtime.cuda import load_cuda
@@ -154,6 +155,7 @@ def _build(
     else:
         namespace = load_plugin(builder.get_plugin_registry(), library, logger)
         lowered = lowering.fused(model, namespace)
+    name_nodes(lowered, source)
     limits = Limits(
         batch=batch,
         workspace=options.workspace,
