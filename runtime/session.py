@@ -118,7 +118,8 @@ def _load_engine(
             "It runs on a GPU, with the operators that it was built with and without ONNX Runtime.",
             "Leave device, ops and provider out, or load the ONNX file that it was built from.",
         )
-    from capsedge.runtime.tensorrt_backend import CONTEXTS, TensorRTBackend
+    from capsedge.runtime.tensorrt_backend import TensorRTBackend
+    from capsedge.runtime.tensorrt_slots import CONTEXTS
 
     backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
     issued = backend.passport

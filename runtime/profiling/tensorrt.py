@@ -109,7 +109,8 @@ def _profiled(
 
 
 def _repeated(run: Any, seconds: float) -> list[Any]:
-    end, found = time.perf_counter() + seconds, []
+    end = time.perf_counter() + seconds
+    found: list[Any] = []
     while len(found) < LEAST_RUNS or (time.perf_counter() < end and len(found) < MOST_RUNS):
         found.append(run())
     return found
