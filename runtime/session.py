@@ -15,7 +15,7 @@ from capsedge.runtime import onnx_file, passport, providers
 from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.native_library import find_library
-from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port
+from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port, check_overloads
 from capsedge.runtime.prediction import Label, Prediction, choose, scores_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ def load(
         )
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
-    backend = OnnxRuntimeBackend(data, str(path), threads, library, chosen, gpu)
+    check_overloads(path, summary, library is not None)
+    backend = OnnxRuntimeBackend(
+        data, str(path), threads, library, chosen, gpu, summary.capsedge_types
+    )
     return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
 
 
