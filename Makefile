@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all native-builds cuda lint format clean
+.PHONY: help demo test test-all runtimes native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: lint ## The fast tests, as CI runs them
 
 test-all: lint ## Slow tests too
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+
+runtimes: $(READY) ## Other versions of ONNX Runtime in build/runtimes, on which the tests run too
+	$(BIN)/python -m tools.runtimes
 
 native-builds: $(READY) ## Sanitizer, old x86 and ARM builds of the kernels (wants g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow

@@ -15,7 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-DOMAIN = "capsedge"
+from capsedge.runtime.operator_names import DOMAIN, operator_of
+
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would weigh as much
 MAX_PRODUCTS = 65000  # of uint8 and int8 that a 32-bit sum holds (docs/operators.md, QuantizedConv)
 ROUTING = {
@@ -60,11 +61,16 @@ class Kept:
 
 
 class Graph:
-    """A model and who makes and uses its tensors."""
+    """A model and who makes and uses its tensors.
+
+    Attributes:
+        model: as it was given.
+        nodes: of its graph, capsule operators under the operator's own name instead of their body's.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
-        self.nodes = list(model.graph.node)
+        self.nodes = [_without_body(node) for node in model.graph.node]
         self.initializers = {t.name: t for t in model.graph.initializer}
         self.outputs = {o.name for o in model.graph.output}
         self.producers = {o: n for n in self.nodes for o in n.output}
@@ -93,6 +99,16 @@ class Graph:
     def fused(self) -> bool:
         """Whether the model uses the operators of the domain ``capsedge``."""
         return any(n.domain == DOMAIN for n in self.nodes)
+
+
+def _without_body(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node that names its operator, not a function body."""
+    if node.domain != DOMAIN:
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.op_type, copy.overload = operator_of(node.op_type), ""
+    return copy
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -216,10 +232,10 @@ def replace_graph(
 ) -> onnx.ModelProto:
     """A copy with other nodes and more initializers, without what nothing uses any more.
 
-    ``capsedge`` nodes lose their overloads and the file its functions of that domain: they belong to the
-    shapes and types of before.
+    The file loses its functions of the domain ``capsedge``: they belong to the shapes and types of before.
 
     Args:
+        nodes: of a ``Graph`` of the model, or made anew.
         like: new tensors: the old tensor whose shape each has, and its own element type.
     """
     copy = onnx.ModelProto()
@@ -227,9 +243,6 @@ def replace_graph(
     nodes = list(nodes)
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
-    for node in copy.graph.node:
-        if node.domain == DOMAIN:
-            node.overload = ""
     others = [f for f in copy.functions if f.domain != DOMAIN]
     del copy.functions[:]
     copy.functions.extend(others)

@@ -13,10 +13,11 @@ from onnx import helper, inliner
 from capsedge.calibration import collect
 from capsedge.calibration.data import Images
 from capsedge.calibration.evaluate import Outcome
-from capsedge.calibration.graph import DOMAIN, ROUTING, initializer, title
+from capsedge.calibration.graph import ROUTING, initializer, title
 from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.source import Source
 from capsedge.calibration.table import Table
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 # The function bodies name what verification and this module look at: <operator>_iter<t>_<what>.
 _MARK = re.compile(
@@ -87,9 +88,9 @@ def _iterations(source: Source, calibration: Images) -> list[tuple[str, onnx.Mod
 def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, list[str]]]:
     """The marked tensors of an inlined model by layer and iteration, in order."""
     layers = [
-        title(n.input[ROUTING[n.op_type]])
+        title(n.input[ROUTING[operator_of(n.op_type)]])
         for n in model.graph.node
-        if n.domain == DOMAIN and n.op_type in ROUTING
+        if n.domain == DOMAIN and operator_of(n.op_type) in ROUTING
     ]
     sites: list[tuple[str, list[str]]] = []
     taken: set[tuple[str, int, str]] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from capsedge.exporters import proto
-from capsedge.exporters.operators import DOMAIN
+from capsedge.runtime.operator_names import DOMAIN
 
 _SHORT = "abcdefghijklmnopqrstuvwxyz"
 

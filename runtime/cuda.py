@@ -127,8 +127,8 @@ def _open() -> ctypes.CDLL:
         raise EnvironmentProblem(
             "The CUDA runtime library (libcudart) was not found.",
             f"Looked for {', '.join(candidates())}.",
-            "Install it: `pip install 'capsedge[tensorrt]'` brings it, JetPack has it in "
-            f"/usr/local/cuda; or set {VARIABLE} to its path.",
+            "Install it: `pip install 'capsedge[tensorrt-cu13]'` (or -cu12, by the driver) brings it, "
+            f"JetPack has it in /usr/local/cuda; or set {VARIABLE} to its path.",
         )
     known = driver.value // 1000 == 12
     raise EnvironmentProblem(
@@ -331,6 +331,17 @@ def load_cuda() -> Cuda:
         EnvironmentProblem: as `Cuda`.
     """
     return Cuda()
+
+
+def driver_version() -> str:
+    """Newest CUDA that the driver runs, ``"12.6"``; empty where there is no driver. Needs no libcudart."""
+    version = ctypes.c_int(0)
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return ""
+    except (OSError, AttributeError):
+        return ""
+    return _version(version.value)
 
 
 def device_name(device: int) -> str:

@@ -42,6 +42,7 @@ class Layer:
         inputs, outputs: element types of its data: ``FP32``, ``INT8``; empty for one that was not told.
         weights: element types of its constants, where they are told.
         kernel: the kernel that was chosen; empty where it is not told.
+        metadata: what is told of where it comes from, such as the names of ONNX nodes.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Layer:
     outputs: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     kernel: str = field(default="", compare=False)
+    metadata: str = field(default="", compare=False)
 
     @property
     def moves(self) -> bool:
@@ -110,6 +112,7 @@ def _from_mapping(layer: Mapping[str, Any]) -> Layer:
         outputs=tuple(_type_of(tensor) for tensor in layer.get("Outputs") or ()),
         weights=tuple(kind for kind in map(_type_of, constants) if kind != UNKNOWN),
         kernel=str(layer.get("TacticName", "")),
+        metadata=str(layer.get("Metadata", "")),
     )
 
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.onnxruntime_backend import import_onnxruntime
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 
@@ -96,7 +98,28 @@ def machine() -> dict[str, str]:
     model = Path("/proc/device-tree/model")
     if model.is_file():
         facts["board"] = model.read_text(errors="replace").rstrip("\0\n")
+    mode = power_mode()
+    if mode:
+        facts["power_mode"] = mode
     return facts
+
+
+def power_mode() -> str:
+    """The power mode of a Jetson by ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
+
+    It decides clocks, cores and multiprocessors of the GPU; which number is the fastest differs by board.
+    """
+    program = shutil.which("nvpmodel")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, "-q"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.search(r"Power Mode: *(\S+)", done.stdout)
+    return found[1] if found else ""
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -177,14 +200,13 @@ def _onnxruntime() -> Check:
     if not installed_version("onnxruntime"):
         return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
     try:
-        import onnxruntime
-
+        onnxruntime = import_onnxruntime()
         providers = ", ".join(onnxruntime.get_available_providers())
         return Check("onnxruntime", "infer", OK, f"{onnxruntime.__version__}: {providers}")
     except (
         Exception
     ) as error:  # a half-installed package fails in many ways; doctor reports them all
-        return Check("onnxruntime", "infer", BROKEN, _reason(error), cost, fix)
+        return Check("onnxruntime", "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
 
 
 def _default_model() -> Check:

@@ -145,7 +145,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     live, block = live_bytes(graph.nodes, values, stored, outputs)
     where = places(model, graph)
     named = any(place.layer for place in where)
-    labels = [p.label if named else n.op for p, n in zip(where, graph.nodes, strict=True)]
+    labels = [p.label if named else n.operator for p, n in zip(where, graph.nodes, strict=True)]
     rows: dict[str, list[float]] = {}
     for node, label, alive in zip(graph.nodes, labels, live, strict=True):
         spent = cost(node, values)

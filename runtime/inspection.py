@@ -15,8 +15,8 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.operator_names import DOMAIN
 
-DOMAIN = "capsedge"
 LARGEST = 5  # intermediate values listed
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
 SAFETENSORS_TYPES = {
@@ -185,7 +185,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
     used: dict[str, Counter[str]] = {DOMAIN: Counter(), "standard": Counter()}
     for node in graph.walk():
         kind = {DOMAIN: DOMAIN, "": "standard"}.get(node.domain, node.domain)
-        used.setdefault(kind, Counter())[node.op] += 1
+        used.setdefault(kind, Counter())[node.operator] += 1
     calls = Counter((node.domain, node.op, node.overload) for node in graph.walk())
     groups: dict[str, list[int]] = {}
     for tensor in (*graph.initializers, *_constants(graph)):
@@ -225,7 +225,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         routing=[
             _votes(node, shapes, batches)
             for node in graph.nodes
-            if node.domain == DOMAIN and node.op in _GEOMETRY
+            if node.domain == DOMAIN and node.operator in _GEOMETRY
         ],
         largest=_largest(graph, batches),
         external_data=model.external_data,
@@ -261,15 +261,15 @@ def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> Rout
     """Votes of a capsedge routing node (docs/operators.md gives the shapes)."""
     name = _layer_name(node)
     try:
-        positions, children, parents, pose = _GEOMETRY[node.op](node, shapes)
+        positions, children, parents, pose = _GEOMETRY[node.operator](node, shapes)
         per_image = sum(_per_image(shapes[n]) for n in (*_data(node), *node.outputs) if n)
         weights = sum(math.prod(_known(shapes[n])) for n in node.inputs if n not in _data(node))
     except (KeyError, IndexError, ValueError, ZeroDivisionError):
-        return RoutingLayer(name, node.op)  # shapes that the file does not state
+        return RoutingLayer(name, node.operator)  # shapes that the file does not state
     votes = positions * children * parents * pose
     return RoutingLayer(
         name,
-        node.op,
+        node.operator,
         positions,
         children,
         parents,
@@ -299,7 +299,7 @@ def _per_image(shape: Shape) -> int:
 
 def _data(node: Node) -> tuple[str, ...]:
     """Inputs with a batch dimension; the others are weights."""
-    return node.inputs[: 1 if node.op in ("DynamicRouting", "UniformRouting") else 2]
+    return node.inputs[: 1 if node.operator in ("DynamicRouting", "UniformRouting") else 2]
 
 
 def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
@@ -308,7 +308,7 @@ def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
 
 
 def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
-    weight = node.inputs[1 if node.op == "UniformRouting" else 2]
+    weight = node.inputs[1 if node.operator == "UniformRouting" else 2]
     rows, columns, types, parents, _, last = _known(shapes[weight])
     height, width, _, size = _known(shapes[node.inputs[0]][1:])
     if not node.attributes.get("matrix_pose", 1):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 
-DOMAIN = "capsedge"
 MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
 MAX_FIELDS = 4_000_000  # a real model has a few thousand; keeps a hostile file from taking minutes
 MAX_DEPTH = 64  # subgraphs within subgraphs
@@ -46,6 +46,7 @@ class OnnxSummary:
         metadata: the file's ``metadata_props``.
         capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
         capsedge_functions: ``(type, overload)`` of every function body of that domain.
+        overloaded: ``(domain, name)`` of functions that only their overload tells apart.
         external: names of tensors whose data lies in another file.
     """
 
@@ -55,14 +56,20 @@ class OnnxSummary:
     metadata: dict[str, str] = field(default_factory=dict)
     capsedge_nodes: list[tuple[str, str]] = field(default_factory=list)
     capsedge_functions: set[tuple[str, str]] = field(default_factory=set)
+    overloaded: set[tuple[str, str]] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
     has_graph: bool = False
 
     @property
     def missing_functions(self) -> list[str]:
-        """Types of ``capsedge`` nodes that carry no function body, sorted."""
+        """Operators of ``capsedge`` nodes that carry no function body, sorted."""
         bare = {n for n in self.capsedge_nodes if n not in self.capsedge_functions}
-        return sorted({name for name, _ in bare})
+        return sorted({operator_of(name) for name, _ in bare})
+
+    @property
+    def capsedge_types(self) -> list[str]:
+        """Types of the ``capsedge`` nodes."""
+        return [name for name, _ in self.capsedge_nodes]
 
 
 class _Malformed(Exception):
@@ -138,6 +145,7 @@ class _Walker:
         self.data = data
         self.seen = 0
         self.summary = OnnxSummary()
+        self.overloads: dict[tuple[str, str], str] = {}
 
     def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield ``(number, wire type, a, b)``: the value as ``a``, or the bytes as ``a:b``."""
@@ -237,6 +245,8 @@ class _Walker:
                 self.node(a, b, 0)
         if domain == DOMAIN:
             self.summary.capsedge_functions.add((name, overload))
+        if self.overloads.setdefault((domain, name), overload) != overload:
+            self.summary.overloaded.add((domain, name))
 
     def graph(self, start: int, end: int, depth: int) -> None:
         if depth > MAX_DEPTH:

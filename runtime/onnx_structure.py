@@ -15,6 +15,7 @@ from typing import Any
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.onnx_file import _BYTES, _Malformed, _Walker, read_bytes, summarize
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 # TensorProto.DataType: name and bits of an element.
 TYPES: dict[int, tuple[str, int]] = {
@@ -60,6 +61,11 @@ class Node:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     bodies: tuple[Graph, ...]
+
+    @property
+    def operator(self) -> str:
+        """The operator that the type names: for a capsule operator without the number of its body."""
+        return operator_of(self.op) if self.domain == DOMAIN else self.op
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.runtime import onnxruntime_versions as versions
 from capsedge.runtime import providers
+from capsedge.runtime.onnx_file import OnnxSummary
+from capsedge.runtime.operator_names import DOMAIN, FAMILIES_KEY, families
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -46,7 +49,12 @@ _DTYPES = {
 }
 
 
-def _import() -> Any:
+def import_onnxruntime() -> Any:
+    """The module ``onnxruntime``.
+
+    Raises:
+        EnvironmentProblem: it is missing, does not load, or is older than the oldest supported version.
+    """
     try:
         import onnxruntime
     except ImportError as error:
@@ -56,7 +64,40 @@ def _import() -> Any:
             "" if missing else f"{error}.",
             "pip install 'capsedge[cpu]'",
         ) from error
+    if versions.parse(onnxruntime.__version__) < versions.OLDEST:
+        raise EnvironmentProblem(
+            f"ONNX Runtime {onnxruntime.__version__} is too old.",
+            f"capsedge needs {versions.text(versions.OLDEST)} or newer.",
+            "pip install --upgrade onnxruntime",
+        )
     return onnxruntime
+
+
+def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None:
+    """Refuse a file whose function bodies ONNX Runtime would mix up.
+
+    Args:
+        fused: the operator library runs the ``capsedge`` nodes, whose bodies are then not used.
+
+    Raises:
+        ArtefactError: overloads alone tell functions apart, and this version ignores them.
+    """
+    installed = import_onnxruntime().__version__
+    mixed = sorted(n for domain, n in summary.overloaded if not (fused and domain == DOMAIN))
+    if not mixed or versions.parse(installed) >= versions.OVERLOADS:
+        return
+    raise ArtefactError(
+        f"ONNX Runtime {installed} would compute {name} wrongly.",
+        f"The file has several functions named {', '.join(mixed)}; ONNX Runtime before "
+        f"{versions.text(versions.OVERLOADS)} takes one of them for all.",
+        "Export the model again (`capsedge export`), or `pip install --upgrade onnxruntime`.",
+    )
+
+
+def register_operators(options: Any, library: Path, nodes: Iterable[str]) -> None:
+    """Register the operator library in session options, with kernels for the nodes of one file."""
+    options.add_session_config_entry(FAMILIES_KEY, families(nodes))
+    options.register_custom_ops_library(str(library))
 
 
 def available_threads() -> int:
@@ -78,6 +119,7 @@ class OnnxRuntimeBackend:
         name: what errors call it.
         threads: threads of one inference; None leaves the choice to ONNX Runtime.
         library: the custom-op library to register; its kernels are the CPU's.
+        nodes: types of the model's ``capsedge`` nodes, for which the library has kernels to register.
         provider: ONNX Runtime's name of the execution provider.
         gpu: number of the GPU; None on the CPU.
 
@@ -99,8 +141,9 @@ class OnnxRuntimeBackend:
         library: Path | None,
         provider: str = providers.CPU,
         gpu: int | None = None,
+        nodes: Iterable[str] = (),
     ) -> None:
-        ort = _import()
+        ort = import_onnxruntime()
         providers.check_available(ort, provider)
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
@@ -108,7 +151,7 @@ class OnnxRuntimeBackend:
         options.inter_op_num_threads = 1
         if library is not None:
             try:
-                options.register_custom_ops_library(str(library))
+                register_operators(options, library, nodes)
             except Exception as error:
                 raise EnvironmentProblem(
                     f"The operator library {library} does not load into ONNX Runtime {ort.__version__}.",

@@ -41,6 +41,8 @@ class Machine:
         gpu: name of the GPU; empty for a portable engine, which is built without one.
         compute_capability: of the GPU, as ``"8.7"``; empty for a portable engine.
         architecture: of the CPU.
+        multiprocessors: of the GPU that were switched on; 0 where that is not known.
+        power_mode: of a Jetson, such as ``MAXN_SUPER``; it decides clocks and multiprocessors.
     """
 
     tensorrt: str
@@ -48,6 +50,19 @@ class Machine:
     gpu: str
     compute_capability: str
     architecture: str = field(default_factory=platform.machine)
+    multiprocessors: int = 0
+    power_mode: str = ""
+
+    def differs_in_speed(self, here: Machine) -> str:
+        """What an engine was timed for and is not here, in words; it runs all the same."""
+        found = []
+        if 0 not in (self.multiprocessors, here.multiprocessors) and (
+            self.multiprocessors != here.multiprocessors
+        ):
+            found.append(f"{self.multiprocessors} multiprocessors, here {here.multiprocessors}")
+        if self.power_mode != here.power_mode and "" not in (self.power_mode, here.power_mode):
+            found.append(f"power mode {self.power_mode}, here {here.power_mode}")
+        return "; ".join(found)
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,7 @@ def read(engine: Path) -> Passport:
             _check_type(name, values[name], str)
         for part in ("machine", "metadata"):
             for name, value in values[part].items():
-                _check_type(name, value, str)
+                _check_type(name, value, int if name == "multiprocessors" else str)
         values["machine"] = Machine(**values["machine"])
         passport = Passport(**values)
     except FileNotFoundError as error:

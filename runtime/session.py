@@ -15,7 +15,7 @@ from capsedge.runtime import onnx_file, passport, providers
 from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.native_library import find_library
-from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port
+from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port, check_overloads
 from capsedge.runtime.prediction import Label, Prediction, choose, scores_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,10 @@ def load(
         )
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
-    backend = OnnxRuntimeBackend(data, str(path), threads, library, chosen, gpu)
+    check_overloads(path, summary, library is not None)
+    backend = OnnxRuntimeBackend(
+        data, str(path), threads, library, chosen, gpu, summary.capsedge_types
+    )
     return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
 
 
@@ -118,7 +121,8 @@ def _load_engine(
             "It runs on a GPU, with the operators that it was built with and without ONNX Runtime.",
             "Leave device, ops and provider out, or load the ONNX file that it was built from.",
         )
-    from capsedge.runtime.tensorrt_backend import CONTEXTS, TensorRTBackend
+    from capsedge.runtime.tensorrt_backend import TensorRTBackend
+    from capsedge.runtime.tensorrt_slots import CONTEXTS
 
     backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
     issued = backend.passport

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,28 @@ class TensorRTBackend:
         if hasattr(self, "_slots"):
             self._cuda.when_allowed(self.close)
 
+    @contextmanager
+    def own_slot(self) -> Iterator[Slot]:
+        """Buffers and a stream beside those of calls; inside of ``cuda.on``."""
+        slot = Slot(self.engine, self.largest_batch)
+        try:
+            yield slot
+        finally:
+            slot.destroy()
+
+    def batch_of(self, feeds: Mapping[str, NDArray[Any]]) -> int:
+        """The batch of a call.
+
+        Raises:
+            ShapeError: the engine was not built for it.
+        """
+        return self._batch({name: array.shape for name, array in feeds.items()})
+
     def run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
         """The outputs named, for inputs that have been checked."""
-        batch = self._batch({name: array.shape for name, array in feeds.items()})
+        batch = self.batch_of(feeds)
         cuda = self._cuda
         with cuda.on(self._device), self._slots.one() as slot:
             for port in self.inputs:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.runtime import engine_layers
 from capsedge.runtime import passport as passports
 from capsedge.runtime.cuda import Cuda, load_cuda
+from capsedge.runtime.engine_layers import Layer
 from capsedge.runtime.onnxruntime_backend import Port
 from capsedge.runtime.tensorrt_library import (
     check_machine,
@@ -109,12 +111,47 @@ class LoadedEngine:
         """Of an input or output at a batch."""
         return math.prod(self.shape(port, batch)) * np.dtype(port.dtype).itemsize
 
+    def layers(self, batch: int) -> list[Layer]:
+        """What TensorRT says of the layers at a batch.
+
+        Raises:
+            CapsedgeError: the engine holds no details.
+        """
+        inspector = self._engine.create_engine_inspector()
+        # Without shapes, the layers of an engine for several batches have no formats. Nothing runs in this
+        # context, and the inspector does not keep it alive.
+        context = self.new_context(0)
+        for port in self.inputs:
+            context.set_input_shape(port.name, self.shape(port, batch))
+        inspector.execution_context = context
+        information = inspector.get_engine_information(self._trt.LayerInformationFormat.JSON)
+        return engine_layers.from_inspector(str(information))
+
+    def profile(self, context: Any) -> list[tuple[str, float]]:
+        """Have TensorRT time the layers of a context.
+
+        Returns:
+            A list to which each run adds a layer's name and its milliseconds, layer by layer.
+        """
+        told: list[tuple[str, float]] = []
+
+        class Profiler(self._trt.IProfiler):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                told.append((layer_name, ms))
+
+        self._profiler = Profiler()  # TensorRT does not keep it alive
+        context.profiler = self._profiler
+        return told
+
     def new_context(self, scratch: int) -> Any:
         """An execution context that computes in memory of the caller.
 
         Args:
-            scratch: address of ``self.scratch`` bytes on the GPU. Contexts that never run at the same time
-                may share them.
+            scratch: address of ``self.scratch`` bytes on the GPU; 0 for a context that never runs. Contexts
+                that never run at the same time may share them.
 
         Raises:
             EnvironmentProblem: memory ran out.
@@ -128,7 +165,8 @@ class LoadedEngine:
                 self._logger.words(),
                 "Close other programs, load it with fewer `contexts`, or build with a smaller batch.",
             )
-        context.set_device_memory(scratch, self.scratch)
+        if scratch:
+            context.set_device_memory(scratch, self.scratch)
         return context
 
     def bind(self, context: Any, batch: int, addresses: Mapping[str, int]) -> None:

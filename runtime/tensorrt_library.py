@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.runtime.cuda import Cuda, device_name
+from capsedge.runtime.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.native_library import named_or_installed
 from capsedge.runtime.passport import Machine, Passport, check
@@ -57,9 +57,18 @@ def how_to_get() -> str:
         return (
             "On a Jetson it comes with JetPack 6 or 7: `sudo apt-get install nvidia-jetpack "
             "python3-libnvinfer`, then make the environment with `python3 -m venv "
-            "--system-site-packages`; on other ARM machines: `pip install 'capsedge[tensorrt]'`."
+            f"--system-site-packages`; on other ARM machines: {_wheel()}."
         )
-    return "On a machine with an NVIDIA GPU: `pip install 'capsedge[tensorrt]'`."
+    return f"On a machine with an NVIDIA GPU: {_wheel()}."
+
+
+def _wheel() -> str:
+    driver = driver_version()
+    if not driver:
+        return (
+            "`pip install 'capsedge[tensorrt-cu13]'` (with a driver before 580: `[tensorrt-cu12]`)"
+        )
+    return f"`pip install 'capsedge[tensorrt-cu{13 if int(driver.split('.')[0]) >= 13 else 12}]'`"
 
 
 def product(trt: Any) -> str:
@@ -216,4 +225,5 @@ def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:
         cuda=cuda.driver_version(),
         gpu=device_name(device),
         compute_capability=cuda.compute_capability(device),
+        multiprocessors=cuda.multiprocessors(device),
     )

@@ -55,23 +55,24 @@ class Slot:
     Attributes:
         stream: all its work is on it.
         device, host: addresses of its buffers, by name of the input or output.
+        scratch: address of the memory that its contexts compute in.
     """
 
     def __init__(self, engine: LoadedEngine, largest: int) -> None:
         cuda = engine.cuda
         self._engine = engine
         self._bound: OrderedDict[int, _Bound] = OrderedDict()  # by batch, the last used at the end
-        self._scratch = 0
+        self.scratch = 0
         self.device: dict[str, int] = {}
         self.host: dict[str, int] = {}
         self.stream = cuda.create_stream()
         try:
-            self._scratch = cuda.allocate(engine.scratch)
+            self.scratch = cuda.allocate(engine.scratch)
             for port in (*engine.inputs, *engine.outputs):
                 size = engine.bytes(port, largest)
                 self.device[port.name] = cuda.allocate(size)
                 self.host[port.name] = cuda.allocate_host(size)
-            self._spare = engine.new_context(self._scratch)
+            self._spare = engine.new_context(self.scratch)
         except BaseException:
             self.destroy()
             raise
@@ -88,7 +89,7 @@ class Slot:
         self._bound.clear()
         self._spare = None
         for free, addresses in (
-            (cuda.free, [self._scratch, *self.device.values()]),
+            (cuda.free, [self.scratch, *self.device.values()]),
             (cuda.free_host, list(self.host.values())),
         ):
             for address in filter(None, addresses):
@@ -130,7 +131,7 @@ class Slot:
         cuda = self._engine.cuda
         context, self._spare = self._spare, None
         if context is None and len(self._bound) < GRAPHS:
-            context = self._engine.new_context(self._scratch)
+            context = self._engine.new_context(self.scratch)
         elif context is None:
             _, oldest = self._bound.popitem(last=False)
             cuda.synchronize(self.stream)  # its graph may still run

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ import onnx
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.exporters.engine import lowering, precision
 from capsedge.exporters.engine.builder import Limits, build_engine
+from capsedge.exporters.engine.names import name_nodes
 from capsedge.exporters.engine.progress import Progress, Report
 from capsedge.runtime import onnx_file, passport
 from capsedge.runtime.cuda import load_cuda
+from capsedge.runtime.environment import power_mode
 from capsedge.runtime.files import check_writable, sha256, write_bytes
 from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.passport import TARGETS, TENSORRT, TENSORRT_RTX, Machine
@@ -120,7 +122,7 @@ def build(
         here = Machine(tensorrt=trt.__version__, cuda="", gpu="", compute_capability="")
     else:
         cuda = load_cuda()
-        here = this_machine(trt, cuda, options.device)
+        here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())
         on_gpu = cuda.on(options.device)
     with on_gpu:
         return _build(source, target, options, report, model, asked, trt, here, capabilities)
@@ -153,6 +155,7 @@ def _build(
     else:
         namespace = load_plugin(builder.get_plugin_registry(), library, logger)
         lowered = lowering.fused(model, namespace)
+    name_nodes(lowered, source)
     limits = Limits(
         batch=batch,
         workspace=options.workspace,

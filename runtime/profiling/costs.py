@@ -71,7 +71,7 @@ def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
             raise KeyError(name)
         return found
 
-    kind = node.op
+    kind = node.operator
     if kind in VIEWS or kind in _MOVES:
         return 0.0
     routing = kind.removeprefix("Quantized")

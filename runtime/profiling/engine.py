@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.onnx_file import summarize
 from capsedge.runtime.onnx_structure import Structure, read_structure
+from capsedge.runtime.onnxruntime_backend import register_operators
 from capsedge.runtime.session import Session
 
 Feeds = dict[str, NDArray[Any]]
@@ -117,7 +119,7 @@ class ProfiledSession:
         if keep_graph:
             options.optimized_model_filepath = str(self._graph)
         if how.library is not None:
-            options.register_custom_ops_library(str(how.library))
+            register_operators(options, how.library, summarize(model).capsedge_types)
         providers = list(zip(how.providers, how.provider_options, strict=True))
         self._session = ort.InferenceSession(model, options, providers=providers)
 

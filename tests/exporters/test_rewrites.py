@@ -14,6 +14,7 @@ from capsedge.exporters import Rewrites
 from capsedge.exporters.bodies import function_body
 from capsedge.exporters.proto import operator_nodes
 from capsedge.models import build
+from capsedge.runtime.operator_names import operator_of
 
 from .evaluate import captured, count, rewritten, run, run_double
 from .nets import CONFIGS, network
@@ -122,7 +123,7 @@ def test_light_cone_of_three_layers(iterations: int, passes: int, needed: int) -
     from capsedge.exporters import proto
 
     def routings() -> int:
-        return sum(n.op_type == "AttentionRouting" for n in operator_nodes(graph))
+        return sum(operator_of(n.op_type) == "AttentionRouting" for n in operator_nodes(graph))
 
     assert routings() == passes
     proto.remove_dead_nodes(graph)

@@ -22,7 +22,7 @@ import capsedge
 from capsedge.runtime import passport
 from capsedge.runtime.files import sha256
 from capsedge.zoo import default_model
-from tests.tensorrt.fixtures import ANY_AMOUNT
+from tests.tensorrt.fixtures import ANY_AMOUNT, compile_cudart
 
 from . import embedding
 from .builds import NATIVE, ROOT, environment
@@ -576,6 +576,22 @@ def test_what_is_missing_is_named(
         assert found.returncode == ENVIRONMENT, (variables, found.stderr)
         assert words in found.stderr
         assert "Install" in found.stderr
+
+
+def test_the_driver_decides_which_cuda_is_opened(
+    engine: Any, machine: Machine, classify: Path, tmp_path: Path
+) -> None:
+    """The newest would fail with error 35 on an older driver, although the other is there."""
+    path = engine(default_model())
+    newest = compile_cudart(tmp_path / "libcudart.so.13", 13020, 12060)
+    found = program(classify, path, SAMPLES[0], CAPSEDGE_CUDART=str(newest))
+    assert found.returncode == ENVIRONMENT, found.stderr
+    assert "libcudart.so.13: it is of CUDA 13.2, the driver runs 12.6" in found.stderr
+    compile_cudart(tmp_path / "libcudart.so.12", 12080, 12060)
+    variables = {"CAPSEDGE_CUDART": "", "LD_LIBRARY_PATH": str(tmp_path)}
+    found = program(classify, path, SAMPLES[0], **variables)
+    assert found.returncode == ARTEFACT, found.stderr  # the engine's passport says CUDA 13.0
+    assert "the driver is for CUDA 12.6, the engine needs 13.0" in found.stderr
 
 
 def test_a_process_has_one_tensorrt(engine: Any, machine: Machine, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ OBJECTS = {
     "engine": "ICudaEngine",
     "context": "IExecutionContext",
     "inspector": "EngineInspector",
+    "_profiler": "IProfiler",
     "runtime": "Runtime",
     "_runtime": "Runtime",
     "_engine": "ICudaEngine",

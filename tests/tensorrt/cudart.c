@@ -16,9 +16,12 @@ enum { kUnregistered = 0, kHost = 1, kDevice = 2 };
 #ifndef FAKE_RUNTIME
 #define FAKE_RUNTIME 13000
 #endif
+#ifndef FAKE_DRIVER
+#define FAKE_DRIVER 13000
+#endif
 
 static atomic_int live_device, live_host, live_streams, live_graphs, live_events;
-static atomic_int fail_capture, devices = 1, capability = 87, driver = 13000, multiprocessors = 8;
+static atomic_int fail_capture, devices = 1, capability = 87, driver = FAKE_DRIVER, multiprocessors = 8;
 static _Thread_local int capturing, spoiled, current;
 static _Thread_local intptr_t captured;
 static atomic_size_t memory_limit = SIZE_MAX, memory_used;

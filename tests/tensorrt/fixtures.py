@@ -25,12 +25,18 @@ ANY_AMOUNT = 2**63
 @pytest.fixture(scope="session")
 def cudart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for libcudart."""
+    return compile_cudart(tmp_path_factory.mktemp("cudart") / "libcudart.so")
+
+
+def compile_cudart(path: Path, runtime: int = 13000, driver: int = 13000) -> Path:
+    """The stand-in of a CUDA version, over a driver of another."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("the stand-in for libcudart needs a C compiler: apt-get install gcc")
-    path = tmp_path_factory.mktemp("cudart") / "libcudart.so"
+    versions = [f"-DFAKE_RUNTIME={runtime}", f"-DFAKE_DRIVER={driver}"]
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", str(SOURCE), "-o", str(path)], check=True
+        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", *versions, str(SOURCE), "-o", str(path)],
+        check=True,
     )
     return path
 

@@ -28,7 +28,9 @@ from capsedge.errors import (
 from capsedge.exporters import export, proto
 from capsedge.exporters.engine import BuildOptions, BuildReport, build
 from capsedge.runtime import passport
+from capsedge.runtime.engine_inspection import inspect_engine
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.operator_names import operator_of
 from capsedge.runtime.tensorrt_library import PLUGINS
 from capsedge.runtime.tensorrt_slots import GRAPHS
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
@@ -65,6 +67,8 @@ def test_engine_and_passport(make: Any, model: Path) -> None:
     assert stands["machine"]["tensorrt"] == "10.3.0"
     assert stands["machine"]["compute_capability"] == "8.7"
     assert stands["machine"]["gpu"] == "Orin"
+    assert stands["machine"]["multiprocessors"] == 8
+    assert stands["machine"]["power_mode"] == ""
     assert stands["precision"] == "fp32"
     assert stands["layers"]["FP32"] > 0
     assert stands["engine_bytes"] == built.path.stat().st_size
@@ -75,6 +79,25 @@ def test_engine_and_passport(make: Any, model: Path) -> None:
     assert told[-1][0] == 1.0
     assert fake.RECORDED["cleared"] == [fake.BuilderFlag.TF32]
     assert json.dumps(built.to_dict())
+
+
+def test_engines_that_were_timed_for_another_power_mode(
+    make: Any,
+    gpu: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They run, and inspect says what they were timed for."""
+    for module in ("exporters.engine.engine", "runtime.engine_inspection"):
+        monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
+    built = make()
+    assert built.passport.machine.power_mode == "MAXN_SUPER"
+    assert inspect_engine(built.path).timed_for == ""
+    gpu.fake_multiprocessors(4)
+    monkeypatch.setattr("capsedge.runtime.engine_inspection.power_mode", lambda: "7W")
+    found = inspect_engine(built.path)
+    assert found.runs_here is True
+    assert found.timed_for == "8 multiprocessors, here 4; power mode MAXN_SUPER, here 7W"
+    capsedge.load(built.path)
 
 
 def test_predictions_are_those_of_the_onnx_file(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
@@ -151,7 +174,7 @@ def test_every_model_of_the_zoo(make: Any, zoo: Path, mode: str) -> None:
     source = onnx.load(zoo)
     built = make(model=zoo, plugin=mode)
     left = {n.op_type for n in fake.RECORDED["model"].graph.node if n.domain}
-    present = {n.op_type for n in proto.operator_nodes(source)}
+    present = {operator_of(n.op_type) for n in proto.operator_nodes(source)}
     assert left == (set() if mode == "native" else present & set(PLUGINS))
     if "attention" in zoo.name:
         assert {"UniformRouting", "PoseNormalization"} <= present - left
@@ -167,7 +190,7 @@ def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> N
     """Attention routing of one pass is a product a layer."""
     path = tmp_path / "uniform.onnx"
     export(network("attention"), path, iterations=1)
-    assert {n.op_type for n in proto.operator_nodes(onnx.load(path))} == {
+    assert {operator_of(n.op_type) for n in proto.operator_nodes(onnx.load(path))} == {
         "UniformRouting",
         "PoseNormalization",
     }

@@ -8,6 +8,7 @@
 
 #include "capsedge.h"
 #include "failure.h"
+#include "onnx_file.h"
 #include "passport.h"
 
 namespace capsedge::embedding {
@@ -56,8 +57,8 @@ class Backend {
 };
 
 // `name` is what errors call the model; `library` is the backend's, as the caller named it, or empty.
-std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads, bool fused,
-                                          const std::string& library);
+std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads,
+                                          const OnnxFile& file, bool fused, const std::string& library);
 struct OpenEngine {
   int32_t device = 0;
   std::string library;            // TensorRT's

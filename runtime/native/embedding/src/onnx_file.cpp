@@ -4,13 +4,13 @@
 #include <stdexcept>
 
 #include "failure.h"
+#include "families.h"
 #include "json.h"
 
 namespace capsedge::embedding {
 
 namespace {
 
-constexpr char kDomain[] = "capsedge";
 constexpr size_t kMostFields = 4'000'000;  // keeps a hostile file from taking minutes
 constexpr int kDeepest = 64;               // subgraphs within subgraphs
 
@@ -132,6 +132,8 @@ class Walker {
       if (f.number == 13) overload = text(f.span);
     });
     if (domain == kDomain) file_.capsedge_functions.insert({name, overload});
+    if (overloads_.emplace(std::make_pair(domain, name), overload).first->second != overload)
+      file_.overloaded.insert({domain, name});
   }
 
   void graph(Span span, int depth, bool main) {
@@ -189,6 +191,7 @@ class Walker {
 
   std::string_view data_;
   OnnxFile& file_;
+  std::map<std::pair<std::string, std::string>, std::string> overloads_;
   size_t seen_ = 0;
 };
 
@@ -203,8 +206,14 @@ std::string varint_of(size_t value) {
 std::set<std::string> OnnxFile::missing_functions() const {
   std::set<std::string> missing;
   for (const NodeType& node : capsedge_nodes)
-    if (capsedge_functions.count(node) == 0) missing.insert(node.first);
+    if (capsedge_functions.count(node) == 0) missing.insert(ort::operator_of(node.first));
   return missing;
+}
+
+std::vector<std::string> OnnxFile::capsedge_types() const {
+  std::vector<std::string> types;
+  for (const NodeType& node : capsedge_nodes) types.push_back(node.first);
+  return types;
 }
 
 OnnxFile read_onnx(std::string_view bytes, const std::string& name) {

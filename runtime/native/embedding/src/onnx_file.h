@@ -11,6 +11,8 @@
 
 namespace capsedge::embedding {
 
+constexpr char kDomain[] = "capsedge";
+
 using NodeType = std::pair<std::string, std::string>;  // type, overload
 
 struct Span {
@@ -21,14 +23,18 @@ struct OnnxFile {
   std::map<std::string, std::string> metadata;
   std::vector<NodeType> capsedge_nodes;  // functions included
   std::set<NodeType> capsedge_functions;
+  std::set<std::pair<std::string, std::string>> overloaded;  // domain and name of functions that only overloads tell apart
   std::vector<std::string> external;  // tensors whose data lies in another file
   int graphs = 0;
   Span graph_field{};  // of the graph: with its key and length
   Span graph{};        // its bytes
   std::vector<std::pair<std::string, Span>> outputs;  // name, and the field with its key and length
 
-  // Types of capsedge nodes without a function body.
+  // Operators of capsedge nodes without a function body.
   std::set<std::string> missing_functions() const;
+
+  // Types of the capsedge nodes.
+  std::vector<std::string> capsedge_types() const;
 };
 
 // Throws Failure (CAPSEDGE_ARTEFACT) for bytes that are no whole ONNX model; `name` is what it calls them.

@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "backend.h"
 #include "call.h"
 #include "failure.h"
+#include "families.h"
+#include "onnx_file.h"
 #include "onnxruntime_library.h"
 
 extern "C" OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base);
@@ -75,9 +78,24 @@ std::string first_line(const char* message) {
   return text.size() > end ? text.substr(0, end) : text;
 }
 
+// A file written before bodies had names of their own, on an ONNX Runtime that would mix its function bodies up.
+void check_overloads(const OnnxFile& file, const std::string& name, const OnnxRuntime& runtime, bool fused) {
+  std::vector<std::string> mixed;
+  for (const auto& [domain, function] : file.overloaded)
+    if (!fused || domain != kDomain) mixed.push_back(function);
+  int major = 0, minor = 0;  // asking for a newer interface would print on stderr
+  std::sscanf(runtime.version.c_str(), "%d.%d", &major, &minor);
+  if (mixed.empty() || major > 1 || minor >= ort::kOverloadsMinor) return;
+  throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime " + runtime.version + " would compute " + name + " wrongly.",
+                "The file has several functions named " + joined(mixed) + "; ONNX Runtime before 1." +
+                    std::to_string(ort::kOverloadsMinor) + " takes one of them for all.",
+                "Export the model again (`capsedge export`), or use a newer ONNX Runtime.");
+}
+
 class OnnxRuntimeBackend : public Backend {
  public:
-  OnnxRuntimeBackend(std::string_view model, const std::string& name, int32_t threads, bool fused, const std::string& library)
+  OnnxRuntimeBackend(std::string_view model, const std::string& name, int32_t threads, const OnnxFile& file, bool fused,
+                     const std::string& library)
       : runtime_(onnxruntime(library)),
         api_(runtime_.api),
         name_(name),
@@ -88,7 +106,11 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, SetSessionLogSeverityLevel(api_)(made.get(), kFatal));
     check(api_, SetIntraOpNumThreads(api_)(made.get(), threads ? threads : available_threads()));
     check(api_, SetInterOpNumThreads(api_)(made.get(), 1));
-    if (fused) check(api_, RegisterCustomOps(made.get(), runtime_.base));
+    if (fused) {
+      const std::string families = ort::families(file.capsedge_types());
+      check(api_, AddSessionConfigEntry(api_)(made.get(), ort::kFamiliesKey, families.c_str()));
+      check(api_, RegisterCustomOps(made.get(), runtime_.base));
+    }
     check(api_, CreateRunOptions(api_)(run_options_.out()));
     check(api_, RunOptionsSetRunLogSeverityLevel(api_)(run_options_.get(), kFatal));
     try {
@@ -207,9 +229,10 @@ class OnnxRuntimeBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads, bool fused,
-                                          const std::string& library) {
-  return std::make_unique<OnnxRuntimeBackend>(model, name, threads, fused, library);
+std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads,
+                                          const OnnxFile& file, bool fused, const std::string& library) {
+  check_overloads(file, name, onnxruntime(library), fused);
+  return std::make_unique<OnnxRuntimeBackend>(model, name, threads, file, fused, library);
 }
 
 }  // namespace capsedge::embedding

@@ -79,7 +79,7 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
     cut = keep_outputs(model, file, options.outputs, name);
     model = cut;
   }
-  opened.backend = open_onnxruntime(model, name, options.threads, opened.fused, options.onnxruntime);
+  opened.backend = open_onnxruntime(model, name, options.threads, file, opened.fused, options.onnxruntime);
   opened.properties = std::move(file.metadata);
   for (const auto& [output, span] : file.outputs) opened.outputs.push_back(output);
   return std::make_unique<Session>(name, std::move(opened));
