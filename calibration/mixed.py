@@ -8,13 +8,13 @@ from pathlib import Path
 
 from capsedge.calibration.evaluate import Outcome, latency
 from capsedge.calibration.graph import written
-from capsedge.calibration.source import Source, uniform
+from capsedge.calibration.source import QDQ, Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
 from capsedge.runtime.charts import new_figure, save_figure
 
 DPI = 110
-LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), "tensorrt": ("fp32", "int8")}
+LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), **dict.fromkeys(QDQ, ("fp32", "int8"))}
 
 
 @dataclass(frozen=True)

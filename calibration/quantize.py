@@ -196,7 +196,7 @@ def quantize(
     Args:
         precision: ``int8``, ``fp16`` or ``mixed``.
         method: of the calibration.
-        target: ``ort-cpu`` or ``tensorrt``.
+        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
         max_drop: points of accuracy that may be lost on the evaluation images.
         table: file of the calibration table: read if it is there, else written.
         prefer: which assignment of mixed precision to write: ``size`` or ``speed``.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from capsedge.calibration import collect, evaluate, half, ort_cpu, tensorrt
+from capsedge.calibration import collect, evaluate, half, ort_cpu, qdq
 from capsedge.calibration.evaluate import Outcome, Scores
 from capsedge.calibration.graph import (
     Graph,
@@ -29,7 +29,8 @@ from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.session import load
 
-TARGETS = ("ort-cpu", "tensorrt")
+QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
+TARGETS = ("ort-cpu", *QDQ)
 Finish = Callable[[onnx.ModelProto], None]
 Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
@@ -126,9 +127,9 @@ class Source:
         """
         if target == "ort-cpu":
             model, kept = ort_cpu.emit(self.model, self.units, assignment, table), list(self.kept)
-        elif target == "tensorrt":
-            chosen, kept = tensorrt.placement(self.graph, self.units)
-            model = tensorrt.emit(self.model, chosen, assignment, table)
+        elif target in QDQ:
+            chosen, kept = qdq.placement(self.graph, self.units, target)
+            model = qdq.emit(self.model, chosen, assignment, table)
             kept = [*self.kept, *kept]
         else:
             raise UsageError(f"There is no target '{target}'.", "", f"Known: {', '.join(TARGETS)}.")
@@ -142,8 +143,8 @@ class Source:
 
     def quantizable(self, target: str) -> list[Unit]:
         """The units that a target gains from."""
-        if target == "tensorrt":
-            return tensorrt.placement(self.graph, self.units)[0]
+        if target in QDQ:
+            return qdq.placement(self.graph, self.units, target)[0]
         return self.units
 
     def scores(self, data: ImageSet, progress: Progress | None = None) -> Scores:

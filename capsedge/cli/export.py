@@ -56,15 +56,25 @@ def command(
         typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
         WRITES,
     ] = None,
-    opset: Annotated[int, typer.Option("--opset", help="ONNX opset, 18 to 21.")] = 20,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Another runtime to write the file for, openvino, litert or mnn: sets --ops, --batch "
+            "and --opset.",
+        ),
+    ] = None,
+    opset: Annotated[
+        int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")
+    ] = None,
     ops: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--ops",
-            help="auto: capsule operators with function bodies; fused: without bodies; "
+            help="auto (the default): capsule operators with function bodies; fused: without bodies; "
             "portable: standard operators only.",
         ),
-    ] = "auto",
+    ] = None,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="A fixed batch, instead of one left free.")
     ] = None,
@@ -119,11 +129,11 @@ def command(
             "Couplings are averaged over images.",
             "Give both, or neither.",
         )
-    if freeze_couplings and (dry_run or ops != "auto"):
+    if freeze_couplings and (dry_run or ops not in (None, "auto") or runtime is not None):
         raise UsageError(
             "Frozen couplings need a file with capsule operators.",
-            "--dry-run writes none, and --ops portable and fused are made from it.",
-            "Leave out --dry-run and --ops.",
+            "--dry-run writes none, and --ops portable and fused, and --for, are made from it.",
+            "Leave out --dry-run, --ops and --for.",
         )
     unknown = [name for name in no_rewrite or [] if name not in REWRITES]
     if unknown:
@@ -140,8 +150,10 @@ def command(
             "Export needs PyTorch and ONNX.", f"{error}.", "pip install 'capsedge[export]'"
         ) from error
     from capsedge.exporters import Rewrites, export
+    from capsedge.exporters.targets import resolve
     from capsedge.runtime.files import sha256
 
+    form, version, size = resolve(runtime, ops, opset, batch, dynamic_batch)
     source, file, name, trained = find_source(model, checkpoint, routing)
     target = output or Path(f"{name}.onnx")
     if not trained:
@@ -155,9 +167,9 @@ def command(
             source,
             place,
             iterations=iters,
-            opset=opset,
-            ops=ops,
-            batch=batch,
+            opset=version,
+            ops=form,
+            batch=size,
             extra_outputs=[e.strip() for e in extra.split(",") if e.strip()],
             rewrites=Rewrites(**{REWRITES[n]: False for n in no_rewrite or []}),
             atol=atol,

@@ -56,7 +56,9 @@ def command(
     method: Annotated[
         str, typer.Option("--method", help="minmax, percentile, entropy or mse.")
     ] = "mse",
-    target: Annotated[str, typer.Option("--target", help="ort-cpu or tensorrt.")] = "ort-cpu",
+    target: Annotated[
+        str, typer.Option("--target", help="ort-cpu, tensorrt, openvino or litert.")
+    ] = "ort-cpu",
     ops: Annotated[
         str,
         typer.Option("--ops", help="auto, or fused: smaller, runs only with the operator library."),
@@ -107,6 +109,7 @@ def command(
     from capsedge.calibration.quantize import quantize, split
     from capsedge.calibration.source import Source
     from capsedge.exporters.quantized import finish
+    from capsedge.exporters.targets import TARGETS
     from capsedge.runtime.charts import check_chart
 
     if plot is not None:
@@ -120,7 +123,14 @@ def command(
     observer(method)
     if ops not in ("auto", "fused"):
         raise UsageError(f"Unknown ops '{ops}'.", "", "Known: auto, fused.")
-    source = Source(model, partial(finish, bodies=ops == "auto"))
+    runtime = target if target in TARGETS else None
+    if runtime is not None and ops == "fused":
+        raise UsageError(
+            f"A file for {runtime} cannot have the form 'fused'.",
+            f"{runtime} knows no operators of the domain capsedge.",
+            "Leave --ops out.",
+        )
+    source = Source(model, partial(finish, bodies=ops == "auto", runtime=runtime))
     splits = split(source, calib_data, data, calib_images, seed, limit)
     for warning in splits.warnings:
         log(f"warning: {warning}")

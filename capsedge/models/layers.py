@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from capsedge import ops
 from capsedge.errors import UsageError
 from capsedge.models.config import Conv, ResNet
+from capsedge.ops._common import windows
 from capsedge.ops.attention_routing import EPSILON
 
 
@@ -172,10 +173,7 @@ class DynamicCapsules(nn.Module):
 
     def forward(self, pose: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, H, W, C, Pin]`` to ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``."""
-        (kh, kw), s = self.kernel, self.stride
-        window = pose
-        if (kh, kw) != tuple(pose.shape[1:3]):
-            window = pose.unfold(1, kh, s).unfold(2, kw, s).permute(0, 1, 2, 5, 6, 3, 4)
+        window = windows(pose, self.kernel, (self.stride, self.stride))
         u = window.reshape(-1, self.weight.shape[0], self.weight.shape[3])
         v, c = ops.dynamic_routing(
             u,
