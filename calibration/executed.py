@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime.files import temporary_folder
 from capsedge.runtime.native_library import find_library
 from capsedge.runtime.onnx_file import read_bytes, summarize
 from capsedge.runtime.onnxruntime_backend import register_operators
@@ -72,8 +72,8 @@ def optimized(path: Path | str, threads: int = 1) -> onnx.ModelProto:
     library = find_library()
     if library is not None:
         register_operators(options, library, summarize(read_bytes(path), str(path)).capsedge_types)
-    with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+    with temporary_folder() as folder:
+        options.optimized_model_filepath = str(folder / "optimized.onnx")
         try:
             onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's errors have no common public base

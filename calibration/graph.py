@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from capsedge.runtime.files import temporary_folder
 from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would weigh as much
@@ -207,8 +207,8 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
 @contextmanager
 def written(model: onnx.ModelProto) -> Iterator[Path]:
     """A model as a file, while the block runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+    with temporary_folder() as folder:
+        path = folder / "model.onnx"
         path.write_bytes(model.SerializeToString())
         yield path
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from capsedge.calibration import collect, evaluate, half, ort_cpu, tensorrt
-from capsedge.calibration.data import Images
+from capsedge.calibration import collect, evaluate, half, ort_cpu, qdq
 from capsedge.calibration.evaluate import Outcome, Scores
 from capsedge.calibration.graph import (
     Graph,
@@ -23,12 +22,15 @@ from capsedge.calibration.graph import (
     written,
 )
 from capsedge.calibration.table import Table
+from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.runtime import reading
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.session import load
 
-TARGETS = ("ort-cpu", "tensorrt")
+QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
+TARGETS = ("ort-cpu", *QDQ)
 Finish = Callable[[onnx.ModelProto], None]
 Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
@@ -79,7 +81,7 @@ class Source:
                 "; ".join(f"{k.node}: {k.numbers}" for k in self.kept),
             )
         self._finish = finish
-        self._scores: dict[int, tuple[Images, Scores]] = {}
+        self._scores: dict[int, tuple[ImageSet, Scores]] = {}
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -87,7 +89,7 @@ class Source:
         return self.metadata.preprocessing
 
     def calibrate(
-        self, data: Images, method: str, path: Path | None, progress: Progress | None = None
+        self, data: ImageSet, method: str, path: Path | None, progress: Progress | None = None
     ) -> Table:
         """The table of this file on these images; read from ``path`` if it is there, else written to it.
 
@@ -96,7 +98,7 @@ class Source:
         """
         checksum = data.sha256()
         tensors = calibrated_tensors(self.graph, self.units)
-        if path is not None and path.exists():
+        if path is not None and reading.kind(path) is not None:
             table = Table.load(path)
             table.check(self.sha256, checksum, method, tensors, path)
             return table
@@ -107,7 +109,7 @@ class Source:
             table.save(path)
         return table
 
-    def half(self, data: Images) -> tuple[onnx.ModelProto, list[Kept]]:
+    def half(self, data: ImageSet) -> tuple[onnx.ModelProto, list[Kept]]:
         """The file in FP16, and the nodes that stay in FP32."""
         tensors = float_tensors(self.model)
         limits = collect.magnitudes(self.model, tensors, data)
@@ -125,9 +127,9 @@ class Source:
         """
         if target == "ort-cpu":
             model, kept = ort_cpu.emit(self.model, self.units, assignment, table), list(self.kept)
-        elif target == "tensorrt":
-            chosen, kept = tensorrt.placement(self.graph, self.units)
-            model = tensorrt.emit(self.model, chosen, assignment, table)
+        elif target in QDQ:
+            chosen, kept = qdq.placement(self.graph, self.units, target)
+            model = qdq.emit(self.model, chosen, assignment, table)
             kept = [*self.kept, *kept]
         else:
             raise UsageError(f"There is no target '{target}'.", "", f"Known: {', '.join(TARGETS)}.")
@@ -141,11 +143,11 @@ class Source:
 
     def quantizable(self, target: str) -> list[Unit]:
         """The units that a target gains from."""
-        if target == "tensorrt":
-            return tensorrt.placement(self.graph, self.units)[0]
+        if target in QDQ:
+            return qdq.placement(self.graph, self.units, target)[0]
         return self.units
 
-    def scores(self, data: Images, progress: Progress | None = None) -> Scores:
+    def scores(self, data: ImageSet, progress: Progress | None = None) -> Scores:
         """The FP32 file's scores, computed once a set of images."""
         if id(data) not in self._scores:
             step = None if progress is None else (lambda k, n: progress("FP32", k, n))
@@ -153,7 +155,7 @@ class Source:
         return self._scores[id(data)][1]
 
     def outcome(
-        self, model: onnx.ModelProto, data: Images, progress: Progress | None = None
+        self, model: onnx.ModelProto, data: ImageSet, progress: Progress | None = None
     ) -> Outcome:
         """A model made from this file against it."""
         reference = self.scores(data, progress)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from capsedge.calibration.collect import watch
-from capsedge.calibration.data import Images
 from capsedge.calibration.graph import ROUTING, title
+from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters import proto
 from capsedge.exporters.bodies import function_body
@@ -27,7 +27,7 @@ SMALLEST = 1e-30  # couplings below have a logarithm all the same
 _FREEZABLE = {"DynamicRouting", "AttentionRouting"}
 
 
-def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
+def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]]:
     """Freeze every routing node of a model, in place.
 
     Args:
@@ -75,7 +75,7 @@ def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
 
 
 def _mean_couplings(
-    model: onnx.ModelProto, routed: list[onnx.NodeProto], data: Images
+    model: onnx.ModelProto, routed: list[onnx.NodeProto], data: ImageSet
 ) -> dict[str, tuple[NDArray[np.float64], float]]:
     """Couplings ``[I, J]`` of each node, averaged over images (and positions), and their deviation."""
     copy = onnx.ModelProto()

@@ -62,6 +62,20 @@ def operator_counts(model: onnx.ModelProto) -> dict[str, int]:
     )
 
 
+def captured(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that graphs inside nodes (If, Loop) may use."""
+    inner = [
+        each
+        for node in graph.node
+        for a in node.attribute
+        for each in ([a.g] if a.HasField("g") else a.graphs)
+    ]
+    names = {i for g in inner for n in g.node for i in n.input} | {
+        o.name for g in inner for o in g.output
+    }
+    return names.union(*(captured(g) for g in inner))
+
+
 def remove_dead_nodes(model: onnx.ModelProto, keep_domain: str | None = None) -> int:
     """Remove the nodes and initializers that reach no output; returns how many nodes.
 
@@ -69,7 +83,7 @@ def remove_dead_nodes(model: onnx.ModelProto, keep_domain: str | None = None) ->
         keep_domain: nodes of this domain, and what they need, stay although they reach no output.
     """
     graph = model.graph
-    live = {o.name for o in graph.output}
+    live = {o.name for o in graph.output} | captured(graph)
     kept = []
     for node in reversed(graph.node):
         if node.domain == keep_domain or any(o in live for o in node.output):
@@ -85,6 +99,7 @@ def remove_unused_tensors(model: onnx.ModelProto) -> None:
     """Remove the initializers and value descriptions that no node uses."""
     graph = model.graph
     used = {i for n in graph.node for i in n.input} | {o.name for o in graph.output}
+    used |= captured(graph)
     made = {o for n in graph.node for o in n.output}
     _replace(graph.initializer, [t for t in graph.initializer if t.name in used])
     _replace(graph.value_info, [v for v in graph.value_info if v.name in used and v.name in made])

@@ -21,9 +21,11 @@ from capsedge.exporters.lowering import lower
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.normalization import replace_layer_norms
 from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN
+from capsedge.exporters.portable import use_portable_forms
 from capsedge.exporters.report import CaseParity, ExportReport
 from capsedge.exporters.rewrites import Rewrites
 from capsedge.exporters.simplify import simplify
+from capsedge.exporters.targets import resolve
 from capsedge.exporters.translation import translation_table
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files import check_writable, write_bytes
@@ -42,9 +44,10 @@ def export(
     *,
     example: Tensor | Sequence[Tensor] | None = None,
     iterations: int | None = None,
-    opset: int = 20,
-    ops: str = "auto",
+    opset: int | None = None,
+    ops: str | None = None,
     batch: int | None = None,
+    target: str | None = None,
     extra_outputs: Sequence[str] = (),
     output_names: Sequence[str] | None = None,
     rewrites: Rewrites | None = None,
@@ -64,10 +67,12 @@ def export(
         path: the file to write.
         example: input of a module of your own: a tensor, or a tuple of them, batch first.
         iterations: routing iterations, instead of the model's own (the package's models).
-        opset: of the standard operators, 18 to 21.
-        ops: ``auto``: capsule operators with function bodies; ``fused``: without; ``portable``: standard
-            operators only.
+        opset: of the standard operators, 18 to 21; 20 by default.
+        ops: ``auto`` (the default): capsule operators with function bodies; ``fused``: without;
+            ``portable``: standard operators only.
         batch: fixes the batch; free when left out.
+        target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
+            above where they are left out.
         extra_outputs: ``reconstruction``, ``couplings`` (the package's models).
         output_names: of a module of your own, instead of its dict's or named tuple's.
         rewrites: the exact rewrites to use; all by default.
@@ -82,6 +87,7 @@ def export(
         ParityError: the file would differ from the module.
         EnvironmentProblem: the disk is full.
     """
+    ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     path = Path(path)
     if not dry_run:
@@ -252,6 +258,7 @@ def to_proto(
         said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
     replace_layer_norms(model)
     proto.remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
+    use_portable_forms(model)
     return model, said
 
 
@@ -299,7 +306,11 @@ def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.Mode
     if ops == "fused":
         return model
     proto.attach_functions(model, rewrites)
-    return proto.inline_functions(model) if ops == "portable" else model
+    if ops == "auto":
+        return model
+    inlined = proto.inline_functions(model)
+    use_portable_forms(inlined)
+    return inlined
 
 
 def _prove(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime import reading
 from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
@@ -84,25 +85,20 @@ def read_bytes(path: Path | str) -> bytes:
         ArtefactError: it is empty or too large.
     """
     path = Path(path)
-    if path.is_dir():
+    found = reading.kind(path)
+    if found == reading.FOLDER:
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
-    if not path.exists():
+    if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
-    if not path.is_file():
-        raise UsageError(f"{path} is not a regular file.", "", "Name the .onnx file.")
-    try:
-        size = path.stat().st_size
+    with reading.opened(path, "Name an .onnx file that may be read.") as file:
+        size = reading.size(file)
         if size > MAX_BYTES:
             raise ArtefactError(
                 f"{path} is too large for an ONNX file.",
                 f"It has {size:,} bytes; the format ends at {MAX_BYTES:,}.",
                 "Check that it is the right file.",
             )
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions."
-        ) from error
+        data = file.read(MAX_BYTES)
     if not data:
         raise ArtefactError(
             f"{path} is empty.",

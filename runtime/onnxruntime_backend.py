@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.runtime import limits, providers
 from capsedge.runtime import onnxruntime_versions as versions
-from capsedge.runtime import providers
 from capsedge.runtime.onnx_file import OnnxSummary
 from capsedge.runtime.operator_names import DOMAIN, FAMILIES_KEY, families
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _FATAL = (
     4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
 )
+
+_FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # known from 1.24 on
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class OnnxRuntimeBackend:
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = available_threads() if threads is None else threads
         options.inter_op_num_threads = 1
+        # Large constants are computed when they are needed, if ever: not while the file is judged.
+        options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
         if library is not None:
             try:
                 register_operators(options, library, nodes)

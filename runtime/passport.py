@@ -10,25 +10,25 @@ import json
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.files import sha256, write_text
+from capsedge.errors import ArtefactError
+from capsedge.runtime import documents
+from capsedge.runtime.documents import Malformed, decode
+from capsedge.runtime.files import beside, sha256, write_text
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.reading import kind, opened, size
 
 SCHEMA = 1
-MAX_BYTES = 16 << 20
 MAX_BATCH = 2**31 - 1
 SUFFIX = ".engine"
 TENSORRT = "tensorrt"
 TENSORRT_RTX = "tensorrt-rtx"
 TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}
+PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
-_TEXTS = (
-    "engine_sha256", "plugin", "plugin_library", "plugin_sha256", "precision", "source",
-    "source_sha256", "command",
-)  # fmt: skip
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes in a shell
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Passport:
         batch: smallest, best and largest batch.
         source, source_sha256: the ONNX file.
         metadata: the ONNX file's properties under ``capsedge.``.
-        command: what built it.
+        command: what built it; for the record, `rebuild` is what errors advise.
         products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
         target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
         compute_capabilities: of the GPUs that a portable engine was built for; empty for ``tensorrt``.
@@ -103,8 +103,15 @@ class Passport:
     compute_capabilities: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        low, best, high = self.batch
+        if not 1 <= low <= best <= high <= MAX_BATCH:
+            raise ValueError(f"batch {list(self.batch)}")
+        if self.plugin not in ("native", "fused"):
+            raise ValueError(f"plugin '{self.plugin}'")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision '{self.precision}', known: {', '.join(PRECISIONS)}")
         if self.target not in TARGETS:
-            raise ValueError(f"target '{self.target}'")
+            raise ValueError(f"target '{self.target}', known: {', '.join(TARGETS)}")
         if bool(self.compute_capabilities) != self.portable:
             raise ValueError(f"compute capabilities of an engine for '{self.target}'")
         for capability in self.compute_capabilities:
@@ -130,6 +137,21 @@ class Passport:
         return f"{TARGETS[self.target]} {self.machine.tensorrt}{cuda}"
 
     @property
+    def rebuild(self) -> str:
+        """The command that builds such an engine: made of what was checked, safe to run as it stands."""
+        low, best, high = self.batch
+        source = self.source if _FILE_NAME.fullmatch(self.source) else "MODEL.onnx"
+        words = ["capsedge", "build", source, "--plugin", self.plugin]
+        if self.portable:
+            words += ["--target", self.target]
+            words += ["--compute-capability", ",".join(self.compute_capabilities)]
+        words += ["--precision", self.precision]
+        words += (
+            ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
+        )
+        return " ".join(words)
+
+    @property
     def model(self) -> ModelMetadata | None:
         """The metadata of the model; None where it came from another tool."""
         return ModelMetadata.from_properties(self.metadata)
@@ -141,7 +163,7 @@ class Passport:
 
 def path_of(engine: Path) -> Path:
     """Where the passport of an engine is."""
-    return engine.with_name(engine.name + ".json")
+    return beside(engine, ".json")
 
 
 def write(engine: Path, passport: Passport) -> None:
@@ -156,56 +178,34 @@ def read(engine: Path) -> Passport:
         UsageError: there is no such engine.
         ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
     """
-    if not engine.is_file():
-        raise UsageError(f"Cannot read {engine}.", "There is no such file.", "Name an engine.")
+    with opened(engine, "Name an engine.") as file:
+        found = size(file)
     path = path_of(engine)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it has over {MAX_BYTES} bytes")
-        values = json.loads(path.read_text(encoding="utf-8"))
-        schema = values.pop("schema")
-        if schema != SCHEMA:
-            raise ValueError(f"schema {schema}, this version of capsedge reads {SCHEMA}")
-        low, best, high = values["batch"] = tuple(values["batch"])
-        for size in values["batch"]:
-            _check_type("batch", size, int)
-        if not 1 <= low <= best <= high <= MAX_BATCH:
-            raise ValueError(f"batch {values['batch']}")
-        values["compute_capabilities"] = tuple(values.get("compute_capabilities", ()))
-        for name in ("machine", "metadata", "layers"):
-            _check_type(name, values[name], dict)
-        _check_type("products", values.setdefault("products", {}), dict)
-        for name in _TEXTS:
-            _check_type(name, values[name], str)
-        for part in ("machine", "metadata"):
-            for name, value in values[part].items():
-                _check_type(name, value, int if name == "multiprocessors" else str)
-        values["machine"] = Machine(**values["machine"])
-        passport = Passport(**values)
-    except FileNotFoundError as error:
+    if kind(path) is None:
         raise ArtefactError(
             f"{engine} has no passport.",
             f"{path.name} should lie beside it and say what the engine was built for.",
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        )
+    try:
+        values = documents.read(path)
+        schema = decode(int, values.pop("schema", None), "schema") if type(values) is dict else None
+        if schema not in (SCHEMA, None):
+            raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
+        passport = decode(Passport, values)
+    except Malformed as error:
         raise ArtefactError(
             f"The passport {path} cannot be read.",
-            f"{type(error).__name__}: {error}.",
+            f"{error}.",
             "Build the engine again: `capsedge build MODEL.onnx`.",
         ) from error
-    if passport.engine_bytes != engine.stat().st_size or passport.engine_sha256 != sha256(engine):
+    if passport.engine_bytes != found or passport.engine_sha256 != sha256(engine):
         raise ArtefactError(
             f"{engine} is not the engine that its passport describes.",
             "Its size or its checksum differs: it was replaced, cut off or damaged.",
-            f"Build it again: `{passport.command}`.",
+            f"Build it again: `{passport.rebuild}`.",
         )
     return passport
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    if type(value) is not kind:
-        raise ValueError(f"{name} is a {type(value).__name__}")
 
 
 def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) -> None:
@@ -228,7 +228,10 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
             ("GPU", built.gpu, here.gpu),
         ]
     amiss = [f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now]
+    wanted = passport
     if passport.portable and here.compute_capability not in passport.compute_capabilities:
+        listed = (*passport.compute_capabilities, here.compute_capability)
+        wanted = replace(passport, compute_capabilities=listed)
         amiss.append(
             f"the GPU {here.gpu} has compute capability {here.compute_capability}, the engine is for "
             + ", ".join(passport.compute_capabilities)
@@ -245,12 +248,9 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
             f"{engine} was not built for this machine.",
             "; ".join(amiss) + f". It was built for {passport.built_for} on {built.architecture}, "
             f"with {passport.built_with}.",
-            f"Build it here: `{passport.command}`."
-            if not passport.portable
-            else f"Build it with this TensorRT-RTX and for this GPU, by `--compute-capability`: "
-            f"`{passport.command}`.",
+            f"Build it {'again' if passport.portable else 'here'}: `{wanted.rebuild}`.",
         )
 
 
 def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
-from capsedge.runtime import onnx_file, passport, providers
+from capsedge.runtime import limits, onnx_file, passport, providers
 from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.native_library import find_library
@@ -189,11 +190,22 @@ class Session:
         self.passport = issued
         self.gpu = gpu
         self._backend = backend
+        self._check_sizes()
         if metadata is not None:
             self._check_metadata(metadata)
 
     def __repr__(self) -> str:
         return f"<capsedge.Session {self.path} ops={self.ops}>"
+
+    def _check_sizes(self) -> None:
+        """What one run takes for sure, before anything is made for it."""
+        for kind, ports in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if sum(map(_fixed_bytes, ports)) > limits.RUN_BYTES:
+                raise ArtefactError(
+                    f"{self.path} fixes sizes that are too large.",
+                    f"One run would take over {limits.RUN_BYTES // limits.MIB} MiB of {kind}.",
+                    "Export it with a free batch, or a smaller one.",
+                )
 
     def _check_metadata(self, metadata: ModelMetadata) -> None:
         """The file's words against its graph."""
@@ -509,6 +521,12 @@ class Session:
                 for j in choose(row, top_k, threshold)
             )
             yield Prediction(labels, row, poses, kind)
+
+
+def _fixed_bytes(port: Port) -> int:
+    """Bytes of a value, its free dimensions counted as one."""
+    width = np.dtype(port.dtype).itemsize if port.dtype in np.sctypeDict else 1
+    return width * math.prod(d for d in port.shape if isinstance(d, int) and d > 0)
 
 
 def _fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:

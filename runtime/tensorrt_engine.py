@@ -73,7 +73,7 @@ class LoadedEngine:
                 raise ArtefactError(
                     f"{product(trt)} cannot load {path}.",
                     self._logger.words(),
-                    f"Build it here: `{self.passport.command}`.",
+                    f"Build it here: `{self.passport.rebuild}`.",
                 )
             self.inputs, self.outputs = self._ports(trt)
             self.scratch = int(self._engine.device_memory_size_v2)
@@ -90,14 +90,14 @@ class LoadedEngine:
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
                     f"'{name}' is a shape, which TensorRT keeps in the memory of the host.",
-                    f"Build it again: `{self.passport.command}`.",
+                    f"Build it again: `{self.passport.rebuild}`.",
                 )
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             if kind not in _DTYPES or None in shape[1:]:
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
                     f"'{name}' has the type {kind} and the shape {list(shape)}; only the batch may be free.",
-                    f"Build it again: `{self.passport.command}`.",
+                    f"Build it again: `{self.passport.rebuild}`.",
                 )
             (inputs if is_input else outputs).append(Port(name, shape, _DTYPES[kind]))
         return tuple(inputs), tuple(outputs)
@@ -210,5 +210,5 @@ class LoadedEngine:
         return ArtefactError(
             f"The engine {self.path} could not {what}.",
             self._logger.words(),
-            f"Build it again: `{self.passport.command}`.",
+            f"Build it again: `{self.passport.rebuild}`.",
         )

@@ -97,7 +97,7 @@ def test_no_configuration_in_safetensors(tmp_path: Path) -> None:
 
 
 def test_missing_and_misnamed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(UsageError, match="no such file"):
         load_checkpoint(tmp_path / "absent.safetensors")
     other = tmp_path / "m.onnx"
     other.write_bytes(b"x")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json
+from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli._places import READS, WRITES
 from capsedge.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def command(
             "--checkpoint",
             help="Checkpoint, .safetensors or .pt; the zoo's digit model by default.",
         ),
+        READS,
     ] = None,
     routing: Annotated[
         str | None,
@@ -50,17 +52,29 @@ def command(
         int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default.")
+        Path | None,
+        typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
+        WRITES,
     ] = None,
-    opset: Annotated[int, typer.Option("--opset", help="ONNX opset, 18 to 21.")] = 20,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Another runtime to write the file for, openvino, litert or mnn: sets --ops, --batch "
+            "and --opset.",
+        ),
+    ] = None,
+    opset: Annotated[
+        int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")
+    ] = None,
     ops: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--ops",
-            help="auto: capsule operators with function bodies; fused: without bodies; "
+            help="auto (the default): capsule operators with function bodies; fused: without bodies; "
             "portable: standard operators only.",
         ),
-    ] = "auto",
+    ] = None,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="A fixed batch, instead of one left free.")
     ] = None,
@@ -92,6 +106,7 @@ def command(
         typer.Option(
             "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
         ),
+        READS,
     ] = None,
     calib_images: Annotated[
         int, typer.Option("--calib-images", min=2, help="How many of --calib-data are drawn.")
@@ -114,11 +129,11 @@ def command(
             "Couplings are averaged over images.",
             "Give both, or neither.",
         )
-    if freeze_couplings and (dry_run or ops != "auto"):
+    if freeze_couplings and (dry_run or ops not in (None, "auto") or runtime is not None):
         raise UsageError(
             "Frozen couplings need a file with capsule operators.",
-            "--dry-run writes none, and --ops portable and fused are made from it.",
-            "Leave out --dry-run and --ops.",
+            "--dry-run writes none, and --ops portable and fused, and --for, are made from it.",
+            "Leave out --dry-run, --ops and --for.",
         )
     unknown = [name for name in no_rewrite or [] if name not in REWRITES]
     if unknown:
@@ -135,8 +150,10 @@ def command(
             "Export needs PyTorch and ONNX.", f"{error}.", "pip install 'capsedge[export]'"
         ) from error
     from capsedge.exporters import Rewrites, export
+    from capsedge.exporters.targets import resolve
     from capsedge.runtime.files import sha256
 
+    form, version, size = resolve(runtime, ops, opset, batch, dynamic_batch)
     source, file, name, trained = find_source(model, checkpoint, routing)
     target = output or Path(f"{name}.onnx")
     if not trained:
@@ -150,9 +167,9 @@ def command(
             source,
             place,
             iterations=iters,
-            opset=opset,
-            ops=ops,
-            batch=batch,
+            opset=version,
+            ops=form,
+            batch=size,
             extra_outputs=[e.strip() for e in extra.split(",") if e.strip()],
             rewrites=Rewrites(**{REWRITES[n]: False for n in no_rewrite or []}),
             atol=atol,
@@ -189,7 +206,6 @@ def _frozen(
 ) -> tuple[ExportReport, dict[str, Any]]:
     """Export a file with frozen couplings, and measure what that costs; one that routes is never left."""
     import dataclasses
-    import tempfile
 
     import onnx
 
@@ -198,11 +214,11 @@ def _frozen(
     from capsedge.exporters import proto
     from capsedge.exporters.frozen import freeze
     from capsedge.exporters.quantized import finish
-    from capsedge.runtime.files import check_writable, write_bytes
+    from capsedge.runtime.files import check_writable, temporary_folder, write_bytes
 
     check_writable(target)
-    with tempfile.TemporaryDirectory() as folder:
-        routed = Path(folder) / target.name
+    with temporary_folder() as folder:
+        routed = folder / target.name
         report = write(routed)
         source = Source(routed, finish)
         splits = split(source, calib_data, None, count)
@@ -240,12 +256,12 @@ def _print_frozen(frozen: dict[str, Any]) -> None:
     if frozen["accuracy"] is not None:  # of a model for one label
         found, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
         accuracy = f", accuracy {found:.2f} %, {routed:.2f} % routed"
-    print(
+    say(
         f"{'frozen':<10} approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
         f"{frozen['images']} other images{accuracy}"
     )
     for name, layer in frozen["layers"].items():
-        print(
+        say(
             f"{'':<10} {name}: couplings vary by {layer['deviation']:.4f} between images "
             f"(equal ones are {layer['uniform']:.4f})"
         )
@@ -326,8 +342,6 @@ def _print(report: ExportReport, name: str, checkpoint: Path | None, following: 
         f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
     }
     for key, value in lines.items():
-        print(f"{key:<10} {value}")
+        say(f"{key:<10} {value}")
     if following:
-        log("next:")
-        for line in following:
-            log(f"  {line}")
+        log("next:", *(f"  {line}" for line in following))

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from capsedge import ops
+from capsedge.errors import UsageError
 from capsedge.models.config import Conv, ResNet
+from capsedge.ops._common import windows
 from capsedge.ops.attention_routing import EPSILON
 
 
@@ -71,7 +73,22 @@ def output_size(
     if padding == "same":
         return -(-grid[0] // stride), -(-grid[1] // stride)
     p = 2 * int(padding)
-    return (grid[0] + p - kernel) // stride + 1, (grid[1] + p - kernel) // stride + 1
+    return positions((grid[0] + p, grid[1] + p), (kernel, kernel), stride)
+
+
+def positions(grid: tuple[int, int], window: tuple[int, int], stride: int) -> tuple[int, int]:
+    """Rows and columns of the places that a window takes on a grid.
+
+    Raises:
+        UsageError: the window is larger than the grid.
+    """
+    if grid[0] < window[0] or grid[1] < window[1]:
+        raise UsageError(
+            f"A window of {window[0]}x{window[1]} does not fit a map of {grid[0]}x{grid[1]}.",
+            "",
+            "Make it smaller, or the layers and strides before it fewer.",
+        )
+    return (grid[0] - window[0]) // stride + 1, (grid[1] - window[1]) // stride + 1
 
 
 def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequential, int]:
@@ -148,10 +165,7 @@ class DynamicCapsules(nn.Module):
         super().__init__()
         self.kernel = grid if kernel is None else (kernel, kernel)
         self.stride, self.iterations, self.leaky = stride, iterations, leaky
-        self.grid = (
-            (grid[0] - self.kernel[0]) // stride + 1,
-            (grid[1] - self.kernel[1]) // stride + 1,
-        )
+        self.grid = positions(grid, self.kernel, stride)
         children = self.kernel[0] * self.kernel[1] * types_in
         self.weight = nn.Parameter(0.1 * torch.randn(children, types, dim, dim_in))
         self.bias = nn.Parameter(torch.full((types, dim), 0.1)) if bias else None
@@ -159,10 +173,7 @@ class DynamicCapsules(nn.Module):
 
     def forward(self, pose: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, H, W, C, Pin]`` to ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``."""
-        (kh, kw), s = self.kernel, self.stride
-        window = pose
-        if (kh, kw) != tuple(pose.shape[1:3]):
-            window = pose.unfold(1, kh, s).unfold(2, kw, s).permute(0, 1, 2, 5, 6, 3, 4)
+        window = windows(pose, self.kernel, (self.stride, self.stride))
         u = window.reshape(-1, self.weight.shape[0], self.weight.shape[3])
         v, c = ops.dynamic_routing(
             u,

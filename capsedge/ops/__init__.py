@@ -3,9 +3,10 @@
 Needs torch (``pip install 'capsedge[export]'``).
 """
 
+from capsedge.ops._decompositions import decompositions
 from capsedge.ops.attention_routing import attention_routing
 from capsedge.ops.dynamic_routing import dynamic_routing
 from capsedge.ops.em_routing import em_routing
 from capsedge.ops.squash import squash
 
-__all__ = ["attention_routing", "dynamic_routing", "em_routing", "squash"]
+__all__ = ["attention_routing", "decompositions", "dynamic_routing", "em_routing", "squash"]

@@ -109,10 +109,23 @@ def windows(x: Tensor, kernel: tuple[int, int], strides: Sequence[int]) -> Tenso
     Returns:
         ``[N, H', W', Kh*Kw*C, P]``, children ordered by row, column, type.
     """
-    n, _, _, c, p = x.shape
-    w = x.unfold(1, kernel[0], strides[0]).unfold(2, kernel[1], strides[1])
-    w = w.permute(0, 1, 2, 5, 6, 3, 4)
-    return w.reshape(n, w.shape[1], w.shape[2], kernel[0] * kernel[1] * c, p)
+    n, height, width, c, p = x.shape
+    h = (height - kernel[0]) // strides[0] + 1
+    w = (width - kernel[1]) // strides[1] + 1
+    children = kernel[0] * kernel[1] * c
+    if h * w == 1 and kernel == (height, width):
+        return x.reshape(n, 1, 1, children, p)
+    # Cells by number rather than Tensor.unfold, for which small runtimes have no kernel.
+    rows = _starts(h, strides[0], x) + torch.arange(kernel[0], device=x.device)
+    columns = _starts(w, strides[1], x) + torch.arange(kernel[1], device=x.device)
+    cells = rows.reshape(h, 1, kernel[0], 1) * width + columns.reshape(1, w, 1, kernel[1])
+    seen = x.reshape(n, height * width, c * p).index_select(1, cells.reshape(-1))
+    return seen.reshape(n, h, w, children, p)
+
+
+def _starts(count: int, stride: int, like: Tensor) -> Tensor:
+    """First row or column of every window ``[count, 1]``."""
+    return (torch.arange(count, device=like.device) * stride).unsqueeze(1)
 
 
 def votes(children: Tensor, weight: Tensor, rows: int) -> Tensor:

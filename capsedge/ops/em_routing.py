@@ -25,12 +25,12 @@ EPSILON = 1e-6
 
 def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tensor:
     """Scaled grid coordinates of every child as an addition to its votes ``[1, H, W, 1, P]``."""
-    add = like.new_zeros((height, width, side * side))
     rows = (torch.arange(height, device=like.device, dtype=like.dtype) + 0.5) / height
     columns = (torch.arange(width, device=like.device, dtype=like.dtype) + 0.5) / width
     # The right-hand column of the vote matrix: row coordinate first, column coordinate second.
-    add[:, :, side - 1] = rows[:, None]
-    add[:, :, 2 * side - 1] = columns[None, :]
+    element = torch.arange(side * side, device=like.device)
+    first, second = ((element == k * side - 1).to(like.dtype) for k in (1, 2))
+    add = rows[:, None, None] * first + columns[None, :, None] * second
     return add[None, :, :, None, :]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class Body:
         self.compute = compute
         self.nodes: list[onnx.NodeProto] = []
         self._like = self.formal(next(iter(shapes)))
+        self._batch = next(iter(shapes.values()))[0]
         self._computed: dict[str, str] = {}
         self._constants: dict[bytes, str] = {}
 
@@ -103,14 +105,30 @@ class Body:
             self._constants[key] = self.op("Constant", value=tensor)
         return self._constants[key]
 
+    def batched(self, factor: int = 1) -> int:
+        """The batch times a factor as a dimension of a shape: a number where the batch is fixed, else -1."""
+        return -1 if self._batch is None else self._batch * factor
+
+    @staticmethod
+    def merged(dims: Shape) -> int:
+        """Some dimensions as one: a number where all are known, else -1."""
+        return -1 if None in dims else math.prod(d for d in dims if d is not None)
+
     def reshape(self, x: str, *shape: int) -> str:
-        """Reshape; one dimension may be -1, and 0 copies the input's."""
+        """Reshape; one dimension may be -1 (``batched``)."""
         return self.op("Reshape", x, self.ints(shape))
 
     def transpose(self, x: str, *perm: int) -> str:
         """Permute the axes."""
         return self.op("Transpose", x, perm=list(perm))
 
-    def reduce_sum(self, x: str, *axes: int, keepdims: bool = True) -> str:
-        """Sum over constant axes."""
-        return self.op("ReduceSum", x, self.ints(axes), keepdims=int(keepdims))
+    def sum_last(self, x: str, size: int, factor: float = 1.0) -> str:
+        """``factor`` times the sum over the last axis, which stays with size 1.
+
+        A product with ones: pnnx loses the axis of a ReduceSum over one axis.
+        """
+        return self.op("MatMul", x, self.constant(np.full((size, 1), factor)))
+
+    def sum_second_to_last(self, x: str, size: int) -> str:
+        """The sum over the last axis but one, which stays with size 1; a product with ones too."""
+        return self.op("MatMul", self.constant(np.ones((1, size))), x)

@@ -6,11 +6,13 @@ from capsedge.exporters.bodies._builder import Body
 from capsedge.exporters.bodies._votes import (
     agreement,
     grid,
+    row,
     votes,
     weighted_sum,
     window_index,
     windows,
 )
+from capsedge.exporters.bodies.normalization import normalize
 
 
 def build(b: Body) -> None:
@@ -21,25 +23,18 @@ def build(b: Body) -> None:
     size = rows * out
     strides = (b.attributes["strides"][0], b.attributes["strides"][1])
     index = window_index(height, width, (kh, kw), strides)
-    cells = index.shape[1]
+    s, cells = index.shape
     i = cells * types
 
     matrix = b.transpose(b.reshape(b.input("weight"), i, m, k, out), 0, 2, 1, 3)
     children = windows(b, b.input("pose"), height, width, types * size_in, index)
-    v = votes(b, children, b.reshape(matrix, i, k, m * out), (i, rows, k, m, out))
-    parent = b.op("Mul", b.input("parent"), b.constant(b.attributes["agreement_scale"]))
-    couplings = b.op("Softmax", agreement(b, v, parent, m, i, size), axis=1)
+    v = votes(b, children, b.reshape(matrix, i, k, m * out), s, (i, rows, k, m, out))
+    scale = b.attributes["agreement_scale"]
+    logits = agreement(b, v, b.input("parent"), (s, m, i, size), scale)
+    couplings = b.op("Softmax", logits, axis=1)
     couplings = b.mark(couplings, "iter1_couplings")
-    y = b.op(
-        "LayerNormalization",
-        weighted_sum(b, couplings, v),
-        b.input("scale"),
-        b.input("bias"),
-        axis=-1,
-        epsilon=b.attributes["epsilon"],
-    )
-    y = b.mark(y, "iter1_pose")
+    y = b.mark(normalize(b, weighted_sum(b, row(b, couplings), v)), "iter1_pose")
     h, w = grid(height, width, (kh, kw), strides)
-    b.result("pose_out", b.reshape(y, -1, h, w, m, size))
+    b.result("pose_out", b.reshape(y, b.batched(), h, w, m, size))
     if b.couplings:
-        b.result("couplings", b.reshape(b.transpose(couplings, 0, 2, 1), -1, h, w, i, m))
+        b.result("couplings", b.reshape(b.transpose(couplings, 0, 2, 1), b.batched(), h, w, i, m))

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import math
+
 from capsedge.exporters.bodies._builder import Body
 
 
-def squash(b: Body, x: str, axis: int, epsilon: float) -> str:
-    """``x · n²/(1 + n²) / sqrt(n² + epsilon)`` along one axis (Sabour et al. 2017, equation 1)."""
-    n2 = b.reduce_sum(b.op("Mul", x, x), axis)
+def squash(b: Body, x: str, size: int, epsilon: float, *, last: bool = True) -> str:
+    """``x · n²/(1 + n²) / sqrt(n² + epsilon)`` (Sabour et al. 2017, equation 1).
+
+    Args:
+        x: poses of ``size`` elements along the last axis; along the last axis but one without ``last``.
+    """
+    square = b.op("Mul", x, x)
+    n2 = b.sum_last(square, size) if last else b.sum_second_to_last(square, size)
     share = b.op("Div", n2, b.op("Add", n2, b.constant(1.0)))
     root = b.op("Sqrt", b.op("Add", n2, b.constant(epsilon)))
     return b.op("Mul", x, b.op("Div", share, root))
 
 
 def build(b: Body) -> None:
-    """Write the body."""
-    y = squash(b, b.input("x"), b.attributes["axis"], b.attributes["epsilon"])
+    """Write the body: what lies before and after the axis is one axis each, so that no rank exceeds 3."""
+    shape = b.shapes["x"]
+    axis = b.attributes["axis"] % len(shape)
+    size = int(shape[axis] or 0)
+    after = math.prod(int(d or 0) for d in shape[axis + 1 :])
+    last = axis == len(shape) - 1
+    x = b.input("x")
+    flat = (b.merged(shape[:axis]), size) if last else (b.merged(shape[:axis]), size, after)
+    if len(shape) > len(flat):
+        x = b.reshape(x, *flat)
+    y = squash(b, x, size, b.attributes["epsilon"], last=last)
+    if len(shape) > len(flat):
+        y = b.reshape(y, *(-1 if d is None else d for d in shape))
     b.result("y", y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from capsedge.exporters.bodies._builder import Body
 from capsedge.exporters.bodies._votes import grid
+from capsedge.exporters.bodies.normalization import normalize
 
 
 def build(b: Body) -> None:
@@ -14,24 +15,25 @@ def build(b: Body) -> None:
     rows = k if b.attributes["matrix_pose"] else 1
     strides = (b.attributes["strides"][0], b.attributes["strides"][1])
     h, w = grid(height, width, (kh, kw), strides)
+    n, poses = b.batched(), b.batched(rows)
+    cells, parents = height * width, h * w * m
 
     share = b.op("Mul", b.input("weight"), b.constant(1 / m))
-    x = b.reshape(b.input("pose"), -1, height, width, types, rows, k)
+    x = b.input("pose")
+    if rows > 1:  # [N, cells·C, R, K] -> [N, R, cells·C, K]
+        x = b.transpose(b.reshape(x, n, cells * types, rows, k), 0, 2, 1, 3)
+    share = b.reshape(share, kh * kw * types, m, k, out)
     if (kh, kw) == (height, width):
-        matrix = b.reshape(b.transpose(share, 0, 1, 2, 4, 3, 5), kh * kw * types * k, m * out)
-        x = b.reshape(b.transpose(x, 0, 4, 1, 2, 3, 5), -1, kh * kw * types * k)
-        s = b.transpose(b.reshape(b.op("MatMul", x, matrix), -1, rows, m, out), 0, 2, 1, 3)
+        matrix = b.reshape(b.transpose(share, 0, 2, 1, 3), kh * kw * types * k, m * out)
+        s = b.op("MatMul", b.reshape(x, poses, cells * types * k), matrix)
     else:
-        kernel = b.reshape(b.transpose(share, 3, 5, 2, 4, 0, 1), m * out, types * k, kh, kw)
-        x = b.reshape(b.transpose(x, 0, 4, 3, 5, 1, 2), -1, types * k, height, width)
+        kernel = b.reshape(b.transpose(share, 1, 3, 0, 2), m * out, kh * kw, types * k)
+        kernel = b.reshape(b.transpose(kernel, 0, 2, 1), m * out, types * k, kh, kw)
+        x = b.transpose(b.reshape(x, poses, cells, types * k), 0, 2, 1)
+        x = b.reshape(x, poses, types * k, height, width)
         s = b.op("Conv", x, kernel, strides=list(strides), kernel_shape=[kh, kw])
-        s = b.transpose(b.reshape(s, -1, rows, m, out, h, w), 0, 4, 5, 2, 1, 3)
-    y = b.op(
-        "LayerNormalization",
-        b.reshape(s, -1, h, w, m, rows * out),
-        b.input("scale"),
-        b.input("bias"),
-        axis=-1,
-        epsilon=b.attributes["epsilon"],
-    )
-    b.result("pose_out", b.mark(y, "iter1_pose"))
+        s = b.transpose(b.reshape(s, poses, m * out, h * w), 0, 2, 1)
+    if rows > 1:  # [N, R, parents, L] -> [N, parents, R, L]
+        s = b.transpose(b.reshape(s, n, rows, parents, out), 0, 2, 1, 3)
+    y = b.mark(normalize(b, b.reshape(s, n, parents, rows * out)), "iter1_pose")
+    b.result("pose_out", b.reshape(y, n, h, w, m, rows * out))

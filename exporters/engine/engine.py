@@ -18,10 +18,10 @@ from capsedge.exporters.engine import lowering, precision
 from capsedge.exporters.engine.builder import Limits, build_engine
 from capsedge.exporters.engine.names import name_nodes
 from capsedge.exporters.engine.progress import Progress, Report
-from capsedge.runtime import onnx_file, passport
+from capsedge.runtime import onnx_file, passport, reading
 from capsedge.runtime.cuda import load_cuda
 from capsedge.runtime.environment import power_mode
-from capsedge.runtime.files import check_writable, sha256, write_bytes
+from capsedge.runtime.files import check_apart, check_writable, sha256, write_bytes
 from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.passport import TARGETS, TENSORRT, TENSORRT_RTX, Machine
 from capsedge.runtime.tensorrt_library import (
@@ -109,7 +109,11 @@ def build(
     """
     source, target = Path(source), Path(target)
     _check(options)
-    check_writable(target)
+    written = [target, passport.path_of(target)]
+    written += [options.timing_cache] if options.timing_cache is not None else []
+    for file in written:
+        check_writable(file)
+    check_apart(written, [source])
     model = _read(source)
     asked = precision.resolve(options.precision, model)
     lowering.check(model)
@@ -274,8 +278,10 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
 def _timings(path: Path | None) -> bytes:
     if path is None:
         return b""
-    check_writable(path)
-    return path.read_bytes() if path.is_file() else b""
+    if reading.kind(path) is None:
+        return b""
+    with reading.opened(path) as file:
+        return file.read()
 
 
 def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int, int, int]) -> str:

@@ -9,8 +9,8 @@ import onnx
 
 from capsedge.errors import ParityError, UsageError
 from capsedge.runtime.engine_layers import Layer, computing
+from capsedge.runtime.passport import PRECISIONS
 
-PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 # What a file of each precision must and may compute in; FP32 is everywhere for what has to stay in it.
 _NEEDED = {"fp32": {"FP32"}, "fp16": {"FP16"}, "int8": {"INT8"}, "mixed": {"FP16", "INT8"}}
 _STRANGE = {"fp32": {"FP16", "BF16", "FP8", "INT8"}, "fp16": {"INT8", "FP8"}}

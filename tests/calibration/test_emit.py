@@ -8,7 +8,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.calibration import collect, ort_cpu, weights
-from capsedge.calibration.data import Images
 from capsedge.calibration.executed import executed, optimized
 from capsedge.calibration.graph import Graph, calibrated_tensors, find_units, written
 from capsedge.calibration.mixed import search
@@ -16,6 +15,7 @@ from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.sensitivity import sensitivity
 from capsedge.calibration.source import Source, uniform
 from capsedge.calibration.table import Table
+from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.runtime.operator_names import operator_of
 from capsedge.runtime.session import load
@@ -101,7 +101,7 @@ def test_convolutions_that_share_a_weight() -> None:
     )  # fmt: skip
     graph = Graph(model)
     units, _ = find_units(graph)
-    data = Images("random", rng.normal(0, 1, (40, 8, 10, 10)).astype(np.float32), None, None)
+    data = ImageSet("random", rng.normal(0, 1, (40, 8, 10, 10)).astype(np.float32), None, None)
     found = collect.histograms(model, calibrated_tensors(graph, units), data)
     table = Table.from_histograms("", "", "minmax", 40, "", found)
     quantized = ort_cpu.emit(model, units, uniform(units, "int8"), table)

@@ -25,8 +25,10 @@ def test_a_name_says_operator_and_number(operator: str, number: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "_2", "Conv_2", "Squash_", "Squash_0", "Squash_1", "Squash_02", "Squash_2_3", "Squash_²"]
-    + ["Squash_1234567", "squash_2", "Squash_2 ", "Squash_2\n", "SquashProbe_2"],
+    [
+        *("", "_2", "Conv_2", "Squash_", "Squash_0", "Squash_1", "Squash_02", "Squash_2_3"),
+        *("Squash_²", "Squash_1234567", "squash_2", "Squash_2 ", "Squash_2\n", "SquashProbe_2"),
+    ],
 )
 def test_other_names_are_no_body_of_an_operator(name: str) -> None:
     assert split(name) == (name, 1)

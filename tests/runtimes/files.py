@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import capsedge
 import capsedge.ops as ops
-from capsedge.calibration.data import Images
 from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import ImageSet
 from capsedge.exporters import export
 from capsedge.exporters.frozen import freeze
 from capsedge.exporters.quantized import finish
@@ -109,7 +109,7 @@ def _reduced(path: Path, x: NDArray[np.float32]) -> None:
     """The INT8, FP16 and frozen files of an FP32 file."""
     source = Source(path, finish)
     pixels = np.random.default_rng(2).integers(0, 256, (32, 28, 28, 1), dtype=np.uint8)
-    images = Images("random", pixels, None, source.preprocessing)
+    images = ImageSet("random", pixels, None, source.preprocessing)
     table = source.calibrate(images, "minmax", None)
     made = {"fp16": source.half(images)[0]}
     for target in ("ort-cpu", "tensorrt"):

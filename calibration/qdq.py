@@ -1,4 +1,4 @@
-"""INT8 for TensorRT: symmetric, zero point 0, Q/DQ pairs where TensorRT fuses them into convolutions."""
+"""INT8 by Q/DQ pairs, for TensorRT, OpenVINO and LiteRT: symmetric, zero point 0, around convolutions."""
 
 from __future__ import annotations
 
@@ -15,28 +15,34 @@ from capsedge.calibration.table import Table
 LEAST_CHANNELS = 16
 
 
-def placement(graph: Graph, units: list[Unit]) -> tuple[list[Unit], list[Kept]]:
-    """The units that TensorRT gains from in INT8, and why the others stay.
+def placement(
+    graph: Graph, units: list[Unit], target: str = "tensorrt"
+) -> tuple[list[Unit], list[Kept]]:
+    """The units that a runtime gains from in INT8, and why the others stay.
 
     Convolutions only: Q/DQ does not fuse into plugins, and the products of votes are too small for
-    INT8 to pay. Narrow convolutions stay too, as in ModelOpt's placement (``graph_utils.py``): one
-    side must have 16 channels, the other too unless the outputs are a multiple of 8.
+    INT8 to pay. In TensorRT narrow convolutions stay too, as in ModelOpt's placement
+    (``graph_utils.py``): one side must have 16 channels, the other too unless the outputs are a multiple
+    of 8.
     """
     chosen, kept = [], []
     for unit in units:
         dims = list(graph.initializers[unit.weight].dims)
         if unit.kind != "conv":
             kept.append(
-                Kept(
-                    unit.name, unit.kind, "not-fused", "TensorRT fuses Q/DQ into convolutions only"
-                )
+                Kept(unit.name, unit.kind, "not-fused", "Q/DQ fuses into convolutions only")
             )
-        elif max(dims[:2]) < LEAST_CHANNELS or (min(dims[:2]) < LEAST_CHANNELS and dims[0] % 8):
+        elif target == "tensorrt" and _narrow(*dims[:2]):
             numbers = f"{dims[1]} to {dims[0]} channels, wanted {LEAST_CHANNELS}"
             kept.append(Kept(unit.name, "Conv", "narrow", numbers))
         else:
             chosen.append(unit)
     return chosen, kept
+
+
+def _narrow(outputs: int, inputs: int) -> bool:
+    few = min(outputs, inputs) < LEAST_CHANNELS
+    return max(outputs, inputs) < LEAST_CHANNELS or (few and outputs % 8 != 0)
 
 
 def emit(

@@ -1,4 +1,4 @@
-"""Calibration data: every source, the model's own preprocessing, and what is refused."""
+"""Every source gives the same images; what is none, or too much, is refused before room is made for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.calibration import data as images
+from capsedge.datasets import from_iterable, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
 
@@ -36,10 +36,10 @@ def test_every_source_gives_the_same_inputs(tmp_path: Path) -> None:
     for k, image in enumerate(pixels):
         Image.fromarray(image).save(folder / f"{k}.png")
     found = [
-        images.load_images(tmp_path / "a.npz", PREP, "train"),
-        images.load_images(tmp_path / "x-images-idx3-ubyte.gz", PREP, "train"),
-        images.load_images(folder, PREP, "train"),
-        images.from_iterable(iter(pixels), PREP),
+        read_images(tmp_path / "a.npz", PREP, "train"),
+        read_images(tmp_path / "x-images-idx3-ubyte.gz", PREP, "train"),
+        read_images(folder, PREP, "train"),
+        from_iterable(iter(pixels), PREP),
     ]
     wanted = (pixels / np.float32(255))[:, None].astype(np.float32)
     for each in found:
@@ -53,7 +53,7 @@ def test_every_source_gives_the_same_inputs(tmp_path: Path) -> None:
 
 def test_a_draw_is_seeded_and_within(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=_pixels(50), labels=np.arange(50))
-    whole = images.load_images(tmp_path / "a.npz", PREP, "train")
+    whole = read_images(tmp_path / "a.npz", PREP, "train")
     one, same, other = whole.draw(10, 1), whole.draw(10, 1), whole.draw(10, 2)
     assert one.sha256() == same.sha256() != other.sha256()
     assert one.labels is not None
@@ -86,33 +86,8 @@ def test_bad_data(tmp_path: Path) -> None:
         ("missing.npz", "There is no"),
     ):
         with pytest.raises(UsageError, match=word):
-            images.load_images(tmp_path / name, PREP, "train")
+            read_images(tmp_path / name, PREP, "train")
     with pytest.raises(UsageError, match="no images"):
-        images.from_iterable([], PREP)
+        from_iterable([], PREP)
     with pytest.raises(UsageError, match="1 of 2 images"):
-        images.from_iterable([nan[0], nan[1]], None)
-
-
-def test_one_or_constant_images_are_refused_and_few_are_warned_of() -> None:
-    def some(pixels: np.ndarray) -> images.Images:
-        return images.Images("test", pixels[..., None], None, PREP)
-
-    with pytest.raises(UsageError, match="One image"):
-        images.check_calibration(some(_pixels(1)))
-    with pytest.raises(UsageError, match="constant"):
-        images.check_calibration(some(np.full((40, 10, 10), 7, np.uint8)))
-    assert "only 5" in images.check_calibration(some(_pixels(5)))[0]
-    assert images.check_calibration(some(_pixels(40))) == []
-
-
-def test_overlap_is_found_whatever_the_storage() -> None:
-    pixels = _pixels(6)
-    one = images.Images("a", pixels[:4, ..., None], None, PREP)
-    floats = (pixels[3:] * np.float32(1 / 255))[:, None]
-    other = images.Images("b", next(images.Images("", pixels[3:, ..., None], None, PREP).batches(9)),
-                          None, None)  # fmt: skip
-    assert floats.shape == other.images.shape
-    with pytest.raises(UsageError, match="1 of 3 evaluation images"):
-        images.check_disjoint(one, other)
-    assert len(images.without(other, one)) == 2
-    images.check_disjoint(one, images.without(other, one))
+        from_iterable([nan[0], nan[1]], None)
