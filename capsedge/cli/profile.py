@@ -133,7 +133,7 @@ def command(
             warmup=warmup,
             duration=duration,
             iterations=iterations,
-            operators=operators and session.passport is None,
+            operators=operators,
             progress=_common.log,
         )
         runs += found.runs
