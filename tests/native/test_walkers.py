@@ -280,12 +280,9 @@ def test_nothing_hides(name: str, in_c: Walk) -> None:
 
 def test_what_is_honest_is_taken(in_c: Walk) -> None:
     """Functions in domains of their own, listed domains, and lengths in more bytes than needed."""
-    data = short(
-        field(1, 10), field(2, b"tool"),
-        varint(7 << 3 | 2), varint(len(NODE) + 2 + len(NODE) + 11, 5),
-        field(1, NODE), field(1, NODE + field(7, b"pkg.tool")),
-        field(25, field(1, b"Relu") + field(10, b"pkg.tool") + field(7, NODE)),
-    )  # fmt: skip
+    graph = field(1, NODE) + field(1, NODE + field(7, b"pkg.tool"))
+    function = field(1, b"Relu") + field(10, b"pkg.tool") + field(7, NODE)
+    data = field(1, 10) + varint(7 << 3 | 2) + varint(len(graph), 5) + graph + field(25, function)
     for facts in (in_python(data), in_c(data)):
         assert facts is not None
         assert not any(f[0] == "harmful" for f in facts)
