@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all native-builds cuda lint format clean
+.PHONY: help demo test test-all runtimes fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,13 @@ test: lint ## The fast tests, as CI runs them
 
 test-all: lint ## Slow tests too
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+
+runtimes: $(READY) ## Other versions of ONNX Runtime in build/runtimes, on which the tests run too
+	$(BIN)/python -m tools.runtimes
+
+fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (wants clang for the C targets)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 native-builds: $(READY) ## Sanitizer, old x86 and ARM builds of the kernels (wants g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow

@@ -200,7 +200,7 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     import torch
 
     import capsedge
-    from capsedge.calibration.data import from_iterable
+    from capsedge.datasets import from_iterable
     from capsedge.calibration.source import Source, uniform
     from capsedge.cli.export import find_source
     from capsedge.exporters import export

@@ -73,8 +73,8 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> None:
     """Write all files of a model."""
     import torch
 
-    from capsedge.calibration.data import Images
     from capsedge.checkpoint import load_checkpoint
+    from capsedge.datasets import ImageSet
     from capsedge.exporters import Rewrites, export
     from capsedge.models import build
     from capsedge.zoo import ROUTINGS, zoo_checkpoint
@@ -88,7 +88,7 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> None:
     rng = np.random.default_rng(0)
     if calibration is None:
         pixels = rng.integers(0, 256, (CALIBRATION, p.height, p.width, p.channels), dtype=np.uint8)
-        calibration = Images("random", pixels, None, p)
+        calibration = ImageSet("random", pixels, None, p)
     prepared = np.concatenate(list(calibration.batches(64)))
     ours(folder / "fp32.onnx", folder / "int8.onnx", calibration)
     library_default(folder / "plain.onnx", folder / "naive.onnx", prepared, None)
@@ -135,12 +135,12 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
     import onnxruntime
 
     from capsedge.calibration import evaluate
-    from capsedge.calibration.data import load_images
+    from capsedge.datasets import read_images
     from capsedge.runtime.session import load
 
     session = load(folder / "fp32.onnx")
     assert session.metadata is not None
-    test = load_images(data, session.metadata.preprocessing, "test")
+    test = read_images(data, session.metadata.preprocessing, "test")
     test = test if limit is None else test.draw(limit)
     score = evaluate.score_name(session)
     reference = evaluate.scores(folder / "fp32.onnx", test)
@@ -211,11 +211,11 @@ def main() -> None:
             folder.mkdir()
             calibration = None
             if options.accuracy is not None:
-                from capsedge.calibration.data import load_images
+                from capsedge.datasets import read_images
                 from capsedge.models import get_config
 
                 prep = get_config(model).preprocessing
-                calibration = load_images(options.accuracy, prep, "train").draw(256)
+                calibration = read_images(options.accuracy, prep, "train").draw(256)
             prepare(model, folder, calibration, options.batch)
             if options.accuracy is not None:
                 document["accuracy"] += accuracy(model, folder, options.accuracy, options.limit)

@@ -9,9 +9,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from capsedge.calibration.data import Images
 from capsedge.calibration.graph import written
 from capsedge.calibration.observers import BINS, Histogram
+from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.session import load
 
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 def watch(
     model: onnx.ModelProto,
     tensors: list[str],
-    data: Images,
+    data: ImageSet,
     ops: str = "auto",
 ) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
     """Values of some tensors, batch by batch, with the number of images.
@@ -61,7 +61,7 @@ def watch(
 def histograms(
     model: onnx.ModelProto,
     tensors: list[str],
-    data: Images,
+    data: ImageSet,
     progress: Progress | None = None,
 ) -> dict[str, Histogram]:
     """Histogram of every tensor over all images, in two runs: first the range, then the counts.
@@ -90,7 +90,7 @@ def histograms(
 
 
 def magnitudes(
-    model: onnx.ModelProto, tensors: list[str], data: Images
+    model: onnx.ModelProto, tensors: list[str], data: ImageSet
 ) -> dict[str, tuple[float, float]]:
     """Smallest and largest value of every tensor over all images.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.calibration.data import Images
+from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError
 from capsedge.runtime.session import DEFAULT_THRESHOLD, SCORES, Session, load
 
@@ -61,7 +61,7 @@ def score_name(session: Session) -> str:
     return next(p.name for p in session.outputs if p.name in SCORES)
 
 
-def scores(path: Path | str, data: Images, progress: Progress | None = None) -> Scores:
+def scores(path: Path | str, data: ImageSet, progress: Progress | None = None) -> Scores:
     """Scores ``[N, J]`` of all images.
 
     Raises:
@@ -90,7 +90,7 @@ def scores(path: Path | str, data: Images, progress: Progress | None = None) -> 
     return found
 
 
-def compare(reference: Scores, found: Scores, data: Images, session: Session) -> Outcome:
+def compare(reference: Scores, found: Scores, data: ImageSet, session: Session) -> Outcome:
     """Decisions of a file against those of its source."""
     several = session.metadata is not None and session.metadata.task == "multi-label"
     threshold = 0.0 if score_name(session) == "logits" else DEFAULT_THRESHOLD

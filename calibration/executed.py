@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,11 @@ import onnx
 from onnx import TensorProto
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime.files import temporary_folder
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.onnx_file import read_bytes, summarize
+from capsedge.runtime.onnxruntime_backend import register_operators
+from capsedge.runtime.operator_names import operator_of
 
 # What computes with weights or routes; everything else moves or normalizes.
 COMPUTING = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
@@ -68,9 +71,9 @@ def optimized(path: Path | str, threads: int = 1) -> onnx.ModelProto:
     options.log_severity_level = 4
     library = find_library()
     if library is not None:
-        options.register_custom_ops_library(str(library))
-    with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        register_operators(options, library, summarize(read_bytes(path), str(path)).capsedge_types)
+    with temporary_folder() as folder:
+        options.optimized_model_filepath = str(folder / "optimized.onnx")
         try:
             onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's errors have no common public base
@@ -97,15 +100,14 @@ def executed(path: Path | str) -> list[Executed]:
         kinds.setdefault(node.output[0], kind)
     counts: Counter[tuple[str, str]] = Counter()
     for node in graph.node:
-        name = (
-            f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-        )
-        if node.op_type in INTEGER:
+        operator = operator_of(node.op_type)
+        name = f"{node.domain}::{operator}" if node.domain not in ("", "ai.onnx") else operator
+        if operator in INTEGER:
             counts[name, "int8"] += 1
         elif node.domain == "capsedge":
             types = [kinds.get(i, TensorProto.UNDEFINED) for i in node.input]
             precision = next((NAMES[k] for k in types if k in NAMES), "unknown")
-            if node.op_type.startswith("Quantized"):
+            if operator.startswith("Quantized"):
                 precision = "int8 weights"
             counts[name, precision] += 1
         elif node.op_type in COMPUTING:

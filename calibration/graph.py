@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-DOMAIN = "capsedge"
+from capsedge.runtime.files import temporary_folder
+from capsedge.runtime.operator_names import DOMAIN, operator_of
+
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would weigh as much
 MAX_PRODUCTS = 65000  # of uint8 and int8 that a 32-bit sum holds (docs/operators.md, QuantizedConv)
 ROUTING = {
@@ -60,11 +61,16 @@ class Kept:
 
 
 class Graph:
-    """A model and who makes and uses its tensors."""
+    """A model and who makes and uses its tensors.
+
+    Attributes:
+        model: as it was given.
+        nodes: of its graph, capsule operators under the operator's own name instead of their body's.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
-        self.nodes = list(model.graph.node)
+        self.nodes = [_without_body(node) for node in model.graph.node]
         self.initializers = {t.name: t for t in model.graph.initializer}
         self.outputs = {o.name for o in model.graph.output}
         self.producers = {o: n for n in self.nodes for o in n.output}
@@ -93,6 +99,16 @@ class Graph:
     def fused(self) -> bool:
         """Whether the model uses the operators of the domain ``capsedge``."""
         return any(n.domain == DOMAIN for n in self.nodes)
+
+
+def _without_body(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node that names its operator, not a function body."""
+    if node.domain != DOMAIN:
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.op_type, copy.overload = operator_of(node.op_type), ""
+    return copy
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -202,8 +218,8 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
 @contextmanager
 def written(model: onnx.ModelProto) -> Iterator[Path]:
     """A model as a file, while the block runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+    with temporary_folder() as folder:
+        path = folder / "model.onnx"
         path.write_bytes(model.SerializeToString())
         yield path
 
@@ -227,10 +243,10 @@ def replace_graph(
 ) -> onnx.ModelProto:
     """A copy with other nodes and more initializers, without what nothing uses any more.
 
-    ``capsedge`` nodes lose their overloads and the file its functions of that domain: they belong to the
-    shapes and types of before.
+    The file loses its functions of the domain ``capsedge``: they belong to the shapes and types of before.
 
     Args:
+        nodes: of a ``Graph`` of the model, or made anew.
         like: new tensors: the old tensor whose shape each has, and its own element type.
     """
     copy = onnx.ModelProto()
@@ -238,9 +254,6 @@ def replace_graph(
     nodes = list(nodes)
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
-    for node in copy.graph.node:
-        if node.domain == DOMAIN:
-            node.overload = ""
     others = [f for f in copy.functions if f.domain != DOMAIN]
     del copy.functions[:]
     copy.functions.extend(others)

@@ -8,15 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.calibration.graph import (
-    DOMAIN,
-    Graph,
-    Kept,
-    initializer,
-    is_sum,
-    replace_graph,
-    shapes,
-)
+from capsedge.calibration.graph import Graph, Kept, initializer, is_sum, replace_graph, shapes
+from capsedge.runtime.operator_names import DOMAIN
 
 LARGEST = 65504.0
 HEADROOM = 4.0  # other images than the calibration's may go further

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsedge.calibration.data import Images
 from capsedge.calibration.evaluate import Outcome, latency
 from capsedge.calibration.graph import written
 from capsedge.calibration.source import QDQ, Source, uniform
 from capsedge.calibration.table import Table
+from capsedge.datasets import ImageSet
 from capsedge.runtime.charts import new_figure, save_figure
 
 DPI = 110
@@ -79,7 +79,7 @@ class Search:
 def search(
     source: Source,
     table: Table,
-    data: Images,
+    data: ImageSet,
     target: str,
     max_drop: float,
     threads: int = 2,
@@ -139,7 +139,7 @@ def _loss(outcome: Outcome) -> float:
 
 
 def _alone(
-    source: Source, table: Table, data: Images, target: str, name: str, level: str
+    source: Source, table: Table, data: ImageSet, target: str, name: str, level: str
 ) -> Outcome:
     model, _ = source.emit({name: level}, table, target)
     return source.outcome(model, data)

@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 
 from capsedge.calibration import weights
 from capsedge.calibration.graph import (
-    DOMAIN,
     ROUTING,
     STORED,
     Graph,
@@ -22,6 +21,7 @@ from capsedge.calibration.graph import (
     replace_graph,
 )
 from capsedge.calibration.table import Table
+from capsedge.runtime.operator_names import DOMAIN
 
 INT4_OPSET = 21  # the first whose Cast takes INT4
 Assignment = Mapping[str, str]  # unit -> fp32, int8, int4
@@ -197,7 +197,6 @@ class _Emitter:
         made = onnx.NodeProto()
         made.CopyFrom(node)
         made.op_type = f"Quantized{node.op_type}"
-        made.overload = ""
         inputs = [
             *node.input[:place],
             eight,

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsedge.calibration import data as images
 from capsedge.calibration import mixed
-from capsedge.calibration.data import Images
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
 from capsedge.calibration.graph import Kept, written
 from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform
+from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
+from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.runtime.files import check_writable, write_bytes
+from capsedge.runtime.files import REJECTED, beside, check_apart, check_writable, write_bytes
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
@@ -34,16 +34,16 @@ class Splits:
         warnings: what a person should know of them.
     """
 
-    calibration: Images
-    search: Images
-    evaluation: Images
+    calibration: ImageSet
+    search: ImageSet
+    evaluation: ImageSet
     warnings: tuple[str, ...]
 
 
 def split(
     source: Source,
-    calibration: Path | Images,
-    evaluation: Path | Images | None,
+    calibration: Path | ImageSet,
+    evaluation: Path | ImageSet | None,
     count: int,
     seed: int = 0,
     limit: int | None = None,
@@ -63,28 +63,28 @@ def split(
     prep = source.preprocessing
     pool = (
         calibration
-        if isinstance(calibration, Images)
-        else images.load_images(calibration, prep, "train")
+        if isinstance(calibration, ImageSet)
+        else read_images(calibration, prep, "train")
     )
     more = pool.draw(count + SEARCH_IMAGES, seed)
     if evaluation is not None:
         tested = (
             evaluation
-            if isinstance(evaluation, Images)
-            else images.load_images(evaluation, prep, "test")
+            if isinstance(evaluation, ImageSet)
+            else read_images(evaluation, prep, "test")
         )
-    elif isinstance(calibration, Images):
+    elif isinstance(calibration, ImageSet):
         raise UsageError(
             "There is nothing to report accuracy on.", "", "Give evaluation images with labels."
         )
     else:
-        tested = images.load_images(calibration, prep, "test")
-        apart = images.without(more, tested)
+        tested = read_images(calibration, prep, "test")
+        apart = more.without(tested)
         if len(apart) > len(more) // 2:
             more = apart  # the odd image that both splits hold
         else:
             more = pool.draw(min(count, len(pool) // 2), seed)
-            tested = images.without(pool, more)
+            tested = pool.without(more)
     if len(tested) == 0:
         raise UsageError(
             "There is nothing to report accuracy on.",
@@ -100,9 +100,9 @@ def split(
     if limit is not None:
         tested = tested.draw(limit, seed)
     chosen = more.draw(count, seed)
-    rest = images.without(more, chosen)
-    warnings = images.check_calibration(chosen)
-    images.check_disjoint(chosen if len(rest) == 0 else more, tested)
+    rest = more.without(chosen)
+    warnings = check_calibration(chosen)
+    check_disjoint(chosen if len(rest) == 0 else more, tested)
     if len(rest) < 100:
         rest = chosen
     return Splits(chosen, rest, tested, tuple(warnings))
@@ -214,6 +214,8 @@ def quantize(
         if value not in known:
             raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
     check_writable(output)
+    outputs = [output, beside(output, REJECTED), *([table] if table is not None else [])]
+    check_apart(outputs, [source.path])
     found: mixed.Search | None = None
     if precision == "fp16":
         model, kept = source.half(splits.calibration)
@@ -250,7 +252,7 @@ def quantize(
     if precision != "fp16" and target == "ort-cpu":
         _check_executed(runs, assignment)
     passed = outcome.drop <= max_drop
-    place = output if passed else output.with_name(f"{output.name}.rejected")
+    place = output if passed else beside(output, REJECTED)
     report = Report(
         place, precision, method, target, len(data), source.path.stat().st_size, outcome, kept, runs,
         executed(source.path), assignment, found, max_drop,
@@ -261,7 +263,7 @@ def quantize(
         },
         splits.warnings,
     )  # fmt: skip
-    write_bytes(place, data)  # last: the output may be the source's own name
+    write_bytes(place, data)
     if not passed:
         raise Rejected(report)
     return report

@@ -11,12 +11,13 @@ import onnx
 from onnx import helper, inliner
 
 from capsedge.calibration import collect
-from capsedge.calibration.data import Images
 from capsedge.calibration.evaluate import Outcome
-from capsedge.calibration.graph import DOMAIN, ROUTING, initializer, title
+from capsedge.calibration.graph import ROUTING, initializer, title
 from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.source import Source
 from capsedge.calibration.table import Table
+from capsedge.datasets import ImageSet
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 # The function bodies name what verification and this module look at: <operator>_iter<t>_<what>.
 _MARK = re.compile(
@@ -53,8 +54,8 @@ class Damage:
 def sensitivity(
     source: Source,
     table: Table,
-    data: Images,
-    calibration: Images,
+    data: ImageSet,
+    calibration: ImageSet,
     target: str = "ort-cpu",
     done: Callable[[str], None] | None = None,
 ) -> list[Damage]:
@@ -75,7 +76,7 @@ def sensitivity(
     return sorted(found, key=lambda d: -d.outcome.error)
 
 
-def _iterations(source: Source, calibration: Images) -> list[tuple[str, onnx.ModelProto]]:
+def _iterations(source: Source, calibration: ImageSet) -> list[tuple[str, onnx.ModelProto]]:
     """One model an iteration of every routing node, with what the iteration makes rounded to 8 bits."""
     inlined = inliner.inline_local_functions(source.model)
     sites = _sites(source.model, inlined)
@@ -87,9 +88,9 @@ def _iterations(source: Source, calibration: Images) -> list[tuple[str, onnx.Mod
 def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, list[str]]]:
     """The marked tensors of an inlined model by layer and iteration, in order."""
     layers = [
-        title(n.input[ROUTING[n.op_type]])
+        title(n.input[ROUTING[operator_of(n.op_type)]])
         for n in model.graph.node
-        if n.domain == DOMAIN and n.op_type in ROUTING
+        if n.domain == DOMAIN and operator_of(n.op_type) in ROUTING
     ]
     sites: list[tuple[str, list[str]]] = []
     taken: set[tuple[str, int, str]] = set()

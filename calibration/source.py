@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 
 from capsedge.calibration import collect, evaluate, half, ort_cpu, qdq
-from capsedge.calibration.data import Images
 from capsedge.calibration.evaluate import Outcome, Scores
 from capsedge.calibration.graph import (
     Graph,
@@ -23,9 +22,12 @@ from capsedge.calibration.graph import (
     written,
 )
 from capsedge.calibration.table import Table
+from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.runtime import reading
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.onnx_file import read_harmless
 from capsedge.runtime.session import load
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
@@ -57,7 +59,7 @@ class Source:
             )
         self.session = session
         self.metadata: ModelMetadata = session.metadata
-        self.model = onnx.load(self.path)
+        self.model = onnx.load_model_from_string(read_harmless(self.path)[0])
         nodes = [*self.model.graph.node, *(n for f in self.model.functions for n in f.node)]
         found = {n.op_type for n in nodes} & _QUANTIZED
         if self.metadata.precision != "fp32" or found:
@@ -80,7 +82,7 @@ class Source:
                 "; ".join(f"{k.node}: {k.numbers}" for k in self.kept),
             )
         self._finish = finish
-        self._scores: dict[int, tuple[Images, Scores]] = {}
+        self._scores: dict[int, tuple[ImageSet, Scores]] = {}
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -88,7 +90,7 @@ class Source:
         return self.metadata.preprocessing
 
     def calibrate(
-        self, data: Images, method: str, path: Path | None, progress: Progress | None = None
+        self, data: ImageSet, method: str, path: Path | None, progress: Progress | None = None
     ) -> Table:
         """The table of this file on these images; read from ``path`` if it is there, else written to it.
 
@@ -97,7 +99,7 @@ class Source:
         """
         checksum = data.sha256()
         tensors = calibrated_tensors(self.graph, self.units)
-        if path is not None and path.exists():
+        if path is not None and reading.kind(path) is not None:
             table = Table.load(path)
             table.check(self.sha256, checksum, method, tensors, path)
             return table
@@ -108,7 +110,7 @@ class Source:
             table.save(path)
         return table
 
-    def half(self, data: Images) -> tuple[onnx.ModelProto, list[Kept]]:
+    def half(self, data: ImageSet) -> tuple[onnx.ModelProto, list[Kept]]:
         """The file in FP16, and the nodes that stay in FP32."""
         tensors = float_tensors(self.model)
         limits = collect.magnitudes(self.model, tensors, data)
@@ -146,7 +148,7 @@ class Source:
             return qdq.placement(self.graph, self.units, target)[0]
         return self.units
 
-    def scores(self, data: Images, progress: Progress | None = None) -> Scores:
+    def scores(self, data: ImageSet, progress: Progress | None = None) -> Scores:
         """The FP32 file's scores, computed once a set of images."""
         if id(data) not in self._scores:
             step = None if progress is None else (lambda k, n: progress("FP32", k, n))
@@ -154,7 +156,7 @@ class Source:
         return self._scores[id(data)][1]
 
     def outcome(
-        self, model: onnx.ModelProto, data: Images, progress: Progress | None = None
+        self, model: onnx.ModelProto, data: ImageSet, progress: Progress | None = None
     ) -> Outcome:
         """A model made from this file against it."""
         reference = self.scores(data, progress)

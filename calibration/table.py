@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from capsedge.calibration.observers import Histogram, observer
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.errors import ArtefactError
+from capsedge.runtime import documents
+from capsedge.runtime.documents import Malformed, decode
 from capsedge.runtime.files import write_text
 
 SCHEMA = 1
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Table:
                 raise ArtefactError(
                     f"The calibration table {path} is stale.",
                     f"It was made for another {name}: {mine[:16]}, wanted {wanted[:16]}.",
-                    f"Delete it to calibrate anew: rm {path}",
+                    f"Delete it to calibrate anew: rm {shlex.quote(str(path))}",
                 )
         missing = [name for name in tensors if name not in self.entries]
         if missing:
@@ -127,41 +131,73 @@ class Table:
             ArtefactError: it is damaged or of another schema.
         """
         try:
-            document = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise UsageError(f"Cannot read {path}.", f"{error.strerror}.") from error
-        except (ValueError, RecursionError) as error:
+            document = decode(_Document, documents.read(Path(path)))
+            if document.schema != SCHEMA:
+                raise Malformed(f"schema {document.schema}, wanted {SCHEMA}")
+        except Malformed as error:
             raise _damaged(path, str(error)) from error
-        try:
-            if document["schema"] != SCHEMA:
-                raise ValueError(f"schema {document['schema']}, wanted {SCHEMA}")
-            entries = {}
-            for name, e in document["tensors"].items():
-                h = e["histogram"]
-                counts = np.asarray(h["counts"], np.int64)
-                means = np.asarray(h["means"], np.float64)
-                numbers = [float(v) for v in (e["low"], e["high"], h["low"], h["high"])]
-                if counts.ndim != 1 or means.ndim != 1 or (counts < 0).any():
-                    raise ValueError(f"the histogram of '{name}'")
-                if not np.isfinite([*numbers, *means]).all():
-                    raise ValueError(f"the entry of '{name}'")
-                entries[str(name)] = Entry(
-                    numbers[0], numbers[1], Histogram(numbers[2], numbers[3], counts, means)
-                )
-            texts = [str(document[k]) for k in ("model_sha256", "data_sha256", "method")]
-            return cls(
-                texts[0],
-                texts[1],
-                texts[2],
-                int(document["images"]),
-                str(document["source"]),
-                entries,
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        return cls(
+            document.model_sha256,
+            document.data_sha256,
+            document.method,
+            document.images,
+            document.source,
+            {name: entry.read() for name, entry in document.tensors.items()},
+        )
+
+
+@dataclass(frozen=True)
+class _StoredHistogram:
+    low: float
+    high: float
+    counts: list[int]
+    means: list[float]
+
+    def __post_init__(self) -> None:
+        _check_range(self.low, self.high)
+        if any(abs(mean) > _LARGEST for mean in self.means):
+            raise ValueError("a mean that no FP32 activation has")
+        if not self.counts or min(self.counts) < 0 or sum(self.counts) >= 2**63:
+            raise ValueError("counts that are none")
+
+
+@dataclass(frozen=True)
+class _StoredEntry:
+    low: float
+    high: float
+    histogram: _StoredHistogram
+
+    def __post_init__(self) -> None:
+        _check_range(self.low, self.high)
+
+    def read(self) -> Entry:
+        """The entry, with arrays."""
+        h = self.histogram
+        counts, means = np.array(h.counts, np.int64), np.array(h.means, np.float64)
+        return Entry(self.low, self.high, Histogram(h.low, h.high, counts, means))
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A table as it stands in its file."""
+
+    schema: int
+    model_sha256: str
+    data_sha256: str
+    method: str
+    images: int
+    source: str
+    tensors: dict[str, _StoredEntry]
+
+
+def _check_range(low: float, high: float) -> None:
+    if not -_LARGEST <= low <= high <= _LARGEST:
+        raise ValueError(f"the range {low:g} to {high:g}")
 
 
 def _damaged(path: Path | str, why: str) -> ArtefactError:
     return ArtefactError(
-        f"{path} is no calibration table that can be read.", f"{why}.", f"Delete it: rm {path}"
+        f"{path} is no calibration table that can be read.",
+        f"{why}.",
+        f"Delete it: rm {shlex.quote(str(path))}",
     )

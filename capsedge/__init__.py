@@ -5,9 +5,7 @@ The names are loaded when they are first used, so that a device needs only what 
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -15,7 +13,10 @@ __version__ = "0.1.0"
 # and takes a no only from the environment, before its first session. Whoever wants it sets 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+TYPE_CHECKING = False  # typing's own would take as long to import as everything else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from capsedge.errors import (
         ArtefactError,
         CapsedgeError,
@@ -79,6 +80,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name's module when the name is first used (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'capsedge' has no attribute '{name}'")
+    import importlib
+
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-import pickle
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.models import CapsuleModel, build
-from capsedge.models.config import config_from_dict
+from capsedge.models.config import ModelConfig, config_from_dict
+from capsedge.runtime import limits
+from capsedge.runtime.archives import BadArchive
+from capsedge.runtime.documents import Malformed, parse
 from capsedge.runtime.files import write_bytes
-
-CONFIG_KEY = "capsedge.config"
-MAX_BYTES = 4 << 30
+from capsedge.runtime.inspection import CONFIG_KEY
+from capsedge.runtime.pickles import BadPickle
+from capsedge.runtime.reading import opened, size
+from capsedge.runtime.safetensors_file import read_header
+from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
 
 def save_checkpoint(
@@ -39,80 +42,146 @@ def save_checkpoint(
     """
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     metadata = {CONFIG_KEY: json.dumps(model.config.to_dict()), **(extra or {})}
-    write_bytes(path, save(tensors, metadata))
+    write_bytes(path, _ordered(save(tensors, metadata)))
+
+
+def _ordered(data: bytes) -> bytes:
+    """The file with its metadata in order, which safetensors shuffles: equal models make equal files."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def load_checkpoint(path: Path | str) -> CapsuleModel:
     """Build the model that a checkpoint describes and load its weights, in evaluation mode.
 
-    ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}`` and are read with
-    ``weights_only=True``: nothing is unpickled freely.
+    ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}``; nothing in them is unpickled
+    (`capsedge.torch_file`). Tensors are compared with what the configuration asks for by name and shape
+    before a model is built or a tensor read.
 
     Raises:
         UsageError: there is no such file, or it is no checkpoint by its name.
         ArtefactError: the file is damaged, holds code (a pickle), or does not fit its configuration.
     """
     path = Path(path)
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder.", "A checkpoint is one file.", "Name it.")
-    if not path.is_file():
-        raise UsageError(f"There is no checkpoint {path}.", "", "Check the path.")
-    if path.stat().st_size > MAX_BYTES:
-        raise ArtefactError(f"{path} is larger than {MAX_BYTES >> 30} GiB.", "It is not read.")
-    if path.suffix == ".safetensors":
-        config, tensors = _read_safetensors(path)
-    elif path.suffix in (".pt", ".pth"):
-        config, tensors = _read_torch(path)
-    else:
+    read = _READERS.get(path.suffix)
+    if read is None and not path.is_dir():
         raise UsageError(
             f"{path} is no checkpoint by its name.",
             f"Its suffix is '{path.suffix}'.",
             "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
         )
-    try:
-        model = build(config_from_dict(config))
-        model.load_state_dict(tensors)
-    except CapsedgeError as error:
-        raise ArtefactError(f"{path} does not describe a model.", str(error)) from error
-    except RuntimeError as error:
-        raise ArtefactError(f"{path} does not fit its own configuration.", str(error)) from error
+    with opened(path, "Check the path of the checkpoint.") as file:
+        if size(file) > limits.ARRAY_BYTES:
+            raise ArtefactError(
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+            )
+        assert read is not None  # a folder is not opened
+        config, shapes, tensors = read(path, file)
+        try:
+            described = config_from_dict(config)
+            wanted = _shapes(described)
+        except CapsedgeError as error:
+            raise ArtefactError(f"{path} does not describe a model.", str(error)) from error
+        _compare(path, shapes, wanted)
+        model = build(described)
+        model.load_state_dict(tensors())
     return model.eval()
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+Shapes = Mapping[str, tuple[int, ...]]
+Content = tuple[object, Shapes, Callable[[], dict[str, Tensor]]]
+"""A configuration as it stands in the file, the tensors' shapes, and what reads the tensors."""
+
+
+def _shapes(config: ModelConfig) -> Shapes:
+    """Names and shapes of a model's parameters and buffers, without memory for them.
+
+    Raises:
+        UsageError: there cannot be such a model.
+    """
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (no mapping)
-        if CONFIG_KEY not in metadata:
+        with torch.device("meta"):
+            model = build(config)
+    except RuntimeError as error:  # torch's word for sizes beyond 64 bits
+        raise UsageError("No model can be that large.", str(error).split("\n")[0]) from error
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
+    for name, shape in wanted.items():
+        if found.get(name) != shape:
+            has = f"it is {list(found[name])}" if name in found else "the file lacks it"
+            why = f"'{name}' should be {list(shape)}; {has}."
+            raise ArtefactError(f"{path} does not fit its own configuration.", why)
+    unknown = next((name for name in found if name not in wanted), None)
+    if unknown is not None:
+        why = f"The model has no tensor '{unknown}'."
+        raise ArtefactError(f"{path} does not fit its own configuration.", why)
+
+
+def _read_safetensors(path: Path, file: BufferedReader) -> Content:
+    try:
+        header = read_header(file)
+        if CONFIG_KEY not in header.metadata:
             raise ArtefactError(
                 f"{path} has no configuration.",
                 f"Its metadata lacks '{CONFIG_KEY}'.",
                 "Save it with capsedge.checkpoint.save_checkpoint.",
             )
-        return dict(json.loads(metadata[CONFIG_KEY])), tensors
-    except (safetensors.SafetensorError, ValueError, OSError) as error:
-        raise ArtefactError(
-            f"{path} is not a whole safetensors file.", str(error), "Copy or train it again."
-        ) from error
+        config = parse(header.metadata[CONFIG_KEY])
+    except Malformed as error:
+        raise _damaged(path, error) from error
+
+    def tensors() -> dict[str, Tensor]:
+        try:
+            return load_file(path)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise _damaged(path, error) from error
+
+    return config, {name: tensor.shape for name, tensor in header.tensors.items()}, tensors
 
 
-def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _damaged(path: Path, error: Exception) -> ArtefactError:
+    return ArtefactError(
+        f"{path} is not a whole safetensors file.", f"{error}.", "Copy or train it again."
+    )
+
+
+def _read_torch(path: Path, file: BufferedReader) -> Content:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ArtefactError(
-            f"{path} holds more than tensors.",
-            "Loading it would run code from the file (a pickle), which capsedge never does.",
-            "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
-            "or better a safetensors checkpoint.",
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ArtefactError(f"{path} is not a whole PyTorch file.", str(error)) from error
-    if not isinstance(content, dict) or not {"config", "state_dict"} <= content.keys():
+        content = TorchFile(file)
+    except (BadArchive, BadPickle) as error:
+        raise unreadable(path, error) from error
+    value = content.value
+    if type(value) is not dict or not {"config", "state_dict"} <= value.keys():
         raise ArtefactError(
             f"{path} has no configuration.",
             "A .pt checkpoint is {'config': ..., 'state_dict': ...}.",
             "Save both, or use capsedge.checkpoint.save_checkpoint.",
         )
-    return dict(content["config"]), dict(content["state_dict"])
+    stored = value["state_dict"]
+    if (
+        type(stored) is not dict
+        or not set(map(type, stored)) <= {str}
+        or not set(map(type, stored.values())) <= {StoredTensor}
+    ):
+        raise ArtefactError(
+            f"{path} has no state dict.",
+            "It holds other values than tensors by name.",
+            "Save {'config': ..., 'state_dict': model.state_dict()}.",
+        )
+
+    def tensors() -> dict[str, Tensor]:
+        try:
+            return {name: content.read(tensor) for name, tensor in stored.items()}
+        except BadArchive as error:
+            raise unreadable(path, error) from error
+
+    return value["config"], {name: tensor.shape for name, tensor in stored.items()}, tensors
+
+
+_READERS = {".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}

@@ -6,7 +6,7 @@ import onnx
 from onnx import numpy_helper
 
 from capsedge.exporters import proto
-from capsedge.exporters.operators import DOMAIN
+from capsedge.runtime.operator_names import DOMAIN
 
 
 def replace_uniform_passes(model: onnx.ModelProto) -> int:

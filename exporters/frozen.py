@@ -14,19 +14,20 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from capsedge.calibration.collect import watch
-from capsedge.calibration.data import Images
 from capsedge.calibration.graph import ROUTING, title
+from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters import proto
 from capsedge.exporters.bodies import function_body
 from capsedge.exporters.first_pass import make_uniform
-from capsedge.exporters.operators import DOMAIN, attributes_of
+from capsedge.exporters.operators import attributes_of
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 SMALLEST = 1e-30  # couplings below have a logarithm all the same
 _FREEZABLE = {"DynamicRouting", "AttentionRouting"}
 
 
-def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
+def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]]:
     """Freeze every routing node of a model, in place.
 
     Args:
@@ -41,6 +42,7 @@ def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
         UnsupportedModelError: there is no routing to freeze, or it is EM routing: its M-step weighs
             votes by the children's activations and their variances, so that no matrix product remains.
     """
+    proto.detach_functions(model)
     nodes = proto.operator_nodes(model)
     if any(n.op_type == "EMRouting" for n in nodes):
         raise UnsupportedModelError(
@@ -66,9 +68,6 @@ def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
             _freeze_dynamic(model, node, mean)
         else:
             _freeze_attention(model, node, mean)
-    del model.functions[:]
-    for node in proto.operator_nodes(model):
-        node.overload = ""
     proto.remove_dead_nodes(model)
     proto.attach_functions(model)
     onnx.checker.check_model(model, full_check=True)
@@ -76,11 +75,12 @@ def freeze(model: onnx.ModelProto, data: Images) -> dict[str, dict[str, float]]:
 
 
 def _mean_couplings(
-    model: onnx.ModelProto, routed: list[onnx.NodeProto], data: Images
+    model: onnx.ModelProto, routed: list[onnx.NodeProto], data: ImageSet
 ) -> dict[str, tuple[NDArray[np.float64], float]]:
     """Couplings ``[I, J]`` of each node, averaged over images (and positions), and their deviation."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
+    proto.attach_functions(copy)
     shapes = proto.shapes_of(model)
     names = {}
     outputs = {n.output[0] for n in routed}
@@ -91,15 +91,14 @@ def _mean_couplings(
         number += 1
         known = [shapes[i] for i in node.input]
         body = function_body(
-            node.op_type,
+            operator_of(node.op_type),
             known,
             attributes_of(node),
             opset=proto.opset_of(model),
-            overload=f"couplings{number}",
             couplings=True,
         )
+        node.op_type = body.name = f"{body.name}Couplings{number}"
         copy.functions.append(body)
-        node.overload = body.overload
         names[node.output[0]] = f"couplings{number}"
         node.output.append(f"couplings{number}")
     sums: dict[str, NDArray[np.float64]] = {}

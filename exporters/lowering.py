@@ -7,9 +7,10 @@ from onnx import helper, inliner
 
 from capsedge.exporters import proto
 from capsedge.exporters.bodies import Shape, function_body
-from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN, VERSION, attributes_of
+from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN, VERSION, attributes_of
 from capsedge.exporters.rewrites import Rewrites
 from capsedge.exporters.simplify import simplify
+from capsedge.runtime.operator_names import DOMAIN
 
 _EXPANDED = "capsedge.expanded"
 
@@ -32,20 +33,19 @@ def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
         spec = OPERATORS[node.op_type]
         if spec.couplings and node.output[-1] in read:
             expanded += 1
-            node.domain, node.overload = _EXPANDED, str(expanded)
             inputs: list[Shape] = [shapes[i] for i in node.input]
-            model.functions.append(
-                function_body(
-                    node.op_type,
-                    inputs,
-                    attributes_of(node),
-                    rewrites,
-                    opset=proto.opset_of(model),
-                    overload=node.overload,
-                    domain=_EXPANDED,
-                    couplings=True,
-                )
+            body = function_body(
+                node.op_type,
+                inputs,
+                attributes_of(node),
+                rewrites,
+                opset=proto.opset_of(model),
+                domain=_EXPANDED,
+                couplings=True,
             )
+            node.domain = _EXPANDED
+            node.op_type = body.name = f"{body.name}_{expanded}"
+            model.functions.append(body)
         else:
             node.domain = DOMAIN
             del node.output[len(spec.outputs) :]

@@ -6,7 +6,8 @@ import onnx
 from onnx import helper
 
 from capsedge.exporters import proto
-from capsedge.exporters.operators import DOMAIN, VERSION, attributes_of
+from capsedge.exporters.operators import VERSION, attributes_of
+from capsedge.runtime.operator_names import DOMAIN
 
 LONGEST = 64  # of a row; over longer ones ONNX Runtime's own kernel is as fast
 

@@ -9,7 +9,6 @@ from typing import Any
 import onnx
 from onnx import AttributeProto
 
-DOMAIN = "capsedge"
 VERSION = 1
 TORCH_DOMAIN = "capsedge.torch"  # of the nodes made while torch exports; in no file
 

@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.exporters import proto
-from capsedge.exporters.operators import DOMAIN
 from capsedge.exporters.views import merge_views
+from capsedge.runtime.operator_names import DOMAIN
 
 COMPOSITE = ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare")
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)

@@ -10,9 +10,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 from capsedge.exporters.bodies import Shape, function_body
-from capsedge.exporters.operators import DOMAIN, OPERATORS, VERSION, attributes_of
+from capsedge.exporters.operators import OPERATORS, VERSION, attributes_of
 from capsedge.exporters.rewrites import Rewrites
 from capsedge.exporters.simplify import FOLD_LIMIT, simplify
+from capsedge.runtime.operator_names import DOMAIN, numbered, operator_of
 
 
 def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -54,7 +55,8 @@ def operator_counts(model: onnx.ModelProto) -> dict[str, int]:
     return dict(
         sorted(
             Counter(
-                f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.node
+                f"{n.domain}::{operator_of(n.op_type)}" if n.domain else n.op_type
+                for n in model.graph.node
             ).items()
         )
     )
@@ -164,46 +166,53 @@ def attach_functions(
     *,
     compute: int = onnx.TensorProto.FLOAT,
 ) -> None:
-    """Give every capsule operator its function body, one overload for each (attributes, input shapes).
+    """Give every capsule operator its function body, and each distinct body a name of its own.
+
+    The nodes take the name of their body: ``DynamicRouting``, ``DynamicRouting_2``, ... (``operator_names``).
+    Attributes and input shapes that make the same body share it.
 
     Raises:
         ValueError: the shape of an input is not known.
     """
     shapes = shapes_of(model)
-    overloads: dict[object, str] = {}
+    names: dict[bytes, str] = {}
+    counts: Counter[str] = Counter()
     for node in operator_nodes(model):
-        attributes = attributes_of(node)
+        operator = operator_of(node.op_type)
         inputs = [shapes.get(name) for name in node.input]
         if any(s is None for s in inputs):
-            raise ValueError(f"no shape for an input of {node.op_type} '{node.name}'")
+            raise ValueError(f"no shape for an input of {operator} '{node.name}'")
         known: list[Shape] = [s for s in inputs if s is not None]
-        key = (node.op_type, str(sorted(attributes.items())), str(known))
-        if key not in overloads:
-            same = sum(1 for k in overloads if isinstance(k, tuple) and k[0] == node.op_type)
-            overloads[key] = str(same + 1)
-            model.functions.append(
-                function_body(
-                    node.op_type,
-                    known,
-                    attributes,
-                    rewrites,
-                    opset=opset_of(model),
-                    overload=overloads[key],
-                    compute=compute,
-                )
-            )
-        node.overload = overloads[key]
-    if overloads:
+        body = function_body(
+            operator,
+            known,
+            attributes_of(node),
+            rewrites,
+            opset=opset_of(model),
+            compute=compute,
+        )
+        content = body.SerializeToString(deterministic=True)
+        if content not in names:
+            counts[operator] += 1
+            names[content] = body.name = numbered(operator, counts[operator])
+            model.functions.append(body)
+        node.op_type, node.overload = names[content], ""
+    if names:
         set_opset(model, DOMAIN, VERSION)
+
+
+def detach_functions(model: onnx.ModelProto) -> None:
+    """Take the bodies off the capsule operators, whose nodes get the operators' own names again."""
+    _replace(model.functions, [f for f in model.functions if f.domain != DOMAIN])
+    for node in operator_nodes(model):
+        node.op_type, node.overload = operator_of(node.op_type), ""
 
 
 def strip_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose capsule operators have no function bodies: it runs only where they are kernels."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    _replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
-    for node in operator_nodes(copy):
-        node.overload = ""
+    detach_functions(copy)
     return copy
 
 
@@ -216,7 +225,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     from onnx import inliner
 
     copy = inliner.inline_local_functions(model)
-    left = sorted({n.op_type for n in operator_nodes(copy)})
+    left = sorted({operator_of(n.op_type) for n in operator_nodes(copy)})
     if left:
         raise ValueError(f"no function body for {', '.join(left)}")
     set_opset(copy, DOMAIN, None)
@@ -230,7 +239,7 @@ def check_operators(model: onnx.ModelProto) -> list[str]:
     """What is wrong with the capsule operators of a model: unknown types, missing attributes."""
     problems = []
     for node in operator_nodes(model):
-        spec = OPERATORS.get(node.op_type)
+        spec = OPERATORS.get(operator_of(node.op_type))
         if spec is None:
             problems.append(f"unknown operator {node.op_type}")
         elif set(attributes_of(node)) != set(spec.attributes):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 
 from capsedge.exporters import proto
-from capsedge.exporters.operators import DOMAIN
 from capsedge.exporters.portable import use_portable_forms
 from capsedge.exporters.simplify import simplify
 from capsedge.exporters.targets import TARGETS, Target
+from capsedge.runtime.operator_names import DOMAIN
 
 _SHORT = "abcdefghijklmnopqrstuvwxyz"
 

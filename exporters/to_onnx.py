@@ -20,7 +20,7 @@ from capsedge.exporters.first_pass import replace_uniform_passes
 from capsedge.exporters.lowering import lower
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.normalization import replace_layer_norms
-from capsedge.exporters.operators import DOMAIN, OPERATORS, TORCH_DOMAIN
+from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN
 from capsedge.exporters.portable import use_portable_forms
 from capsedge.exporters.report import CaseParity, ExportReport
 from capsedge.exporters.rewrites import Rewrites
@@ -30,6 +30,7 @@ from capsedge.exporters.translation import translation_table
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.operator_names import DOMAIN
 
 IR_VERSION = 10
 OPSETS = range(18, 22)

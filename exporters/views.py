@@ -8,7 +8,7 @@ from onnx import helper, numpy_helper
 
 from capsedge.exporters import proto
 from capsedge.exporters.bodies import Shape
-from capsedge.exporters.operators import DOMAIN
+from capsedge.runtime.operator_names import DOMAIN
 
 
 def merge_views(model: onnx.ModelProto) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.onnxruntime_backend import import_onnxruntime
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 
@@ -177,14 +178,13 @@ def _onnxruntime() -> Check:
     if not installed_version("onnxruntime"):
         return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
     try:
-        import onnxruntime
-
+        onnxruntime = import_onnxruntime()
         providers = ", ".join(onnxruntime.get_available_providers())
         return Check("onnxruntime", "infer", OK, f"{onnxruntime.__version__}: {providers}")
     except (
         Exception
     ) as error:  # a half-installed package fails in many ways; doctor reports them all
-        return Check("onnxruntime", "infer", BROKEN, _reason(error), cost, fix)
+        return Check("onnxruntime", "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
 
 
 def _default_model() -> Check:

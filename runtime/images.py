@@ -6,10 +6,9 @@ the same bits. Pillow only decodes.
 
 from __future__ import annotations
 
-import struct
+import io
 import sys
 import warnings
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import MAX_SIDE, Preprocessing
+from capsedge.runtime import limits, reading
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.resize import resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_FILE_BYTES = 2**27
-MAX_PIXELS = 2**26
 FORMATS = ("PNG", "JPEG")
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
@@ -50,20 +48,6 @@ def read_image(path: Path | str) -> NDArray[Any]:
     import PIL
     from PIL import Image
 
-    damaged = (
-        OSError,  # PIL.UnidentifiedImageError is one
-        SyntaxError,
-        ValueError,
-        EOFError,
-        IndexError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        struct.error,
-        zlib.error,
-    )
-    import io
-
     try:
         with warnings.catch_warnings():
             # Pillow warns of large images; the limits here are lower.
@@ -81,28 +65,23 @@ def read_image(path: Path | str) -> NDArray[Any]:
             "Its first bytes are those of neither a PNG nor a JPEG file, or its header is damaged.",
             "Convert it to PNG or JPEG.",
         ) from error
-    except damaged as error:
+    except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
         raise UsageError(
             f"{path} is damaged.", f"Decoding it: {error}.", "Get the image again."
         ) from error
 
 
 def _read_file(path: Path) -> bytes:
-    if not path.exists():
+    if reading.kind(path) is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file.", "", "Name a PNG or JPEG file.")
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
+    with reading.opened(path, "Name a PNG or JPEG file that may be read.") as file:
+        found = reading.size(file)
+        if found > limits.IMAGE_FILE_BYTES:
             raise _too_large(
-                str(path), f"The file has {size:,} bytes, the limit is {MAX_FILE_BYTES:,}."
+                str(path),
+                f"The file has {found:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}.",
             )
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions."
-        ) from error
+        data = file.read(limits.IMAGE_FILE_BYTES)
     if not data:
         raise UsageError(f"{path} is empty.", "It has 0 bytes.", "Get the image again.")
     return data
@@ -117,12 +96,14 @@ def _check_size(name: str, height: int, width: int) -> None:
         raise UsageError(
             f"{name} has no pixels.", f"It has {width}x{height}.", "Use another image."
         )
-    if max(height, width) > MAX_SIDE:
-        raise _too_large(name, f"It has {width}x{height} pixels, a side may have {MAX_SIDE}.")
-    if height * width > MAX_PIXELS:
+    if max(height, width) > limits.IMAGE_SIDE:
+        raise _too_large(
+            name, f"It has {width}x{height} pixels, a side may have {limits.IMAGE_SIDE}."
+        )
+    if height * width > limits.IMAGE_PIXELS:
         raise _too_large(
             name,
-            f"It has {width}x{height} = {height * width:,} pixels, the limit is {MAX_PIXELS:,}.",
+            f"It has {width}x{height} = {height * width:,} pixels, the limit is {limits.IMAGE_PIXELS:,}.",
         )
 
 

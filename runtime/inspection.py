@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime.documents import Malformed, decode, parse
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.operator_names import DOMAIN
+from capsedge.runtime.reading import opened, size
+from capsedge.runtime.safetensors_file import TYPES, read_header
 
-DOMAIN = "capsedge"
 LARGEST = 5  # intermediate values listed
-LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format itself
-SAFETENSORS_TYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+CONFIG_KEY = "capsedge.config"  # of a checkpoint's metadata
 
 
 @dataclass(frozen=True)
@@ -116,15 +113,8 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
         raise UsageError(
             f"Batch sizes {list(batches)}.", "A batch has one image or more.", "Use --batch 1,8."
         )
-    try:
-        with open(path, "rb") as f:
-            head = f.read(9)
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read {path}.",
-            f"{error.strerror}.",
-            "Name an ONNX file or a checkpoint that exists.",
-        ) from error
+    with opened(path, "Name an ONNX file or a checkpoint that exists.") as file:
+        head = file.read(9)
     if head[:4] == b"PK\x03\x04":
         raise UsageError(
             f"{path} is a PyTorch archive (.pt).",
@@ -137,41 +127,33 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
 
 
 def _checkpoint(path: Path) -> Inspection:
-    size = path.stat().st_size
     groups: dict[str, list[int]] = {}
     configuration, buffers = None, 0
     try:
-        with open(path, "rb") as f:
-            (length,) = struct.unpack("<Q", f.read(8))
-            if length > min(LONGEST_HEADER, size - 8):
-                raise ValueError(f"the header claims {length} bytes, the file has {size}")
-            header = json.loads(f.read(length))
-        properties = header.pop("__metadata__", {})
-        if "capsedge.config" in properties:
-            configuration = json.loads(properties["capsedge.config"])
-        for name, tensor in header.items():
-            begin, end = tensor["data_offsets"]
-            if not 0 <= begin <= end <= size - 8 - length:
-                raise ValueError(f"tensor '{name}' lies outside the file")
-            kind = SAFETENSORS_TYPES.get(tensor["dtype"], str(tensor["dtype"]))
-            group = groups.setdefault(kind, [0, 0, 0])
-            group[0] += 1
-            elements = math.prod(int(d) for d in tensor["shape"])
-            group[1] += elements
-            if name.endswith((".running_mean", ".running_var")) and "float" in kind:
-                buffers += elements
-            group[2] += end - begin
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+        with opened(path) as file:
+            length = size(file)
+            header = read_header(file)
+        if CONFIG_KEY in header.metadata:
+            configuration = decode(dict[str, Any], parse(header.metadata[CONFIG_KEY]), CONFIG_KEY)
+    except Malformed as error:
         raise ArtefactError(
             f"{path} is no readable safetensors checkpoint.",
-            f"{type(error).__name__}: {error}.",
+            f"{error}.",
             "Copy it again, or save it again with capsedge.",
         ) from error
+    for name, tensor in header.tensors.items():
+        kind, width = TYPES[tensor.dtype]
+        group = groups.setdefault(kind, [0, 0, 0])
+        group[0] += 1
+        group[1] += tensor.elements
+        if name.endswith((".running_mean", ".running_var")) and "float" in kind:
+            buffers += tensor.elements
+        group[2] += tensor.elements * width
     tensors = [Tensors(kind, *counts) for kind, counts in sorted(groups.items())]
     return Inspection(
         path=str(path),
         kind="checkpoint",
-        bytes=size,
+        bytes=length,
         sha256=sha256(path),
         tensors=tensors,
         configuration=configuration,
@@ -185,7 +167,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
     used: dict[str, Counter[str]] = {DOMAIN: Counter(), "standard": Counter()}
     for node in graph.walk():
         kind = {DOMAIN: DOMAIN, "": "standard"}.get(node.domain, node.domain)
-        used.setdefault(kind, Counter())[node.op] += 1
+        used.setdefault(kind, Counter())[node.operator] += 1
     calls = Counter((node.domain, node.op, node.overload) for node in graph.walk())
     groups: dict[str, list[int]] = {}
     for tensor in (*graph.initializers, *_constants(graph)):
@@ -225,7 +207,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         routing=[
             _votes(node, shapes, batches)
             for node in graph.nodes
-            if node.domain == DOMAIN and node.op in _GEOMETRY
+            if node.domain == DOMAIN and node.operator in _GEOMETRY
         ],
         largest=_largest(graph, batches),
         external_data=model.external_data,
@@ -261,15 +243,15 @@ def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> Rout
     """Votes of a capsedge routing node (docs/operators.md gives the shapes)."""
     name = _layer_name(node)
     try:
-        positions, children, parents, pose = _GEOMETRY[node.op](node, shapes)
+        positions, children, parents, pose = _GEOMETRY[node.operator](node, shapes)
         per_image = sum(_per_image(shapes[n]) for n in (*_data(node), *node.outputs) if n)
         weights = sum(math.prod(_known(shapes[n])) for n in node.inputs if n not in _data(node))
-    except (KeyError, IndexError, ValueError, ZeroDivisionError):
-        return RoutingLayer(name, node.op)  # shapes that the file does not state
+    except (LookupError, ArithmeticError, ValueError):
+        return RoutingLayer(name, node.operator)  # shapes that the file does not state
     votes = positions * children * parents * pose
     return RoutingLayer(
         name,
-        node.op,
+        node.operator,
         positions,
         children,
         parents,
@@ -299,7 +281,7 @@ def _per_image(shape: Shape) -> int:
 
 def _data(node: Node) -> tuple[str, ...]:
     """Inputs with a batch dimension; the others are weights."""
-    return node.inputs[: 1 if node.op in ("DynamicRouting", "UniformRouting") else 2]
+    return node.inputs[: 1 if node.operator in ("DynamicRouting", "UniformRouting") else 2]
 
 
 def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
@@ -308,14 +290,14 @@ def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
 
 
 def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
-    weight = node.inputs[1 if node.op == "UniformRouting" else 2]
+    weight = node.inputs[1 if node.operator == "UniformRouting" else 2]
     rows, columns, types, parents, _, last = _known(shapes[weight])
     height, width, _, size = _known(shapes[node.inputs[0]][1:])
-    if not node.attributes.get("matrix_pose", 1):
+    if not node.integer("matrix_pose", 1):
         size = last
-    if node.attributes.get("shared", 0):
+    if node.integer("shared", 0):
         return 1, height * width * types, parents, size
-    down, right = node.attributes.get("strides") or (1, 1)
+    down, right = node.integers("strides") or (1, 1)
     positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
     return positions, rows * columns * types, parents, size
 

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime import limits
+from capsedge.runtime.documents import Malformed, decode, parse
 
 SCHEMA = 1
 PREFIX = "capsedge."
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
 TASKS = ("single-label", "multi-label")
-MAX_INPUT = 2**26  # values of one input image
-MAX_SIDE = 32768  # keeps the integers of `resize.taps` below 2**53, hence exact as doubles too
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Preprocessing:
                 f"input size {self.channels}x{self.height}x{self.width} is not positive"
             )
         if (
-            max(self.height, self.width) > MAX_SIDE
-            or self.height * self.width * self.channels > MAX_INPUT
+            max(self.height, self.width) > limits.IMAGE_SIDE
+            or self.height * self.width * self.channels > limits.INPUT_VALUES
         ):
             raise ValueError(
-                f"input size {self.channels}x{self.height}x{self.width} is over {MAX_INPUT:,} values "
-                f"or {MAX_SIDE} pixels a side"
+                f"input size {self.channels}x{self.height}x{self.width} is over "
+                f"{limits.INPUT_VALUES:,} values or {limits.IMAGE_SIDE} pixels a side"
             )
         if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))) or 0.0 in self.std:
             raise ValueError("scale, mean and std must be finite numbers, and std not zero")
@@ -98,6 +98,10 @@ class ModelMetadata:
     checkpoint_sha256: str = ""
     parity: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task '{self.task}', known: {', '.join(TASKS)}")
+
     def to_properties(self) -> dict[str, str]:
         """ONNX metadata properties: string keys under ``capsedge.``, JSON values."""
         values = {"schema": SCHEMA, **asdict(self)}
@@ -114,25 +118,26 @@ class ModelMetadata:
         if not ours:
             return None
         try:
-            values = {k: json.loads(v) for k, v in ours.items()}
-            schema = values.pop("schema")
+            if sum(map(len, ours.values())) > limits.METADATA_BYTES:
+                raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
+            values = {k: parse(v, nan="null") for k, v in ours.items()}
+            schema = decode(int, values.pop("schema", None), "schema")
             if schema != SCHEMA:
                 raise ArtefactError(
                     "The model's metadata has another schema.",
                     f"It has {schema}, this version of capsedge reads {SCHEMA}.",
                     "Export the model again, or install the capsedge that made it.",
                 )
-            if values["preprocessing"] is not None:
-                values["preprocessing"] = Preprocessing(**values["preprocessing"])
-            values["class_names"] = tuple(str(n) for n in values["class_names"])
-            if values["task"] not in TASKS:
-                raise ValueError(f"task '{values['task']}'")
-            return cls(**values)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            if isinstance(error, ArtefactError):
-                raise
+            if isinstance(
+                values.get("class_names"), list
+            ):  # older files name classes by number, too
+                values["class_names"] = [
+                    str(n) if type(n) is int else n for n in values["class_names"]
+                ]
+            return decode(cls, values)
+        except Malformed as error:
             raise ArtefactError(
                 "The model's metadata cannot be read.",
-                f"{type(error).__name__}: {error}",
+                f"{error}.",
                 "Export the model again with `capsedge export`.",
             ) from error

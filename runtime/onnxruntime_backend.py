@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.runtime import providers
+from capsedge.runtime import limits, providers
+from capsedge.runtime import onnxruntime_versions as versions
+from capsedge.runtime.onnx_file import OnnxSummary
+from capsedge.runtime.operator_names import DOMAIN, FAMILIES_KEY, families
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 _FATAL = (
     4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
 )
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # known from 1.24 on
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,12 @@ _DTYPES = {
 }
 
 
-def _import() -> Any:
+def import_onnxruntime() -> Any:
+    """The module ``onnxruntime``.
+
+    Raises:
+        EnvironmentProblem: it is missing, does not load, or is older than the oldest supported version.
+    """
     try:
         import onnxruntime
     except ImportError as error:
@@ -56,7 +67,40 @@ def _import() -> Any:
             "" if missing else f"{error}.",
             "pip install 'capsedge[cpu]'",
         ) from error
+    if versions.parse(onnxruntime.__version__) < versions.OLDEST:
+        raise EnvironmentProblem(
+            f"ONNX Runtime {onnxruntime.__version__} is too old.",
+            f"capsedge needs {versions.text(versions.OLDEST)} or newer.",
+            "pip install --upgrade onnxruntime",
+        )
     return onnxruntime
+
+
+def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None:
+    """Refuse a file whose function bodies ONNX Runtime would mix up.
+
+    Args:
+        fused: the operator library runs the ``capsedge`` nodes, whose bodies are then not used.
+
+    Raises:
+        ArtefactError: overloads alone tell functions apart, and this version ignores them.
+    """
+    installed = import_onnxruntime().__version__
+    mixed = sorted(n for domain, n in summary.overloaded if not (fused and domain == DOMAIN))
+    if not mixed or versions.parse(installed) >= versions.OVERLOADS:
+        return
+    raise ArtefactError(
+        f"ONNX Runtime {installed} would compute {name} wrongly.",
+        f"The file has several functions named {', '.join(mixed)}; ONNX Runtime before "
+        f"{versions.text(versions.OVERLOADS)} takes one of them for all.",
+        "Export the model again (`capsedge export`), or `pip install --upgrade onnxruntime`.",
+    )
+
+
+def register_operators(options: Any, library: Path, nodes: Iterable[str]) -> None:
+    """Register the operator library in session options, with kernels for the nodes of one file."""
+    options.add_session_config_entry(FAMILIES_KEY, families(nodes))
+    options.register_custom_ops_library(str(library))
 
 
 def available_threads() -> int:
@@ -70,6 +114,18 @@ def available_threads() -> int:
     return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
+def keep_to_itself(options: Any) -> None:
+    """A second line behind `onnx_file`: sessions read the one format, and no other files.
+
+    ONNX Runtime 1.19 knows no folder of external initializers, 1.23 lets absolute paths leave it, 1.26
+    and newer keep to it.
+    """
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    options.add_session_config_entry(_EXTERNAL_FOLDER, os.devnull)  # nothing can lie below it
+    # Large constants are computed when they are needed, if ever: not while the file is judged.
+    options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
+
+
 class OnnxRuntimeBackend:
     """A model loaded into ONNX Runtime.
 
@@ -78,6 +134,7 @@ class OnnxRuntimeBackend:
         name: what errors call it.
         threads: threads of one inference; None leaves the choice to ONNX Runtime.
         library: the custom-op library to register; its kernels are the CPU's.
+        nodes: types of the model's ``capsedge`` nodes, for which the library has kernels to register.
         provider: ONNX Runtime's name of the execution provider.
         gpu: number of the GPU; None on the CPU.
 
@@ -99,16 +156,18 @@ class OnnxRuntimeBackend:
         library: Path | None,
         provider: str = providers.CPU,
         gpu: int | None = None,
+        nodes: Iterable[str] = (),
     ) -> None:
-        ort = _import()
+        ort = import_onnxruntime()
         providers.check_available(ort, provider)
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = available_threads() if threads is None else threads
         options.inter_op_num_threads = 1
+        keep_to_itself(options)
         if library is not None:
             try:
-                options.register_custom_ops_library(str(library))
+                register_operators(options, library, nodes)
             except Exception as error:
                 raise EnvironmentProblem(
                     f"The operator library {library} does not load into ONNX Runtime {ort.__version__}.",

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.files import sha256, write_text
+from capsedge.errors import ArtefactError
+from capsedge.runtime import documents
+from capsedge.runtime.documents import Malformed, decode
+from capsedge.runtime.files import beside, sha256, write_text
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.reading import kind, opened, size
 
 SCHEMA = 1
-MAX_BYTES = 16 << 20
 MAX_BATCH = 2**31 - 1
 SUFFIX = ".engine"
-_TEXTS = (
-    "engine_sha256", "plugin", "plugin_library", "plugin_sha256", "precision", "source",
-    "source_sha256", "command",
-)  # fmt: skip
+PRECISIONS = ("fp32", "fp16", "int8", "mixed")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes in a shell
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Passport:
         batch: smallest, best and largest batch.
         source, source_sha256: the ONNX file.
         metadata: the ONNX file's properties under ``capsedge.``.
-        command: what built it.
+        command: what built it; for the record, `rebuild` is what errors advise.
     """
 
     engine_sha256: str
@@ -76,6 +77,27 @@ class Passport:
     metadata: Mapping[str, str]
     command: str
 
+    def __post_init__(self) -> None:
+        low, best, high = self.batch
+        if not 1 <= low <= best <= high <= MAX_BATCH:
+            raise ValueError(f"batch {list(self.batch)}")
+        if self.plugin not in ("native", "fused"):
+            raise ValueError(f"plugin '{self.plugin}'")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision '{self.precision}', known: {', '.join(PRECISIONS)}")
+
+    @property
+    def rebuild(self) -> str:
+        """The command that builds such an engine: made of what was checked, safe to run as it stands."""
+        low, best, high = self.batch
+        source = self.source if _FILE_NAME.fullmatch(self.source) else "MODEL.onnx"
+        words = ["capsedge", "build", source, "--plugin", self.plugin]
+        words += ["--precision", self.precision]
+        words += (
+            ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
+        )
+        return " ".join(words)
+
     @property
     def model(self) -> ModelMetadata | None:
         """The metadata of the model; None where it came from another tool."""
@@ -88,7 +110,7 @@ class Passport:
 
 def path_of(engine: Path) -> Path:
     """Where the passport of an engine is."""
-    return engine.with_name(engine.name + ".json")
+    return beside(engine, ".json")
 
 
 def write(engine: Path, passport: Passport) -> None:
@@ -103,54 +125,34 @@ def read(engine: Path) -> Passport:
         UsageError: there is no such engine.
         ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
     """
-    if not engine.is_file():
-        raise UsageError(f"Cannot read {engine}.", "There is no such file.", "Name an engine.")
+    with opened(engine, "Name an engine.") as file:
+        found = size(file)
     path = path_of(engine)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it has over {MAX_BYTES} bytes")
-        values = json.loads(path.read_text(encoding="utf-8"))
-        schema = values.pop("schema")
-        if schema != SCHEMA:
-            raise ValueError(f"schema {schema}, this version of capsedge reads {SCHEMA}")
-        low, best, high = values["batch"] = tuple(values["batch"])
-        for size in values["batch"]:
-            _check_type("batch", size, int)
-        if not 1 <= low <= best <= high <= MAX_BATCH:
-            raise ValueError(f"batch {values['batch']}")
-        for name in ("machine", "metadata", "layers"):
-            _check_type(name, values[name], dict)
-        for name in _TEXTS:
-            _check_type(name, values[name], str)
-        for part in ("machine", "metadata"):
-            for name, value in values[part].items():
-                _check_type(name, value, str)
-        values["machine"] = Machine(**values["machine"])
-        passport = Passport(**values)
-    except FileNotFoundError as error:
+    if kind(path) is None:
         raise ArtefactError(
             f"{engine} has no passport.",
             f"{path.name} should lie beside it and say what the engine was built for.",
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        )
+    try:
+        values = documents.read(path)
+        schema = decode(int, values.pop("schema", None), "schema") if type(values) is dict else None
+        if schema not in (SCHEMA, None):
+            raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
+        passport = decode(Passport, values)
+    except Malformed as error:
         raise ArtefactError(
             f"The passport {path} cannot be read.",
-            f"{type(error).__name__}: {error}.",
+            f"{error}.",
             "Build the engine again: `capsedge build MODEL.onnx`.",
         ) from error
-    if passport.engine_bytes != engine.stat().st_size or passport.engine_sha256 != sha256(engine):
+    if passport.engine_bytes != found or passport.engine_sha256 != sha256(engine):
         raise ArtefactError(
             f"{engine} is not the engine that its passport describes.",
             "Its size or its checksum differs: it was replaced, cut off or damaged.",
-            f"Build it again: `{passport.command}`.",
+            f"Build it again: `{passport.rebuild}`.",
         )
     return passport
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    if type(value) is not kind:
-        raise ValueError(f"{name} is a {type(value).__name__}")
 
 
 def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) -> None:
@@ -182,9 +184,9 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
             f"{engine} was not built for this machine.",
             "; ".join(amiss) + f". It was built on {built.gpu}, {built.architecture}, with "
             f"TensorRT {built.tensorrt} and CUDA {built.cuda}.",
-            f"Build it here: `{passport.command}`.",
+            f"Build it here: `{passport.rebuild}`.",
         )
 
 
 def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version))

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+_ROWS = 32  # made float32 at once
+
 
 def taps(source: int, target: int, index: int) -> tuple[int, NDArray[np.float32]]:
     """First source pixel and the weights of the following ones, for target pixel ``index``.
@@ -53,10 +55,13 @@ def resize_rows(
     result = []
     for index in range(target):
         first, weights = taps(source, target, index)
-        block = rows(first, first + len(weights))
-        total = weights[0] * block[0]
-        for weight, row in zip(weights[1:], block[1:], strict=True):
-            total = total + weight * row
+        total: NDArray[np.float32] | None = None
+        for start in range(0, len(weights), _ROWS):
+            some = weights[start : start + _ROWS]
+            block = rows(first + start, first + start + len(some))
+            for weight, row in zip(some, block, strict=True):
+                total = weight * row if total is None else total + weight * row
+        assert total is not None  # every target row has a source row
         result.append(total)
     return np.stack(result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
-from capsedge.runtime import onnx_file, passport, providers
+from capsedge.runtime import limits, onnx_file, passport, providers
 from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.native_library import find_library
-from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port
+from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port, check_overloads
 from capsedge.runtime.prediction import Label, Prediction, choose, scores_of
 
 if TYPE_CHECKING:
@@ -85,18 +86,13 @@ def load(
                 "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
             )
         ops = "portable"
-    data = onnx_file.read_bytes(path)
-    summary = onnx_file.summarize(data, str(path))
-    if summary.external:
-        raise ArtefactError(
-            f"{path} keeps weights in other files.",
-            f"{len(summary.external)} tensors are external, the first is '{summary.external[0]}'. "
-            "capsedge reads self-contained files only, so that a model never opens other files.",
-            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
-        )
+    data, summary = onnx_file.read_harmless(path)
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
-    backend = OnnxRuntimeBackend(data, str(path), threads, library, chosen, gpu)
+    check_overloads(path, summary, library is not None)
+    backend = OnnxRuntimeBackend(
+        data, str(path), threads, library, chosen, gpu, summary.capsedge_types
+    )
     return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
 
 
@@ -176,11 +172,22 @@ class Session:
         self.passport = issued
         self.gpu = gpu
         self._backend = backend
+        self._check_sizes()
         if metadata is not None:
             self._check_metadata(metadata)
 
     def __repr__(self) -> str:
         return f"<capsedge.Session {self.path} ops={self.ops}>"
+
+    def _check_sizes(self) -> None:
+        """What one run takes for sure, before anything is made for it."""
+        for kind, ports in (("inputs", self.inputs), ("outputs", self.outputs)):
+            if sum(map(_fixed_bytes, ports)) > limits.RUN_BYTES:
+                raise ArtefactError(
+                    f"{self.path} fixes sizes that are too large.",
+                    f"One run would take over {limits.RUN_BYTES // limits.MIB} MiB of {kind}.",
+                    "Export it with a free batch, or a smaller one.",
+                )
 
     def _check_metadata(self, metadata: ModelMetadata) -> None:
         """The file's words against its graph."""
@@ -476,6 +483,12 @@ class Session:
                 for j in choose(row, top_k, threshold)
             )
             yield Prediction(labels, row, poses, kind)
+
+
+def _fixed_bytes(port: Port) -> int:
+    """Bytes of a value, its free dimensions counted as one."""
+    width = np.dtype(port.dtype).itemsize if port.dtype in np.sctypeDict else 1
+    return width * math.prod(d for d in port.shape if isinstance(d, int) and d > 0)
 
 
 def _fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:

@@ -95,7 +95,7 @@ class TensorRTBackend:
             raise ArtefactError(
                 f"TensorRT {trt.__version__} cannot load {path}.",
                 self._logger.words(),
-                f"Build it here: `{self.passport.command}`.",
+                f"Build it here: `{self.passport.rebuild}`.",
             )
         self.smallest_batch, _, self.largest_batch = self.passport.batch
         self.inputs, self.outputs = self._ports(trt)
@@ -117,14 +117,14 @@ class TensorRTBackend:
                 raise ArtefactError(
                     f"{self._path} cannot be run by capsedge.",
                     f"'{name}' is a shape, which TensorRT keeps in the memory of the host.",
-                    f"Build it again: `{self.passport.command}`.",
+                    f"Build it again: `{self.passport.rebuild}`.",
                 )
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             if kind not in _DTYPES or None in shape[1:]:
                 raise ArtefactError(
                     f"{self._path} cannot be run by capsedge.",
                     f"'{name}' has the type {kind} and the shape {list(shape)}; only the batch may be free.",
-                    f"Build it again: `{self.passport.command}`.",
+                    f"Build it again: `{self.passport.rebuild}`.",
                 )
             (inputs if is_input else outputs).append(Port(name, shape, _DTYPES[kind]))
         return tuple(inputs), tuple(outputs)
@@ -341,5 +341,5 @@ class TensorRTBackend:
         return ArtefactError(
             f"The engine {self._path} could not {what}.",
             self._logger.words(),
-            f"Build it again: `{self.passport.command}`.",
+            f"Build it again: `{self.passport.rebuild}`.",
         )

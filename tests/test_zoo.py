@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 import capsedge
 from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import ImageSet, read_split
 from capsedge.exporters import export
 from capsedge.models import CapsuleModel
 from capsedge.runtime.files import sha256
-from capsedge.training.data import LabelledImages, load_images
 from capsedge.training.loop import normalize, to_input
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
@@ -67,7 +67,7 @@ def test_the_default_model_is_the_export_of_its_checkpoint(tmp_path: Path) -> No
         np.testing.assert_array_equal(new[name], old[name])
 
 
-def reference(model: CapsuleModel, data: LabelledImages) -> tuple[torch.Tensor, Scores]:
+def reference(model: CapsuleModel, data: ImageSet) -> tuple[torch.Tensor, Scores]:
     """Inputs and the scores of the eager FP32 model."""
     x = normalize(to_input(data.images, model.config), model.config)
     with torch.no_grad():
@@ -92,8 +92,7 @@ def test_parity_on_mnist(
     routing: str, model: CapsuleModel, mnist: Path, tmp_path: Path, count: int
 ) -> None:
     """Identical top-1 on every image and lengths within 1e-5: function bodies, fused, portable, OpenVINO."""
-    whole = load_images(mnist, "test", model.config.preprocessing)
-    data = LabelledImages(whole.images[:count], whole.labels[:count])
+    data = read_split(mnist, "test", model.config.preprocessing, count)
     x, wanted = reference(model, data)
     right = int((wanted.argmax(1) == data.labels).sum())
     assert right >= LEAST[routing] * count / 10_000 - (0 if count == 10_000 else 5)

@@ -17,8 +17,8 @@ import safetensors
 
 import capsedge
 from capsedge.checkpoint import load_checkpoint, save_checkpoint
+from capsedge.datasets import read_split
 from capsedge.runtime.files import sha256, write_text
-from capsedge.training.data import load_images
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
@@ -104,7 +104,7 @@ def main() -> None:
         history = training(source)
         target = zoo_checkpoint(routing)
         save_checkpoint(model, target, {"capsedge.training": json.dumps(history)})
-        test = load_images(data, "test", model.config.preprocessing)
+        test = read_split(data, "test", model.config.preprocessing)
         found = predict_all(model, test).argmax(1).numpy()
         right = int((found == test.labels).sum())
         card = CARD.format(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -11,6 +12,8 @@ from typer.core import TyperGroup
 
 from capsedge.cli import (
     _common,
+    _places,
+    _signals,
     _streams,
     build,
     config,
@@ -24,20 +27,40 @@ from capsedge.cli import (
     train,
     verify,
 )
-from capsedge.errors import CapsedgeError, ExitCode
+from capsedge.errors import CapsedgeError, EnvironmentProblem, ExitCode
+from capsedge.runtime.text import printable
 
 
 class Verbs(TyperGroup):
     """Ends interrupts and closed pipes here; typer would in silence, by its version with exit code 1."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _printable_errors():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            _common.log("interrupted: no unfinished file is left behind")
-            raise SystemExit(_streams.INTERRUPTED) from None
+            with _printable_errors():
+                return super().invoke(ctx)
+        except KeyboardInterrupt as signal:
+            end = "terminated" if isinstance(signal, _signals.Terminated) else "interrupted"
+            _common.log(f"{end}: no unfinished file is left behind")
+            raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
         except BrokenPipeError:
             raise SystemExit(_streams.READER_GONE) from None
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """The words of typer's own errors, which repeat arguments, as they may be printed."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            for name, value in vars(error).items():
+                if isinstance(value, str):
+                    setattr(error, name, printable(value))
+        raise
 
 
 app = typer.Typer(
@@ -54,7 +77,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         import capsedge
 
-        print(capsedge.__version__)
+        _common.say(capsedge.__version__)
         raise typer.Exit
 
 
@@ -72,23 +95,22 @@ SMALLER = "Smaller and faster"
 DEVICE = "On the device"
 LOOK = "What there is"
 
-app.command("train", rich_help_panel=MODELS)(train.command)
-app.command("export", rich_help_panel=MODELS)(export.command)
-app.command("verify", rich_help_panel=MODELS)(verify.command)
-app.command("quantize", rich_help_panel=SMALLER)(quantize.command)
-app.command("sweep", rich_help_panel=SMALLER)(sweep.command)
-app.command("build", rich_help_panel=SMALLER)(build.command)
-app.command("infer", rich_help_panel=DEVICE)(infer.command)
-app.command("profile", rich_help_panel=DEVICE)(profile.command)
-app.command("inspect", rich_help_panel=LOOK)(inspect.command)
-app.command("config", rich_help_panel=LOOK)(config.command)
-app.command("doctor", rich_help_panel=LOOK)(doctor.command)
+for panel, verbs in {
+    MODELS: (train, export, verify),
+    SMALLER: (quantize, sweep, build),
+    DEVICE: (infer, profile),
+    LOOK: (inspect, config, doctor),
+}.items():
+    for verb in verbs:
+        name = verb.__name__.rpartition(".")[2]
+        app.command(name, rich_help_panel=panel)(_places.judged(verb.command))
 
 
 def main() -> None:
     """Entry point: runs the command; known errors become their exit codes, never tracebacks."""
     _streams.prepare()
-    code = _run()
+    with _signals.raising():
+        code = _run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -97,9 +119,7 @@ def main() -> None:
     except OSError as error:
         _streams.silence()
         if code == 0:
-            problem = _streams.unwritable(error)
-            _common.log(f"error: {problem}")
-            code = int(problem.exit_code)
+            code = _failed(_streams.problem_of(error) or error)
     raise SystemExit(code)
 
 
@@ -107,16 +127,24 @@ def _run() -> int:
     try:
         app()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
-    except CapsedgeError as error:
-        _common.report(error, "--json" in sys.argv)
-        return int(error.exit_code)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            _common.report_bug(error)
-        problem = _streams.unwritable(error)
-        _common.log(f"error: {problem}")
-        return int(problem.exit_code)
-    except Exception as error:
-        _common.report_bug(error)
+        code = end.code if isinstance(end.code, int) else 0
+        return _signals.exit_code() or code
+    except BaseException as error:
+        # A signal amid an import may come out as another error.
+        return _signals.exit_code() or _failed(error)
     return int(ExitCode.OK)
+
+
+def _failed(error: BaseException) -> int:
+    """Print an error; returns its exit code."""
+    if isinstance(error, OSError):
+        error = _streams.problem_of(error) or error
+    elif isinstance(error, MemoryError):
+        error = EnvironmentProblem(
+            "There is not enough memory.", f"{error}", "Free some, or do less at a time."
+        )
+    if not isinstance(error, CapsedgeError):
+        _common.report_bug(error)
+        return int(ExitCode.BUG)
+    _common.report(error, "--json" in sys.argv)
+    return int(error.exit_code)

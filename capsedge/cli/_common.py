@@ -1,22 +1,34 @@
-"""What the verbs share: options, printing, errors."""
+"""What the verbs share: options, printing, errors.
+
+Everything that a person reads goes through ``say`` (results) and ``log`` (all else), and tables through
+``print_table``: names from files and of files may hold codes that a terminal obeys.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from typing import Annotated, Any, NoReturn
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 
-from capsedge.errors import CapsedgeError, ExitCode, UsageError
+from capsedge.errors import CapsedgeError, UsageError
+from capsedge.runtime.text import printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
-def log(message: str) -> None:
+def say(*lines: object) -> None:
+    """Print results to the standard output, each in a line of its own."""
+    for line in lines or ("",):
+        print(printable(line))
+
+
+def log(*lines: object) -> None:
     """Say something to the person; the standard output is for results."""
-    print(message, file=sys.stderr, flush=True)
+    print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
 
 
 def print_json(document: Any) -> None:
@@ -41,23 +53,28 @@ def batch_sizes(text: str) -> list[int]:
 def report(error: CapsedgeError, as_json: bool) -> None:
     """Print an error for a person (stderr), or as JSON (stdout) where JSON was asked for."""
     if as_json:
-        print_json(
-            {
-                "error": error.what,
-                "why": error.why,
-                "fix": error.fix,
-                "exit_code": int(error.exit_code),
-            }
-        )
-    log(f"error: {error}")
+        document = {
+            "error": error.what,
+            "why": error.why,
+            "fix": error.fix,
+            "exit_code": int(error.exit_code),
+        }
+        with suppress(OSError):  # the error may be that nothing can be printed
+            print_json(document)
+    log_error(error)
 
 
-def report_bug(error: BaseException) -> NoReturn:
+def log_error(error: CapsedgeError) -> None:
+    """Print an error for a person: what, why, and the fix, a line each."""
+    what, *more = (part for part in (error.what, error.why, error.fix) if part)
+    log(f"error: {what}", *more)
+
+
+def report_bug(error: BaseException) -> None:
     """Print an unexpected error; its traceback only with CAPSEDGE_DEBUG=1."""
     if os.environ.get("CAPSEDGE_DEBUG") == "1":
         raise error
     log(
-        f"error: capsedge failed unexpectedly: {type(error).__name__}: {error}\n"
-        "This is a bug. Run again with CAPSEDGE_DEBUG=1 for the traceback and report both."
+        f"error: capsedge failed unexpectedly: {type(error).__name__}: {error}",
+        "This is a bug. Run again with CAPSEDGE_DEBUG=1 for the traceback and report both.",
     )
-    raise SystemExit(int(ExitCode.BUG))

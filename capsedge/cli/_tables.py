@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from capsedge.runtime.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -14,6 +16,8 @@ SHORT = 16  # letters of a cell that is not to be broken over lines
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a titled table to the standard output; empty column names print no heading."""
+    title = printable(title)
+    columns, rows = _printable(columns), [_printable(row) for row in rows]
     if sys.stdout.isatty():
         _draw(title, columns, rows)
         return
@@ -25,6 +29,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for line in lines:
         print("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
     print()
+
+
+def _printable(cells: Sequence[str]) -> list[str]:
+    return [printable(cell) for cell in cells]
 
 
 def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -57,10 +65,12 @@ def _grid(console: Console, title: str, lines: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     heading, *rows = lines
-    table = Table(title=title or None, title_justify="left", show_header=any(heading))
+    table = Table(
+        title=Text(title) if title else None, title_justify="left", show_header=any(heading)
+    )
     for name, *cells in zip(*lines, strict=True):
         short = max(map(len, [name, *cells])) <= SHORT
-        table.add_column(name, overflow="fold", no_wrap=short and any(heading))
+        table.add_column(Text(name), overflow="fold", no_wrap=short and any(heading))
     for row in rows:
         table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
     console.print(table)

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json
+from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli._places import READS, UPDATES, Role
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.passport import path_of
+from capsedge.runtime.text import printable
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
@@ -24,9 +27,13 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`.")],
+    model: Annotated[
+        Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`."), READS
+    ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The engine; MODEL.engine by default.")
+        Path | None,
+        typer.Option("-o", "--output", help="The engine; MODEL.engine by default."),
+        Role(written=lambda path: [path, path_of(path)]),
     ] = None,
     precision: Annotated[
         str | None,
@@ -62,6 +69,7 @@ def command(
     timing_cache: Annotated[
         Path | None,
         typer.Option("--timing-cache", help="File of timings that makes later builds faster."),
+        UPDATES,
     ] = None,
     optimization_level: Annotated[
         int, typer.Option("--optimization-level", help="TensorRT's effort, 0 to 5.")
@@ -143,7 +151,9 @@ def _progress() -> Iterator[Report]:
     with Progress(
         TextColumn("building"),
         BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[left]}  {task.description}"),
+        TextColumn(
+            "{task.percentage:>3.0f} %  {task.fields[left]}  {task.description}", markup=False
+        ),
         console=Console(stderr=True),
         transient=True,
     ) as bar:
@@ -151,7 +161,7 @@ def _progress() -> Iterator[Report]:
 
         def draw(share: float, phase: str, left: float | None) -> None:
             rest = "" if left is None else f"about {left:.0f} s left"
-            bar.update(task, completed=share, description=phase, left=rest)
+            bar.update(task, completed=share, description=printable(phase), left=rest)
 
         yield draw
 
@@ -170,8 +180,7 @@ def _print(built: BuildReport) -> None:
         f"TensorRT {passport.machine.tensorrt}, CUDA {passport.machine.cuda}",
     }
     for key, value in lines.items():
-        print(f"{key:<10} {value}")
+        say(f"{key:<10} {value}")
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
-    log("next:")
-    log(f"  capsedge infer --model {shlex.quote(str(built.path))} image.png")
+    log("next:", f"  capsedge infer --model {shlex.quote(str(built.path))} image.png")

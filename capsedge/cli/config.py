@@ -55,8 +55,8 @@ def command(
         return
     flags = (found.cflags if cflags else []) + (found.libs if libs else [])
     if flags:
-        print(shlex.join(flags))
+        _common.say(shlex.join(flags))
     if cmakedir:
-        print(found.cmake)
+        _common.say(found.cmake)
     if examples:
-        print(found.examples)
+        _common.say(found.examples)

@@ -34,11 +34,11 @@ def command(as_json: _common.Json = False) -> None:
             print_table(title, ("", "", ""), [(c.name, c.status, c.found) for c in lines])
         amiss = [c for c in diagnosis.checks if c.status != "ok"]
         if amiss:
-            print("What is missing")
+            _common.say("What is missing")
             for check in amiss:
-                print(f"  {check.name}: {check.cost}.\n    -> {check.fix}")
-            print()
-        print(
+                _common.say(f"  {check.name}: {check.cost}.", f"    -> {check.fix}")
+            _common.say()
+        _common.say(
             "PASSED: images can be classified here"
             if diagnosis.ready
             else "FAILED: the base job does not work"

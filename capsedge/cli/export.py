@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json
+from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli._places import READS, WRITES
 from capsedge.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def command(
             "--checkpoint",
             help="Checkpoint, .safetensors or .pt; the zoo's digit model by default.",
         ),
+        READS,
     ] = None,
     routing: Annotated[
         str | None,
@@ -50,7 +52,9 @@ def command(
         int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default.")
+        Path | None,
+        typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
+        WRITES,
     ] = None,
     runtime: Annotated[
         str | None,
@@ -102,6 +106,7 @@ def command(
         typer.Option(
             "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
         ),
+        READS,
     ] = None,
     calib_images: Annotated[
         int, typer.Option("--calib-images", min=2, help="How many of --calib-data are drawn.")
@@ -201,7 +206,6 @@ def _frozen(
 ) -> tuple[ExportReport, dict[str, Any]]:
     """Export a file with frozen couplings, and measure what that costs; one that routes is never left."""
     import dataclasses
-    import tempfile
 
     import onnx
 
@@ -210,11 +214,11 @@ def _frozen(
     from capsedge.exporters import proto
     from capsedge.exporters.frozen import freeze
     from capsedge.exporters.quantized import finish
-    from capsedge.runtime.files import check_writable, write_bytes
+    from capsedge.runtime.files import check_writable, temporary_folder, write_bytes
 
     check_writable(target)
-    with tempfile.TemporaryDirectory() as folder:
-        routed = Path(folder) / target.name
+    with temporary_folder() as folder:
+        routed = folder / target.name
         report = write(routed)
         source = Source(routed, finish)
         splits = split(source, calib_data, None, count)
@@ -252,12 +256,12 @@ def _print_frozen(frozen: dict[str, Any]) -> None:
     if frozen["accuracy"] is not None:  # of a model for one label
         found, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
         accuracy = f", accuracy {found:.2f} %, {routed:.2f} % routed"
-    print(
+    say(
         f"{'frozen':<10} approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
         f"{frozen['images']} other images{accuracy}"
     )
     for name, layer in frozen["layers"].items():
-        print(
+        say(
             f"{'':<10} {name}: couplings vary by {layer['deviation']:.4f} between images "
             f"(equal ones are {layer['uniform']:.4f})"
         )
@@ -338,8 +342,6 @@ def _print(report: ExportReport, name: str, checkpoint: Path | None, following: 
         f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
     }
     for key, value in lines.items():
-        print(f"{key:<10} {value}")
+        say(f"{key:<10} {value}")
     if following:
-        log("next:")
-        for line in following:
-            log(f"  {line}")
+        log("next:", *(f"  {line}" for line in following))

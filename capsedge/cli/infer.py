@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsedge.cli import _common
+from capsedge.cli._places import READS, READS_FLAT, WRITES
 from capsedge.errors import CapsedgeError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ _ACTIVE = 0.5  # score from which on a second capsule is drawn
 
 
 def command(
-    images: Annotated[list[Path], typer.Argument(help="PNG or JPEG files, or folders of them.")],
+    images: Annotated[
+        list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
+    ],
     model: Annotated[
         Path | None,
         typer.Option(
@@ -32,6 +35,7 @@ def command(
             "-m",
             help="ONNX file or TensorRT engine; the zoo's digit model by default.",
         ),
+        READS,
     ] = None,
     top: Annotated[
         int | None, typer.Option("--top", min=1, help="Show the K best classes.")
@@ -52,6 +56,7 @@ def command(
             help="Write a PNG: what the model saw, beside the decoder's picture of the classes shown "
             "(of up to two with a score of at least 0.5, without --top and --threshold).",
         ),
+        WRITES,
     ] = None,
     threads: Annotated[
         int | None,
@@ -102,7 +107,7 @@ def command(
                 batch[number] = session.prepare(file, invert)
             except UsageError as error:
                 errors[number] = error
-                _common.log(f"error: {error}")
+                _common.log_error(error)
         if not batch:
             continue
         import numpy as np
@@ -252,14 +257,9 @@ def _print_table(
         # A class that is drawn is listed with its colour also where it was not asked for.
         classes = list(dict.fromkeys([label.index for label in prediction.labels] + list(colours)))
         if not classes:
-            rows.append([_printable(files[number]), "-", ""])
+            rows.append([str(files[number]), "-", ""])
         for position, j in enumerate(classes):
-            row = [_printable(files[number]) if position == 0 else ""]
+            row = [str(files[number]) if position == 0 else ""]
             row += [session.class_name(j), f"{prediction.scores[j]:.4f}"]
             rows.append(row + ([colours.get(j, "")] if drawn else []))
     print_table(f"{session.path.name}, {session.ops} operators", columns, rows)
-
-
-def _printable(path: Path) -> str:
-    """A file name for the table, also where its bytes are no UTF-8."""
-    return str(path).encode(errors="replace").decode()

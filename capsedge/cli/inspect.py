@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsedge.cli import _common
+from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.units import size
@@ -24,6 +25,7 @@ def command(
         typer.Argument(
             help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."
         ),
+        READS,
     ],
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")] = "1,8",
     forecast: Annotated[
@@ -86,7 +88,7 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
         ("layers", ", ".join(f"{n} {kind}" for kind, n in issued.layers.items()) or "not stated"),
         ("routing runs in", issued.plugin_library or "TensorRT's own operators"),
         ("made from", f"{issued.source}, sha256 {issued.source_sha256}"),
-        ("made by", issued.command),
+        ("build it again", issued.rebuild),
     ]
     print_table("Engine", ("", ""), facts)
     if issued.model is not None:

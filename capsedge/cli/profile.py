@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsedge.cli import _common
+from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode, UnsupportedModelError, UsageError
 from capsedge.runtime.charts import check_chart
@@ -35,6 +35,7 @@ def command(
         typer.Argument(
             help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."
         ),
+        READS,
     ] = None,
     compare: Annotated[
         str,
@@ -66,16 +67,24 @@ def command(
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Checkpoint for --compare torch; the zoo's by default."),
+        READS,
     ] = None,
     peer_model: Annotated[
         Path | None,
         typer.Option(help="The file that peers run instead, for example the portable export."),
+        READS,
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML file.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write the report's charts as a PNG.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report as one HTML file."), WRITES
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write the report's charts as a PNG."), WRITES
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the report as Markdown."), WRITES
+    ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Write a few runs as a trace for Perfetto.")
+        Path | None, typer.Option(help="Write a few runs as a trace for Perfetto."), WRITES
     ] = None,
     as_json: _common.Json = False,
 ) -> None:
@@ -262,12 +271,12 @@ def _show(report: Report) -> None:
         _print(tables.groups(run))
         _print(tables.layers(run))
         for warning in run.warnings:
-            print(f"warning, {run.model}, batch {run.batch}: {warning}", file=sys.stderr)
+            _common.log(f"warning, {run.model}, batch {run.batch}: {warning}")
     if report.peaks is not None:
-        print(tables.peaks(report.peaks))
+        _common.say(tables.peaks(report.peaks))
     for found in report.comparisons:
         _print(tables.comparison(found))
-        print(
+        _common.say(
             "Versions: " + "; ".join(dict.fromkeys(entry.version for entry in found.entries)) + "."
         )
 

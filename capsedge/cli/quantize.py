@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json
+from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli._places import READS, UPDATES, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files import REJECTED, beside
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
@@ -26,13 +28,14 @@ LISTED = 12  # kept nodes printed; --json lists all
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="The FP32 ONNX file.")],
+    model: Annotated[Path, typer.Argument(help="The FP32 ONNX file."), READS],
     calib_data: Annotated[
         Path,
         typer.Option(
             "--calib-data",
             help="Images to calibrate on: data set folder (its training split), npz, idx or images.",
         ),
+        READS,
     ],
     precision: Annotated[str, typer.Option("--precision", help="int8, fp16 or mixed.")] = "int8",
     calib_images: Annotated[
@@ -45,6 +48,7 @@ def command(
             help="Labelled images that accuracy is reported on; by default the test split of "
             "--calib-data, or what was not drawn.",
         ),
+        READS,
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only N evaluation images, drawn.")
@@ -65,6 +69,7 @@ def command(
     table: Annotated[
         Path | None,
         typer.Option("--table", help="Calibration table: read if it is there, else written."),
+        UPDATES,
     ] = None,
     sensitivity: Annotated[
         bool,
@@ -76,10 +81,13 @@ def command(
     prefer: Annotated[
         str, typer.Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed).")
     ] = "size",
-    plot: Annotated[Path | None, typer.Option("--plot", help="Mixed: PNG of the search.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Mixed: PNG of the search."), WRITES
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
+        Role(written=lambda path: [path, beside(path, REJECTED)]),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
     as_json: Json = False,
@@ -156,7 +164,7 @@ def command(
         show(report)
         file, images = shlex.quote(str(report.output)), shlex.quote(str(data or calib_data))
         checkpoint = "" if _of_the_zoo(source) else " --checkpoint CHECKPOINT"
-        log(f"next:\n  capsedge verify {file}{checkpoint} --data {images}")
+        log("next:", f"  capsedge verify {file}{checkpoint} --data {images}")
 
 
 def _of_the_zoo(source: Source) -> bool:
@@ -240,7 +248,7 @@ def show(report: Report) -> None:
             [(k.node, k.op, k.rule, k.numbers) for k in report.kept[:LISTED]],
         )
         if len(report.kept) > LISTED:
-            print(f"and {len(report.kept) - LISTED} more, listed by --json\n")
+            say(f"and {len(report.kept) - LISTED} more, listed by --json", "")
     if report.search is not None:
         show_search(report.search)
 

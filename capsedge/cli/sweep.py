@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from capsedge.cli._common import Json, log, print_json
+from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.units import size
@@ -44,6 +44,7 @@ def command(
             "--data",
             help="Data set folder: calibrated on its training split, judged on its test split.",
         ),
+        READS,
     ],
     model: Annotated[
         str | None,
@@ -55,6 +56,7 @@ def command(
             "--checkpoint",
             help="Checkpoint, .safetensors or .pt; the zoo's digit model by default.",
         ),
+        READS,
     ] = None,
     iters: Annotated[
         str, typer.Option("--iters", help="Routing iterations, as in 1..5 or 1,3.")
@@ -67,10 +69,10 @@ def command(
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of one inference.")] = 2,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the table as JSON.")
+        Path | None, typer.Option("-o", "--output", help="Write the table as JSON."), WRITES
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Write accuracy against time as a PNG.")
+        Path | None, typer.Option("--plot", help="Write accuracy against time as a PNG."), WRITES
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +95,7 @@ def command(
     from capsedge.exporters import export
     from capsedge.exporters.quantized import finish
     from capsedge.runtime.charts import check_chart
-    from capsedge.runtime.files import check_writable, write_text
+    from capsedge.runtime.files import check_writable, temporary_folder, write_text
 
     if output is not None:
         check_writable(output)
@@ -114,9 +116,9 @@ def command(
         )
     points: list[Point] = []
     splits = None
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         for count in counts:
-            path = Path(folder) / f"{count}.onnx"
+            path = folder / f"{count}.onnx"
             export(trained, path, iterations=count)
             source = Source(path, finish)
             if splits is None:
@@ -204,7 +206,7 @@ def _precisions(text: str) -> list[str]:
 
 def _plot(points: list[Point], name: str, path: Path) -> None:
     """Accuracy against time, one line a precision, the iterations written beside the points."""
-    from capsedge.runtime.charts import new_figure, save_figure
+    from capsedge.runtime.charts import caption, new_figure, save_figure
 
     figure = new_figure(7, 4)
     axis = figure.subplots()
@@ -218,7 +220,7 @@ def _plot(points: list[Point], name: str, path: Path) -> None:
             axis.annotate(str(p.iterations), (p.milliseconds, 100 * p.accuracy), fontsize=8)
     axis.set_xlabel("milliseconds an image (area: size of the file; numbers: iterations)")
     axis.set_ylabel("accuracy, %")
-    axis.set_title(name)
+    axis.set_title(caption(name))
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path, 110)

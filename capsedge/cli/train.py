@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json
-from capsedge.cli._streams import INTERRUPTED
+from capsedge.cli import _signals
+from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli._places import READS, Role
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.training.folder import MODEL, files
 
 
 def command(
@@ -29,9 +31,12 @@ def command(
             help="Data set folder: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
             "test.npz, or train/ and test/ with one sub-folder of images a class; or one npz file.",
         ),
+        READS,
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder of the run: checkpoint, history, state.")
+        Path,
+        typer.Option("-o", "--output", help="Folder of the run: checkpoint, history, state."),
+        Role(written=files),
     ],
     iters: Annotated[
         int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
@@ -66,7 +71,7 @@ def command(
     ] = 0.999,
     seed: Annotated[int, typer.Option("--seed", help="Of weights, order and augmentation.")] = 1,
     init: Annotated[
-        Path | None, typer.Option("--init", help="Go on from this checkpoint's weights.")
+        Path | None, typer.Option("--init", help="Go on from this checkpoint's weights."), READS
     ] = None,
     limit: Annotated[
         int | None,
@@ -89,8 +94,8 @@ def command(
             "Training needs torch.", str(error), "pip install 'capsedge[export]'"
         ) from error
     from capsedge.checkpoint import load_checkpoint
+    from capsedge.datasets import ImageSet, read_split
     from capsedge.models import get_config
-    from capsedge.training.data import LabelledImages, load_images
     from capsedge.training.loop import Recipe, train
 
     config = get_config(model)
@@ -113,13 +118,9 @@ def command(
     if threads:
         torch.set_num_threads(threads)
 
-    def load(split: str) -> LabelledImages:
-        images = load_images(data, split, config.preprocessing)
-        return LabelledImages(images.images[:limit], images.labels[:limit]) if limit else images
-
-    training = load("train")
+    training = read_split(data, "train", config.preprocessing, limit)
     try:
-        test: LabelledImages | None = load("test")
+        test: ImageSet | None = read_split(data, "test", config.preprocessing, limit)
     except UsageError as error:
         log(f"no test images: {error.what}")
         test = None
@@ -167,11 +168,11 @@ def command(
                 )
     except KeyboardInterrupt:
         log("interrupted: epochs that ended are kept; the same command with --resume goes on")
-        raise SystemExit(INTERRUPTED) from None
-    checkpoint = output / "model.safetensors"
+        raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
+    checkpoint = output / MODEL
     if as_json:
         print_json({"checkpoint": str(checkpoint), "epochs": lines})
     else:
-        print(checkpoint)
+        say(checkpoint)
         source, target = shlex.quote(str(checkpoint)), shlex.quote(str(output / "model.onnx"))
-        log(f"next:\n  capsedge export --checkpoint {source} -o {target}")
+        log("next:", f"  capsedge export --checkpoint {source} -o {target}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsedge.cli import _common
+from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files import check_writable
@@ -21,13 +22,14 @@ LISTED = 10  # flips printed; the certificate lists more
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="ONNX file or TensorRT engine.")],
+    model: Annotated[Path, typer.Argument(help="ONNX file or TensorRT engine."), READS],
     checkpoint: Annotated[
         Path | None,
         typer.Option(
             "--checkpoint",
             help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default.",
         ),
+        READS,
     ] = None,
     name: Annotated[
         str | None,
@@ -38,6 +40,7 @@ def command(
         typer.Option(
             help="Data set folder (its test split), npz, idx or images; the package's samples by default."
         ),
+        READS,
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Only the first N samples.")
@@ -61,7 +64,7 @@ def command(
         typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies)."),
     ] = "auto",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON.")
+        Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON."), WRITES
     ] = None,
     as_json: _common.Json = False,
 ) -> None:
@@ -167,10 +170,10 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
     if document["ledger"] is not None:
         _show_ledger(document["ledger"])
     for failure in document["failures"]:
-        print(failure)
+        _common.say(failure)
     if saved is not None:
-        print(f"certificate: {saved}")
-    print(document["verdict"])
+        _common.say(f"certificate: {saved}")
+    _common.say(document["verdict"])
 
 
 def _link(link: dict[str, Any]) -> tuple[str, str, str]:
@@ -235,6 +238,6 @@ def _show_ledger(ledger: dict[str, Any]) -> None:
                 for r in ledger["rows"]
             ],
         )
-    print(ledger["verdict"])
+    _common.say(ledger["verdict"])
     if ledger["note"] and ledger["note"] != ledger["verdict"]:
-        print(ledger["note"])
+        _common.say(ledger["note"])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.config import AttentionCapsulesConfig
 from capsedge.models.layers import AttentionCapsules as AttentionLayer
-from capsedge.models.layers import PrimaryCapsules, output_size
+from capsedge.models.layers import PrimaryCapsules, output_size, positions
 
 
 class AttentionCapsules(CapsuleModel):
@@ -39,7 +39,7 @@ class AttentionCapsules(CapsuleModel):
                     matrix_pose=c.matrix_pose,
                 )
             )
-            grid = ((grid[0] - kernel[0]) // stride + 1, (grid[1] - kernel[1]) // stride + 1)
+            grid = positions(grid, kernel, stride)
             types = parents
 
         for layer in c.capsule_layers:

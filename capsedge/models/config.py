@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from capsedge.errors import UsageError
+from capsedge.runtime import limits
+from capsedge.runtime.documents import Malformed, check, decode
 from capsedge.runtime.metadata import TASKS, Preprocessing
+
+
+def _check(least: int, most: int, **values: object) -> None:
+    """Refuse numbers outside of a range."""
+    for name, value in values.items():
+        if not isinstance(value, int) or not least <= value <= most:
+            raise UsageError(f"{name} is {value}.", f"Wanted: {least} to {most:,}.")
+
+
+def _check_padding(padding: int | str) -> None:
+    if padding != "same":
+        _check(0, limits.KERNEL, padding=padding)
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,11 @@ class Conv:
     bias: bool = True
     batch_norm: bool = False
 
+    def __post_init__(self) -> None:
+        _check(1, limits.WIDTH, channels=self.channels)
+        _check(1, limits.KERNEL, kernel=self.kernel, stride=self.stride)
+        _check_padding(self.padding)
+
 
 @dataclass(frozen=True)
 class ResNet:
@@ -40,6 +59,14 @@ class ResNet:
 
     stages: tuple[tuple[int, int, int], ...] = ((64, 3, 1), (128, 4, 2))
 
+    def __post_init__(self) -> None:
+        _check(1, limits.LAYERS, stages=len(self.stages))
+        for channels, blocks, stride in self.stages:
+            _check(1, limits.WIDTH, channels=channels)
+            _check(1, limits.LAYERS, blocks=blocks)
+            _check(1, limits.KERNEL, stride=stride)
+        _check(1, limits.LAYERS, blocks=sum(blocks for _, blocks, _ in self.stages))
+
 
 @dataclass(frozen=True)
 class CapsuleConv:
@@ -48,6 +75,10 @@ class CapsuleConv:
     types: int
     kernel: int
     stride: int = 1
+
+    def __post_init__(self) -> None:
+        _check(1, limits.WIDTH, types=self.types)
+        _check(1, limits.KERNEL, kernel=self.kernel, stride=self.stride)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +111,30 @@ class ModelConfig:
     task: str = "single-label"
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
+        if not 1 <= self.iterations <= limits.ITERATIONS:
             raise UsageError(
-                f"Routing cannot run {self.iterations} iterations.", "", "Ask for 1 or more."
+                f"Routing cannot run {self.iterations} iterations.",
+                "",
+                f"Ask for 1 to {limits.ITERATIONS}.",
             )
         if self.task not in TASKS:
             raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(TASKS)}.")
         if not self.class_names:
             raise UsageError("A model needs at least one class.")
+        _check(1, limits.WIDTH, classes=len(self.class_names))
+        if max(map(len, self.class_names)) > limits.NAME_CHARACTERS:
+            raise UsageError(f"A class name has over {limits.NAME_CHARACTERS:,} characters.")
+        if not isinstance(self.stem, ResNet):
+            _check(0, limits.LAYERS, layers_of_the_stem=len(self.stem))
+        _check(0, limits.LAYERS, capsule_layers=len(self.capsule_layers))
+        _check(1, limits.WIDTH, primary_types=self.primary_types)
+        _check(
+            1,
+            limits.KERNEL,
+            primary_kernel=self.primary_kernel,
+            primary_stride=self.primary_stride,
+        )
+        _check_padding(self.primary_padding)
 
     @property
     def classes(self) -> int:
@@ -133,6 +180,13 @@ class CapsNetConfig(ModelConfig):
     decoder: tuple[int, ...] = ()
     linear_classifier: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        _check(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
+        for size in self.decoder:
+            _check(1, limits.WIDTH, decoder=size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixCapsulesConfig(ModelConfig):
@@ -150,6 +204,15 @@ class MatrixCapsulesConfig(ModelConfig):
     pose_side: int = 4
     inverse_temperature: float = 0.01
     epsilon: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(1, limits.KERNEL, pose_side=self.pose_side)
+        if not (0 < self.epsilon < math.inf and math.isfinite(self.inverse_temperature)):
+            raise UsageError(
+                f"epsilon {self.epsilon:g}, inverse temperature {self.inverse_temperature:g}.",
+                "Wanted: finite numbers, and epsilon above 0.",
+            )
 
     @property
     def inverse_temperatures(self) -> tuple[float, ...]:
@@ -180,42 +243,40 @@ class AttentionCapsulesConfig(ModelConfig):
     concurrent: bool = True
     iterations: int = 2
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(1, limits.WIDTH, pose_dim=self.pose_dim)
+        if self.matrix_pose and math.isqrt(self.pose_dim) ** 2 != self.pose_dim:
+            raise UsageError(
+                f"A pose of {self.pose_dim} elements is no square matrix.", "", "Use 16."
+            )
+        _check(0, limits.LAYERS, dense_layers=len(self.dense_layers))
+        for size in self.dense_layers:
+            _check(1, limits.WIDTH, dense_layers=size)
+
 
 FAMILIES: dict[str, type[ModelConfig]] = {
     c.architecture: c for c in (CapsNetConfig, MatrixCapsulesConfig, AttentionCapsulesConfig)
 }
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
+def config_from_dict(values: object) -> ModelConfig:
     """Build a configuration from what ``ModelConfig.to_dict`` gave.
 
     Raises:
         UsageError: an unknown architecture, or fields that do not fit it.
     """
-    rest = dict(values)
-    architecture = rest.pop("architecture", None)
-    family = FAMILIES.get(str(architecture))
-    if family is None:
-        raise UsageError(
-            f"Unknown architecture '{architecture}'.", f"Known: {', '.join(sorted(FAMILIES))}."
-        )
     try:
-        stem = rest.pop("stem")
-        rest["stem"] = (
-            ResNet(_tuples(list(stem["resnet"])))
-            if isinstance(stem, Mapping)
-            else tuple(Conv(**c) for c in stem)
-        )
-        rest["preprocessing"] = Preprocessing(**rest["preprocessing"])
-        rest["capsule_layers"] = tuple(CapsuleConv(**c) for c in rest.get("capsule_layers", ()))
-        return family(**{k: _tuples(v) for k, v in rest.items()})
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(
-            "The model configuration cannot be read.", f"{type(error).__name__}: {error}"
-        ) from error
+        rest = dict(decode(dict[str, Any], check(values)))
+        architecture = rest.pop("architecture", None)
+        family = FAMILIES.get(str(architecture))
+        if family is None:
+            raise UsageError(
+                f"Unknown architecture '{architecture}'.", f"Known: {', '.join(sorted(FAMILIES))}."
+            )
+        stem = rest.get("stem")
+        if isinstance(stem, dict) and stem.keys() == {"resnet"}:
+            rest["stem"] = {"stages": stem["resnet"]}
+        return decode(family, rest)
+    except Malformed as error:
+        raise UsageError("The model configuration cannot be read.", f"{error}.") from error

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge import ops
+from capsedge.errors import UsageError
 from capsedge.models.config import Conv, ResNet
 from capsedge.ops._common import windows
 from capsedge.ops.attention_routing import EPSILON
@@ -72,7 +73,22 @@ def output_size(
     if padding == "same":
         return -(-grid[0] // stride), -(-grid[1] // stride)
     p = 2 * int(padding)
-    return (grid[0] + p - kernel) // stride + 1, (grid[1] + p - kernel) // stride + 1
+    return positions((grid[0] + p, grid[1] + p), (kernel, kernel), stride)
+
+
+def positions(grid: tuple[int, int], window: tuple[int, int], stride: int) -> tuple[int, int]:
+    """Rows and columns of the places that a window takes on a grid.
+
+    Raises:
+        UsageError: the window is larger than the grid.
+    """
+    if grid[0] < window[0] or grid[1] < window[1]:
+        raise UsageError(
+            f"A window of {window[0]}x{window[1]} does not fit a map of {grid[0]}x{grid[1]}.",
+            "",
+            "Make it smaller, or the layers and strides before it fewer.",
+        )
+    return (grid[0] - window[0]) // stride + 1, (grid[1] - window[1]) // stride + 1
 
 
 def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequential, int]:
@@ -149,10 +165,7 @@ class DynamicCapsules(nn.Module):
         super().__init__()
         self.kernel = grid if kernel is None else (kernel, kernel)
         self.stride, self.iterations, self.leaky = stride, iterations, leaky
-        self.grid = (
-            (grid[0] - self.kernel[0]) // stride + 1,
-            (grid[1] - self.kernel[1]) // stride + 1,
-        )
+        self.grid = positions(grid, self.kernel, stride)
         children = self.kernel[0] * self.kernel[1] * types_in
         self.weight = nn.Parameter(0.1 * torch.randn(children, types, dim, dim_in))
         self.bias = nn.Parameter(torch.full((types, dim), 0.1)) if bias else None

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.config import MatrixCapsulesConfig
-from capsedge.models.layers import EMCapsules, PrimaryCapsules
+from capsedge.models.layers import EMCapsules, PrimaryCapsules, output_size, positions
 
 
 class MatrixCapsules(CapsuleModel):
@@ -24,6 +24,7 @@ class MatrixCapsules(CapsuleModel):
         # Votes of unit variance start the parents' activations near one half, where the spread loss
         # has a gradient.
         nn.init.kaiming_normal_(self.primary_pose.conv.weight, nonlinearity="relu")
+        grid = output_size(self._grid_after_stem(), *shape)
         types, layers = c.primary_types, []
         schedule = c.inverse_temperatures
         for layer in c.capsule_layers:
@@ -38,6 +39,7 @@ class MatrixCapsules(CapsuleModel):
                     epsilon=c.epsilon,
                 )
             )
+            grid = positions(grid, (layer.kernel, layer.kernel), layer.stride)
             types = layer.types
         self.capsules = nn.ModuleList(layers)
         self.classes = EMCapsules(

@@ -11,6 +11,7 @@ mass put in the centre of 28x28. Nothing here comes from a data set.
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from capsedge.errors import CapsedgeError
+from capsedge.runtime.files import make_folder, write_bytes
 
 Stroke = Sequence[tuple[float, float]]
 
@@ -323,12 +327,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     pictures = many(options.each, options.seed) if options.each else samples(options.seed)
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
+        make_folder(options.out)
         for name, picture in pictures.items():
-            Image.fromarray(picture).save(options.out / name, optimize=True)
-    except OSError as error:
-        print(f"error: {options.out} cannot be written: {error.strerror}.", file=sys.stderr)
-        return 2
+            buffer = io.BytesIO()
+            Image.fromarray(picture).save(buffer, "PNG", optimize=True)
+            write_bytes(options.out / name, buffer.getvalue())
+    except CapsedgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return int(error.exit_code)
     print(f"wrote {len(pictures)} images to {options.out}")
     return 0
 

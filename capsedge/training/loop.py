@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 import time
@@ -17,18 +18,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capsedge.checkpoint import save_checkpoint
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.datasets import ImageSet
+from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.config import ModelConfig
-from capsedge.runtime.files import replacing, write_text
+from capsedge.runtime import reading
+from capsedge.runtime.files import check_writable, make_folder, write_bytes, write_text
 from capsedge.training import augment
-from capsedge.training.data import LabelledImages
+from capsedge.training.folder import HISTORY, MODEL, STATE, files
 from capsedge.training.losses import (
     cross_entropy_loss,
     margin_loss,
     reconstruction_loss,
     spread_loss,
 )
+from capsedge.training.state import fill, read_state
 
 SCHEDULES = ("one-cycle", "exponential", "multistep")
 PAIRS = ("none", "overlap", "diverse")
@@ -141,7 +145,7 @@ def _optimizer(
 
 
 @torch.no_grad()
-def predict_all(model: CapsuleModel, data: LabelledImages, batch: int = 256) -> Tensor:
+def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor:
     """Scores ``[N, J]`` of all images in evaluation mode."""
     model.eval()
     scores = []
@@ -164,8 +168,8 @@ def _moving_average(model: nn.Module, average: nn.Module, decay: float) -> None:
 def train(
     config: ModelConfig,
     recipe: Recipe,
-    data: LabelledImages,
-    test: LabelledImages | None,
+    data: ImageSet,
+    test: ImageSet | None,
     folder: Path,
     *,
     initial: CapsuleModel | None = None,
@@ -175,23 +179,26 @@ def train(
 ) -> CapsuleModel:
     """Train a model; after every epoch ``folder`` holds all that is needed to go on.
 
-    Writes ``model.safetensors`` (the result), ``last.pt`` (for ``resume``), ``history.jsonl`` (one line an
-    epoch). A resumed run ends with the numbers of an uninterrupted one: order and augmentation of an
-    epoch depend on the seed and the epoch alone.
+    Writes ``last.pt`` (for ``resume``), and from it ``model.safetensors`` (the result) and ``history.jsonl``
+    (one line an epoch). A resumed run ends with the files of an uninterrupted one, wherever it was ended:
+    order and augmentation of an epoch depend on the seed and the epoch alone.
 
     Args:
         initial: a trained model of the same configuration to go on from; fresh weights when left out.
 
     Raises:
-        UsageError: images or the initial model do not fit, or the folder holds a run and ``resume`` is off.
+        UsageError: images or the initial model do not fit, the folder cannot be written, or it holds a run
+            and ``resume`` is off.
         ArtefactError: the run to resume is damaged or of another configuration.
+        EnvironmentProblem: the disk is full; the epochs before are kept.
     """
-    if data.labels.max(initial=0) >= config.classes:
+    if data.classes.max(initial=0) >= config.classes:
         raise UsageError(
-            f"The data has class {data.labels.max()}.", f"The model has {config.classes} classes."
+            f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
         )
-    last, history_file = folder / "last.pt", folder / "history.jsonl"
-    if last.exists() and not resume:
+    last = folder / STATE
+    begun = reading.kind(last) is not None
+    if begun and not resume:
         raise UsageError(
             f"{folder} already holds a run.", "", "Add --resume to go on with it, or name another."
         )
@@ -211,35 +218,32 @@ def train(
         raise UsageError(
             f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"Cannot make the folder {folder}.", f"{error.strerror}.", "Choose another place."
-        ) from error
+    make_folder(folder)
+    for file in files(folder):
+        check_writable(file)
     optimizer, scheduler = _optimizer(model, recipe, steps)
     history: list[dict[str, Any]] = []
-    parts: dict[str, Any] = {
-        "model": model,
-        "average": average,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-    }
+    parts = _parts(model, average, optimizer, scheduler)
     identity = json.dumps([config.to_dict(), asdict(recipe)], sort_keys=True)
-    if resume and last.exists():
-        try:
-            state = torch.load(last, weights_only=True)
-        except Exception as error:
-            raise ArtefactError(f"{last} cannot be read.", str(error)) from error
-        if state["identity"] != identity:
-            raise ArtefactError(
-                f"{last} was made with other settings.", "", "Resume with the settings of the run."
-            )
+
+    def write_results() -> None:
+        training = {"recipe": asdict(recipe), "last": _without_time(history[-1])}
+        extra = {"capsedge.training": json.dumps(training)}
+        save_checkpoint(average, folder / MODEL, extra)
+        write_text(folder / HISTORY, "".join(json.dumps(x) + "\n" for x in history))
+
+    if begun:
+        like = copy.deepcopy(model)
+        probe = _optimizer(like, recipe, steps)
+        fill(*probe)
+        wanted = {n: p.state_dict() for n, p in _parts(like, average, *probe).items()}
+        state = read_state(last, identity, wanted, recipe.epochs, steps)
         for name, part in parts.items():
             part.load_state_dict(state[name])
-        history = json.loads(state["history"])
+        history = state["history"]
+        write_results()  # the run may have ended before it did
 
-    labels = torch.as_tensor(data.labels)
+    labels = torch.as_tensor(data.classes)
     started = time.monotonic()
     for epoch in range(len(history), recipe.epochs):
         rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
@@ -273,22 +277,35 @@ def train(
             "seconds": round(time.monotonic() - started, 1),
         }
         if test is not None and config.task == "single-label":
-            right = predict_all(average, test).argmax(1).numpy() == test.labels
+            right = predict_all(average, test).argmax(1).numpy() == test.classes
             line["test_accuracy"] = float(right.mean())
             line["test_images"] = len(test)
         history.append(line)
-        write_text(history_file, "".join(json.dumps(x) + "\n" for x in history))
         state = {n: p.state_dict() for n, p in parts.items()}
-        with replacing(last) as temporary:
-            torch.save({**state, "identity": identity, "history": json.dumps(history)}, temporary)
-        save_checkpoint(
-            average,
-            folder / "model.safetensors",
-            {"capsedge.training": json.dumps({"recipe": asdict(recipe), "last": line})},
-        )
+        state |= {"identity": identity, "history": json.dumps(history)}
+        # By way of memory: torch reports a full disk as a bug of its own.
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_bytes(last, buffer.getbuffer())
+        write_results()
         if epoch_done:
             epoch_done(line)
     return average.eval()
+
+
+def _parts(
+    model: nn.Module,
+    average: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+) -> dict[str, Any]:
+    """What has a state, by the name that it has in ``last.pt``."""
+    return {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler}
+
+
+def _without_time(line: dict[str, Any]) -> dict[str, Any]:
+    """An epoch's line without what differs from machine to machine, so that equal runs make equal files."""
+    return {name: value for name, value in line.items() if name != "seconds"}
 
 
 def _batch_loss(

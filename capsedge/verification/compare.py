@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 import capsedge
+from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.environment import machine, versions
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.session import SCORES, Session, load
 from capsedge.verification.certificate import Certificate, Link
-from capsedge.verification.inputs import Samples, hard_cases, load_samples, shipped_samples
+from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
 from capsedge.verification.metrics import Decisions, OutputMetrics
 from capsedge.verification.reference import (
     Arrays,
@@ -117,7 +118,10 @@ def verify(
             progress(done, total)
 
     on_samples = _comparison(session, table, tie=0.0)
-    for images, labels in samples.batches(_batch(session)):
+    compared = 0
+    for images in samples.batches(_batch(session)):
+        labels = None if samples.labels is None else samples.labels[compared:][: len(images)]
+        compared += len(images)
         wanted, found = source.run(images), _run(session, images)
         _update(on_samples, wanted, found, None, labels)
         step(len(images))
@@ -146,7 +150,7 @@ def verify(
         samples={
             "source": Path(samples.source).name,
             "images": len(samples),
-            "sha256": samples.sha256(),
+            "sha256": samples.stored_sha256(),
             **on_samples.to_dict(),
         },
         hard_cases={"names": list(hard_names), "noise_factor": NOISE, **on_hard.to_dict()},
@@ -273,7 +277,7 @@ def _samples(
     prep: Preprocessing | None,
     shape: tuple[int, int, int],
     limit: int | None,
-) -> Samples:
+) -> ImageSet:
     if data is None:
         return shipped_samples(prep, shape, limit)
     samples = load_samples(data, prep, limit)
@@ -380,7 +384,7 @@ def _failures(
 
 
 def _worst_images(
-    on_samples: _Comparison, on_hard: _Comparison, samples: Samples, hard: NDArray[np.float32]
+    on_samples: _Comparison, on_hard: _Comparison, samples: ImageSet, hard: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """The images that failed worst, one an output: what the ledger looks at."""
     chosen: list[NDArray[np.float32]] = []
@@ -388,13 +392,10 @@ def _worst_images(
     if on_samples.decisions is not None:
         wanted |= {f.image for f in on_samples.decisions.flips[:4]}
     for index in sorted(k for k in wanted if k is not None):
-        part = Samples(
-            samples.source, samples.images[index : index + 1], None, samples.preprocessing
-        )
-        chosen.append(next(part.batches(1))[0])
+        chosen.append(next(samples.take(np.array([index])).batches(1)))
     hardest = {m.worst_image for m in on_hard.outputs.values() if not m.passed}
     for k in sorted(k for k in hardest if k is not None):
         chosen.append(hard[k : k + 1])
     if not chosen:
-        chosen.append(next(samples.batches(1))[0])
+        chosen.append(next(samples.batches(1)))
     return np.concatenate(chosen)

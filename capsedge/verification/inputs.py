@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.imagesets import read_images
+from capsedge.datasets import ImageSet, read_images
 from capsedge.runtime.images import SUFFIXES, prepare
 from capsedge.runtime.metadata import Preprocessing
 
@@ -18,61 +16,23 @@ Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Images to compare on, prepared for the model batch by batch.
-
-    Attributes:
-        source: where they come from, for the certificate.
-        images: prepared float images ``[N, C, H, W]``, or pixels ``[N, H, W, C]``.
-        labels: their classes ``[N]``; None if not known.
-        preprocessing: how pixels become the input; None if the images are prepared.
-        names: what the certificate and flips call them; their numbers if empty.
-    """
-
-    source: str
-    images: NDArray[np.generic]
-    labels: NDArray[np.int64] | None = None
-    preprocessing: Preprocessing | None = None
-    names: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def sha256(self) -> str:
-        """Checksum of the pixels (or floats) themselves."""
-        return hashlib.sha256(np.ascontiguousarray(self.images).tobytes()).hexdigest()
-
-    def batches(self, size: int) -> Iterator[tuple[Floats, NDArray[np.int64] | None]]:
-        """Prepared batches ``[n, C, H, W]`` with their labels."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            labels = None if self.labels is None else self.labels[part]
-            if self.preprocessing is None:
-                yield self.images[part].astype(np.float32), labels
-            else:
-                prepared = [prepare(image, self.preprocessing) for image in self.images[part]]
-                yield np.stack(prepared), labels
-
-
-def load_samples(source: Path | str, prep: Preprocessing | None, limit: int | None) -> Samples:
+def load_samples(source: Path | str, prep: Preprocessing | None, limit: int | None) -> ImageSet:
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit: as of ``imagesets.read_images``.
+        source, prep, limit: as of ``datasets.read_images``.
 
     Raises:
         UsageError: nothing readable is there, or it does not fit the model.
     """
-    source = Path(source)
     found = read_images(source, prep, "test", limit)
-    name = str(source) if found.whole else f"{source} (first {len(found.images)})"
-    return Samples(name, found.images, found.labels, found.preprocessing, found.names)
+    name = str(source) if found.whole else f"{source} (first {len(found)})"
+    return replace(found, source=name)
 
 
 def shipped_samples(
     prep: Preprocessing | None, shape: tuple[int, int, int], limit: int | None
-) -> Samples:
+) -> ImageSet:
     """The package's own samples: its drawn images where they fit, and generated strokes.
 
     Args:
@@ -85,7 +45,7 @@ def shipped_samples(
         parts.insert(0, np.stack([prepare(file, prep) for file in files]))
     names = (*(f.name for f in files if len(parts) == 2), *(f"drawn {k}" for k in range(GENERATED)))
     images = np.concatenate(parts)[:limit]
-    return Samples("samples of the package", images, names=names[: len(images)])
+    return ImageSet("samples of the package", images, names=names[: len(images)])
 
 
 def generated(shape: tuple[int, int, int], prep: Preprocessing | None, count: int) -> Floats:

@@ -15,9 +15,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from capsedge.runtime.onnx_file import read_harmless
 from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 
-DOMAIN = "capsedge"
 _MARK = re.compile(
     r"^((?:Dynamic|EM|Attention|Uniform)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$"
 )
@@ -65,13 +66,13 @@ class Probe:
     """
 
     def __init__(self, path: Path, library: Path | None = None) -> None:
-        model = onnx.load(path)
+        model = onnx.load_model_from_string(read_harmless(path)[0])
         self._library = library
         self.sites: list[Site] = []
         functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         open_site: Site | None = None
         for node in model.graph.node:
-            if node.domain == DOMAIN and node.op_type.endswith("Routing"):
+            if node.domain == DOMAIN and operator_of(node.op_type).endswith("Routing"):
                 open_site = None
                 body = functions.get((node.domain, node.op_type, node.overload))
                 if library is not None or body is None:
@@ -102,7 +103,11 @@ class Probe:
     def run(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """The values by name."""
         backend = OnnxRuntimeBackend(
-            self._model.SerializeToString(), "the probe", None, self._library
+            self._model.SerializeToString(),
+            "the probe",
+            None,
+            self._library,
+            nodes=[n.op_type for n in self._model.graph.node if n.domain == DOMAIN],
         )
         port = backend.inputs[0]
         return backend.run({port.name: images.astype(port.dtype)}, self._names)
@@ -117,11 +122,12 @@ def _site(operator: str) -> Site:
 
 def _from_outside(node: onnx.NodeProto) -> Site:
     """What a node takes and gives."""
-    site = _site(node.op_type)
+    operator = operator_of(node.op_type)
+    site = _site(operator)
     iterations = next((a.i for a in node.attribute if a.name == "iterations"), 1)
     site.add(0, "pose", node.input[0])
     site.add(iterations, "pose", node.output[0])
-    if node.op_type == "EMRouting":
+    if operator == "EMRouting":
         site.add(0, "activation", node.input[1])
         site.add(iterations, "activation", node.output[1])
     return site
@@ -131,13 +137,15 @@ def _opened(
     model: onnx.ModelProto, node: onnx.NodeProto, body: onnx.FunctionProto, number: int
 ) -> Site:
     """Give a node a function of its own, whose marked values are outputs."""
-    site = _site(node.op_type)
+    operator = operator_of(node.op_type)
+    site = _site(operator)
     site.add(0, "pose", node.input[0])
-    if node.op_type == "EMRouting":
+    if operator == "EMRouting":
         site.add(0, "activation", node.input[1])
     own = onnx.FunctionProto()
     own.CopyFrom(body)
-    own.overload = node.overload = f"probe{number}"
+    own.overload = node.overload = ""
+    own.name = node.op_type = f"{operator}Probe{number}"
     for inner in body.node:
         for name in inner.output:
             found = _MARK.match(name)

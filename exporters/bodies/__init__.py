@@ -17,8 +17,9 @@ from capsedge.exporters.bodies import (
     uniform,
 )
 from capsedge.exporters.bodies._builder import Body, Shape
-from capsedge.exporters.operators import DOMAIN, OPERATORS
+from capsedge.exporters.operators import OPERATORS
 from capsedge.exporters.rewrites import Rewrites
+from capsedge.runtime.operator_names import DOMAIN
 
 _BUILDERS = {
     "Squash": squash.build,
@@ -42,7 +43,6 @@ def function_body(
     rewrites: Rewrites | None = None,
     *,
     opset: int = 20,
-    overload: str = "",
     domain: str = DOMAIN,
     couplings: bool = False,
     compute: int = TensorProto.FLOAT,
@@ -55,7 +55,6 @@ def function_body(
         attributes: all of the node's attributes.
         rewrites: the exact rewrites to use; all by default.
         opset: of the standard operators.
-        overload: tells the functions of one operator apart.
         domain: of the function.
         couplings: adds the couplings as the last output.
         compute: element type of the arithmetic (FP32; the tests use FP64).
@@ -79,7 +78,6 @@ def function_body(
         body.nodes,
         [helper.make_opsetid("", opset)],
         attributes=list(spec.attributes),
-        overload=overload,
     )
     return function
 

@@ -13,9 +13,9 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.exporters.engine import lowering, precision
 from capsedge.exporters.engine.builder import Limits, build_engine
 from capsedge.exporters.engine.progress import Progress, Report
-from capsedge.runtime import onnx_file, passport
+from capsedge.runtime import onnx_file, passport, reading
 from capsedge.runtime.cuda import load_cuda
-from capsedge.runtime.files import check_writable, sha256, write_bytes
+from capsedge.runtime.files import check_apart, check_writable, sha256, write_bytes
 from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.tensorrt_library import (
     NAME,
@@ -91,7 +91,11 @@ def build(
     """
     source, target = Path(source), Path(target)
     _check(options)
-    check_writable(target)
+    written = [target, passport.path_of(target)]
+    written += [options.timing_cache] if options.timing_cache is not None else []
+    for file in written:
+        check_writable(file)
+    check_apart(written, [source])
     model = _read(source)
     asked = precision.resolve(options.precision, model)
     lowering.check(model)
@@ -169,14 +173,7 @@ def _check(options: BuildOptions) -> None:
 
 
 def _read(source: Path) -> onnx.ModelProto:
-    data = onnx_file.read_bytes(source)
-    summary = onnx_file.summarize(data, str(source))
-    if summary.external:
-        raise ArtefactError(
-            f"{source} keeps weights in other files.",
-            f"The first is '{summary.external[0]}'. capsedge reads self-contained files only.",
-            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
-        )
+    data, _ = onnx_file.read_harmless(source)
     try:
         return onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's own error class differs between its versions
@@ -210,8 +207,10 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
 def _timings(path: Path | None) -> bytes:
     if path is None:
         return b""
-    check_writable(path)
-    return path.read_bytes() if path.is_file() else b""
+    if reading.kind(path) is None:
+        return b""
+    with reading.opened(path) as file:
+        return file.read()
 
 
 def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int, int, int]) -> str:

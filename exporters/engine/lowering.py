@@ -11,8 +11,8 @@ from onnx import helper, inliner, numpy_helper
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import proto
-from capsedge.exporters.operators import DOMAIN
 from capsedge.exporters.simplify import simplify
+from capsedge.runtime.operator_names import DOMAIN, operator_of
 from capsedge.runtime.tensorrt_library import PLUGIN_VERSION, PLUGINS
 
 _INLINED = "capsedge.inlined"
@@ -35,7 +35,7 @@ def native(model: onnx.ModelProto) -> onnx.ModelProto:
             f"{error}.",
             "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
         ) from error
-    left = sorted({n.op_type for n in proto.operator_nodes(lowered)})
+    left = sorted({operator_of(n.op_type) for n in proto.operator_nodes(lowered)})
     if left:
         raise UnsupportedModelError(
             "The model's capsule operators cannot become standard operators.",
@@ -61,11 +61,12 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     kept, used = [], []
     for node in proto.operator_nodes(copy):
         body = bodies.get((node.op_type, node.overload))
-        if node.op_type in PLUGINS and not (body and _uniform(node, constants)):
+        operator = operator_of(node.op_type)
+        if operator in PLUGINS and not (body and _uniform(node, constants)):
             kept.append(node)
         elif body is None:
             raise UnsupportedModelError(
-                f"The model's {node.op_type} cannot become TensorRT.",
+                f"The model's {operator} cannot become TensorRT.",
                 "It has neither a plugin nor a function body.",
                 "Export it with bodies: `capsedge export --ops auto`.",
             )
@@ -80,7 +81,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
         function.domain = _INLINED
     copy.functions.extend(own)
     for node in kept:
-        node.overload = ""
+        node.op_type, node.overload = operator_of(node.op_type), ""
     if copy.functions:
         copy.opset_import.append(helper.make_opsetid(_INLINED, 1))
         inlined = inliner.inline_local_functions(copy)
@@ -104,7 +105,7 @@ def _folded(copy: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _uniform(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:
     """Whether an attention pass has parents of constant zero: one product, for which no plugin is needed."""
-    if node.op_type != "AttentionRouting":
+    if operator_of(node.op_type) != "AttentionRouting":
         return False
     parent = constants.get(node.input[1])
     return parent is not None and not numpy_helper.to_array(parent).any()
@@ -112,7 +113,7 @@ def _uniform(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bo
 
 def has_plugins(model: onnx.ModelProto) -> bool:
     """Whether the plugin library could run any of the model's operators."""
-    return any(node.op_type in PLUGINS for node in proto.operator_nodes(model))
+    return any(operator_of(node.op_type) in PLUGINS for node in proto.operator_nodes(model))
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -121,9 +122,8 @@ def check(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedModelError: the file was made for another target.
     """
-    foreign = sorted(
-        {n.op_type for n in proto.operator_nodes(model) if n.op_type.startswith("Quantized")}
-    )
+    operators = {operator_of(n.op_type) for n in proto.operator_nodes(model)}
+    foreign = sorted(operator for operator in operators if operator.startswith("Quantized"))
     if foreign:
         raise _other_target(f"It has {', '.join(foreign)}, which are kernels for the CPU.")
     if proto.opset_of(model) > _NEWEST_OPSET:

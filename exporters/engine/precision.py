@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 
 from capsedge.errors import CapsedgeError, ParityError, UsageError
+from capsedge.runtime.passport import PRECISIONS
 
-PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 # Words for element types in the descriptions of TensorRT 10 and 11.
 _WORDS = {
     "FP32": "FP32", "FLOAT": "FP32", "FP16": "FP16", "HALF": "FP16", "INT8": "INT8", "BF16": "BF16",

@@ -8,7 +8,6 @@ them; at every change there is a pause, because threads of the one before may st
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.environment import installed_version
+from capsedge.runtime.files import temporary_folder
 from capsedge.runtime.profiling.driver import WORKER, Worker, write_inputs
 from capsedge.runtime.profiling.engine import Feeds
 from capsedge.runtime.profiling.measure import Limits
@@ -170,12 +170,12 @@ def compare(
         EnvironmentProblem: a worker does not start or fails.
     """
     batch = len(next(iter(feeds.values())))
-    with tempfile.TemporaryDirectory(prefix="capsedge-compare-") as folder, ExitStack() as stack:
-        inputs = write_inputs(Path(folder), feeds)
+    with temporary_folder() as folder, ExitStack() as stack:
+        inputs = write_inputs(folder, feeds)
         workers = []
         for k, entrant in enumerate(entrants):
             progress(f"starting {entrant.name}")
-            answer = str(Path(folder) / f"answer-{k}.npz")
+            answer = str(folder / f"answer-{k}.npz")
             filled = replace(entrant.specification, inputs=str(inputs), answer=answer)
             workers.append(stack.enter_context(Worker(filled, entrant.module)))
         differences = _differences(entrants, workers)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import UsageError
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files import temporary_folder
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.onnx_file import summarize
 from capsedge.runtime.onnx_structure import Structure, read_structure
+from capsedge.runtime.onnxruntime_backend import keep_to_itself, register_operators
 from capsedge.runtime.session import Session
 
 Feeds = dict[str, NDArray[Any]]
@@ -106,26 +111,37 @@ class ProfiledSession:
     def __init__(self, model: bytes, how: Configuration, keep_graph: bool = True) -> None:
         import onnxruntime as ort
 
-        self._folder = tempfile.TemporaryDirectory(prefix="capsedge-profile-")
-        self._graph = Path(self._folder.name) / "optimized.onnx"
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(temporary_folder())
+        self._graph = folder / "optimized.onnx"
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = how.threads
         options.inter_op_num_threads = 1
         options.enable_profiling = True
-        options.profile_file_prefix = str(Path(self._folder.name) / "events")
+        options.profile_file_prefix = str(folder / "events")
         if keep_graph:
             options.optimized_model_filepath = str(self._graph)
+        keep_to_itself(options)
         if how.library is not None:
-            options.register_custom_ops_library(str(how.library))
+            register_operators(options, how.library, summarize(model).capsedge_types)
         providers = list(zip(how.providers, how.provider_options, strict=True))
-        self._session = ort.InferenceSession(model, options, providers=providers)
+        try:
+            self._session = ort.InferenceSession(model, options, providers=providers)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
 
     def __enter__(self) -> ProfiledSession:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     def run(self, feeds: Feeds) -> list[NDArray[Any]]:
         """All outputs."""
@@ -133,8 +149,19 @@ class ProfiledSession:
         return outputs
 
     def finish(self) -> Recording:
-        """Stop the profiler and read what it wrote."""
-        events = json.loads(Path(self._session.end_profiling()).read_text())
+        """Stop the profiler and read what it wrote.
+
+        Raises:
+            EnvironmentProblem: it could not write all.
+        """
+        try:
+            events = json.loads(Path(self._session.end_profiling()).read_text())
+        except (OSError, ValueError) as error:
+            raise EnvironmentProblem(
+                "The profile of ONNX Runtime is not whole.",
+                "It writes to the folder of temporary files, which may be full or limited.",
+                "Free some space, or name another folder: TMPDIR=/path.",
+            ) from error
         graph = read_structure(self._graph) if self._graph.is_file() else None
         return Recording(_runs(events), graph)
 

@@ -18,24 +18,27 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from capsedge.runtime.onnx_structure import Graph, Node, Structure
+from capsedge.runtime.operator_names import DOMAIN
 
 STEM, VOTES, ROUTING, CLASSIFIER, DECODER = "stem", "votes", "routing", "classifier", "decoder"
 GROUPS = (STEM, VOTES, ROUTING, CLASSIFIER, DECODER)
-DOMAIN = "capsedge"
 _PROCEDURES = ("DynamicRouting", "EMRouting", "AttentionRouting", "UniformRouting")
 ROUTING_OPERATORS = frozenset((*_PROCEDURES, *(f"Quantized{name}" for name in _PROCEDURES)))
 _BODIES = frozenset((*ROUTING_OPERATORS, "Squash", "PoseNormalization", "QuantizedConv"))
 
 # Values of inlined bodies: by ONNX Runtime, and by `capsedge export --ops portable`.
 _INLINED = re.compile(
-    r"^_inlfunc_(?P<operator>[A-Za-z]+?)(?P<instance>_token_\d+)?_(?P=operator)_(?P<value>.+)$"
+    r"^_inlfunc_(?P<operator>[A-Za-z]+?)(?P<number>_\d+)?(?P<instance>_token_\d+)?"
+    r"_(?P=operator)_(?P<value>.+)$"
 )
-_PORTABLE = re.compile(r"^(?P<operator>[A-Za-z]+Routing)_(?P<value>.+?)__(?P<instance>\d+)$")
+_PORTABLE = re.compile(
+    r"^(?P<operator>[A-Za-z]+Routing)_(?P<value>.+?)__(?P<number>)(?P<instance>\d+)$"
+)
 # As the exporter names weights; with an ending where quantization made another tensor of one.
 _PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
 # What ONNX Runtime writes before the name of a value that it casts, or takes a cast from.
 _RENAMED = re.compile(r"^((InsertedPrecisionFreeCast|InsertedCast|FusedBack|FusedFront)_)+")
-_END = {"EMRouting": re.compile(r"^iter(\d+)_logit"), "": re.compile(r"^iter(\d+)_pose")}
+_END = {"EMRouting": re.compile(r"^iter(\d{1,6})_logit"), "": re.compile(r"^iter(\d{1,6})_pose")}
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,16 @@ class Place:
 
 @dataclass(frozen=True)
 class _Instance:
-    """One routing procedure (or squash, ...) of the graph, fused or inlined."""
+    """One routing procedure (or squash, ...) of the graph, fused or inlined.
+
+    Attributes:
+        operator: which.
+        body: the name of its function body (``operator_names``).
+        key: tells the calls of a body apart.
+    """
 
     operator: str
+    body: str
     key: str
 
 
@@ -143,7 +153,7 @@ def _inside(
     else:
         first = 1 + max((ended.get(i, 0) for i in node.inputs), default=0)
     if node.domain == DOMAIN:
-        total = int(node.attributes.get("iterations", 1))
+        total = node.integer("iterations", 1)
         return Place(layer, ROUTING, first, total if total > 1 else 1)
     if any(output in votes.get(instance, ()) for output in node.outputs):
         return Place(layer, VOTES)
@@ -255,12 +265,14 @@ def _before(
 
 def _instance(node: Node) -> _Instance | None:
     """The procedure that an operator of the running graph is, or is part of."""
-    if node.domain == DOMAIN and node.op in _BODIES:
-        return _Instance(node.op, node.name or (node.outputs[0] if node.outputs else ""))
+    if node.domain == DOMAIN and node.operator in _BODIES:
+        key = node.name or (node.outputs[0] if node.outputs else "")
+        return _Instance(node.operator, node.op, key)
     for name in (*node.outputs, node.name):
         match = _INLINED.match(name) or _PORTABLE.match(name)
         if match and match["operator"] in _BODIES:
-            return _Instance(match["operator"], f"{match['operator']}{match['instance'] or ''}")
+            body = match["operator"] + (match["number"] or "")
+            return _Instance(match["operator"], body, body + (match["instance"] or ""))
     return None
 
 
@@ -278,30 +290,35 @@ def _names(
     layers: dict[str, list[str]] = defaultdict(list)
     by_node: dict[str, str] = {}
     for node in written.nodes:
-        if node.domain == DOMAIN and node.op in _BODIES:
+        if node.domain == DOMAIN and node.operator in _BODIES:
             layer = layer_of_weights(node)
             layers[node.op].append(layer)
             by_node[node.name] = layer
     result: dict[_Instance, str] = {}
     inlined: dict[str, list[_Instance]] = defaultdict(list)
     for instance in instances:
-        if instance is None or instance in result or instance in inlined[instance.operator]:
+        if instance is None or instance in result or instance in inlined[instance.body]:
             continue
         if instance.key in by_node:
             result[instance] = by_node[instance.key]
         else:
-            inlined[instance.operator].append(instance)
-    for operator, group in inlined.items():
+            inlined[instance.body].append(instance)
+    unnamed: dict[str, int] = defaultdict(int)
+    for body, group in inlined.items():
         group.sort(key=_order)
-        known = layers.get(operator, [])
+        known = layers.get(body, [])
         for k, instance in enumerate(group):
-            fallback = "" if operator not in ROUTING_OPERATORS else f"{operator} {k + 1}"
+            operator = instance.operator
+            unnamed[operator] += 1
+            fallback = (
+                "" if operator not in ROUTING_OPERATORS else f"{operator} {unnamed[operator]}"
+            )
             result[instance] = (known[k] if len(known) == len(group) else "") or fallback
     return result
 
 
 def _order(instance: _Instance) -> int:
-    digits = re.search(r"(\d+)$", instance.key)
+    digits = re.search(r"(\d{1,18})$", instance.key[-18:])
     return int(digits.group(1)) if digits else -1
 
 

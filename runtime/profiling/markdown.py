@@ -5,6 +5,7 @@ from __future__ import annotations
 from capsedge.runtime.profiling import tables
 from capsedge.runtime.profiling.report import Report
 from capsedge.runtime.profiling.tables import Table
+from capsedge.runtime.text import markdown as text
 
 
 def markdown(report: Report) -> str:
@@ -13,33 +14,33 @@ def markdown(report: Report) -> str:
     lines = [
         "# Profile",
         "",
-        f"{m['cpu']}, {m['cores']} cores, {m['simd']}, {m['system']}.",
-        *(f"{line}." for line in dict.fromkeys(run.backend for run in report.runs)),
+        text(f"{m['cpu']}, {m['cores']} cores, {m['simd']}, {m['system']}."),
+        *(text(f"{line}.") for line in dict.fromkeys(run.backend for run in report.runs)),
     ]
     if report.peaks is not None:
-        lines.append(tables.peaks(report.peaks))
+        lines.append(text(tables.peaks(report.peaks)))
     lines.append("")
     lines += _table(tables.latency(report.runs))
     lines += _table(tables.startup(report.runs))
     for run in report.runs:
-        lines += [f"## {run.model}, batch {run.batch}", ""]
+        lines += [text(f"## {run.model}, batch {run.batch}"), ""]
         lines += _table(tables.groups(run))
         lines += _table(tables.layers(run))
         if run.warnings:
-            lines += [*(f"- {warning}" for warning in run.warnings), ""]
+            lines += [*(text(f"- {warning}") for warning in run.warnings), ""]
     for found in report.comparisons:
         lines += _table(tables.comparison(found))
         versions = "; ".join(dict.fromkeys(entry.version for entry in found.entries))
-        lines += [f"Versions: {versions}.", ""]
+        lines += [text(f"Versions: {versions}."), ""]
     return "\n".join(lines)
 
 
 def _table(table: Table | None) -> list[str]:
     if table is None:
         return []
-    lines = [f"{table.title}:", "", _line(table.columns), "|" + "---|" * len(table.columns)]
+    lines = [text(f"{table.title}:"), "", _line(table.columns), "|" + "---|" * len(table.columns)]
     return [*lines, *(_line(row) for row in table.rows), ""]
 
 
 def _line(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(text, cells)) + " |"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.runtime.onnx_file import read_bytes
 from capsedge.runtime.onnx_structure import Graph, Structure, read_structure
+from capsedge.runtime.operator_names import operator_of
 from capsedge.runtime.profiling.costs import Tensor, cost
 from capsedge.runtime.profiling.engine import (
     Configuration,
@@ -197,7 +198,7 @@ def _assemble(
         operators.append(
             Operator(
                 name=event.name,
-                kind=event.kind,
+                kind=operator_of(event.kind),
                 layer=place.layer,
                 group=place.group,
                 iteration=place.iteration,

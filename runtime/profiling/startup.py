@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
+from capsedge.runtime.files import temporary_folder
 from capsedge.runtime.profiling.driver import Worker, write_inputs
 from capsedge.runtime.profiling.engine import Feeds
 from capsedge.runtime.profiling.measure import Limits
@@ -45,8 +44,8 @@ def measure_startup(session: Session, feeds: Feeds, device: str, threads: int) -
     Raises:
         EnvironmentProblem: the process does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="capsedge-profile-") as folder:
-        inputs = write_inputs(Path(folder), feeds)
+    with temporary_folder() as folder:
+        inputs = write_inputs(folder, feeds)
         specification = Specification(
             "capsedge",
             str(session.path),

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
 
-from capsedge.calibration.data import Images
 from capsedge.calibration.source import Source
+from capsedge.datasets import ImageSet
 from capsedge.exporters import export
 from capsedge.exporters.quantized import finish
 from tests.exporters.nets import network
@@ -18,14 +18,14 @@ from tests.exporters.nets import network
 FAMILIES = ("dynamic", "em", "attention")
 
 
-def pixels(count: int, seed: int, source: Source) -> Images:
+def pixels(count: int, seed: int, source: Source) -> ImageSet:
     """Random images, labelled with what the FP32 file says."""
     prep = source.preprocessing
     shape = (count, 10, 10, 1)
     values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    unlabelled = Images("random", values, None, prep)
+    unlabelled = ImageSet("random", values, None, prep)
     labels = source.scores(unlabelled).argmax(1).astype(np.int64)
-    return Images("random", values, labels, prep)
+    return ImageSet("random", values, labels, prep)
 
 
 @pytest.fixture(scope="session", params=FAMILIES)

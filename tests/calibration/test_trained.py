@@ -13,9 +13,9 @@ from capsedge.calibration import evaluate
 from capsedge.calibration.quantize import split
 from capsedge.calibration.source import Source, uniform, written
 from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import read_split
 from capsedge.exporters import export
 from capsedge.exporters.quantized import finish
-from capsedge.training.data import load_images
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.data]
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_against_pytorch(routing: str, mnist: Path, tmp_path: Path) -> None:
     model = load_checkpoint(zoo_checkpoint(routing))
-    test = load_images(mnist, "test", model.config.preprocessing)
+    test = read_split(mnist, "test", model.config.preprocessing)
     eager = predict_all(model, test).argmax(1).numpy()
     right = float((eager == test.labels).mean())
     export(model, tmp_path / "m.onnx")

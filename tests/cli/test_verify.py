@@ -85,7 +85,7 @@ def test_exit_codes_of_bad_input(exported, tmp_path) -> None:
     for arguments, code, word in (
         ((path,), 2, "--checkpoint"),
         ((path, "--checkpoint", other), 6, "not exported from"),
-        ((path, "--checkpoint", tmp_path / "none.safetensors"), 2, "no checkpoint"),
+        ((path, "--checkpoint", tmp_path / "none.safetensors"), 2, "no such file"),
         ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "two references"),
         ((path, "--model", "digits-dinamic"), 2, "digits-dynamic"),
         ((path, "--model", "capsnet-mnist"), 2, "no trained weights"),

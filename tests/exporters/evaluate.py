@@ -10,9 +10,9 @@ from onnx.reference import ReferenceEvaluator
 
 from capsedge.exporters import Rewrites, modules, proto
 from capsedge.exporters.first_pass import replace_uniform_passes
-from capsedge.exporters.operators import DOMAIN
 from capsedge.exporters.to_onnx import to_proto
 from capsedge.models import CapsuleModel
+from capsedge.runtime.operator_names import DOMAIN
 
 
 def as_double(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ from capsedge.exporters import Rewrites
 from capsedge.exporters.bodies import function_body
 from capsedge.exporters.proto import operator_nodes
 from capsedge.models import build
+from capsedge.runtime.operator_names import operator_of
 
 from .evaluate import captured, count, rewritten, run, run_double
 from .nets import CONFIGS, network
@@ -77,7 +78,7 @@ def test_one_dynamic_pass_is_one_gemm(double: bool) -> None:
                 compute=onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT,
             )
             model = _one_node(function, feeds, {"iterations": 1, "leaky": leaky, "epsilon": 1e-8})
-            # Sums are products too: of squares in the squash, of leaky exponentials.
+            # The squash sums its squares by a product too, and the leaky softmax its exponentials.
             assert count(model, "MatMul") == (2 if uniform else 3) + leaky
             if double:
                 results.append(ReferenceEvaluator(model).run(None, feeds)[0])
@@ -123,7 +124,7 @@ def test_light_cone_of_three_layers(iterations: int, passes: int, needed: int) -
     from capsedge.exporters import proto
 
     def routings() -> int:
-        return sum(n.op_type == "AttentionRouting" for n in operator_nodes(graph))
+        return sum(operator_of(n.op_type) == "AttentionRouting" for n in operator_nodes(graph))
 
     assert routings() == passes
     proto.remove_dead_nodes(graph)

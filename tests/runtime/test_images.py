@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image, ImageOps
 
 from capsedge.errors import UsageError
-from capsedge.runtime import images
+from capsedge.runtime import limits
 from capsedge.runtime.images import prepare, read_image
 from capsedge.runtime.metadata import Preprocessing
 from tests.runtime.image_bits import BITS, Bits
@@ -270,7 +270,7 @@ def test_no_such_file(tmp_path: Path):
 
 
 def test_folder(tmp_path: Path):
-    with pytest.raises(UsageError, match="is not a file"):
+    with pytest.raises(UsageError, match="It is a folder"):
         read_image(tmp_path)
 
 
@@ -336,7 +336,7 @@ def test_too_many_pixels(tmp_path: Path, size: tuple[int, int]):
 
 
 def test_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(images, "MAX_FILE_BYTES", 50)
+    monkeypatch.setattr(limits, "IMAGE_FILE_BYTES", 50)
     with pytest.raises(UsageError, match=r"has \d+ bytes, the limit is 50"):
         read_image(saved(tmp_path, ramp()))
 

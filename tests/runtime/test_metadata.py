@@ -7,7 +7,8 @@ import json
 import pytest
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.metadata import MAX_SIDE, ModelMetadata, Preprocessing
+from capsedge.runtime.limits import IMAGE_SIDE
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from tests.runtime.models import metadata
 
 
@@ -46,8 +47,8 @@ def test_missing_property():
         {"height": 0},
         {"height": 28.5},
         {"height": True},
-        {"width": MAX_SIDE + 1},
-        {"height": MAX_SIDE, "width": MAX_SIDE},
+        {"width": IMAGE_SIDE + 1},
+        {"height": IMAGE_SIDE, "width": IMAGE_SIDE},
         {"mean": (0.0, 0.0)},
         {"std": (0.0,)},
         {"scale": float("nan")},

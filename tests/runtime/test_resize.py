@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from capsedge.runtime.metadata import MAX_SIDE
+from capsedge.runtime.limits import IMAGE_SIDE
 from capsedge.runtime.resize import resize, taps
 
 sides = st.integers(1, 300)
@@ -89,9 +89,9 @@ def test_agrees_with_the_filter_of_pillow(size: tuple[int, int]):
 
 def test_largest_side_stays_exact():
     """The integers behind the weights are exact as doubles for the largest side allowed."""
-    for m in (1, 28, MAX_SIDE - 1):
-        first, weights = taps(MAX_SIDE, m, m - 1)
-        assert first + len(weights) == MAX_SIDE
+    for m in (1, 28, IMAGE_SIDE - 1):
+        first, weights = taps(IMAGE_SIDE, m, m - 1)
+        assert first + len(weights) == IMAGE_SIDE
         assert weights.sum(dtype=np.float64) == pytest.approx(1, abs=1e-4)
     # largest sum of weights: a triangle of height 2n over about 2n/m source pixels of step 2m
-    assert 2 * MAX_SIDE * 2 * MAX_SIDE * 2 < 2**53
+    assert 2 * IMAGE_SIDE * 2 * IMAGE_SIDE * 2 < 2**53

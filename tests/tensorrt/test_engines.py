@@ -28,6 +28,7 @@ from capsedge.exporters import export, proto
 from capsedge.exporters.engine import BuildOptions, BuildReport, build
 from capsedge.runtime import passport
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.operator_names import operator_of
 from capsedge.runtime.tensorrt_library import PLUGINS
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 from tests.exporters.engine.test_lowering import quantized
@@ -149,7 +150,7 @@ def test_every_model_of_the_zoo(make: Any, zoo: Path, mode: str) -> None:
     source = onnx.load(zoo)
     built = make(model=zoo, plugin=mode)
     left = {n.op_type for n in fake.RECORDED["model"].graph.node if n.domain}
-    present = {n.op_type for n in proto.operator_nodes(source)}
+    present = {operator_of(n.op_type) for n in proto.operator_nodes(source)}
     assert left == (set() if mode == "native" else present & set(PLUGINS))
     if "attention" in zoo.name:
         assert {"UniformRouting", "PoseNormalization"} <= present - left
@@ -165,7 +166,7 @@ def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> N
     """Attention routing of one pass is a product a layer."""
     path = tmp_path / "uniform.onnx"
     export(network("attention"), path, iterations=1)
-    assert {n.op_type for n in proto.operator_nodes(onnx.load(path))} == {
+    assert {operator_of(n.op_type) for n in proto.operator_nodes(onnx.load(path))} == {
         "UniformRouting",
         "PoseNormalization",
     }

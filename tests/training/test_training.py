@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
+from capsedge.datasets import ImageSet, idx, read_split
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import get_config
 from capsedge.training import augment, losses
-from capsedge.training.data import LabelledImages, load_images, read_idx
 from capsedge.training.loop import Recipe, predict_all, train
 
 PREP = get_config("digits-em").preprocessing
@@ -27,7 +27,7 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def some_images(n: int = 48) -> LabelledImages:
+def some_images(n: int = 48) -> ImageSet:
     """A bright square whose place tells the class."""
     generator = np.random.default_rng(0)
     labels = np.arange(n, dtype=np.int64) % 4
@@ -35,7 +35,7 @@ def some_images(n: int = 48) -> LabelledImages:
     for k, label in enumerate(labels):
         y, x = 4 + 12 * (label // 2), 4 + 12 * (label % 2)
         images[k, y : y + 8, x : x + 8] = 255
-    return LabelledImages(images, labels)
+    return ImageSet("test", images, labels)
 
 
 # Losses: by hand from the formulas.
@@ -116,7 +116,7 @@ def test_idx(tmp_path: Path, ending: str) -> None:
     data = some_images(8)
     write_idx(tmp_path / f"train-images-idx3-ubyte{ending}", data.images[..., 0])
     write_idx(tmp_path / f"train-labels-idx1-ubyte{ending}", data.labels)
-    found = load_images(tmp_path, "train", PREP)
+    found = read_split(tmp_path, "train", PREP)
     assert np.array_equal(found.images, data.images)
     assert np.array_equal(found.labels, data.labels)
 
@@ -128,30 +128,30 @@ def test_damaged_idx(tmp_path: Path) -> None:
     for content in (b"", whole[:-1], whole + b"x", b"\x00\x00\x0d\x02" + whole[4:]):
         path.write_bytes(content)
         with pytest.raises(UsageError):
-            read_idx(path)
+            idx.read(path)
     path.write_bytes(struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**31, 2**31))
     with pytest.raises(UsageError, match="claims"):
-        read_idx(path)
+        idx.read(path)
 
 
 def test_npz_and_its_errors(tmp_path: Path) -> None:
     data = some_images(8)
     np.savez(tmp_path / "train.npz", images=data.images, labels=data.labels)
-    assert len(load_images(tmp_path, "train", PREP)) == 8
+    assert len(read_split(tmp_path, "train", PREP)) == 8
     np.savez(tmp_path / "bad.npz", images=data.images.astype(float), labels=data.labels)
     with pytest.raises(UsageError, match="uint8"):
-        load_images(tmp_path / "bad.npz", "train", PREP)
+        read_split(tmp_path / "bad.npz", "train", PREP)
     objects = np.array([{"x": 1}], dtype=object)
     np.savez(tmp_path / "object.npz", images=objects, labels=objects)
     with pytest.raises(UsageError):
-        load_images(tmp_path / "object.npz", "train", PREP)
+        read_split(tmp_path / "object.npz", "train", PREP)
 
 
 def test_cifar_batches_without_running_pickles(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
     batch = {b"data": images.reshape(3, -1), b"labels": [3, 1, 2]}
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(batch, protocol=2))  # as the originals
-    found = load_images(tmp_path, "train", get_config("attention-cifar10-simple").preprocessing)
+    found = read_split(tmp_path, "train", get_config("attention-cifar10-simple").preprocessing)
     assert np.array_equal(found.images, images.transpose(0, 2, 3, 1))
     assert found.labels.tolist() == [3, 1, 2]
 
@@ -161,7 +161,7 @@ def test_cifar_batches_without_running_pickles(tmp_path: Path) -> None:
 
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(UsageError, match="names"):
-        load_images(tmp_path, "train", PREP)
+        read_split(tmp_path, "train", PREP)
     assert not (tmp_path / "trapped").exists()
 
 
@@ -169,12 +169,12 @@ def test_folder_of_images(tmp_path: Path) -> None:
     for name, value in (("a", 10), ("b", 200)):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.new("L", (28, 28), value).save(tmp_path / "train" / name / "x.png")
-    found = load_images(tmp_path, "train", PREP)
+    found = read_split(tmp_path, "train", PREP)
     assert found.images.shape == (2, 28, 28, 1)
     assert found.images[:, 0, 0, 0].tolist() == [10, 200]
     assert found.labels.tolist() == [0, 1]
     with pytest.raises(UsageError, match="no data"):
-        load_images(tmp_path / "train" / "a", "train", PREP)
+        read_split(tmp_path / "train" / "a", "train", PREP)
 
 
 # The loop.
@@ -254,8 +254,8 @@ def test_the_papers_schedules_run(tmp_path: Path, schedule: str) -> None:
 def test_data_that_does_not_fit(tmp_path: Path) -> None:
     data = some_images(16)
     with pytest.raises(UsageError, match="class 11"):
-        train(CONFIG, RECIPE, LabelledImages(data.images, data.labels + 8), None, tmp_path)
-    colour = LabelledImages(np.repeat(data.images, 3, 3), data.labels)
+        train(CONFIG, RECIPE, ImageSet("test", data.images, data.labels + 8), None, tmp_path)
+    colour = ImageSet("test", np.repeat(data.images, 3, 3), data.labels)
     with pytest.raises(UsageError, match="3 channels"):
         train(CONFIG, RECIPE, colour, None, tmp_path)
     with pytest.raises(UsageError, match="no batch"):

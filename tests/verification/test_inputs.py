@@ -27,7 +27,7 @@ def _idx(path, array: np.ndarray) -> None:
 
 
 def _images_of(samples) -> np.ndarray:
-    return np.concatenate([images for images, _ in samples.batches(2)])
+    return np.concatenate(list(samples.batches(2)))
 
 
 WANTED = np.stack([prepare(i, PREP) for i in IMAGES])

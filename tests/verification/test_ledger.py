@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 import capsedge
 from capsedge.exporters import Rewrites
 from capsedge.runtime.native_library import find_library
+from capsedge.runtime.operator_names import numbered, operator_of
 from capsedge.verification.ledger import Cell, Ledger, Row, routing_ledger
 from capsedge.verification.probe import Probe
 from capsedge.verification.reference import Reference, load_reference
@@ -41,7 +42,7 @@ def _layers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     """Routing nodes by the module whose weight they take (attention: the last pass)."""
     found = {}
     for node in model.graph.node:
-        if node.domain == "capsedge" and node.op_type.endswith("Routing"):
+        if node.domain == "capsedge" and operator_of(node.op_type).endswith("Routing"):
             weight = next(i for i in node.input if i.endswith(".weight") and "norm" not in i)
             found[weight.removeprefix("model.").removesuffix(".weight")] = node
     return found
@@ -50,11 +51,12 @@ def _layers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
 def _faulty(exported, target, layer: str, value: str):
     model = onnx.load(exported.onnx())
     node = _layers(model)[layer]
-    (body,) = [f for f in model.functions if (f.name, f.overload) == (node.op_type, node.overload)]
+    operator = operator_of(node.op_type)
+    (body,) = [f for f in model.functions if f.name == node.op_type]
     own = onnx.FunctionProto()  # other layers may share the function
     own.CopyFrom(body)
-    own.overload = node.overload = "faulty"
-    _disturb(own.node, f"{node.op_type}_{value}", 1.02)
+    own.name = node.op_type = numbered(operator, 99)
+    _disturb(own.node, f"{operator}_{value}", 1.02)
     model.functions.append(own)
     onnx.save(model, target)
     return target
@@ -94,7 +96,7 @@ def test_attention_pass_of_the_schedule(families, tmp_path) -> None:
 )
 def test_first_pass_that_became_linear(families, tmp_path, number, layer) -> None:
     model = onnx.load(families["attention"].onnx())
-    passes = [n for n in model.graph.node if n.op_type == "UniformRouting"]
+    passes = [n for n in model.graph.node if operator_of(n.op_type) == "UniformRouting"]
     scale = passes[number].input[2]
     (weights,) = [t for t in model.graph.initializer if t.name == scale]
     wrong = numpy_helper.from_array(numpy_helper.to_array(weights) * np.float32(1.02), "wrong")

@@ -1,11 +1,20 @@
 // The custom-operator library: `session_options.register_custom_ops_library(path)` calls RegisterCustomOps.
 // Exceptions never leave it; what a caller did wrong comes back as a status with a sentence.
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <sstream>
 #include <string>
+#include <tuple>
 
 #include "call.h"
 #include "dispatch.h"
+#include "families.h"
 #include "operator.h"
 #include "shapes.h"
 
@@ -37,6 +46,7 @@ constexpr Signature kSignatures[] = {
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
   const Signature* signature;
+  std::string name;                    // the operator's, or that of its second, third, ... function body
   ONNXTensorElementDataType floating;  // what T is
 
   ONNXTensorElementDataType type(char letter) const {
@@ -140,13 +150,14 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   });
 }
 
-CustomOp describe(const OrtApi* api, const Signature& signature, ONNXTensorElementDataType floating) {
+CustomOp describe(const OrtApi* api, const Signature& signature, size_t number, ONNXTensorElementDataType floating) {
   CustomOp op{};
   op.version = kOrtApiVersion;
   op.api = api;
   op.signature = &signature;
+  op.name = number == 1 ? signature.name : signature.name + ("_" + std::to_string(number));
   op.floating = floating;
-  op.GetName = [](const OrtCustomOp* o) { return self(o).signature->name; };
+  op.GetName = [](const OrtCustomOp* o) { return self(o).name.c_str(); };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
   op.GetInputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).signature->inputs[i]); };
   op.GetInputTypeCount = [](const OrtCustomOp* o) { return std::strlen(self(o).signature->inputs); };
@@ -170,44 +181,126 @@ CustomOp describe(const OrtApi* api, const Signature& signature, ONNXTensorEleme
   return op;
 }
 
-// A variant for each T, which ONNX Runtime merges under one name. They must outlive every session.
-const std::vector<CustomOp>& custom_ops(const OrtApi* api) {
-  static const auto ops = [api] {
-    std::vector<CustomOp> all;
-    for (const Signature& signature : kSignatures) {
-      all.push_back(describe(api, signature, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT));
-      if (std::strchr(signature.inputs, 'T'))
-        all.push_back(describe(api, signature, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16));
-    }
-    return all;
-  }();
-  return ops;
+// How many names of each operator get a kernel: `DynamicRouting` to `DynamicRouting_16`. A file gives every distinct
+// function body a name of its own (runtime/operator_names.py); a name without a kernel runs as its body.
+using Families = std::array<size_t, std::size(kSignatures)>;
+constexpr size_t kUsual = 16;            // where the session's options say nothing
+constexpr size_t kMost = 256;            // of one operator
+constexpr size_t kMostDomains = 64;      // kept for different files; domains are never released
+
+// `DynamicRouting:2,Squash:1` in the session's options: what the file to be loaded has.
+Families families_of(const OrtApi* api, const OrtSessionOptions* options) {
+  Families families;
+  int given = 0;
+  check(api, HasSessionConfigEntry(api)(options, kFamiliesKey, &given));
+  if (!given) {
+    families.fill(kUsual);
+    return families;
+  }
+  size_t size = 0;
+  check(api, GetSessionConfigEntry(api)(options, kFamiliesKey, nullptr, &size));
+  std::string text(size, '\0');
+  check(api, GetSessionConfigEntry(api)(options, kFamiliesKey, text.data(), &size));
+  families.fill(1);
+  std::istringstream entries(text.c_str());
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const size_t colon = std::min(entry.find(':'), entry.size());
+    const auto named = std::find_if(std::begin(kSignatures), std::end(kSignatures), [&](const Signature& signature) {
+      return entry.compare(0, colon, signature.name) == 0;
+    });
+    const unsigned long count = std::strtoul(entry.c_str() + std::min(colon + 1, entry.size()), nullptr, 10);
+    if (named == std::end(kSignatures) || count < 1 || count > kMost)
+      throw Error("capsedge: '" + entry + "' in " + kFamiliesKey + " is not an operator and 1 to " +
+                  std::to_string(kMost) + " names");
+    families[static_cast<size_t>(named - kSignatures)] = count;
+  }
+  return families;
 }
 
-// One for all sessions, never released: sessions hold pointers into it for as long as they live.
-OrtCustomOpDomain* domain_of(const OrtApi* api) {
-  static OrtCustomOpDomain* const domain = [api] {
-    OrtCustomOpDomain* made = nullptr;
-    check(api, CreateCustomOpDomain(api)("capsedge", &made));
-    for (const CustomOp& op : custom_ops(api)) check(api, CustomOpDomain_Add(api)(made, &op));
-    return made;
-  }();
-  return domain;
-}
+// Operators and domains outlive every session, which holds pointers to them: they are made once and kept.
+class Registry {
+ public:
+  explicit Registry(const OrtApi* api) : api_(api) {}
+
+  OrtCustomOpDomain* domain(Families families) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (domains_.size() >= kMostDomains && domains_.count(families) == 0) families.fill(kUsual);
+    OrtCustomOpDomain*& domain = domains_[families];
+    if (domain == nullptr) {
+      OrtCustomOpDomain* made = nullptr;
+      check(api_, CreateCustomOpDomain(api_)("capsedge", &made));
+      for (size_t i = 0; i < families.size(); ++i)
+        for (size_t number = 1; number <= families[i]; ++number) add(made, i, number);
+      domain = made;
+    }
+    return domain;
+  }
+
+ private:
+  // A variant for each T, which ONNX Runtime merges under one name.
+  void add(OrtCustomOpDomain* domain, size_t place, size_t number) {
+    const Signature& signature = kSignatures[place];
+    for (const auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16}) {
+      if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 && std::strchr(signature.inputs, 'T') == nullptr) continue;
+      const auto key = std::make_tuple(place, number, type);
+      auto found = ops_.find(key);
+      if (found == ops_.end()) found = ops_.emplace(key, describe(api_, signature, number, type)).first;
+      check(api_, CustomOpDomain_Add(api_)(domain, &found->second));
+    }
+  }
+
+  const OrtApi* api_;
+  std::mutex mutex_;
+  std::map<std::tuple<size_t, size_t, ONNXTensorElementDataType>, CustomOp> ops_;
+  std::map<Families, OrtCustomOpDomain*> domains_;
+};
 
 OrtStatus* too_old(const OrtApiBase* base) {
   // Any older table has CreateStatus in the same place.
   for (uint32_t version = kOrtApiVersion - 1; version > 0; --version)
     if (const OrtApi* api = base->GetApi(version)) {
       const std::string message = "capsedge: ONNX Runtime " + std::string(base->GetVersionString()) +
-                                  " is too old for the operator library: 1.19 or newer is needed "
-                                  "(pip install --upgrade onnxruntime)";
+                                  " is too old for the operator library: 1." +
+                                  std::to_string(kOrtApiVersion) + " or newer is needed (pip install --upgrade onnxruntime)";
       return CreateStatus(api)(ORT_NOT_IMPLEMENTED, message.c_str());
     }
   return nullptr;
 }
 
+// Operator and number of `DynamicRouting_2`; null for a type that is no operator.
+std::pair<const Signature*, size_t> split(const std::string& type) {
+  const size_t line = type.find('_');
+  const auto signature = std::find_if(std::begin(kSignatures), std::end(kSignatures), [&](const Signature& s) {
+    return type.compare(0, line, s.name) == 0;
+  });
+  if (signature == std::end(kSignatures)) return {nullptr, 0};
+  if (line == std::string::npos) return {signature, 1};
+  const std::string digits = type.substr(line + 1);
+  const bool plain = !digits.empty() && digits.size() <= 6 && digits[0] != '0' && digits != "1" &&
+                     digits.find_first_not_of("0123456789") == std::string::npos;
+  return plain ? std::make_pair(signature, static_cast<size_t>(std::stoul(digits)))
+               : std::pair<const Signature*, size_t>{nullptr, 0};
+}
+
 }  // namespace
+
+std::string operator_of(const std::string& type) {
+  const Signature* const signature = split(type).first;
+  return signature ? signature->name : type;
+}
+
+std::string families(const std::vector<std::string>& types) {
+  std::map<std::string, size_t> most;
+  for (const std::string& type : types) {
+    const auto [signature, number] = split(type);
+    if (signature == nullptr) continue;
+    size_t& count = most[signature->name];
+    count = std::max(count, std::min(number, kMost));
+  }
+  std::string text;
+  for (const auto& [name, count] : most) text += (text.empty() ? "" : ",") + name + ":" + std::to_string(count);
+  return text;
+}
 
 }  // namespace capsedge::ort
 
@@ -217,6 +310,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
   const OrtApi* api = base->GetApi(kOrtApiVersion);
   if (api == nullptr) return too_old(base);
   return guarded(api, [&] {
-    check(api, AddCustomOpDomain(api)(options, domain_of(api)));
+    static Registry& registry = *new Registry(api);
+    check(api, AddCustomOpDomain(api)(options, registry.domain(families_of(api, options))));
   });
 }

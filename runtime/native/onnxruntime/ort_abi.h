@@ -58,10 +58,15 @@ enum OrtMemType { OrtMemTypeDefault = 0 };
     (OrtKernelContext * context, size_t index, const int64_t* shape, size_t rank, OrtValue** out))               \
   F(ReleaseStatus, 93, void, (OrtStatus * status))                                                               \
   F(ReleaseTensorTypeAndShapeInfo, 99, void, (OrtTensorTypeAndShapeInfo * info))                                 \
+  F(AddSessionConfigEntry, 130, OrtStatus*,                                                                      \
+    (OrtSessionOptions * options, const char* key, const char* value))                                           \
   F(KernelInfoGetAttributeArray_float, 162, OrtStatus*,                                                          \
     (const OrtKernelInfo* info, const char* name, float* out, size_t* size))                                     \
   F(KernelInfoGetAttributeArray_int64, 163, OrtStatus*,                                                          \
     (const OrtKernelInfo* info, const char* name, int64_t* out, size_t* size))                                   \
+  F(HasSessionConfigEntry, 237, OrtStatus*, (const OrtSessionOptions* options, const char* key, int* out))       \
+  F(GetSessionConfigEntry, 238, OrtStatus*,                                                                      \
+    (const OrtSessionOptions* options, const char* key, char* value, size_t* size))                              \
   F(KernelInfoGetConstantInput_tensor, 249, OrtStatus*,                                                          \
     (const OrtKernelInfo* info, size_t index, int* is_constant, const OrtValue** out))                           \
   F(ShapeInferContext_GetInputTypeShape, 268, OrtStatus*,                                                        \

@@ -79,13 +79,13 @@ def test_em_and_attention_iterations(tmp_path: Path):
 def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    from capsedge.calibration.data import Images
     from capsedge.calibration.source import Source, uniform
+    from capsedge.datasets import ImageSet
     from capsedge.exporters.quantized import finish
 
     source = Source(ROOT / "capsedge/zoo/digits-dynamic.onnx", finish)
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), dtype=np.uint8)
-    images = Images("random", pixels, None, source.preprocessing)
+    images = ImageSet("random", pixels, None, source.preprocessing)
     if precision == "fp16":
         model, _ = source.half(images)
     else:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "capsedge.h"
+#include "onnx_file.h"
 #include "passport.h"
 
 namespace capsedge::embedding {
@@ -49,8 +50,8 @@ class Backend {
 };
 
 // `name` is what errors call the model; `library` is the backend's, as the caller named it, or empty.
-std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads, bool fused,
-                                          const std::string& library);
+std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads,
+                                          const OnnxFile& file, bool fused, const std::string& library);
 // Shows the outputs to keep, all of them where these are empty; `outputs` gets the names of all.
 std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& name, const Passport& passport,
                                        int32_t device, const std::string& library, const std::vector<std::string>& keep,

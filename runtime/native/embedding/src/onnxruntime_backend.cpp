@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "backend.h"
 #include "call.h"
 #include "failure.h"
+#include "limits.h"
+#include "families.h"
+#include "onnx_file.h"
 #include "onnxruntime_library.h"
 
 extern "C" OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base);
@@ -75,9 +79,24 @@ std::string first_line(const char* message) {
   return text.size() > end ? text.substr(0, end) : text;
 }
 
+// A file written before bodies had names of their own, on an ONNX Runtime that would mix its function bodies up.
+void check_overloads(const OnnxFile& file, const std::string& name, const OnnxRuntime& runtime, bool fused) {
+  std::vector<std::string> mixed;
+  for (const auto& [domain, function] : file.overloaded)
+    if (!fused || domain != kDomain) mixed.push_back(function);
+  int major = 0, minor = 0;  // asking for a newer interface would print on stderr
+  std::sscanf(runtime.version.c_str(), "%d.%d", &major, &minor);
+  if (mixed.empty() || major > 1 || minor >= ort::kOverloadsMinor) return;
+  throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime " + runtime.version + " would compute " + name + " wrongly.",
+                "The file has several functions named " + joined(mixed) + "; ONNX Runtime before 1." +
+                    std::to_string(ort::kOverloadsMinor) + " takes one of them for all.",
+                "Export the model again (`capsedge export`), or use a newer ONNX Runtime.");
+}
+
 class OnnxRuntimeBackend : public Backend {
  public:
-  OnnxRuntimeBackend(std::string_view model, const std::string& name, int32_t threads, bool fused, const std::string& library)
+  OnnxRuntimeBackend(std::string_view model, const std::string& name, int32_t threads, const OnnxFile& file, bool fused,
+                     const std::string& library)
       : runtime_(onnxruntime(library)),
         api_(runtime_.api),
         name_(name),
@@ -88,7 +107,18 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, SetSessionLogSeverityLevel(api_)(made.get(), kFatal));
     check(api_, SetIntraOpNumThreads(api_)(made.get(), threads ? threads : available_threads()));
     check(api_, SetInterOpNumThreads(api_)(made.get(), 1));
-    if (fused) check(api_, RegisterCustomOps(made.get(), runtime_.base));
+    // A second line behind onnx_file.h: the one format, and a folder of external initializers that nothing lies below.
+    // ONNX Runtime 1.19 knows no such folder, 1.23 lets absolute paths leave it; 1.26 and newer keep to it.
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "session.load_model_format", "ONNX"));
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "session.model_external_initializers_file_folder_path", "/dev/null"));
+    // Large constants are computed when they are needed, if ever: not while the file is judged.
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "optimization.constant_folding_max_output_size_in_bytes",
+                                            std::to_string(kRunBytes).c_str()));
+    if (fused) {
+      const std::string families = ort::families(file.capsedge_types());
+      check(api_, AddSessionConfigEntry(api_)(made.get(), ort::kFamiliesKey, families.c_str()));
+      check(api_, RegisterCustomOps(made.get(), runtime_.base));
+    }
     check(api_, CreateRunOptions(api_)(run_options_.out()));
     check(api_, RunOptionsSetRunLogSeverityLevel(api_)(run_options_.get(), kFatal));
     try {
@@ -207,9 +237,10 @@ class OnnxRuntimeBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads, bool fused,
-                                          const std::string& library) {
-  return std::make_unique<OnnxRuntimeBackend>(model, name, threads, fused, library);
+std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads,
+                                          const OnnxFile& file, bool fused, const std::string& library) {
+  check_overloads(file, name, onnxruntime(library), fused);
+  return std::make_unique<OnnxRuntimeBackend>(model, name, threads, file, fused, library);
 }
 
 }  // namespace capsedge::embedding

@@ -45,7 +45,7 @@ OnnxRuntime load(const std::string& named) {
   runtime.api = runtime.base->GetApi(kOrtApiVersion);
   if (runtime.api == nullptr)
     throw Failure(CAPSEDGE_ENVIRONMENT, "ONNX Runtime " + runtime.version + " is too old.",
-                  runtime.path + "; wanted: 1.19 or newer.", "pip install --upgrade onnxruntime, or name another.");
+                  runtime.path + "; wanted: 1." + std::to_string(kOrtApiVersion) + " or newer.", "pip install --upgrade onnxruntime, or name another.");
   ort::check(runtime.api, ort::CreateEnv(runtime.api)(ORT_LOGGING_LEVEL_FATAL, "capsedge", &runtime.env));
   ort::check(runtime.api, ort::CreateCpuMemoryInfo(runtime.api)(OrtArenaAllocator, OrtMemTypeDefault, &runtime.memory));
   return runtime;

@@ -111,7 +111,7 @@ class Slot {
 class TensorRtBackend : public Backend {
  public:
   TensorRtBackend(const std::string& path, const Passport& passport, int32_t device, const std::string& library)
-      : path_(path), command_(passport.command), device_(device), smallest_(passport.smallest_batch),
+      : path_(path), command_(passport.rebuild()), device_(device), smallest_(passport.smallest_batch),
         largest_(passport.largest_batch), cuda_(cuda()), trt_(tensorrt(library)) {}
   ~TensorRtBackend() override {
     try {

@@ -1,0 +1,10 @@
+"""Data sets: readers of files from anywhere, and the one type for a set of images. Imports no torch.
+
+Every reader judges sizes by `capsedge.runtime.limits` before it allocates, and raises a UsageError for
+whatever it cannot read.
+"""
+
+from capsedge.datasets.imageset import ImageSet, from_iterable
+from capsedge.datasets.reading import read_images, read_split
+
+__all__ = ["ImageSet", "from_iterable", "read_images", "read_split"]

@@ -1,0 +1,79 @@
+"""Folders of images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.datasets.sizes import check_bytes
+from capsedge.runtime.images import SUFFIXES, prepare, read_image
+from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.reading import listing
+
+# Others than PNG and JPEG are refused by name, not passed over.
+_IMAGES = (*SUFFIXES, ".webp", ".bmp")
+
+
+def images_of(folder: Path) -> list[Path]:
+    """The PNG and JPEG files of a folder, by name.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return [folder / name for name in listing(folder) if name.lower().endswith(SUFFIXES)]
+
+
+def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.float32]:
+    """Images as a model takes them ``[N, C, H, W]``.
+
+    Raises:
+        UsageError: one cannot be read, or all are too large together.
+    """
+    shape = (len(files), prep.channels, prep.height, prep.width)
+    _check(files, shape, 4)
+    images = np.empty(shape, np.float32)
+    for k, file in enumerate(files):
+        images[k] = prepare(file, prep)
+    return images
+
+
+def read_classes(
+    folder: Path, prep: Preprocessing, count: int | None
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """One sub-folder a class, in alphabetical order.
+
+    Args:
+        prep: of the model, to whose size the images are brought.
+        count: the first so many; all with None.
+
+    Returns:
+        Pixels ``[N, H, W, C]`` and classes ``[N]``; none where there are no such sub-folders.
+
+    Raises:
+        UsageError: an image cannot be read, or all are too large together.
+    """
+    classes = [folder / name for name in listing(folder) if os.path.isdir(folder / name)]
+    found = [
+        (sub / name, label)
+        for label, sub in enumerate(classes)
+        for name in listing(sub)
+        if name.lower().endswith(_IMAGES)
+    ][:count]
+    plain = replace(prep, scale=1.0, mean=(0.0,), std=(1.0,))
+    shape = (len(found), prep.height, prep.width, prep.channels)
+    _check([file for file, _ in found], shape, 1)
+    images = np.empty(shape, np.uint8)
+    for k, (file, _) in enumerate(found):
+        pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
+        images[k] = np.clip(np.rint(pixels), 0, 255)
+    return images, np.array([label for _, label in found], np.int64)
+
+
+def _check(files: Sequence[Path], shape: Sequence[int], width: int) -> None:
+    if files:
+        check_bytes(files[0].parent, shape, width)

@@ -1,0 +1,137 @@
+"""Archives of numpy arrays (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
+
+Read without numpy's own reader, which allocates what a header claims, and evaluates it as Python.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.datasets.sizes import check_bytes
+from capsedge.errors import UsageError
+from capsedge.runtime.archives import Archive, BadArchive
+from capsedge.runtime.reading import opened, size
+
+_MAGIC = b"\x93NUMPY"
+_HEADER_BYTES = 1 << 16
+_CHUNK = 1 << 20
+_FIELD = re.compile(
+    r"\s*(?:'descr'\s*:\s*'(?P<descr>[<>|=][biuf][1248])'"
+    r"|'fortran_order'\s*:\s*(?P<order>True|False)"
+    r"|'shape'\s*:\s*\((?P<shape>[\s0-9,L]{0,400})\))\s*(?:,|(?=\}))"
+)
+_SIZE = re.compile(r"\s*([0-9]{1,18})L?\s*")
+
+
+class Arrays:
+    """The arrays of an open npz file.
+
+    Args:
+        path: its name, for errors.
+        archive: its content.
+        stored: its bytes.
+    """
+
+    def __init__(self, path: Path, archive: Archive, stored: int) -> None:
+        self._path, self._archive, self._stored = path, archive, stored
+        self._names = set(archive.names)
+
+    def __contains__(self, name: str) -> bool:
+        return f"{name}.npy" in self._names
+
+    def read(self, name: str, count: int | None = None) -> NDArray[Any]:
+        """An array of numbers.
+
+        Args:
+            count: the first so many along the first axis; all with None.
+
+        Raises:
+            UsageError: it is not there, damaged, too large, or of another type.
+        """
+        try:
+            with self._archive.member(f"{name}.npy") as member:
+                return self._array(member, name, count)
+        except BadArchive as error:
+            raise _unreadable(self._path, error) from error
+
+    def _array(self, member: IO[bytes], name: str, count: int | None) -> NDArray[Any]:
+        dtype, fortran, shape = self._header(member, name)
+        partly = bool(shape) and count is not None and count < shape[0] and not fortran
+        if partly and count is not None:
+            shape = (count, *shape[1:])
+        wanted = check_bytes(self._path, shape, dtype.itemsize, self._stored)
+        data = np.empty(wanted, np.uint8)
+        view, at = data.data, 0
+        while at < wanted and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
+            at += found
+        if at < wanted:
+            raise UsageError(
+                f"{self._path} is not whole.", f"'{name}' has {at:,} bytes of {wanted:,}."
+            )
+        if not partly and member.read(1):  # also checks the sum of what was read
+            raise UsageError(f"{self._path} cannot be read.", f"'{name}' goes on after its end.")
+        array = data.view(dtype).reshape(shape, order="F" if fortran else "C")
+        native = array.astype(dtype.newbyteorder("="), copy=False)
+        return native if count is None else native[:count] if native.ndim else native
+
+    def _header(self, member: IO[bytes], name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+        head = member.read(8)
+        wide = len(head) == 8 and head[6] > 1
+        packed = member.read(4 if wide else 2)
+        if not head.startswith(_MAGIC) or len(packed) < (4 if wide else 2) or head[6] > 3:
+            raise self._foreign(name, "it is no numpy array")
+        (length,) = struct.unpack("<I" if wide else "<H", packed)
+        if length > _HEADER_BYTES:
+            raise self._foreign(name, f"its header has {length:,} bytes")
+        text = member.read(length).decode("latin-1").strip()
+        found: dict[str, str] = {}
+        at = 1
+        while match := _FIELD.match(text, at):
+            at = match.end()
+            found |= {key: value for key, value in match.groupdict().items() if value is not None}
+        if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
+            raise self._foreign(name, "its header is not one of plain numbers")
+        sizes = [part for part in found["shape"].split(",") if part.strip()]
+        matches = [_SIZE.fullmatch(part) for part in sizes]
+        shape = tuple(int(match[1]) for match in matches if match)
+        if len(shape) != len(sizes) or len(shape) > 8:
+            raise self._foreign(name, f"its shape is ({found['shape'].strip()[:80]})")
+        return np.dtype(found["descr"]), found["order"] == "True", shape
+
+    def _foreign(self, name: str, why: str) -> UsageError:
+        return UsageError(
+            f"'{name}' of {self._path} cannot be read.",
+            f"{why[0].upper()}{why[1:]}.",
+            "Save arrays of whole or floating-point numbers with numpy.savez.",
+        )
+
+
+def _unreadable(path: Path, error: BadArchive) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read.",
+        f"{error}.",
+        "It needs an array 'images', and 'labels' for accuracy, as numpy.savez writes them.",
+    )
+
+
+@contextmanager
+def opened_arrays(path: Path) -> Iterator[Arrays]:
+    """The arrays of an npz file, while the block runs.
+
+    Raises:
+        UsageError: the file is missing or no archive.
+    """
+    with opened(path) as file:
+        try:
+            archive = Archive(file)
+        except BadArchive as error:
+            raise _unreadable(path, error) from error
+        yield Arrays(path, archive, size(file))

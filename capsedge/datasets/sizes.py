@@ -1,0 +1,36 @@
+"""Whether what a file claims may be read, judged before room is made for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from capsedge.errors import UsageError
+from capsedge.runtime import limits
+
+
+def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | None = None) -> int:
+    """Bytes of an array that is to be read.
+
+    Args:
+        shape: as it claims.
+        width: bytes of one element.
+        stored: bytes that the file has, where it is compressed.
+
+    Raises:
+        UsageError: that is too much.
+    """
+    most = limits.ARRAY_BYTES
+    if stored is not None:
+        most = min(most, max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * stored))
+    # A size of zero counts as one: numpy refuses the other sizes of such an array, too.
+    claimed = math.prod(max(1, size) for size in shape) * width
+    if claimed > most:
+        packed = "" if stored is None else f" of its {stored:,}"
+        raise UsageError(
+            f"{path} is too large.",
+            f"It claims {claimed:,} bytes, and {most:,}{packed} are read.",
+            "Read fewer images with --limit, or store fewer in one file.",
+        )
+    return math.prod(shape) * width

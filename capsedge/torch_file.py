@@ -1,0 +1,200 @@
+"""PyTorch's own checkpoints (``.pt``): plain values and tensors, without torch's unpickler. Needs torch.
+
+A file of ``torch.save`` is a zip archive, of the pickle ``data.pkl`` and one member for each storage
+(https://docs.pytorch.org/docs/stable/notes/serialization.html). `capsedge.runtime.pickles` interprets the
+pickle; tensors are known by type, shape and place before a byte of them is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime import limits, pickles
+from capsedge.runtime.archives import Archive, BadArchive
+from capsedge.runtime.pickles import BadPickle, Name, NotPlain
+from capsedge.runtime.reading import size
+
+_STORAGES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}  # fmt: skip
+_DIMENSIONS = 16
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A member of the archive: its name there, the type and the number of its elements."""
+
+    member: str
+    dtype: torch.dtype
+    elements: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that has not been read: a view of a storage, which it fits."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements."""
+        return math.prod(self.shape) * self.storage.dtype.itemsize
+
+
+@dataclass
+class TorchFile:
+    """An open file: its value, in which `StoredTensor` stand for tensors, and what reads them.
+
+    Args:
+        file: the content.
+
+    Raises:
+        BadArchive, BadPickle: it is damaged, goes beyond the limits, or holds more than values and tensors.
+    """
+
+    file: BufferedReader
+    value: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._archive = Archive(self.file)
+        found = [name for name in self._archive.names if name.endswith("/data.pkl")]
+        if len(found) != 1:
+            raise BadArchive("it has no 'data.pkl'")
+        self._folder = found[0].removesuffix("data.pkl")
+        order = f"{self._folder}byteorder"
+        if order in self._archive.names and self._archive.stored(order, 16) != b"little":
+            raise BadArchive("it was written on a big-endian machine")
+        self._bytes = 0
+        self._read: dict[str, bytearray] = {}
+        data = self._archive.stored(found[0], limits.PICKLE_BYTES)
+        form = pickles.Format(self._call, _set_state, self._storage)
+        self.value = pickles.loads(bytes(data), form)
+        most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * size(self.file))
+        if self._bytes > most:
+            raise BadPickle(f"its tensors have {self._bytes:,} bytes, {most:,} are read")
+
+    def read(self, tensor: StoredTensor) -> Tensor:
+        """A tensor, with memory of its own.
+
+        Raises:
+            BadArchive: it is cut off.
+        """
+        storage = tensor.storage
+        if not storage.elements:
+            return torch.empty(tensor.shape, dtype=storage.dtype)
+        if storage.member not in self._read:  # several tensors may lie in one
+            self._read[storage.member] = self._archive.stored(storage.member, limits.ARRAY_BYTES)
+        flat = torch.frombuffer(self._read[storage.member], dtype=storage.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride, tensor.offset).clone()
+
+    def _storage(self, reference: Any) -> Storage:
+        if type(reference) is not tuple or len(reference) != 5 or reference[0] != "storage":
+            raise BadPickle("it refers to what is no storage")
+        _, kind, key, _, elements = reference
+        if type(kind) is not Name or kind.module != "torch" or kind.name not in _STORAGES:
+            raise BadPickle(f"it has a storage of the type {kind}")
+        if type(key) is not str or type(elements) is not int or elements < 0:
+            raise BadPickle("it refers to a storage without name or size")
+        dtype, member = _STORAGES[kind.name], f"{self._folder}data/{key}"
+        if self._archive.length(member) != elements * dtype.itemsize:
+            raise BadPickle(f"the storage '{key}' has another size than it claims")
+        return Storage(member, dtype, elements)
+
+    def _call(self, name: Name, arguments: tuple[Any, ...]) -> Any:
+        made = _CALLS.get((name.module, name.name))
+        if made is None:
+            raise NotPlain(f"it names {name}")
+        value = made(arguments)
+        if isinstance(value, StoredTensor):
+            self._bytes += value.bytes
+        return value
+
+
+def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
+    """Of ``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)``."""
+    if len(arguments) < 4 or not isinstance(arguments[0], Storage):
+        raise BadPickle("it has a tensor without a storage")
+    storage, offset, shape, stride = arguments[:4]
+    for sizes in (shape, stride, (offset,)):
+        if type(sizes) is not tuple or not set(map(type, sizes)) <= {int} or not _in_range(sizes):
+            raise BadPickle("it has a tensor without sizes")
+    if len(shape) != len(stride) or len(shape) > _DIMENSIONS:
+        raise BadPickle("it has a tensor whose sizes and strides differ in number")
+    elements = math.prod(shape)
+    last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    if elements > storage.elements or (elements and last >= storage.elements):
+        raise BadPickle(
+            f"it has a tensor {list(shape)} of a storage of {storage.elements:,} elements"
+        )
+    return StoredTensor(storage, offset, shape, stride)
+
+
+def _in_range(sizes: tuple[int, ...]) -> bool:
+    return min(sizes, default=0) >= 0 and max(sizes, default=0) < 2**63
+
+
+def _parameter(arguments: tuple[Any, ...]) -> StoredTensor:
+    """Of ``_rebuild_parameter(tensor, requires_grad, hooks)``: its tensor."""
+    if not arguments or not isinstance(arguments[0], StoredTensor):
+        raise BadPickle("it has a parameter without a tensor")
+    return arguments[0]
+
+
+def _mapping(arguments: tuple[Any, ...]) -> dict[Any, Any]:
+    if not arguments:
+        return {}
+    if len(arguments) == 1 and type(arguments[0]) is dict:
+        return dict(arguments[0])
+    raise BadPickle("it has a mapping of unknown content")
+
+
+def _sizes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(arguments) == 1 and type(arguments[0]) is tuple:
+        return arguments[0]
+    raise BadPickle("it has sizes of unknown content")
+
+
+_CALLS: dict[tuple[str, str], Callable[[tuple[Any, ...]], Any]] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("collections", "OrderedDict"): _mapping,
+    ("collections", "Counter"): _mapping,
+    ("torch", "Size"): _sizes,
+}
+
+
+def _set_state(value: Any, state: Any) -> None:
+    """Of an ordered dictionary: ``state_dict`` notes there the versions of modules, not of tensors."""
+    if type(value) is not dict or type(state) is not dict:
+        raise NotPlain("it sets the state of an object")
+
+
+def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
+    """What to say of a file that is not read."""
+    if isinstance(error, NotPlain):
+        return ArtefactError(
+            f"{path} holds more than tensors and plain values.",
+            f"In its pickle {error}: loading it would run code from the file, which capsedge never does.",
+            "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
+            "or better a safetensors checkpoint.",
+        )
+    return ArtefactError(
+        f"{path} is not a whole PyTorch file.",
+        f"{error}.",
+        "Copy or train it again; files of PyTorch before 1.6: load and save them again with torch.",
+    )

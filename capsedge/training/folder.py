@@ -1,0 +1,14 @@
+"""The files of a run, in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+STATE = "last.pt"  # all that is needed to go on; the other files are made from it
+MODEL = "model.safetensors"
+HISTORY = "history.jsonl"
+
+
+def files(folder: Path) -> list[Path]:
+    """What a run writes."""
+    return [folder / name for name in (STATE, MODEL, HISTORY)]

@@ -1,0 +1,46 @@
+"""Text from files and file names, made harmless before a person sees it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# Joiners, which emoji and Persian names need; unlike other invisible letters they reorder nothing.
+_JOINERS = "\u200c\u200d"
+
+
+def printable(text: object) -> str:
+    """The text in one line that does nothing to a terminal.
+
+    Control codes, line breaks, letters that reorder others and all other invisible ones become escapes
+    (``\\x1b``, ``\\n``, ``\\u202e``); bytes of a file name that are no text, too (``\\xff``).
+    """
+    text = str(text)
+    if text.isprintable():
+        return text
+    return "".join(c if _harmless(c) else _escape(c) for c in text)
+
+
+def _harmless(letter: str) -> bool:
+    return letter.isprintable() or letter in _JOINERS or unicodedata.category(letter) == "Zs"
+
+
+def _escape(letter: str) -> str:
+    code = ord(letter)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name, as Python carries it
+        return f"\\x{code - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode()
+
+
+_MARKS = re.compile(
+    r"[\\`*\[\]|~$@]"
+    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # within a word it is no emphasis
+    r"|(?<=www)\.|(?<=[A-Za-z]):(?=//)"  # addresses, which some renderers link by themselves
+)
+
+
+def markdown(text: object) -> str:
+    """The text as Markdown that shows it as it is: no HTML, no link, no emphasis, no cell that ends."""
+    plain = printable(text)
+    plain = _MARKS.sub(lambda found: "\\" + found[0], plain)
+    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

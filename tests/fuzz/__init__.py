@@ -1,0 +1,1 @@
+"""Fuzzing: targets, the corpus of past failures, and the driver behind ``make fuzz``."""

@@ -1,0 +1,456 @@
+"""The readers under fuzz: what each makes of bytes, its seeds, and the errors that it may end with.
+
+A reader ends well or with one of the package's errors. Everything else is a finding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import io
+import json
+import os
+import pickle
+import struct
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capsedge.errors import CapsedgeError, ExitCode
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+
+PREP = Preprocessing(8, 8, 1)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader.
+
+    Attributes:
+        read: reads bytes; may raise a CapsedgeError.
+        seeds: valid inputs to start from.
+        modules: whose coverage guides the search.
+    """
+
+    read: Callable[[bytes], object]
+    seeds: Callable[[], Iterable[bytes]]
+    modules: tuple[str, ...]
+
+
+def check(reader: Reader, data: bytes) -> None:
+    """Read an input.
+
+    Raises:
+        BaseException: the reader ended in another way than it may.
+    """
+    _each(lambda: reader.read(data))
+
+
+def _each(*calls: Callable[[], object]) -> None:
+    """Make all calls; each ends well or with an error of the package that has words and an exit code."""
+    for call in calls:
+        try:
+            call()
+        except CapsedgeError as error:
+            if error.exit_code == ExitCode.BUG or not error.what.strip():
+                raise AssertionError(f"an error without exit code or words: {error!r}") from error
+
+
+@functools.cache
+def _folder() -> Path:
+    place = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="capsedge-fuzz-", dir=place if place.is_dir() else None))
+
+
+def _file(name: str, data: bytes) -> Path:
+    path = _folder() / f"{os.getpid()}-{name}"
+    path.write_bytes(data)
+    return path
+
+
+# Images.
+
+
+def _read_image(data: bytes) -> None:
+    from capsedge.runtime.images import prepare
+
+    prepare(_file("image.png", data), PREP)
+
+
+def _images() -> Iterable[bytes]:
+    from PIL import Image
+
+    ramp = np.arange(12 * 9, dtype=np.uint8).reshape(12, 9)
+    for mode in ("L", "LA", "RGB", "RGBA", "P", "1", "I;16"):
+        image = Image.fromarray(ramp).convert(mode) if mode != "I;16" else Image.new(mode, (9, 12))
+        for kind in ("PNG", "JPEG"):
+            with contextlib.suppress(OSError):
+                buffer = io.BytesIO()
+                image.save(buffer, kind)
+                yield buffer.getvalue()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    Image.fromarray(ramp).save(buffer, "JPEG", exif=exif, progressive=True)
+    yield buffer.getvalue()
+
+
+# Data sets. The first byte chooses how the rest is packed, so that mutations reach below compression.
+
+
+def _read_npz(data: bytes) -> None:
+    from capsedge.datasets import read_images, read_split
+
+    if data[:1] in (b"\0", b"\1"):
+        method = zipfile.ZIP_DEFLATED if data[0] else zipfile.ZIP_STORED
+        head, _, labels = data[1:].partition(b"||")
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", method) as archive:
+            archive.writestr("images.npy", head)
+            if labels:
+                archive.writestr("labels.npy", labels)
+        data = buffer.getvalue()
+    path = _file("a.npz", data)
+    _each(
+        lambda: read_images(path, PREP, "test"),
+        lambda: read_images(path, None, "test", 3),
+        lambda: read_split(path, "train", PREP, 2),
+    )
+
+
+def _npz() -> Iterable[bytes]:
+    pixels, labels = np.zeros((5, 8, 8), np.uint8), np.arange(5)
+    for save in (np.savez, np.savez_compressed):
+        buffer = io.BytesIO()
+        save(buffer, images=pixels, labels=labels)
+        yield buffer.getvalue()
+    for array in (pixels, pixels.astype(">f4")[:, None], np.asfortranarray(pixels[..., None])):
+        parts = []
+        for part in (array, labels.astype(np.float64)):
+            buffer = io.BytesIO()
+            np.save(buffer, part)
+            parts.append(buffer.getvalue())
+        yield b"\0" + b"||".join(parts)
+        yield b"\1" + b"||".join(parts)
+
+
+def _read_idx(data: bytes) -> None:
+    from capsedge.datasets import idx
+
+    content = gzip.compress(data[1:], 1, mtime=0) if data[:1] == b"\2" else data
+    path = _file("x-images-idx3-ubyte.gz", content)
+    _each(lambda: idx.read(path), lambda: idx.read(path, 3))
+
+
+def _idx() -> Iterable[bytes]:
+    plain = struct.pack(">HBB3I", 0, 8, 3, 5, 4, 4) + bytes(range(80))
+    labels = struct.pack(">HBBI", 0, 8, 1, 5) + bytes(5)
+    packed = gzip.compress(plain, mtime=0)
+    yield from (plain, labels, packed, packed + gzip.compress(b"", mtime=0), b"\2" + plain)
+
+
+def _read_cifar(data: bytes) -> None:
+    from capsedge.datasets import cifar
+
+    cifar.read(_file("data_batch_1", data))
+
+
+def _cifar() -> Iterable[bytes]:
+    rows = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+    for protocol in range(6):
+        batch = {b"data": rows, b"labels": [3, 1], b"batch_label": b"x", b"filenames": [b"a", b"b"]}
+        yield pickle.dumps(batch, protocol)
+        yield pickle.dumps({"data": np.asfortranarray(rows), "labels": [3, 1]}, protocol)
+
+
+# Checkpoints.
+
+
+def _read_torch(data: bytes) -> None:
+    from capsedge.checkpoint import load_checkpoint
+
+    load_checkpoint(_file("m.pt", _with_pickle(_checkpoint(), data)))
+
+
+def _torch() -> Iterable[bytes]:
+    import torch
+
+    yield _checkpoint()
+    yield _pickle_of(_checkpoint())
+    values = {
+        "a": torch.zeros(4, 4).t(),
+        "b": torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16)),
+    }
+    buffer = io.BytesIO()
+    torch.save({"config": {}, "state_dict": values}, buffer)
+    yield buffer.getvalue()
+
+
+@functools.cache
+def _checkpoint() -> bytes:
+    import torch
+
+    from capsedge.models import build
+
+    model = build(small_config())
+    buffer = io.BytesIO()
+    torch.save({"config": model.config.to_dict(), "state_dict": model.state_dict()}, buffer)
+    return buffer.getvalue()
+
+
+def _pickle_of(saved: bytes) -> bytes:
+    """The pickle of a file of torch.save, marked as one."""
+    with zipfile.ZipFile(io.BytesIO(saved)) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+        return b"\3" + archive.read(name)
+
+
+def _with_pickle(saved: bytes, data: bytes) -> bytes:
+    """A file of torch.save with another pickle, where the data is marked as one; else the data."""
+    if data[:1] != b"\3":
+        return data
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved)) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, data[1:] if name.endswith("data.pkl") else old.read(name))
+    return buffer.getvalue()
+
+
+def small_config() -> Any:
+    from capsedge.models.config import CapsNetConfig, Conv
+
+    return CapsNetConfig(
+        class_names=("a", "b"),
+        preprocessing=PREP,
+        stem=(Conv(2, 3),),
+        primary_types=1,
+        primary_dim=2,
+        primary_kernel=3,
+        capsule_dim=2,
+        decoder=(3,),
+    )
+
+
+def _read_state(data: bytes) -> None:
+    from capsedge.training.state import read_state
+
+    parts, identity, saved = run()
+    state = read_state(_file("last.pt", _with_pickle(saved, data)), identity, parts, 4, 5)
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+
+
+@functools.cache
+def run() -> tuple[dict[str, Any], str, bytes]:
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 20)
+    for _ in range(5):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    parts = {"model": model, "average": model, "optimizer": optimizer, "scheduler": scheduler}
+    history = json.dumps([{"epoch": 1, "loss": 0.5, "seconds": 1.0}])
+    buffer = io.BytesIO()
+    state = {name: part.state_dict() for name, part in parts.items()}
+    torch.save({**state, "identity": "x", "history": history}, buffer)
+    return parts, "x", buffer.getvalue()
+
+
+def _state() -> Iterable[bytes]:
+    yield run()[2]
+    yield _pickle_of(run()[2])
+
+
+def _read_safetensors(data: bytes) -> None:
+    from capsedge.checkpoint import load_checkpoint
+    from capsedge.runtime.inspection import inspect
+
+    if data[:1] == b"{":  # a header, with its length before it and a few tensors behind it
+        data = (
+            struct.pack("<Q", len(data)) + data + bytes(1844 if b"capsedge.config" in data else 64)
+        )
+    path = _file("m.safetensors", data)
+    _each(
+        lambda: json.dumps(inspect(path).to_dict(), allow_nan=False), lambda: load_checkpoint(path)
+    )
+
+
+def _safetensors() -> Iterable[bytes]:
+    from capsedge.checkpoint import save_checkpoint
+    from capsedge.models import build
+
+    path = _folder() / "seed.safetensors"
+    save_checkpoint(build(small_config()), path)
+    data = path.read_bytes()
+    yield data
+    (length,) = struct.unpack("<Q", data[:8])
+    yield data[8 : 8 + length]
+    yield b'{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}'
+
+
+def _read_config(data: bytes) -> None:
+    from capsedge.checkpoint import _shapes
+    from capsedge.models.config import config_from_dict
+    from capsedge.runtime.documents import Malformed, parse
+
+    try:
+        values = parse(data)
+    except Malformed:
+        return
+    _shapes(config_from_dict(values))
+
+
+def _configs() -> Iterable[bytes]:
+    from capsedge.models.registry import MODELS
+
+    for name in ("digits-dynamic", "digits-em", "digits-attention", "em-cifar10-resnet"):
+        yield json.dumps(MODELS[name].to_dict()).encode()
+    yield json.dumps(small_config().to_dict()).encode()
+
+
+# What runs on the device.
+
+
+def _read_onnx(data: bytes) -> None:
+    from capsedge.runtime.forecast import forecast
+    from capsedge.runtime.inspection import inspect
+    from capsedge.runtime.session import load
+
+    path = _file("m.onnx", data)
+
+    def run() -> None:
+        session = load(path, threads=1)
+        if session.metadata is not None and session.metadata.preprocessing is not None:
+            session.predict(np.zeros((8, 8), np.uint8))
+
+    _each(
+        lambda: json.dumps(inspect(path, (1, 8)).to_dict(), allow_nan=False),
+        lambda: json.dumps(forecast(path, 8, "orin-nano-8gb").to_dict(), allow_nan=False),
+        run,
+    )
+
+
+def _onnx() -> Iterable[bytes]:
+    import onnx
+
+    from tests.runtime.models import capsule_model
+
+    for options in (
+        {},
+        {"function": False, "reconstruction": True},
+        {"capsedge_node": False},
+        {"batch": 2},
+        {"properties": {}, "scores": "logits"},
+    ):
+        model = capsule_model(**options)  # type: ignore[arg-type]
+        yield model.SerializeToString()
+        yield onnx.shape_inference.infer_shapes(model).SerializeToString()
+
+
+def _read_passport(data: bytes) -> None:
+    from capsedge.runtime import passport
+
+    engine = _file("m.engine", b"engine")
+    passport.path_of(engine).write_bytes(data)
+    issued = passport.read(engine)
+    assert issued.rebuild.replace(":", "").replace("--", "").split()[:2] == ["capsedge", "build"]
+    passport.check(engine, issued, issued.machine, None)
+    _each(lambda: issued.model)
+
+
+def _passports() -> Iterable[bytes]:
+    from capsedge.runtime import passport
+    from capsedge.runtime.files import sha256
+
+    engine = _file("m.engine", b"engine")
+    machine = passport.Machine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
+    properties = metadata().to_properties()
+    for batch in ((1, 1, 1), (1, 4, 8)):
+        yield passport.Passport(
+            sha256(engine), 6, machine, "native", "", "", "fp16", {"FP16": 3}, batch, "m.onnx", "",
+            properties, "capsedge build m.onnx",
+        ).to_json().encode()  # fmt: skip
+
+
+def metadata() -> ModelMetadata:
+    return ModelMetadata("capsnet", {"a": [1, None]}, "dynamic", 3, ("a", "b"), PREP)
+
+
+def _read_metadata(data: bytes) -> None:
+    properties = {}
+    for line in data.split(b"\n"):
+        key, _, value = line.decode("utf-8", "surrogateescape").partition("=")
+        properties[f"capsedge.{key}"] = value
+    found = ModelMetadata.from_properties(properties)
+    assert found is not None
+    json.dumps(found.to_properties(), allow_nan=False)
+    assert ModelMetadata.from_properties(found.to_properties()) == found
+
+
+def _properties() -> Iterable[bytes]:
+    lines = [f"{k.removeprefix('capsedge.')}={v}" for k, v in metadata().to_properties().items()]
+    yield "\n".join(lines).encode()
+
+
+def _read_table(data: bytes) -> None:
+    from capsedge.calibration.table import Table
+
+    path = _file("t.json", data)
+    table = Table.load(path)
+    table.save(path)
+    again = Table.load(path)
+    assert again.entries.keys() == table.entries.keys()
+
+
+def _tables() -> Iterable[bytes]:
+    from capsedge.calibration.observers import Histogram
+    from capsedge.calibration.table import Table
+
+    histogram = Histogram(-1.0, 2.0, np.array([1, 2, 3]), np.array([0.5, 0.25]))
+    path = _folder() / "seed.json"
+    Table.from_histograms("a", "b", "minmax", 5, "c", {"x": histogram}).save(path)
+    yield path.read_bytes()
+
+
+_JSON = ("capsedge.runtime.documents",)
+READERS: dict[str, Reader] = {
+    "images": Reader(
+        _read_image, _images,
+        ("capsedge.runtime.images", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
+    ),
+    "npz": Reader(_read_npz, _npz, ("capsedge.datasets", "capsedge.runtime.archives", "zipfile")),
+    "idx": Reader(_read_idx, _idx, ("capsedge.datasets",)),
+    "cifar": Reader(_read_cifar, _cifar, ("capsedge.datasets", "capsedge.runtime.pickles", "pickletools")),
+    "torch": Reader(
+        _read_torch, _torch,
+        ("capsedge.torch_file", "capsedge.checkpoint", "capsedge.runtime.pickles",
+         "capsedge.runtime.archives", "capsedge.runtime.documents", "pickletools", "zipfile"),
+    ),
+    "state": Reader(
+        _read_state, _state,
+        ("capsedge.training.state", "capsedge.torch_file", "capsedge.runtime.pickles", "pickletools"),
+    ),
+    "safetensors": Reader(
+        _read_safetensors, _safetensors,
+        ("capsedge.runtime.safetensors_file", "capsedge.runtime.inspection", "capsedge.checkpoint", *_JSON),
+    ),
+    "config": Reader(_read_config, _configs, ("capsedge.models", *_JSON)),
+    "onnx": Reader(
+        _read_onnx, _onnx,
+        ("capsedge.runtime.onnx_file", "capsedge.runtime.onnx_structure", "capsedge.runtime.inspection",
+         "capsedge.runtime.forecast", "capsedge.runtime.shapes", "capsedge.runtime.profiling",
+         "capsedge.runtime.session", "capsedge.runtime.metadata", *_JSON),
+    ),
+    "passport": Reader(_read_passport, _passports, ("capsedge.runtime.passport", *_JSON)),
+    "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
+    "table": Reader(_read_table, _tables, ("capsedge.calibration.table", *_JSON)),
+}  # fmt: skip

@@ -1,0 +1,1 @@
+from tests.tensorrt.fixtures import cudart  # noqa: F401

@@ -1,0 +1,192 @@
+"""Names of files and in files, on a terminal and in a pipe: shown as escapes, obeyed nowhere."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.conftest import ROOT
+from tests.places.table import IMAGE, ZOO
+
+# Title of the window, colour, C1's CSI, right-to-left override, a line of one's own, rich's markup.
+EVIL = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\nPASSED\r[bold red]x[/][/]\x7f\u2066"
+SHOWN = r"\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\nPASSED\r[bold red]x[/][/]\x7f\u2066"
+# What rich draws tables with, and moves a bar by.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\r")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose every name is evil, under an evil name."""
+    folder = tmp_path_factory.mktemp("evil")
+    model = onnx.load(ZOO / "digits-dynamic.onnx")
+    model.producer_name = EVIL
+    for entry in model.metadata_props:
+        if entry.key == "capsedge.class_names":
+            entry.value = json.dumps([f"{k}{EVIL}" for k in range(10)])
+    nodes = model.graph.node
+    for node in nodes:
+        node.name = f"{node.name}{EVIL}"
+    onnx.save(model, folder / f"model{EVIL.replace('/', '')}.onnx")
+    (folder / f"image{EVIL.replace('/', '')}.png").write_bytes(IMAGE.read_bytes())
+    (folder / f"broken{EVIL.replace('/', '')}.png").write_bytes(b"no image")
+    (folder / "out").mkdir()
+    return folder
+
+
+def of(folder: Path, start: str) -> str:
+    return str(next(p for p in folder.iterdir() if p.name.startswith(start)))
+
+
+COMMANDS = {
+    "inspect": lambda f: ["inspect", of(f, "model")],
+    "inspect --forecast": lambda f: ["inspect", of(f, "model"), "--forecast"],
+    "infer": lambda f: ["infer", "-m", of(f, "model"), str(f), "--reconstruct", str(f / "out/x.png")],
+    "profile": lambda f: ["profile", of(f, "model"), "--duration", "0.1", "--warmup", "0",
+                          "--markdown", str(f / "report.md")],
+    "verify": lambda f: ["verify", of(f, "model")],
+    "quantize": lambda f: ["quantize", of(f, "model"), "--calib-data", of(f, "image")],
+    "no such file": lambda f: ["inspect", str(f / EVIL.replace("/", ""))],
+    "no such option": lambda f: [f"--{EVIL}"],
+    "no such verb": lambda f: [EVIL],
+    "no such value": lambda f: ["infer", str(IMAGE), "--top", EVIL],
+    "no such name": lambda f: ["train", "--model", EVIL, "--data", str(f), "-o", str(f / "r")],
+    "no such batch": lambda f: ["inspect", of(f, "model"), "--batch", EVIL],
+}  # fmt: skip
+
+
+def call(words: list[str], terminal: bool) -> str:
+    """What a person sees."""
+    command = [sys.executable, "-m", "capsedge", *words]
+    environment = os.environ | {"COLUMNS": "400", "TERM": "xterm-256color"}
+    if not terminal:
+        done = subprocess.run(command, capture_output=True, check=False, cwd=ROOT, env=environment)
+        assert done.returncode != 1, done.stderr
+        return (done.stdout + done.stderr).decode()
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        command, stdout=slave, stderr=slave, cwd=ROOT, env=environment
+    ) as process:
+        os.close(slave)
+        seen = b""
+        try:
+            while part := os.read(master, 65536):
+                seen += part
+        except OSError:  # the terminal has no writer any more
+            pass
+    os.close(master)
+    assert process.returncode != 1, seen.decode()
+    # The terminal's own line ends; those of the text would be preceded by escapes.
+    return _COLOURS.sub("", seen.decode().replace("\r\n", "\n"))
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_codes_are_shown(name: str, terminal: bool, folder: Path) -> None:
+    seen = call(COMMANDS[name](folder), terminal)
+    odd = {c for line in seen.split("\n") for c in line if not c.isprintable()}
+    assert odd == set(), seen
+    assert "\nPASSED" not in seen.removesuffix("PASSED\n").replace("PASSED: ", "")
+    if name in ("inspect --forecast", "no such value"):
+        return  # they name neither the file nor what was given
+    assert "x1b]0;owned" in seen
+    # Colours of the name itself would have been taken for rich's.
+    assert r"\x07\x1b[31m" in seen
+
+
+@pytest.mark.parametrize("name", ["inspect", "infer", "no such file"])
+def test_json_is_escaped_as_json(name: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "capsedge", *COMMANDS[name](folder), "--json"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout.isascii()
+    assert all(c.isprintable() or c == "\n" for c in done.stdout)
+    assert EVIL.replace("/", "") in _texts(json.loads(done.stdout))
+
+
+def _texts(value: object) -> str:
+    """All texts of a document, as they are."""
+    if isinstance(value, dict):
+        return "".join(f"{k}{_texts(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return "".join(map(_texts, value))
+    return str(value)
+
+
+def test_report_is_no_page_of_its_own(tmp_path: Path) -> None:
+    model = onnx.load(ZOO / "digits-dynamic.onnx")
+    for node in model.graph.node:
+        node.name = "<img src=x onerror=alert(1)>|[a](http://evil)`" + EVIL + node.name
+    path = tmp_path / "<b>[x](http:x)`m`.onnx"
+    onnx.save(model, path)
+    report = tmp_path / "report.md"
+    page = tmp_path / "report.html"
+    call(
+        ["profile", str(path), "--duration", "0.1", "--markdown", str(report), "--html", str(page)],
+        False,
+    )
+    text = report.read_text()
+    assert "<" not in text
+    assert re.search(r"(?<!\\)[`\[]", text) is None
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert "<img" not in page.read_text()
+
+
+def test_one_place_prints() -> None:
+    """Nothing of the package prints past the functions that escape; workers talk to their parent."""
+    allowed = {"capsedge/cli/_common.py", "capsedge/cli/_tables.py", "capsedge/samples/draw.py",
+               "runtime/profiling/worker.py"}  # fmt: skip
+    for room in ("capsedge", "exporters", "runtime", "calibration"):
+        for file in (ROOT / room).rglob("*.py"):
+            name = str(file.relative_to(ROOT))
+            if name in allowed or "native" in name:
+                continue
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                    "print", "sys.stdout.write", "sys.stderr.write", "typer.echo", "rich.print",
+                ):  # fmt: skip
+                    pytest.fail(f"{name}:{node.lineno} prints")
+
+
+WRITING = {"write_text", "write_bytes", "savez", "savefig", "tofile", "imsave", "save_file"}
+WRITES = {  # what is written there is none of a person's files
+    "calibration/graph.py", "runtime/profiling/driver.py", "runtime/profiling/worker.py",
+    "capsedge/cli/_streams.py", "runtime/charts.py", "runtime/files.py",
+}  # fmt: skip
+
+
+def test_one_place_writes() -> None:
+    """Files of a person are written by ``runtime.files`` alone."""
+    for room in ("capsedge", "exporters", "runtime", "calibration"):
+        for file in (ROOT / room).rglob("*.py"):
+            name = str(file.relative_to(ROOT))
+            if name in WRITES or "native" in name:
+                continue
+            for node in ast.walk(ast.parse(file.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                called = ast.unparse(node.func)
+                last = called.rpartition(".")[2]
+                modes = [ast.literal_eval(a) for a in node.args[1:2] if isinstance(a, ast.Constant)]
+                if (
+                    (
+                        last in WRITING
+                        and called not in ("write_text", "write_bytes", "files.write_bytes")
+                    )
+                    or (last == "open" and any(set(str(m)) & set("wax+") for m in modes))
+                    or called
+                    in ("torch.save", "onnx.save", "shutil.move", "os.replace", "os.rename")
+                ):
+                    if called == "torch.save" and "buffer" in ast.unparse(node):
+                        continue
+                    pytest.fail(f"{name}:{node.lineno} writes by {called}")

@@ -1,0 +1,78 @@
+"""Names of function bodies, and the kernels that the operator library registers for them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capsedge.runtime.native_library import find_library
+from capsedge.runtime.operator_names import (
+    FAMILIES_KEY,
+    MOST,
+    OPERATORS,
+    families,
+    numbered,
+    operator_of,
+    split,
+)
+
+
+@given(st.sampled_from(OPERATORS), st.integers(1, 999_999))
+def test_a_name_says_operator_and_number(operator: str, number: int) -> None:
+    assert split(numbered(operator, number)) == (operator, number)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "_2", "Conv_2", "Squash_", "Squash_0", "Squash_1", "Squash_02", "Squash_2_3"),
+        *("Squash_²", "Squash_1234567", "squash_2", "Squash_2 ", "Squash_2\n", "SquashProbe_2"),
+    ],
+)
+def test_other_names_are_no_body_of_an_operator(name: str) -> None:
+    assert split(name) == (name, 1)
+    assert operator_of(name) == name
+
+
+def test_families_count_the_names_of_a_file() -> None:
+    assert families([]) == ""
+    names = ["Squash", "DynamicRouting_3", "DynamicRouting", "Unknown", "Squash_9", "EMRouting_x"]
+    assert families(names) == "DynamicRouting:3,Squash:9"
+    assert families(["Squash_999999"]) == f"Squash:{MOST}"
+
+
+def test_the_exporter_knows_the_same_operators() -> None:
+    operators = pytest.importorskip("capsedge.exporters.operators")
+    assert tuple(operators.OPERATORS) == OPERATORS
+
+
+def _register(value: str | None) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    library = find_library()
+    if library is None:
+        pytest.skip("the native library is not built: pip install -e . with a C++ compiler")
+    options = onnxruntime.SessionOptions()
+    if value is not None:
+        options.add_session_config_entry(FAMILIES_KEY, value)
+    options.register_custom_ops_library(str(library))
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", "Squash:1", families(OPERATORS), families([f"{n}_256" for n in OPERATORS])]
+)
+def test_the_library_takes_families(value: str | None) -> None:
+    _register(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["Squash", "Squash:0", "Squash:257", "Squash:-1", "Conv:2", ":", ",", "Squas:2"]
+)
+def test_the_library_refuses_other_words(value: str) -> None:
+    with pytest.raises(Exception, match=r"in capsedge\.families is not an operator"):
+        _register(value)
+
+
+def test_many_different_files_share_what_is_registered() -> None:
+    for number in range(1, 200):
+        _register(f"Squash:{number}")

@@ -1,0 +1,1 @@
+"""The same answer on every supported ONNX Runtime."""

@@ -1,0 +1,126 @@
+"""The files that every supported ONNX Runtime must compute alike, and what they must give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import capsedge
+import capsedge.ops as ops
+from capsedge.calibration.source import Source, uniform
+from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import ImageSet
+from capsedge.exporters import export
+from capsedge.exporters.frozen import freeze
+from capsedge.exporters.quantized import finish
+from capsedge.runtime.operator_names import DOMAIN
+from capsedge.verification.reference import Reference
+from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+
+Arrays = dict[str, NDArray[np.float32]]
+
+BATCH = 3
+# Largest difference from the reference, of the largest magnitude along the last axis. FP32 files are
+# compared with PyTorch; the others with the installed ONNX Runtime over the function bodies, from which
+# the library and other versions differ by rounding that moves single 8-bit steps.
+FP32, REDUCED = 1e-4, 3e-2
+
+
+class Stack(nn.Module):
+    """Routing layers of equal shapes and other attributes, one after the other.
+
+    Args:
+        iterations: of each layer; every layer has another epsilon too.
+    """
+
+    def __init__(self, iterations: Iterable[int]) -> None:
+        super().__init__()
+        self.iterations = tuple(iterations)
+        generator = torch.Generator().manual_seed(0)
+        weights = [torch.randn(6, 6, 4, 4, generator=generator) for _ in self.iterations]
+        self.weights = nn.ParameterList(weights)
+
+    def forward(self, u: Tensor) -> Tensor:
+        for k, (weight, iterations) in enumerate(zip(self.weights, self.iterations, strict=True)):
+            v, _ = ops.dynamic_routing(u, weight, iterations=iterations, epsilon=1e-8 * (k + 1))
+            u = 3 * v
+        return u
+
+
+def make(folder: Path) -> None:
+    """Write the files, ``<name>.onnx``, and ``<name>.npz`` with an input ``x`` and the outputs wanted."""
+    x = np.random.default_rng(0).random((BATCH, 1, 28, 28), dtype=np.float32)
+    for routing in ROUTINGS:
+        model = load_checkpoint(zoo_checkpoint(routing))
+        path = folder / f"{routing}.onnx"
+        export(model, path)
+        portable = folder / f"{routing}-portable.onnx"
+        export(model, portable, ops="portable")
+        for file in (path, portable):
+            _wanted(file, x, _torch(model, file, x))
+        _reduced(path, x)
+    # The file that the package ships.
+    shipped = folder / "shipped.onnx"
+    shipped.write_bytes(default_model().read_bytes())
+    _wanted(shipped, x, _torch(load_checkpoint(zoo_checkpoint("dynamic")), shipped, x))
+    # Two bodies of equal shapes; more bodies than the library has names for by default.
+    u = np.random.default_rng(1).standard_normal((BATCH, 6, 4), dtype=np.float32)
+    for name, iterations in (("two", (3, 2)), ("many", range(1, 20))):
+        stack = Stack(iterations).eval()
+        path = folder / f"{name}.onnx"
+        export(stack, path, example=torch.from_numpy(u), output_names=["v"])
+        with torch.no_grad():
+            _wanted(path, u, {"v": stack(torch.from_numpy(u)).numpy()})
+
+
+def with_overloads(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as it was written before bodies had names of their own: told apart by overloads."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for function in copy.functions:
+        function.name, function.overload = _overload(function.name)
+    for node in copy.graph.node:
+        if node.domain == DOMAIN:
+            node.op_type, node.overload = _overload(node.op_type)
+    return copy
+
+
+def _overload(name: str) -> tuple[str, str]:
+    match = re.fullmatch(r"([A-Za-z]+)_(\d+)", name)
+    return (match[1], match[2]) if match else (name, "1")
+
+
+def _torch(model: nn.Module, path: Path, x: NDArray[np.float32]) -> Arrays:
+    return Reference(model, [o.name for o in onnx.load(path).graph.output]).run(x)
+
+
+def _wanted(path: Path, x: NDArray[np.float32], outputs: Arrays, tolerance: float = FP32) -> None:
+    np.savez(path.with_suffix(".npz"), x=x, tolerance=tolerance, **outputs)
+
+
+def _reduced(path: Path, x: NDArray[np.float32]) -> None:
+    """The INT8, FP16 and frozen files of an FP32 file."""
+    source = Source(path, finish)
+    pixels = np.random.default_rng(2).integers(0, 256, (32, 28, 28, 1), dtype=np.uint8)
+    images = ImageSet("random", pixels, None, source.preprocessing)
+    table = source.calibrate(images, "minmax", None)
+    made = {"fp16": source.half(images)[0]}
+    for target in ("ort-cpu", "tensorrt"):
+        levels = uniform(source.quantizable(target), "int8")
+        made[f"int8-{target}"] = source.emit(levels, table, target)[0]
+    if source.metadata.routing != "em":
+        frozen = onnx.load(path)
+        freeze(frozen, images)
+        made["frozen"] = frozen
+    for kind, model in made.items():
+        file = path.with_name(f"{path.stem}-{kind}.onnx")
+        file.write_bytes(model.SerializeToString())
+        session = capsedge.load(file, ops="portable", threads=1)
+        _wanted(file, x, session.run(x.astype(session.inputs[0].dtype)), REDUCED)

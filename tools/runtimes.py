@@ -1,0 +1,42 @@
+"""Install the other versions of ONNX Runtime that tests/runtimes runs on, each in a folder of build/runtimes.
+
+    python -m tools.runtimes
+
+A folder holds the package ``onnxruntime`` alone; first on PYTHONPATH, it replaces the installed one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from capsedge.runtime.onnxruntime_versions import TESTED
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def folder(version: str) -> Path:
+    """Where a version is installed."""
+    return ROOT / "build" / "runtimes" / f"onnxruntime-{version}"
+
+
+def main() -> None:
+    """Install what is missing."""
+    for version in TESTED:
+        place = folder(version)
+        if (place / "onnxruntime").is_dir():
+            continue
+        partial = place.with_name(f"{place.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run(
+            [*pip, "--no-deps", "--target", str(partial), f"onnxruntime=={version}"], check=True
+        )
+        partial.rename(place)
+        print(f"onnxruntime {version} in {place.relative_to(ROOT)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
