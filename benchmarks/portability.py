@@ -200,9 +200,9 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     import torch
 
     import capsedge
-    from capsedge.datasets import from_iterable
     from capsedge.calibration.source import Source, uniform
     from capsedge.cli.export import find_source
+    from capsedge.datasets import from_iterable
     from capsedge.exporters import export
     from capsedge.exporters.quantized import finish
     from capsedge.ops import decompositions
