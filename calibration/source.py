@@ -27,6 +27,7 @@ from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime import reading
 from capsedge.runtime.files import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.onnx_file import read_harmless
 from capsedge.runtime.session import load
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
@@ -58,7 +59,7 @@ class Source:
             )
         self.session = session
         self.metadata: ModelMetadata = session.metadata
-        self.model = onnx.load(self.path)
+        self.model = onnx.load_model_from_string(read_harmless(self.path)[0])
         nodes = [*self.model.graph.node, *(n for f in self.model.functions for n in f.node)]
         found = {n.op_type for n in nodes} & _QUANTIZED
         if self.metadata.precision != "fp32" or found:

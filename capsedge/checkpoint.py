@@ -42,7 +42,17 @@ def save_checkpoint(
     """
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     metadata = {CONFIG_KEY: json.dumps(model.config.to_dict()), **(extra or {})}
-    write_bytes(path, save(tensors, metadata))
+    write_bytes(path, _ordered(save(tensors, metadata)))
+
+
+def _ordered(data: bytes) -> bytes:
+    """The file with its metadata in order, which safetensors shuffles: equal models make equal files."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def load_checkpoint(path: Path | str) -> CapsuleModel:

@@ -9,6 +9,7 @@ from typing import Any
 
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files import check_writable, write_bytes
+from capsedge.runtime.text import printable
 
 
 def check_chart(path: Path) -> None:
@@ -32,6 +33,11 @@ def new_figure(width: float, height: float) -> Any:
     import matplotlib.figure
 
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+
+
+def caption(text: str) -> str:
+    """A name as matplotlib shows it: dollars would be taken for formulas."""
+    return printable(text).replace("$", r"\$")
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:

@@ -84,7 +84,7 @@ class CudaError(EnvironmentProblem):
             f"The GPU refused {function}.",
             f"CUDA error {code}: {words}.",
             "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`; if memory is "
-            "short, use a smaller batch.",
+            "short, use a smaller batch or fewer `contexts`.",
         )
 
 

@@ -142,6 +142,7 @@ def from_log(lines: Iterable[str]) -> list[Layer]:
 _FIELDS = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]+)")
 _TENSOR_TYPE = re.compile(r"(?:Format/)?Datatype: (?P<words>[^,}]*)")
 _KERNEL = re.compile(r"TacticName: (?P<kernel>[^,]*)")
+_METADATA = re.compile(r", Metadata: (?P<words>.*)")
 
 
 def _from_fields(line: str) -> Layer | None:
@@ -155,7 +156,7 @@ def _from_fields(line: str) -> Layer | None:
             for tensor in _TENSOR_TYPE.finditer(_section(line, section))
         )
 
-    kernel = _KERNEL.search(line)
+    kernel, metadata = _KERNEL.search(line), _METADATA.search(line)
     return Layer(
         head["name"],
         head["kind"].strip(),
@@ -163,6 +164,7 @@ def _from_fields(line: str) -> Layer | None:
         types("Outputs"),
         types("Constants"),
         kernel["kernel"] if kernel else "",
+        metadata["words"] if metadata else "",
     )
 
 

@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -87,21 +87,24 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def check_apart(outputs: Iterable[Path | str], inputs: Iterable[Path | str]) -> None:
+def check_apart(
+    outputs: Iterable[Path | str], inputs: Iterable[Path | str], flat: Iterable[Path | str] = ()
+) -> None:
     """Refuse outputs that would replace an input, or each other, by whatever name or link.
 
     Args:
-        inputs: files, and folders of images and data sets.
+        inputs: files, and folders of data sets.
+        flat: the same, of whose folders the files are read, and not those in folders inside.
 
     Raises:
         UsageError: an output is also an input or another output.
     """
-    inputs, seen = list(inputs), dict[object, Path | str]()
-    files = {_identity(path): path for path in inputs}
+    folders, seen = {3: list(inputs), 1: list(flat)}, dict[object, Path | str]()
+    files = {_identity(path): path for paths in folders.values() for path in paths}
     for output in outputs:
         place, older = _place(output)
         me = _identity(place)
-        if me in files or (older is not None and _is_read(place, older, inputs)):
+        if me in files or (older is not None and _is_read(older, folders)):
             other = files.get(me, output)
             raise UsageError(
                 f"Cannot write {output}.",
@@ -297,12 +300,12 @@ def _identity(path: Path | str) -> object:
     return found.st_dev, found.st_ino
 
 
-def _is_read(place: Path, older: os.stat_result, inputs: Iterable[Path | str]) -> bool:
-    """Whether a file is one that a reader takes from a folder among the inputs."""
-    for folder in inputs:
+def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]]) -> bool:
+    """Whether a file is one that a reader takes from a folder; they are given by the levels that are read."""
+    for depth, folder in ((depth, f) for depth, paths in folders.items() for f in paths):
         if not os.path.isdir(folder):
             continue
-        for found in _data_files(Path(folder), 3):
+        for found in _data_files(Path(folder), depth):
             if found.inode() == older.st_ino or found.is_symlink():
                 with suppress(OSError):
                     if os.path.samestat(found.stat(), older):

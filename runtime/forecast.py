@@ -8,12 +8,14 @@ an input that nobody else reads. The largest sum is the peak.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime import limits
 from capsedge.runtime.onnx_structure import Node, read_structure
 from capsedge.runtime.profiling.costs import VIEWS, Tensor, cost
 from capsedge.runtime.profiling.layers import places
@@ -132,7 +134,9 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     model = read_structure(path)
     graph = model.graph
     values = Sizes(graph, batch).tensors()
-    missing = [o for node in graph.nodes for o in node.outputs if o and o not in values]
+    wanted = [o for node in graph.nodes for o in node.outputs if o]
+    wanted += [value.name for value in (*graph.inputs, *graph.outputs, *graph.initializers)]
+    missing = [name for name in wanted if name not in values]
     if missing:
         raise UnsupportedModelError(
             f"The sizes of {path} cannot be told from the file.",
@@ -203,22 +207,35 @@ class Planner:
 
     def __post_init__(self) -> None:
         self._placed: dict[int, tuple[int, int]] = {}  # buffer -> offset, end
+        self._order: list[tuple[int, int]] = []  # of the same, sorted
 
     def take(self, buffer: int, count: int) -> None:
-        """Place a buffer of so many bytes."""
+        """Place a buffer of so many bytes.
+
+        Raises:
+            UnsupportedModelError: too many are alive at once.
+        """
+        if len(self._placed) >= limits.LIVE_VALUES:
+            raise UnsupportedModelError(
+                f"Over {limits.LIVE_VALUES:,} values of the graph are alive at once.",
+                "That is not forecast.",
+            )
         at, best, end = -1, -1, 0
-        for offset, stop in sorted(self._placed.values()):
+        for offset, stop in self._order:
             gap = offset - end
             if gap >= count and (best < 0 or gap < best):
                 at, best = end, gap
             end = max(end, stop)
         at = end if best < 0 else at
         self._placed[buffer] = (at, at + count)
+        insort(self._order, self._placed[buffer])
         self.size = max(self.size, at + count)
 
     def give_back(self, buffer: int) -> None:
         """Its place is free again."""
-        self._placed.pop(buffer, None)
+        place = self._placed.pop(buffer, None)
+        if place is not None:
+            del self._order[bisect_left(self._order, place)]
 
 
 def live_bytes(
@@ -266,7 +283,7 @@ def _reusable(
     made: set[str],
 ) -> int | None:
     """The buffer of an input that the output takes over, or shares as another view of it."""
-    if node.op in VIEWS and node.inputs[0] in buffer:
+    if node.op in VIEWS and node.inputs and node.inputs[0] in buffer:
         return buffer[node.inputs[0]]
     if node.op not in _IN_PLACE:
         return None

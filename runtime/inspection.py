@@ -246,7 +246,7 @@ def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> Rout
         positions, children, parents, pose = _GEOMETRY[node.operator](node, shapes)
         per_image = sum(_per_image(shapes[n]) for n in (*_data(node), *node.outputs) if n)
         weights = sum(math.prod(_known(shapes[n])) for n in node.inputs if n not in _data(node))
-    except (KeyError, IndexError, ValueError, ZeroDivisionError):
+    except (LookupError, ArithmeticError, ValueError):
         return RoutingLayer(name, node.operator)  # shapes that the file does not state
     votes = positions * children * parents * pose
     return RoutingLayer(
@@ -293,11 +293,11 @@ def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
     weight = node.inputs[1 if node.operator == "UniformRouting" else 2]
     rows, columns, types, parents, _, last = _known(shapes[weight])
     height, width, _, size = _known(shapes[node.inputs[0]][1:])
-    if not node.attributes.get("matrix_pose", 1):
+    if not node.integer("matrix_pose", 1):
         size = last
-    if node.attributes.get("shared", 0):
+    if node.integer("shared", 0):
         return 1, height * width * types, parents, size
-    down, right = node.attributes.get("strides") or (1, 1)
+    down, right = node.integers("strides") or (1, 1)
     positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
     return positions, rows * columns * types, parents, size
 

@@ -35,7 +35,12 @@ LAYERS = 512
 WIDTH = 2**16  # channels, types, classes, hidden units
 KERNEL = 1024
 NAME_CHARACTERS = 1024  # of one class name
-PARAMETERS = 2**30
+
+# Graphs of ONNX files, where they are inspected.
+GRAPH_NODES = 100_000
+LIVE_VALUES = 1024  # at once, in a forecast
+VALUE_ELEMENTS = 2**63 - 1  # of one value: what 64 bits count
+DIMENSIONS = 64
 
 # One run of an ONNX file: inputs and outputs, as far as the file fixes their sizes.
 RUN_BYTES = 256 * MIB

@@ -157,9 +157,7 @@ def _cuda() -> Check:
     try:
         library = cuda_runtime.load_cuda()
     except CapsedgeError as error:
-        return Check(
-            "CUDA runtime", _GPU, MISSING, f"{error.what} {error.why}", _NO_ENGINES, error.fix
-        )
+        return Check("CUDA runtime", _GPU, MISSING, error.what, _NO_ENGINES, error.fix)
     try:
         return cuda(library.runtime_version(), library.driver_version())
     except CapsedgeError as error:

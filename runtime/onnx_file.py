@@ -12,28 +12,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime import reading
+from capsedge.runtime.onnx_schema import BYTES, FIXED32, FIXED64, MODEL, VARINT, Field, Message
 from capsedge.runtime.operator_names import DOMAIN, operator_of
 
+# Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
+COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
 MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
 MAX_FIELDS = 4_000_000  # a real model has a few thousand; keeps a hostile file from taking minutes
-MAX_DEPTH = 64  # subgraphs within subgraphs
+MAX_MESSAGES = 500_000
+MAX_NODES = 100_000  # a kilobyte of memory or more each, for two bytes of the file
+MAX_DEPTH = 100  # messages within messages, as protobuf has it
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_WIDTHS = {FIXED32: 4, FIXED64: 8}
+_ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
 
 # Field numbers of onnx.proto3.
 _MODEL_IR, _MODEL_PRODUCER, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 7, 8
-_MODEL_METADATA, _MODEL_TRAINING, _MODEL_FUNCTION = 14, 20, 25
-_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 5, 15
-_NODE_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN, _NODE_OVERLOAD = 4, 5, 7, 8
-_ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH, _ATTRIBUTE_TENSORS, _ATTRIBUTE_GRAPHS = 5, 6, 10, 11
-_ATTRIBUTE_SPARSE, _ATTRIBUTE_SPARSES = 22, 23
+_MODEL_METADATA = 14
+_NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 4, 7, 8
 _TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
-_SPARSE_VALUES, _SPARSE_INDICES = 1, 2
-_FUNCTION_NAME, _FUNCTION_NODE, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 7, 10, 13
+_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
+
+# What a message's fields hold: a number as it is, anything else as the bytes start:end.
+_Found = dict[int, "int | tuple[int, int]"]
 
 
 @dataclass
@@ -49,6 +55,8 @@ class OnnxSummary:
         capsedge_functions: ``(type, overload)`` of every function body of that domain.
         overloaded: ``(domain, name)`` of functions that only their overload tells apart.
         external: names of tensors whose data lies in another file.
+        operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
+        functions: domain and name of every function.
     """
 
     ir_version: int = 0
@@ -59,6 +67,8 @@ class OnnxSummary:
     capsedge_functions: set[tuple[str, str]] = field(default_factory=set)
     overloaded: set[tuple[str, str]] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
+    operators: set[tuple[str, str]] = field(default_factory=set)
+    functions: set[tuple[str, str]] = field(default_factory=set)
     has_graph: bool = False
 
     @property
@@ -115,7 +125,7 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         ArtefactError: the bytes are no ONNX model, or are cut off.
     """
     try:
-        summary = _Walker(memoryview(data)).model()
+        summary = _Walker(data).model()
         if not summary.has_graph or not summary.ir_version:
             raise _Malformed("it has no graph")
     except (_Malformed, UnicodeDecodeError) as error:
@@ -127,6 +137,53 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
     return summary
 
 
+def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
+    """Read a model file that a runtime is to be given.
+
+    Raises:
+        UsageError, ArtefactError, UnsupportedModelError: as `read_bytes`, `summarize` and `check_harmless`.
+    """
+    data = read_bytes(path)
+    summary = summarize(data, str(path))
+    check_harmless(summary, str(path))
+    return data, summary
+
+
+def check_harmless(summary: OnnxSummary, name: str) -> None:
+    """Refuse what would make a runtime open other files, or run what is no known operator.
+
+    Raises:
+        ArtefactError: weights lie in other files, or a node holds code compiled for a device.
+        UnsupportedModelError: an operator is of a domain that is neither known nor the file's own.
+    """
+    if summary.external:
+        raise ArtefactError(
+            f"{name} keeps weights in other files.",
+            f"{len(summary.external)} tensors are external, the first is '{summary.external[0]}'. "
+            "capsedge reads self-contained files only, so that a model never opens other files.",
+            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
+        )
+    if any(kind == COMPILED for _, kind in summary.operators):
+        raise ArtefactError(
+            f"{name} has {COMPILED} nodes.",
+            "They hold or name code that was compiled for one device, which cannot be judged.",
+            "Take the ONNX file that they were compiled from.",
+        )
+    foreign = sorted(
+        (domain, kind)
+        for domain, kind in summary.operators - summary.functions
+        if domain not in DOMAINS
+    )
+    if foreign:
+        domain, kind = foreign[0]
+        raise UnsupportedModelError(
+            f"{name} has operators of the domain '{domain}'.",
+            f"The first is {kind}. Known domains: {', '.join(DOMAINS[1:])}; others only as functions "
+            "that the file itself defines.",
+            "Export the model again without them.",
+        )
+
+
 def _something_else(data: bytes) -> tuple[str, str] | None:
     """Why and fix for the files that are most often given instead."""
     if data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
@@ -136,40 +193,42 @@ def _something_else(data: bytes) -> tuple[str, str] | None:
     return None
 
 
-class _Walker:
-    def __init__(self, data: memoryview) -> None:
+class _Wire:
+    """Reads protobuf's wire format; what protobuf would read in another way is refused."""
+
+    def __init__(self, data: bytes) -> None:
         self.data = data
         self.seen = 0
-        self.summary = OnnxSummary()
-        self.overloads: dict[tuple[str, str], str] = {}
 
     def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield ``(number, wire type, a, b)``: the value as ``a``, or the bytes as ``a:b``."""
-        at = start
+        data, at = self.data, start
         while at < end:
             self.seen += 1
             if self.seen > MAX_FIELDS:
                 raise _Malformed(f"it has more than {MAX_FIELDS:,} fields")
-            key, at = self.varint(at, end)
-            number, wire = key >> 3, key & 7
-            if number == 0:
-                raise _Malformed(f"a field at byte {at} has no number")
-            if wire == _VARINT:
+            tag = data[at]
+            if tag < 0x80:
+                at += 1
+            else:
+                tag, at = self.tag(at, end)
+            wire = tag & 7
+            if wire == VARINT:
                 value, at = self.varint(at, end)
-                yield number, wire, value, 0
-            elif wire == _BYTES:
+                yield tag >> 3, wire, value, 0
+            elif wire == BYTES:
                 length, at = self.varint(at, end)
                 if length > end - at:
                     raise _Malformed(
                         f"a field at byte {at} needs {length:,} bytes and {end - at:,} are left"
                     )
-                yield number, wire, at, at + length
+                yield tag >> 3, wire, at, at + length
                 at += length
-            elif wire in (_FIXED32, _FIXED64):
-                width = 4 if wire == _FIXED32 else 8
+            elif wire in _WIDTHS:
+                width = _WIDTHS[wire]
                 if width > end - at:
                     raise _Malformed(f"it ends inside the field at byte {at}")
-                yield number, wire, at, at + width
+                yield tag >> 3, wire, at, at + width
                 at += width
             else:
                 raise _Malformed(f"a field at byte {at} has the unknown wire type {wire}")
@@ -177,8 +236,15 @@ class _Walker:
     def messages(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """The length-delimited fields alone."""
         for number, wire, a, b in self.fields(start, end):
-            if wire == _BYTES:
+            if wire == BYTES:
                 yield number, a, b
+
+    def tag(self, at: int, end: int) -> tuple[int, int]:
+        """A field's number and wire type: 32 bits to protobuf, which drops any others."""
+        tag, after = self.varint(at, end)
+        if tag >= 1 << 32 or tag >> 7 * (after - at - 1) == 0:
+            raise _Malformed(f"the tag at byte {at} is too long")
+        return tag, after
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         value = 0
@@ -189,106 +255,104 @@ class _Walker:
             at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
+                if value >= 1 << 64:
+                    raise _Malformed(f"a number at byte {at} has more than 64 bits")
                 return value, at
         raise _Malformed(f"a number at byte {at} does not end")
 
     def text(self, start: int, end: int) -> str:
-        return bytes(self.data[start:end]).decode()
+        return self.data[start:end].decode()
+
+
+class _Walker(_Wire):
+    """Goes through a whole file by the schema."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.summary = OnnxSummary()
+        self.overloads: dict[tuple[str, str], str] = {}
+        self.entered = 0
+        self.nodes = 0
 
     def model(self) -> OnnxSummary:
-        summary = self.summary
-        for number, wire, a, b in self.fields(0, len(self.data)):
-            if number == _MODEL_IR and wire == _VARINT:
-                summary.ir_version = a
-            if wire != _BYTES:
-                continue
-            if number == _MODEL_PRODUCER:
-                summary.producer = self.text(a, b)
-            elif number == _MODEL_OPSET:
-                self.opset(a, b)
-            elif number == _MODEL_METADATA:
-                entry = {n: self.text(x, y) for n, x, y in self.messages(a, b)}
-                summary.metadata[entry.get(_ENTRY_KEY, "")] = entry.get(_ENTRY_VALUE, "")
-            elif number == _MODEL_FUNCTION:
-                self.function(a, b)
-            elif number == _MODEL_GRAPH:
-                summary.has_graph = True
-                self.graph(a, b, 0)
-            elif number == _MODEL_TRAINING:
-                for _, x, y in self.messages(a, b):
-                    self.graph(x, y, 0)
-        return summary
+        if self.data[4:8] == _ORT_FORMAT:
+            raise _Malformed("it is also a file of ONNX Runtime's own format")
+        found = self.walk(MODEL, 0, len(self.data), 0)
+        self.summary.ir_version = self._number(found, _MODEL_IR)
+        self.summary.producer = self._text(found, _MODEL_PRODUCER)
+        self.summary.has_graph = _MODEL_GRAPH in found
+        return self.summary
 
-    def opset(self, start: int, end: int) -> None:
-        domain, version = "", 0
+    def walk(self, message: Message, start: int, end: int, depth: int) -> _Found:
+        """Go through a message and all below it; the last value of each of its own fields."""
+        if depth > MAX_DEPTH:
+            raise _Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
+        self.entered += 1
+        if self.entered > MAX_MESSAGES:
+            raise _Malformed(f"it has more than {MAX_MESSAGES:,} messages")
+        found: _Found = {}
+        known, stood = message.fields, 0
         for number, wire, a, b in self.fields(start, end):
-            if number == _OPSET_DOMAIN and wire == _BYTES:
-                domain = self.text(a, b)
-            elif number == _OPSET_VERSION and wire == _VARINT:
-                version = a
-        self.summary.opsets[domain] = version
+            entry = known.get(number << 3 | wire)
+            if entry is None:
+                raise _Malformed(
+                    f"a {message.name} has a field {number} of wire type {wire} at byte {a}, "
+                    "which the format lacks"
+                )
+            if stood & entry.once:
+                raise _Malformed(f"a {message.name} has its field {number} twice")
+            stood |= entry.once
+            if entry.narrow and (1 << 31) <= a < (1 << 64) - (1 << 31):
+                raise _Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
+            found[number] = a if wire == VARINT else (a, b)
+            if entry.message is not None:
+                self.take(message, entry, self.walk(entry.message, a, b, depth + 1))
+        return found
 
-    def function(self, start: int, end: int) -> None:
-        name = domain = overload = ""
-        for number, a, b in self.messages(start, end):
-            if number == _FUNCTION_NAME:
-                name = self.text(a, b)
-            elif number == _FUNCTION_DOMAIN:
-                domain = self.text(a, b)
-            elif number == _FUNCTION_OVERLOAD:
-                overload = self.text(a, b)
-            elif number == _FUNCTION_NODE:
-                self.node(a, b, 0)
+    def take(self, parent: Message, entry: Field, found: _Found) -> None:
+        """Note what the summary has of a submessage."""
+        name = entry.message.name if entry.message else ""
+        if name == "NodeProto":
+            self._node(found)
+        elif name == "TensorProto":
+            self._tensor(found)
+        elif name == "FunctionProto":
+            self._function(found)
+        elif parent is MODEL and entry.number == _MODEL_OPSET:
+            domain = self._text(found, _OPSET_DOMAIN)
+            self.summary.opsets[domain] = self._number(found, _OPSET_VERSION)
+        elif parent is MODEL and entry.number == _MODEL_METADATA:
+            key = self._text(found, _ENTRY_KEY)
+            self.summary.metadata[key] = self._text(found, _ENTRY_VALUE)
+
+    def _node(self, found: _Found) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _Malformed(f"it has more than {MAX_NODES:,} nodes")
+        kind, domain = self._text(found, _NODE_TYPE), self._text(found, _NODE_DOMAIN)
+        self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:
-            self.summary.capsedge_functions.add((name, overload))
+            self.summary.capsedge_nodes.append((kind, self._text(found, _NODE_OVERLOAD)))
+
+    def _function(self, found: _Found) -> None:
+        name, domain = self._text(found, _FUNCTION_NAME), self._text(found, _FUNCTION_DOMAIN)
+        overload = self._text(found, _FUNCTION_OVERLOAD)
+        self.summary.functions.add((domain, name))
         if self.overloads.setdefault((domain, name), overload) != overload:
             self.summary.overloaded.add((domain, name))
-
-    def graph(self, start: int, end: int, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise _Malformed(f"its graphs are nested more than {MAX_DEPTH} deep")
-        for number, a, b in self.messages(start, end):
-            if number == _GRAPH_NODE:
-                self.node(a, b, depth)
-            elif number == _GRAPH_INITIALIZER:
-                self.tensor(a, b)
-            elif number == _GRAPH_SPARSE:
-                self.sparse(a, b)
-
-    def node(self, start: int, end: int, depth: int) -> None:
-        kind = domain = overload = ""
-        for number, a, b in self.messages(start, end):
-            if number == _NODE_TYPE:
-                kind = self.text(a, b)
-            elif number == _NODE_DOMAIN:
-                domain = self.text(a, b)
-            elif number == _NODE_OVERLOAD:
-                overload = self.text(a, b)
-            elif number == _NODE_ATTRIBUTE:
-                self.attribute(a, b, depth)
         if domain == DOMAIN:
-            self.summary.capsedge_nodes.append((kind, overload))
+            self.summary.capsedge_functions.add((name, overload))
 
-    def attribute(self, start: int, end: int, depth: int) -> None:
-        for number, a, b in self.messages(start, end):
-            if number in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
-                self.tensor(a, b)
-            elif number in (_ATTRIBUTE_SPARSE, _ATTRIBUTE_SPARSES):
-                self.sparse(a, b)
-            elif number in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS):
-                self.graph(a, b, depth + 1)
+    def _tensor(self, found: _Found) -> None:
+        # The runtime goes by the location alone; a tensor that names a file has no other reason to.
+        if _TENSOR_EXTERNAL in found or self._number(found, _TENSOR_LOCATION):
+            self.summary.external.append(self._text(found, _TENSOR_NAME))
 
-    def sparse(self, start: int, end: int) -> None:
-        for number, a, b in self.messages(start, end):
-            if number in (_SPARSE_VALUES, _SPARSE_INDICES):
-                self.tensor(a, b)
+    def _text(self, found: _Found, number: int) -> str:
+        span = found.get(number)
+        return self.text(*span) if isinstance(span, tuple) else ""
 
-    def tensor(self, start: int, end: int) -> None:
-        name, external = "", False
-        for number, wire, a, b in self.fields(start, end):
-            if number == _TENSOR_NAME and wire == _BYTES:
-                name = self.text(a, b)
-            elif number == _TENSOR_EXTERNAL or (number == _TENSOR_LOCATION and a == 1):
-                external = True
-        if external:
-            self.summary.external.append(name)
+    @staticmethod
+    def _number(found: _Found, number: int) -> int:
+        value = found.get(number)
+        return value if isinstance(value, int) else 0

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.onnx_file import _BYTES, _Malformed, _Walker, read_bytes, summarize
+from capsedge.runtime import limits
+from capsedge.runtime.onnx_file import _Malformed, _Wire, read_bytes, summarize
+from capsedge.runtime.onnx_schema import BYTES
 from capsedge.runtime.operator_names import DOMAIN, operator_of
 
 # TensorProto.DataType: name and bits of an element.
@@ -61,6 +63,17 @@ class Node:
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
     bodies: tuple[Graph, ...]
+
+    def integer(self, name: str, default: int) -> int:
+        """An attribute; the default where it is not there or no whole number."""
+        value = self.attributes.get(name)
+        return value if isinstance(value, int) else default
+
+    def integers(self, name: str) -> list[int]:
+        """An attribute; empty where it is not there or no list of whole numbers."""
+        value = self.attributes.get(name)
+        found = value if isinstance(value, list) else []
+        return found if all(isinstance(v, int) for v in found) else []
 
     @property
     def operator(self) -> str:
@@ -112,7 +125,7 @@ def read_structure(path: Path | str) -> Structure:
     data = read_bytes(path)
     summary = summarize(data, str(path))
     try:
-        graph, functions = _Reader(memoryview(data)).read()
+        graph, functions = _Reader(data).read()
     except (_Malformed, UnicodeDecodeError) as error:
         raise ArtefactError(
             f"{path} is not a whole ONNX file.",
@@ -130,8 +143,8 @@ def read_structure(path: Path | str) -> Structure:
     )
 
 
-class _Reader(_Walker):
-    """Field numbers are those of onnx.proto3."""
+class _Reader(_Wire):
+    """Reads files that `summarize` has judged. Field numbers are those of onnx.proto3."""
 
     def read(self) -> tuple[Graph, list[Graph]]:
         graph, functions = Graph(), []
@@ -142,9 +155,17 @@ class _Reader(_Walker):
                 functions.append(self.read_function(a, b))
         return graph, functions
 
+    nodes = 0
+
+    def count_node(self) -> None:
+        """Refuse graphs of more nodes than are looked at."""
+        self.nodes += 1
+        if self.nodes > limits.GRAPH_NODES:
+            raise _Malformed(f"it has over {limits.GRAPH_NODES:,} nodes")
+
     def integers(self, wire: int, a: int, b: int) -> list[int]:
         """A piece of a repeated integer field: one number, or a packed run of them."""
-        if wire != _BYTES:
+        if wire != BYTES:
             return [_signed(a)]
         numbers: list[int] = []
         while a < b and len(numbers) < LONGEST_LIST:
@@ -166,11 +187,11 @@ class _Reader(_Walker):
                 dims += self.integers(wire, a, b)
             elif number == 2:
                 kind = _type(a)
-            elif number == 8 and wire == _BYTES:
+            elif number == 8 and wire == BYTES:
                 name = self.text(a, b)
         if any(d < 0 for d in dims):
             raise _Malformed(f"tensor '{name}' has a negative dimension")
-        return Value(name, kind, tuple(dims))
+        return Value(name, kind, _countable(name, tuple(dims)))
 
     def read_value(self, start: int, end: int) -> Value:
         name, kind, shape = "", "not a tensor", None
@@ -181,22 +202,22 @@ class _Reader(_Walker):
                 for part, c, d in self.messages(a, b):
                     if part == 1:
                         kind, shape = self.tensor_type(c, d)
-        return Value(name, kind, shape)
+        return Value(name, kind, shape and _countable(name, shape))
 
     def tensor_type(self, start: int, end: int) -> tuple[str, Shape | None]:
         kind, shape = "undefined", None
         for number, wire, a, b in self.fields(start, end):
             if number == 1:
                 kind = _type(a)
-            elif number == 2 and wire == _BYTES:
+            elif number == 2 and wire == BYTES:
                 shape = tuple(self.dimension(c, d) for n, c, d in self.messages(a, b) if n == 1)
         return kind, shape
 
     def dimension(self, start: int, end: int) -> int | str:
         for number, wire, a, b in self.fields(start, end):
-            if number == 1 and wire != _BYTES:
-                return a
-            if number == 2 and wire == _BYTES:
+            if number == 1 and wire != BYTES:
+                return a if a < 2**63 else "?"  # -1 of tools that do not know
+            if number == 2 and wire == BYTES:
                 return self.text(a, b) or "?"
         return "?"
 
@@ -214,12 +235,12 @@ class _Reader(_Walker):
                 content = self.floats(a, b)[0]
             elif number == 7 and len(numbers) < LONGEST_LIST:
                 numbers += self.floats(a, b)
-            elif wire != _BYTES:
+            elif wire != BYTES:
                 continue
             elif number == 1:
                 name = self.text(a, b)
             elif number == 4:
-                content = bytes(self.data[a:b]).decode("utf-8", "replace")
+                content = self.data[a:b].decode("utf-8", "replace")
             elif number == 5:
                 content = self.read_tensor(a, b)
             elif number in (6, 11):
@@ -260,6 +281,7 @@ class _Reader(_Walker):
         graph = Graph()
         for number, a, b in self.messages(start, end):
             if number == 1:
+                self.count_node()
                 graph.nodes.append(self.read_node(a, b, depth))
             elif number == 2:
                 graph.name = self.text(a, b)
@@ -279,12 +301,24 @@ class _Reader(_Walker):
             if number == 1:
                 graph.name = self.text(a, b)
             elif number == 7:
+                self.count_node()
                 graph.nodes.append(self.read_node(a, b, 0))
             elif number == 10:
                 graph.domain = self.text(a, b)
             elif number == 13:
                 graph.overload = self.text(a, b)
         return graph
+
+
+def _countable(name: str, shape: Shape) -> Shape:
+    """The shape, if its elements can be counted; a size of zero counts as one."""
+    sizes = [d for d in shape if isinstance(d, int)]
+    if (
+        len(shape) > limits.DIMENSIONS
+        or math.prod(max(1, d) for d in sizes) > limits.VALUE_ELEMENTS
+    ):
+        raise _Malformed(f"'{name[:80]}' has a shape that fits no memory")
+    return shape
 
 
 def _signed(number: int) -> int:

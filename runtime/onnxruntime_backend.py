@@ -24,6 +24,7 @@ _FATAL = (
     4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
 )
 
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # known from 1.24 on
 
 
@@ -113,6 +114,18 @@ def available_threads() -> int:
     return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
+def keep_to_itself(options: Any) -> None:
+    """A second line behind `onnx_file`: sessions read the one format, and no other files.
+
+    ONNX Runtime 1.19 knows no folder of external initializers, 1.23 lets absolute paths leave it, 1.26
+    and newer keep to it.
+    """
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    options.add_session_config_entry(_EXTERNAL_FOLDER, os.devnull)  # nothing can lie below it
+    # Large constants are computed when they are needed, if ever: not while the file is judged.
+    options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
+
+
 class OnnxRuntimeBackend:
     """A model loaded into ONNX Runtime.
 
@@ -151,8 +164,7 @@ class OnnxRuntimeBackend:
         options.log_severity_level = _FATAL
         options.intra_op_num_threads = available_threads() if threads is None else threads
         options.inter_op_num_threads = 1
-        # Large constants are computed when they are needed, if ever: not while the file is judged.
-        options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
+        keep_to_itself(options)
         if library is not None:
             try:
                 register_operators(options, library, nodes)

@@ -93,15 +93,7 @@ def load(
                 "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
             )
         ops = "portable"
-    data = onnx_file.read_bytes(path)
-    summary = onnx_file.summarize(data, str(path))
-    if summary.external:
-        raise ArtefactError(
-            f"{path} keeps weights in other files.",
-            f"{len(summary.external)} tensors are external, the first is '{summary.external[0]}'. "
-            "capsedge reads self-contained files only, so that a model never opens other files.",
-            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
-        )
+    data, summary = onnx_file.read_harmless(path)
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
     check_overloads(path, summary, library is not None)

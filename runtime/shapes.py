@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from capsedge.runtime import limits
 from capsedge.runtime.onnx_structure import Graph, Node, Shape, Value
 from capsedge.runtime.profiling.costs import Tensor
 
@@ -84,7 +85,9 @@ class Sizes:
             known: Iterable[tuple[int, ...]] = [i[:-2] for i in inputs if i is not None]
             target: Shape = shape[:-2]
         elif node.op.startswith("Reduce"):
-            self._numbers.setdefault(unsolved[0], first[shape.index(unsolved[0])])
+            axis = shape.index(unsolved[0])
+            if axis < len(first):
+                self._numbers.setdefault(unsolved[0], first[axis])
             return
         else:
             known, target = [i for i in inputs if i is not None], shape
@@ -102,18 +105,24 @@ class Sizes:
         if first is None:
             return
         if node.op == "Gather" and len(inputs) > 1 and inputs[1] is not None:
-            axis = int(node.attributes.get("axis", 0)) % len(first)
-            self._found[output] = (*first[:axis], *inputs[1], *first[axis + 1 :])
-        elif node.op == "Transpose" and node.attributes.get("perm"):
-            self._found[output] = tuple(first[k] for k in node.attributes["perm"])
+            axis = node.integer("axis", 0) % max(1, len(first))
+            self._note(output, (*first[:axis], *inputs[1], *first[axis + 1 :]))
+        elif node.op == "Transpose" and sorted(node.integers("perm")) == [*range(len(first))]:
+            self._note(output, tuple(first[k] for k in node.integers("perm")))
         elif (
             "MatMul" in node.op and len(inputs) > 1 and inputs[1] is not None and len(inputs[1]) > 1
         ):
-            self._found[output] = (*first[:-1], inputs[1][-1])
+            self._note(output, (*first[:-1], inputs[1][-1]))
         elif node.op in _ELEMENTWISE and all(i is not None for i in inputs):
             rank = max(len(i) for i in inputs if i is not None)
             padded = [(1,) * (rank - len(i)) + i for i in inputs if i is not None]
-            self._found[output] = tuple(max(d) for d in zip(*padded, strict=True))
+            self._note(output, tuple(max(d) for d in zip(*padded, strict=True)))
+
+    def _note(self, output: str, shape: tuple[int, ...]) -> None:
+        """A shape found, if its elements can be counted."""
+        elements = math.prod(max(1, d) for d in shape)
+        if len(shape) <= limits.DIMENSIONS and elements <= limits.VALUE_ELEMENTS:
+            self._found[output] = shape
 
 
 _ELEMENTWISE = frozenset(

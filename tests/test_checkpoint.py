@@ -13,6 +13,7 @@ import torch
 from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import build
+from tests.fuzz import hostile
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -113,3 +114,41 @@ def test_metadata_is_strings(tmp_path: Path) -> None:
     with safe_open(path, framework="pt") as f:
         config = json.loads(f.metadata()["capsedge.config"])
     assert config["architecture"] == "matrix-capsules"
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_impossible_configurations(ending: str, tmp_path: Path) -> None:
+    """Refused by what they say, or by the tensors that the file does not have: no such model is built."""
+    path = tmp_path / f"m.{ending}"
+    files = hostile.safetensors() if ending == "safetensors" else hostile.torch()
+    for name in hostile.CONFIGS:
+        path.write_bytes(files[name])
+        with pytest.raises(ArtefactError, match=r"does not (describe a model|fit its own)|opcodes"):
+            load_checkpoint(path)
+
+
+def test_tensors_of_other_shapes_are_named(tmp_path: Path) -> None:
+    model = build("digits-em")
+    state = {k: v[:1] if k == "classes.beta_u" else v for k, v in model.state_dict().items()}
+    torch.save({"config": model.config.to_dict(), "state_dict": state}, tmp_path / "m.pt")
+    with pytest.raises(ArtefactError, match=r"'classes.beta_u' should be \[10\]; it is \[1\]"):
+        load_checkpoint(tmp_path / "m.pt")
+
+
+def test_torch_files_of_many_kinds(tmp_path: Path) -> None:
+    """Shared storages, views, half precision, parameters and buffers: what a state dict may hold."""
+    model = build("digits-em", iterations=2).eval()
+    state = dict(model.state_dict())
+    flat = torch.cat([state["classes.beta_u"], state["classes.beta_a"]])
+    state["classes.beta_u"], state["classes.beta_a"] = flat[:10], torch.nn.Parameter(flat[10:])
+    name = next(k for k, v in state.items() if v.ndim == 4)
+    state[name] = state[name].contiguous(memory_format=torch.channels_last)
+    torch.save({"config": model.config.to_dict(), "state_dict": state}, tmp_path / "m.pt")
+    again = load_checkpoint(tmp_path / "m.pt")
+    for key, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[key], value), key
+    torch.save(
+        {"config": model.config.to_dict(), "state_dict": model.half().state_dict()},
+        tmp_path / "h.pt",
+    )
+    assert load_checkpoint(tmp_path / "h.pt").state_dict()[name].dtype == torch.float32

@@ -24,15 +24,18 @@ class Role:
 
     Attributes:
         reads: whether it is read.
+        flat: whether folders inside a folder are left alone.
         written: the files that are written for it.
     """
 
     reads: bool = False
+    flat: bool = False
     written: Callable[[Path], list[Path]] = lambda _: []
 
 
 READS = Role(reads=True)
 WRITES = Role(written=lambda path: [path])
+READS_FLAT = Role(reads=True, flat=True)
 UPDATES = Role(reads=True, written=lambda path: [path])  # read if it is there, written in the end
 
 
@@ -59,7 +62,7 @@ def _roles(command: Callable[..., None]) -> dict[str, Role]:
 
 
 def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
-    inputs, outputs = _package(), list[Path]()
+    inputs, flat, outputs = _package(), list[Path](), list[Path]()
     for name, role in roles.items():
         found = values.get(name)
         paths: list[Path] = found if isinstance(found, list) else [found] if found else []
@@ -70,11 +73,11 @@ def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
             if role.reads:
                 _check_readable(path)
                 if not written:
-                    inputs.append(path)
+                    (flat if role.flat else inputs).append(path)
     for path in outputs:
         check_writable(path)
     if outputs:
-        check_apart(outputs, inputs)
+        check_apart(outputs, inputs, flat)
 
 
 def _check_readable(path: Path) -> None:

@@ -45,7 +45,7 @@ def prepare() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr.name == "<stderr>":
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         messages = _Messages(sys.stderr.fileno(), "w", closefd=False)
         sys.stderr = io.TextIOWrapper(
             io.BufferedWriter(messages),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsedge.cli import _common
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS, READS_FLAT, WRITES
 from capsedge.errors import CapsedgeError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _ACTIVE = 0.5  # score from which on a second capsule is drawn
 
 def command(
     images: Annotated[
-        list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS
+        list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
     ],
     model: Annotated[
         Path | None,

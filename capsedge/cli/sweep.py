@@ -206,7 +206,7 @@ def _precisions(text: str) -> list[str]:
 
 def _plot(points: list[Point], name: str, path: Path) -> None:
     """Accuracy against time, one line a precision, the iterations written beside the points."""
-    from capsedge.runtime.charts import new_figure, save_figure
+    from capsedge.runtime.charts import caption, new_figure, save_figure
 
     figure = new_figure(7, 4)
     axis = figure.subplots()
@@ -220,7 +220,7 @@ def _plot(points: list[Point], name: str, path: Path) -> None:
             axis.annotate(str(p.iterations), (p.milliseconds, 100 * p.accuracy), fontsize=8)
     axis.set_xlabel("milliseconds an image (area: size of the file; numbers: iterations)")
     axis.set_ylabel("accuracy, %")
-    axis.set_title(name)
+    axis.set_title(caption(name))
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path, 110)

@@ -32,7 +32,7 @@ from capsedge.training.losses import (
     reconstruction_loss,
     spread_loss,
 )
-from capsedge.training.state import read_state
+from capsedge.training.state import fill, read_state
 
 SCHEDULES = ("one-cycle", "exponential", "multistep")
 PAIRS = ("none", "overlap", "diverse")
@@ -223,12 +223,7 @@ def train(
         check_writable(file)
     optimizer, scheduler = _optimizer(model, recipe, steps)
     history: list[dict[str, Any]] = []
-    parts: dict[str, Any] = {
-        "model": model,
-        "average": average,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-    }
+    parts = _parts(model, average, optimizer, scheduler)
     identity = json.dumps([config.to_dict(), asdict(recipe)], sort_keys=True)
 
     def write_results() -> None:
@@ -238,7 +233,11 @@ def train(
         write_text(folder / HISTORY, "".join(json.dumps(x) + "\n" for x in history))
 
     if begun:
-        state = read_state(last, identity, parts, recipe.epochs, steps)
+        like = copy.deepcopy(model)
+        probe = _optimizer(like, recipe, steps)
+        fill(*probe)
+        wanted = {n: p.state_dict() for n, p in _parts(like, average, *probe).items()}
+        state = read_state(last, identity, wanted, recipe.epochs, steps)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         history = state["history"]
@@ -292,6 +291,16 @@ def train(
         if epoch_done:
             epoch_done(line)
     return average.eval()
+
+
+def _parts(
+    model: nn.Module,
+    average: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+) -> dict[str, Any]:
+    """What has a state, by the name that it has in ``last.pt``."""
+    return {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler}
 
 
 def _without_time(line: dict[str, Any]) -> dict[str, Any]:

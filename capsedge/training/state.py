@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime import limits, reading
@@ -40,13 +39,13 @@ class _Foreign(Exception):
 
 
 def read_state(
-    path: Path, identity: str, parts: Mapping[str, Any], epochs: int, steps: int
+    path: Path, identity: str, wanted: Mapping[str, Any], epochs: int, steps: int
 ) -> dict[str, Any]:
     """The state of a run, whose every value has the type and the shape that this run gives it.
 
     Args:
         identity: of the run's settings.
-        parts: ``model``, ``average``, ``optimizer`` and ``scheduler`` of this run, as they begin.
+        wanted: the state of each part by name, of a run like this one after a step.
         epochs: that the run has at most.
         steps: of one epoch.
 
@@ -74,7 +73,6 @@ def read_state(
                     "Resume with the settings of the run.",
                 )
             history = _history(state.get("history"), epochs)
-            wanted = _one_step(parts)
             for name in wanted:
                 _compare(name, state.get(name), wanted[name], len(history) * steps)
             read = {name: _read(content, state[name], len(history) * steps) for name in wanted}
@@ -108,23 +106,13 @@ def _damaged(path: Path, why: str) -> ArtefactError:
     )
 
 
-def _one_step(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of all parts after a step, which fills the optimizer's; the parts stay as they are."""
-    model, optimizer, scheduler = copy.deepcopy(
-        (parts["model"], parts["optimizer"], parts["scheduler"])
-    )
-    assert isinstance(model, nn.Module)
+def fill(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """Take a step with no gradient: an optimizer has its state only after the first."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     scheduler.step()
-    return {
-        "model": model.state_dict(),
-        "average": parts["average"].state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scheduler": scheduler.state_dict(),
-    }
 
 
 def _compare(name: str, found: Any, wanted: Any, done: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from capsedge.runtime.onnx_file import read_harmless
 from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend
 from capsedge.runtime.operator_names import DOMAIN, operator_of
 
@@ -65,7 +66,7 @@ class Probe:
     """
 
     def __init__(self, path: Path, library: Path | None = None) -> None:
-        model = onnx.load(path)
+        model = onnx.load_model_from_string(read_harmless(path)[0])
         self._library = library
         self.sites: list[Site] = []
         functions = {(f.domain, f.name, f.overload): f for f in model.functions}

@@ -237,14 +237,7 @@ def _check(options: BuildOptions) -> None:
 
 
 def _read(source: Path) -> onnx.ModelProto:
-    data = onnx_file.read_bytes(source)
-    summary = onnx_file.summarize(data, str(source))
-    if summary.external:
-        raise ArtefactError(
-            f"{source} keeps weights in other files.",
-            f"The first is '{summary.external[0]}'. capsedge reads self-contained files only.",
-            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
-        )
+    data, _ = onnx_file.read_harmless(source)
     try:
         return onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's own error class differs between its versions

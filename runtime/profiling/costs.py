@@ -59,7 +59,7 @@ def cost(node: Node, values: Mapping[str, Tensor]) -> Cost:
     moved = 0 if node.op in VIEWS else sum(values[n].bytes for n in names if n in values)
     try:
         operations = _operations(node, values)
-    except (KeyError, IndexError, ZeroDivisionError):
+    except (LookupError, ArithmeticError, ValueError):  # shapes that no such operator has
         return Cost(0.0, moved, False)
     return Cost(operations, moved, known)
 
@@ -85,7 +85,7 @@ def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
         return 2.0 * math.prod(out) * math.prod(weight[1:])
     if "MatMul" in kind:
         a = shape(node.inputs[0])
-        return 2.0 * math.prod(out) * a[-2 if node.attributes.get("transA") else -1]
+        return 2.0 * math.prod(out) * a[-2 if node.integer("transA", 0) else -1]
     if "Gemm" in kind:
         rows = math.prod(out[:-1])
         return 2.0 * math.prod(out) * math.prod(shape(node.inputs[0])) / max(rows, 1)
@@ -98,7 +98,7 @@ def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
 
 def _dynamic(node: Node, shape: Any) -> float:
     i, j, out, size = shape(node.inputs[1])
-    batch, iterations = shape(node.inputs[0])[0], int(node.attributes.get("iterations", 3))
+    batch, iterations = shape(node.inputs[0])[0], node.integer("iterations", 3)
     # A vote's element: its product, a weighted sum an iteration, an agreement between two.
     return float(2 * batch * i * j * out * (size + iterations + iterations - 1))
 
@@ -108,14 +108,14 @@ def _window(node: Node, shape: Any, weight: int) -> tuple[int, int]:
     kh, kw, types, _, rows, _ = shape(node.inputs[weight])
     out = shape(node.outputs[0])
     children = kh * kw * types
-    if node.attributes.get("shared"):
+    if node.integer("shared", 0):
         children = math.prod(shape(node.inputs[0])[1:4])
     return math.prod(out) * children, rows
 
 
 def _em(node: Node, shape: Any) -> float:
     elements, rows = _window(node, shape, 2)
-    iterations = int(node.attributes.get("iterations", 1))
+    iterations = node.integer("iterations", 1)
     # An M-step weighs a vote and adds it and its square; an E-step squares a deviation and weighs it.
     return 2.0 * elements * (rows + 3 * iterations + 2 * (iterations - 1))
 

@@ -18,7 +18,7 @@ from capsedge.runtime.files import temporary_folder
 from capsedge.runtime.native_library import find_library
 from capsedge.runtime.onnx_file import summarize
 from capsedge.runtime.onnx_structure import Structure, read_structure
-from capsedge.runtime.onnxruntime_backend import register_operators
+from capsedge.runtime.onnxruntime_backend import keep_to_itself, register_operators
 from capsedge.runtime.session import Session
 
 Feeds = dict[str, NDArray[Any]]
@@ -122,6 +122,7 @@ class ProfiledSession:
         options.profile_file_prefix = str(folder / "events")
         if keep_graph:
             options.optimized_model_filepath = str(self._graph)
+        keep_to_itself(options)
         if how.library is not None:
             register_operators(options, how.library, summarize(model).capsedge_types)
         providers = list(zip(how.providers, how.provider_options, strict=True))

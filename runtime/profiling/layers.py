@@ -38,7 +38,7 @@ _PORTABLE = re.compile(
 _PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
 # What ONNX Runtime writes before the name of a value that it casts, or takes a cast from.
 _RENAMED = re.compile(r"^((InsertedPrecisionFreeCast|InsertedCast|FusedBack|FusedFront)_)+")
-_END = {"EMRouting": re.compile(r"^iter(\d+)_logit"), "": re.compile(r"^iter(\d+)_pose")}
+_END = {"EMRouting": re.compile(r"^iter(\d{1,6})_logit"), "": re.compile(r"^iter(\d{1,6})_pose")}
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _inside(
     else:
         first = 1 + max((ended.get(i, 0) for i in node.inputs), default=0)
     if node.domain == DOMAIN:
-        total = int(node.attributes.get("iterations", 1))
+        total = node.integer("iterations", 1)
         return Place(layer, ROUTING, first, total if total > 1 else 1)
     if any(output in votes.get(instance, ()) for output in node.outputs):
         return Place(layer, VOTES)
@@ -318,7 +318,7 @@ def _names(
 
 
 def _order(instance: _Instance) -> int:
-    digits = re.search(r"(\d+)$", instance.key)
+    digits = re.search(r"(\d{1,18})$", instance.key[-18:])
     return int(digits.group(1)) if digits else -1
 
 

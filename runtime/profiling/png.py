@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.runtime.charts import check_chart, new_figure, save_figure
+from capsedge.runtime.charts import caption, check_chart, new_figure, save_figure
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report import OTHER, Report, Run
 from capsedge.runtime.profiling.style import COLOURS
@@ -36,7 +36,7 @@ def save_png(report: Report, path: Path) -> None:
         timed = [entry for entry in found.entries if entry.latency is not None]
         medians = [entry.latency.median for entry in timed if entry.latency is not None]
         colours = [COLOURS["routing"], *[COLOURS[OTHER]] * len(timed)][: len(timed)]
-        bars = axis.barh([entry.name for entry in timed], medians, color=colours)
+        bars = axis.barh([caption(entry.name) for entry in timed], medians, color=colours)
         axis.bar_label(
             bars, [f"{milliseconds(m)} ms, {m / medians[0]:.2f}x" for m in medians], padding=3
         )
@@ -57,7 +57,7 @@ def _run(part: Any, run: Run, peaks: Peaks | None) -> None:
         draw(axis, run, peaks)
     memory = f", peak memory {size(run.startup.peak_bytes)}" if run.startup else ""
     part.suptitle(
-        f"{run.model}, batch {run.batch}: median {milliseconds(run.latency.median)} ms, "
+        f"{caption(run.model)}, batch {run.batch}: median {milliseconds(run.latency.median)} ms, "
         f"{run.throughput:.0f} images/s{memory}",
         fontsize=11,
         fontweight="bold",
@@ -71,7 +71,7 @@ def _layers(axis: Any, run: Run, _: Peaks | None) -> None:
         range(len(rows)), [r.milliseconds for r in rows], color=[COLOURS[r.group] for r in rows]
     )
     axis.bar_label(bars, [f"{r.share:.0%}" for r in rows], padding=2, fontsize=8)
-    axis.set_yticks(range(len(rows)), [r.name for r in rows], fontsize=8)
+    axis.set_yticks(range(len(rows)), [caption(r.name) for r in rows], fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.15)
     for group in dict.fromkeys(r.group for r in rows):

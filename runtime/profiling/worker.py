@@ -116,10 +116,15 @@ def load_ort(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any
     """ONNX Runtime as it comes, without capsedge's operator library."""
     import onnxruntime
 
+    from capsedge.runtime.onnx_file import read_harmless
+    from capsedge.runtime.onnxruntime_backend import keep_to_itself
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = s.threads
-    session = onnxruntime.InferenceSession(s.model, options, providers=["CPUExecutionProvider"])
+    keep_to_itself(options)
+    model, _ = read_harmless(s.model)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     return (
         lambda feeds: dict(zip(names, session.run(names, feeds), strict=True)),

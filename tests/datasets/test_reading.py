@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.datasets import from_iterable, read_images
+from capsedge.datasets import cifar, from_iterable, npz, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
+from tests.fuzz.hostile import HOSTILE
 
 PREP = Preprocessing(height=10, width=10, channels=1)
 
@@ -91,3 +94,54 @@ def test_bad_data(tmp_path: Path) -> None:
         from_iterable([], PREP)
     with pytest.raises(UsageError, match="1 of 2 images"):
         from_iterable([nan[0], nan[1]], None)
+
+
+@pytest.mark.parametrize("kind", ["npz", "idx", "cifar"])
+def test_hostile_files_are_refused(kind: str, tmp_path: Path) -> None:
+    """In words, with exit code 2; that they take no memory is what tests/fuzz looks at."""
+    path = tmp_path / {"npz": "a.npz", "idx": "x-idx.gz", "cifar": "data_batch_1"}[kind]
+    for name, data in HOSTILE[kind]().items():
+        path.write_bytes(data)
+        with pytest.raises(UsageError) as caught:
+            cifar.read(path) if kind == "cifar" else read_images(path, PREP, "test")
+        assert caught.value.why, name
+
+
+def test_a_limit_reads_no_more(tmp_path: Path) -> None:
+    pixels = _pixels(6)
+    np.savez_compressed(tmp_path / "a.npz", images=pixels, labels=np.arange(6))
+    _idx(tmp_path / "x-images-idx3-ubyte.gz", pixels)
+    whole = (tmp_path / "x-images-idx3-ubyte.gz").read_bytes()
+    (tmp_path / "x-images-idx3-ubyte.gz").write_bytes(whole[:-40])  # the last image is cut off
+    for name in ("a.npz", "x-images-idx3-ubyte.gz"):
+        found = read_images(tmp_path / name, PREP, "test", 3)
+        assert np.array_equal(found.images[..., 0], pixels[:3])
+        assert not found.whole
+    with pytest.raises(UsageError, match="whole"):
+        read_images(tmp_path / "x-images-idx3-ubyte.gz", PREP, "test")
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i8", ">f4", "<f2", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_numpy_come_back(dtype: str, order: str, save: Any, tmp_path: Path) -> None:
+    array = np.asarray(np.random.default_rng(0).random((5, 4, 3)) * 200).astype(dtype).copy(order)
+    save(tmp_path / "a.npz", images=array, scalar=np.float32(3), none=np.zeros((0, 3)))
+    with npz.opened_arrays(tmp_path / "a.npz") as arrays:
+        np.testing.assert_array_equal(arrays.read("images"), array)
+        np.testing.assert_array_equal(arrays.read("images", 2), array[:2])
+        assert arrays.read("scalar") == 3
+        assert arrays.read("none").shape == (0, 3)
+        assert "more" not in arrays
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_cifar_batches_of_every_protocol(protocol: int, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
+    for keys in ((b"data", b"labels"), ("data", "labels")):
+        for data in (rows, np.asfortranarray(rows)):
+            batch = pickle.dumps({keys[0]: data, keys[1]: [3, 1, 2]}, protocol)
+            (tmp_path / "data_batch_1").write_bytes(batch)
+            images, labels = cifar.read(tmp_path / "data_batch_1")
+            assert np.array_equal(images, rows.reshape(3, 3, 32, 32).transpose(0, 2, 3, 1))
+            assert labels.tolist() == [3, 1, 2]

@@ -107,7 +107,7 @@ def test_the_default_is_the_zoo(
         (["--routing", "emm"], "no routing 'emm'"),
         (["--batch", "2", "--dynamic-batch"], "exclude each other"),
         (["--model", "digits-em", "--checkpoint", "x.pt"], "exclude each other"),
-        (["--checkpoint", "missing.safetensors"], "no checkpoint missing"),
+        (["--checkpoint", "missing.safetensors"], "There is no such file"),
         (["--no-rewrite", "cone"], "no rewrite 'cone'"),
         (["--model", "digits-em", "--opset", "13"], "Opset 13"),
         (["--model", "digits-em", "--ops", "fast"], "Unknown ops"),
@@ -176,12 +176,10 @@ def test_unwritable_output(
 def test_full_disk(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(self: Path, data: bytes) -> int:
-        with open(self, "wb") as file:
-            file.write(data[: len(data) // 2])
+    def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     code = _run(monkeypatch, "--checkpoint", checkpoint, "-o", checkpoint.with_name("m.onnx"))
     assert code == 3
     assert "No space left" in capsys.readouterr().err

@@ -249,3 +249,28 @@ def test_tensors_that_inner_graphs_use_stay() -> None:
     model = _model(nodes, [2, 3], target=[2, 3], yes=True)
     merge_views(model)
     assert "view" in {o for n in model.graph.node for o in n.output}
+
+
+class Permuted(nn.Module):
+    """Squash of poses whose batch is not the first axis."""
+
+    def __init__(self, order: tuple[int, ...], axis: int) -> None:
+        super().__init__()
+        self.order, self.axis = order, axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = ops.squash(x.permute(self.order), axis=self.axis)
+        return y.permute([self.order.index(k) for k in range(x.ndim)])
+
+
+@pytest.mark.parametrize("kind", ["auto", "portable"])
+@pytest.mark.parametrize("order", [(1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_squash_wherever_the_batch_is(tmp_path: Path, order: tuple[int, ...], kind: str) -> None:
+    """Export compares with PyTorch; axes before, behind and beside the batch."""
+    for axis in (k for k in range(3) if order[k] != 0):
+        export(
+            Permuted(order, axis).eval(),
+            tmp_path / "m.onnx",
+            example=torch.rand(3, 4, 5),
+            ops=kind,
+        )

@@ -16,7 +16,11 @@ from typing import Any
 
 from capsedge.errors import CapsedgeError
 from capsedge.exporters.engine import BuildOptions, build
+from capsedge.runtime import engine_layers
 from capsedge.runtime.passport import TENSORRT_RTX
+from capsedge.runtime.profiling.node_names import places_in, together
+from capsedge.runtime.tensorrt_library import tensorrt_logger
+from capsedge.runtime.tensorrt_rtx import import_for
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -39,8 +43,10 @@ def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
             "written": Path(target).exists(),
         }  # fmt: skip
     shares = [share for share, _ in told]
+    layers = engine_layers.from_log(tensorrt_logger(import_for(TENSORRT_RTX)).layers)
     return {
         **built.to_dict(),
+        "belongs_to": [together(places_in(f"{x.name} {x.metadata}")).label for x in layers],
         "seconds": time.monotonic() - start,
         "progress": {"told": len(told), "last": shares[-1], "monotonic": shares == sorted(shares)},
     }

@@ -206,7 +206,10 @@ def test_outputs_among_the_images(
     with unchanged(tmp_path):
         assert run(["infer", str(folder), "--reconstruct", str(folder / "a.png")], monkeypatch) == 2
     assert "It is an input" in capsys.readouterr().err
-    assert run(["infer", str(folder), "--reconstruct", str(folder / "b.png")], monkeypatch) == 0
+    (folder / "out").mkdir()
+    for _ in range(2):  # what lies in folders inside is no image to classify
+        words = ["infer", str(folder), "--reconstruct", str(folder / "out/b.png")]
+        assert run(words, monkeypatch) == 0
 
 
 def test_two_outputs_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

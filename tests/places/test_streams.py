@@ -64,7 +64,7 @@ def test_errors(verb: str, tmp_path: Path) -> None:
         "torch", reason="some verbs name it before anything else where it is missing"
     )
     failing = f"{COMMAND} {verb} {MISSING[verb]}"
-    cases = ("2>/dev/full", "2>&-", ">&-", "--json >/dev/full", "--json >/dev/full 2>/dev/full")
+    cases = ("2>/dev/full", "--json >&- 2>&-", "--json >/dev/full 2>/dev/full")
     line = "; ".join(f"{failing} {streams}; codes+=($?)" for streams in cases)
     done = bash(f'{line}; echo "${{codes[@]}}"', tmp_path)
     assert done.stdout.split()[-len(cases) :] == ["2"] * len(cases), done.stderr

@@ -32,14 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for entry in model.metadata_props:
         if entry.key == "capsedge.class_names":
             entry.value = json.dumps([f"{k}{EVIL}" for k in range(10)])
-        elif entry.key in ("capsedge.architecture", "capsedge.checkpoint_sha256"):
-            entry.value = EVIL
     nodes = model.graph.node
     for node in nodes:
         node.name = f"{node.name}{EVIL}"
     onnx.save(model, folder / f"model{EVIL.replace('/', '')}.onnx")
     (folder / f"image{EVIL.replace('/', '')}.png").write_bytes(IMAGE.read_bytes())
     (folder / f"broken{EVIL.replace('/', '')}.png").write_bytes(b"no image")
+    (folder / "out").mkdir()
     return folder
 
 
@@ -50,7 +49,7 @@ def of(folder: Path, start: str) -> str:
 COMMANDS = {
     "inspect": lambda f: ["inspect", of(f, "model")],
     "inspect --forecast": lambda f: ["inspect", of(f, "model"), "--forecast"],
-    "infer": lambda f: ["infer", "-m", of(f, "model"), str(f), "--reconstruct", str(f / "x.png")],
+    "infer": lambda f: ["infer", "-m", of(f, "model"), str(f), "--reconstruct", str(f / "out/x.png")],
     "profile": lambda f: ["profile", of(f, "model"), "--duration", "0.1", "--warmup", "0",
                           "--markdown", str(f / "report.md")],
     "verify": lambda f: ["verify", of(f, "model")],
@@ -109,11 +108,7 @@ def test_json_is_escaped_as_json(name: str, folder: Path) -> None:
     )  # fmt: skip
     assert done.stdout.isascii()
     assert all(c.isprintable() or c == "\n" for c in done.stdout)
-    assert EVIL.replace("/", "") in json.dumps(
-        json.loads(done.stdout), ensure_ascii=False
-    ).encode().decode("unicode_escape", "ignore") or EVIL.replace("/", "") in str(
-        _texts(json.loads(done.stdout))
-    )
+    assert EVIL.replace("/", "") in _texts(json.loads(done.stdout))
 
 
 def _texts(value: object) -> str:

@@ -556,3 +556,9 @@ def test_device_needs_neither_torch_nor_onnx(model: Path, tmp_path: Path):
         text=True,
     )
     assert (run.stdout, run.stderr) == ("left\n", "")
+
+
+@pytest.mark.parametrize("batch", [3_000_000, 2**40])
+def test_a_fixed_batch_that_is_too_large(tmp_path: Path, batch: int):
+    with pytest.raises(ArtefactError, match="fixes sizes that are too large"):
+        capsedge.load(save(capsule_model(batch=batch), tmp_path / "large.onnx"))

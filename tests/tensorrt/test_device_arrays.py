@@ -97,12 +97,14 @@ def test_arrays_without_a_stream_are_waited_for(session: Any, wanted: Any, gpu: 
     for _ in range(3):
         images = written_late(gpu, IMAGES[:2], 0)
         check(session.run_on_device({"images": images}), wanted)
+        del images  # giving memory back waits for the GPU, and so for the next one's values
 
 
 def test_arrays_name_their_stream(session: Any, wanted: Any, gpu: Any, new_stream: Any) -> None:
     for stream in (1, 2, new_stream()):
         images = written_late(gpu, IMAGES[:2], stream).told(stream=stream, version=3)
         check(session.run_on_device({"images": images}), wanted)
+        del images
 
 
 def test_the_current_stream_of_torch_is_waited_for(
@@ -254,9 +256,9 @@ def test_work_in_the_order_of_a_stream(
         np.testing.assert_allclose(later.values, wanted["lengths"], rtol=1e-3, atol=1e-5)
         check(found, wanted)
         assert found["lengths"].__cuda_array_interface__["stream"] == stream
-        del found  # giving memory back waits for the GPU
+        del found, images, lengths, later  # giving memory back waits for the GPU
     with pytest.raises(UsageError, match="The stream is a str"):
-        session.run_on_device({"images": images}, stream="default")
+        session.run_on_device({"images": on_gpu(gpu, IMAGES[:2])}, stream="default")
 
 
 def test_calls_that_are_still_under_way(

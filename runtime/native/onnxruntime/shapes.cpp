@@ -78,7 +78,7 @@ class Context {
 };
 
 Dim output_dim(const Dim& in, const Dim& kernel, int64_t stride) {
-  if (in.size < 0 || kernel.size < 0 || stride < 1 || in.size < kernel.size) return {};
+  if (in.size < 0 || kernel.size < 1 || stride < 1 || in.size < kernel.size) return {};
   return {(in.size - kernel.size) / stride + 1, ""};
 }
 
@@ -90,8 +90,14 @@ void infer_conv(const Context& context) {
   Dims y{x[0], weight[0], {}, {}};
   for (size_t i = 0; i < 2; ++i) {
     Dim in = x[2 + i], kernel = weight[2 + i];
-    if (in.size >= 0) in.size += pads[i] + pads[2 + i];
-    if (kernel.size >= 0) kernel.size = dilations[i] * (kernel.size - 1) + 1;
+    // What fits no number is left to the kernel, too.
+    int64_t padding = 0;
+    if (in.size >= 0 && (__builtin_add_overflow(pads[i], pads[2 + i], &padding) ||
+                         __builtin_add_overflow(in.size, padding, &in.size)))
+      in.size = -1;
+    if (kernel.size >= 1 && (__builtin_mul_overflow(dilations[i], kernel.size - 1, &kernel.size) ||
+                             __builtin_add_overflow(kernel.size, 1, &kernel.size)))
+      kernel.size = -1;
     y[2 + i] = output_dim(in, kernel, strides[i]);
   }
   context.output(0, y);

@@ -9,9 +9,9 @@
 #include "error.h"
 #include "failure.h"
 #include "handles.h"
-#include "json.h"
 #include "open.h"
 #include "prediction.h"
+#include "text.h"
 
 struct capsedge_status {
   capsedge_code code;
@@ -43,14 +43,9 @@ capsedge_status* no_memory() {
 }
 capsedge_status* const kNoMemory = no_memory();  // made when the library is loaded
 
-capsedge_status* status_of(capsedge_code code, const char* message) noexcept {
+capsedge_status* status_of(capsedge_code code, std::string message) noexcept {
   try {
-    std::string text = message;
-    // File names and messages of ONNX Runtime may hold bytes of anything; a message is text in every language.
-    if (!is_utf8(text))
-      for (char& c : text)
-        if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-    return new capsedge_status{code, std::move(text)};
+    return new capsedge_status{code, std::move(message)};
   } catch (...) {
     return kNoMemory;
   }
@@ -64,13 +59,13 @@ capsedge_status* guarded(F&& f) noexcept {
   } catch (const Failure& failure) {
     return status_of(failure.code(), failure.what());
   } catch (const Error& error) {  // of ONNX Runtime, or of an operator while a session is made
-    return status_of(CAPSEDGE_ENVIRONMENT, error.what());
+    return status_of(CAPSEDGE_ENVIRONMENT, printable(error.what()));
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   } catch (const std::length_error&) {
     return kNoMemory;
   } catch (const std::exception& error) {
-    return status_of(CAPSEDGE_INTERNAL, error.what());
+    return status_of(CAPSEDGE_INTERNAL, printable(error.what()));
   } catch (...) {
     return status_of(CAPSEDGE_INTERNAL, "Something unknown was thrown.");
   }

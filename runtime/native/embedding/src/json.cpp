@@ -1,8 +1,13 @@
 #include "json.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <clocale>
 #include <cmath>
 #include <cstdlib>
+#include <set>
+
+#include "text.h"
 
 namespace capsedge::embedding {
 
@@ -16,9 +21,18 @@ double to_double(const std::string& digits) {
   return strtod_l(digits.c_str(), nullptr, kC);
 }
 
+// Digits that fit 64 bits without a sign.
+bool is_unsigned(const std::string& digits) {
+  errno = 0;
+  std::strtoull(digits.c_str(), nullptr, 10);
+  return errno == 0 && digits[0] != '-';
+}
+
+constexpr size_t kMostDigits = 20;  // 64 bits and a sign
+
 class Reader {
  public:
-  explicit Reader(std::string_view text) : text_(text) {}
+  Reader(std::string_view text, Nan nan) : text_(text), nan_(nan) {}
 
   Json document() {
     Json value = read(0);
@@ -52,9 +66,11 @@ class Reader {
   }
 
   Json read(int depth) {
-    if (depth > kDeepestJson) fail("it is nested more than " + std::to_string(kDeepestJson) + " deep");
+    if (++count_ > kJsonValues) fail("it has over " + std::to_string(kJsonValues) + " values");
     space();
     Json value;
+    if ((peek() == '{' || peek() == '[') && depth + 1 >= kJsonDepth)
+      fail("it is nested over " + std::to_string(kJsonDepth) + " deep");
     if (take('{')) {
       value.kind = Json::kObject;
       members(value, depth);
@@ -69,7 +85,7 @@ class Reader {
       value.truth = true;
     } else if (take("false")) {
       value.kind = Json::kBool;
-    } else if (!take("null")) {
+    } else if (!take("null") && !(nan_ == Nan::kNull && (take("NaN") || take("Infinity") || take("-Infinity")))) {
       number(value);
     }
     return value;
@@ -78,10 +94,12 @@ class Reader {
   void members(Json& value, int depth) {
     space();
     if (take('}')) return;
+    std::set<std::string> names;
     do {
       space();
       if (peek() != '"') unexpected();
       std::string name = string();
+      if (!names.insert(name).second) fail("it names '" + name.substr(0, 80) + "' twice");
       space();
       if (!take(':')) unexpected();
       value.members.emplace_back(std::move(name), read(depth + 1));
@@ -122,11 +140,17 @@ class Reader {
     }
     const std::string written(text_.substr(start, at_ - start));
     value.number = to_double(written);
-    if (!std::isfinite(value.number)) fail("the number at byte " + std::to_string(start) + " is too large");
-    // 18 digits fit 64 bits whatever they are; no count in a model's metadata is longer.
-    whole = whole && written.size() <= 18;
-    value.kind = whole ? Json::kInteger : Json::kNumber;
-    if (whole) value.integer = std::strtoll(written.c_str(), nullptr, 10);
+    value.kind = Json::kNumber;
+    if (whole) {
+      if (written.size() > kMostDigits) fail("it has a number of over 64 bits");
+      errno = 0;
+      const long long number = std::strtoll(written.c_str(), nullptr, 10);
+      if (errno == 0) value.kind = Json::kInteger, value.integer = number;
+      else if (!is_unsigned(written)) fail("it has a number of over 64 bits");
+    } else if (!std::isfinite(value.number)) {
+      if (nan_ != Nan::kNull) fail("the number at byte " + std::to_string(start) + " is too large");
+      value.kind = Json::kNull;
+    }
   }
 
   uint32_t four_hex() {
@@ -190,7 +214,8 @@ class Reader {
   }
 
   std::string_view text_;
-  size_t at_ = 0;
+  const Nan nan_;
+  size_t at_ = 0, count_ = 0;
 };
 
 const char* name_of(Json::Kind kind) {
@@ -198,62 +223,57 @@ const char* name_of(Json::Kind kind) {
   return names[kind];
 }
 
-[[noreturn]] void wanted(const char* what, Json::Kind found) { fail(std::string(what) + " is wanted, found " + name_of(found)); }
 
 }  // namespace
 
 const Json* Json::find(std::string_view name) const {
-  for (auto member = members.rbegin(); member != members.rend(); ++member)
-    if (member->first == name) return &member->second;
+  for (const auto& [key, value] : members)
+    if (key == name) return &value;
   return nullptr;
 }
 
+void Json::only(std::initializer_list<const char*> names) const {
+  for (const auto& member : members)
+    if (std::find(names.begin(), names.end(), member.first) == names.end())
+      throw JsonError("it has '" + member.first.substr(0, 80) + "', which this version does not know");
+}
+
+const Json& Json::member(const char* name, Kind wanted) const {
+  if (kind != kObject) throw JsonError("it is no object");
+  const Json* const found = find(name);
+  if (found == nullptr) throw JsonError(std::string("'") + name + "' is missing");
+  if (found->kind != wanted) throw JsonError(std::string("'") + name + "' is " + name_of(found->kind) + ", wanted " + name_of(wanted));
+  return *found;
+}
+
+void Json::check(Kind wanted) const {
+  if (kind != wanted) throw JsonError(std::string(name_of(wanted)) + " is wanted, found " + name_of(kind));
+}
+
 const std::string& Json::string() const {
-  if (kind != kString) wanted("a string", kind);
+  check(kString);
   return text;
 }
 
 int64_t Json::whole() const {
-  if (kind != kInteger) wanted("a whole number", kind);
+  check(kInteger);
   return integer;
 }
 
 double Json::real() const {
-  if (kind != kInteger && kind != kNumber) wanted("a number", kind);
+  if (kind != kInteger) check(kNumber);
   return number;
 }
 
 const std::vector<Json>& Json::array() const {
-  if (kind != kArray) wanted("a list", kind);
+  check(kArray);
   return items;
 }
 
-Json parse_json(std::string_view text, size_t longest) {
-  if (text.size() > longest) fail("it has more than " + std::to_string(longest) + " bytes");
+Json parse_json(std::string_view text, Nan nan) {
+  if (text.size() > kJsonBytes) fail("it has over " + std::to_string(kJsonBytes >> 20) + " MiB");
   if (!is_utf8(text)) fail("it is no UTF-8");
-  return Reader(text).document();
-}
-
-bool is_utf8(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const auto lead = static_cast<unsigned char>(text[at++]);
-    if (lead < 0x80) continue;
-    int more;
-    uint32_t code, least;
-    if (lead >= 0xC2 && lead < 0xE0) more = 1, code = lead & 0x1Fu, least = 0x80;
-    else if (lead >= 0xE0 && lead < 0xF0) more = 2, code = lead & 0x0Fu, least = 0x800;
-    else if (lead >= 0xF0 && lead < 0xF5) more = 3, code = lead & 0x07u, least = 0x10000;
-    else return false;
-    for (; more > 0; --more) {
-      if (at >= text.size()) return false;
-      const auto next = static_cast<unsigned char>(text[at++]);
-      if ((next & 0xC0) != 0x80) return false;
-      code = code << 6 | (next & 0x3Fu);
-    }
-    if (code < least || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return false;
-  }
-  return true;
+  return Reader(text, nan).document();
 }
 
 }  // namespace capsedge::embedding

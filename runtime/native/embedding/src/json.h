@@ -3,20 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "limits.h"
+
 namespace capsedge::embedding {
 
 struct JsonError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-constexpr size_t kLongestJson = 1 << 20;  // bytes
-constexpr int kDeepestJson = 64;
 
 struct Json {
   enum Kind { kNull, kBool, kInteger, kNumber, kString, kArray, kObject };
@@ -29,20 +29,25 @@ struct Json {
   std::vector<Json> items;
   std::vector<std::pair<std::string, Json>> members;  // in the order of the text
 
-  // The last member of this name, as Python reads it; null if there is none.
+  // The member of this name; null if there is none.
   const Json* find(std::string_view name) const;
+  // Throws JsonError where an object lacks this member, or has another kind of it.
+  const Json& member(const char* name, Kind wanted) const;
+  // Throws JsonError where an object has others than these.
+  void only(std::initializer_list<const char*> names) const;
 
   // Throw JsonError where the value is something else.
+  void check(Kind wanted) const;
   const std::string& string() const;
   int64_t whole() const;
   double real() const;
   const std::vector<Json>& array() const;
 };
 
-// Throws JsonError for text that is no JSON, or longer than this.
-Json parse_json(std::string_view text, size_t longest = kLongestJson);
+// NaN, infinities and numbers beyond doubles, which JSON does not know and Python writes: refused, or read as null.
+enum class Nan { kRefuse, kNull };
 
-// Whether the bytes are UTF-8 (RFC 3629).
-bool is_utf8(std::string_view text);
+// Throws JsonError for text that is no JSON, is beyond the limits of limits.h, or names a key of an object twice.
+Json parse_json(std::string_view text, Nan nan = Nan::kRefuse);
 
 }  // namespace capsedge::embedding

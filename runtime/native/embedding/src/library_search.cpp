@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
+#include <sys/auxv.h>
 #include <sys/stat.h>
 
 #include <climits>
@@ -69,20 +70,30 @@ class Search {
   void* open_named(const std::string& path) { return is_folder(path) ? open_in(path) : open(path); }
 
   [[noreturn]] void fail(const std::string& where) const {
-    throw Failure(CAPSEDGE_ENVIRONMENT, places_.title + where, "Searched:\n" + tried_, places_.install);
+    std::vector<std::string> why{"Searched:"};
+    why.insert(why.end(), tried_.begin(), tried_.end());
+    throw Failure(CAPSEDGE_ENVIRONMENT, places_.title + where, why, places_.install);
   }
 
  private:
   void note(const std::string& where, const std::string& why) {
-    tried_ += (tried_.empty() ? "" : "\n") + ("  " + where + ": " + why);
+    tried_.push_back("  " + where + ": " + why);
   }
 
   const LibraryPlaces& places_;
   std::string (*const refuses_)(void*);
-  std::string tried_;
+  std::vector<std::string> tried_;
 };
 
 }  // namespace
+
+const char* trusted_variable(const char* name) {
+#ifdef __GLIBC__
+  return secure_getenv(name);
+#else
+  return getauxval(AT_SECURE) != 0 ? nullptr : std::getenv(name);
+#endif
+}
 
 std::string library_file(const std::string& named, const char* file) {
   if (is_folder(named)) return resolved(library_in(named, file));
@@ -116,7 +127,7 @@ void* open_library(const LibraryPlaces& places, const std::string& named, std::s
     if (void* const library = search.open_named(named)) return library;
     search.fail(std::string(" does not open where capsedge_open_options.") + places.option + " says.");
   }
-  const char* const variable = std::getenv(places.variable);
+  const char* const variable = trusted_variable(places.variable);
   if (variable != nullptr && *variable != '\0') {
     if (void* const library = search.open_named(variable)) return library;
     search.fail(std::string(" does not open where the environment variable ") + places.variable + " says.");

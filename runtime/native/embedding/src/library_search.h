@@ -31,4 +31,7 @@ std::string file_of(const void* function);
 // The folder that this library is in.
 std::string own_folder();
 
+// An environment variable that names a library; null where it is not set, or the process has more rights than its caller.
+const char* trusted_variable(const char* name);
+
 }  // namespace capsedge::embedding

@@ -13,7 +13,7 @@ namespace capsedge::embedding {
 
 constexpr char kDomain[] = "capsedge";
 
-using NodeType = std::pair<std::string, std::string>;  // type, overload
+using NodeType = std::pair<std::string, std::string>;  // type and overload, unless said otherwise
 
 struct Span {
   size_t start, end;
@@ -25,12 +25,13 @@ struct OnnxFile {
   std::set<NodeType> capsedge_functions;
   std::set<std::pair<std::string, std::string>> overloaded;  // domain and name of functions that only overloads tell apart
   std::vector<std::string> external;  // tensors whose data lies in another file
-  int graphs = 0;
+  std::set<NodeType> operators;       // domain and type of every node, functions included; "ai.onnx" is ""
+  std::set<NodeType> functions;       // domain and name
   Span graph_field{};  // of the graph: with its key and length
   Span graph{};        // its bytes
   std::vector<std::pair<std::string, Span>> outputs;  // name, and the field with its key and length
 
-  // Operators of capsedge nodes without a function body.
+  // Types of capsedge nodes without a function body.
   std::set<std::string> missing_functions() const;
 
   // Types of the capsedge nodes.
@@ -39,6 +40,10 @@ struct OnnxFile {
 
 // Throws Failure (CAPSEDGE_ARTEFACT) for bytes that are no whole ONNX model; `name` is what it calls them.
 OnnxFile read_onnx(std::string_view bytes, const std::string& name);
+
+// Refuses what would make a runtime open other files, or run what is no known operator. Throws Failure
+// (CAPSEDGE_ARTEFACT, CAPSEDGE_UNSUPPORTED).
+void check_harmless(const OnnxFile& file, const std::string& name);
 
 // The model with no other outputs than those named. Throws Failure (CAPSEDGE_USAGE) where it lacks one of them.
 std::string keep_outputs(std::string_view bytes, const OnnxFile& file, const std::vector<std::string>& names,

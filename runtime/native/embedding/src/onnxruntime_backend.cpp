@@ -10,6 +10,7 @@
 #include "backend.h"
 #include "call.h"
 #include "failure.h"
+#include "limits.h"
 #include "families.h"
 #include "onnx_file.h"
 #include "onnxruntime_library.h"
@@ -106,6 +107,13 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, SetSessionLogSeverityLevel(api_)(made.get(), kFatal));
     check(api_, SetIntraOpNumThreads(api_)(made.get(), threads ? threads : available_threads()));
     check(api_, SetInterOpNumThreads(api_)(made.get(), 1));
+    // A second line behind onnx_file.h: the one format, and a folder of external initializers that nothing lies below.
+    // ONNX Runtime 1.19 knows no such folder, 1.23 lets absolute paths leave it; 1.26 and newer keep to it.
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "session.load_model_format", "ONNX"));
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "session.model_external_initializers_file_folder_path", "/dev/null"));
+    // Large constants are computed when they are needed, if ever: not while the file is judged.
+    check(api_, AddSessionConfigEntry(api_)(made.get(), "optimization.constant_folding_max_output_size_in_bytes",
+                                            std::to_string(kRunBytes).c_str()));
     if (fused) {
       const std::string families = ort::families(file.capsedge_types());
       check(api_, AddSessionConfigEntry(api_)(made.get(), ort::kFamiliesKey, families.c_str()));

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "failure.h"
+#include "families.h"
 #include "files.h"
 #include "onnx_file.h"
 
@@ -12,7 +13,6 @@ namespace {
 
 constexpr char kEngineSuffix[] = ".engine";
 constexpr int64_t kMostOnnxBytes = 0x7FFFFFFF;  // protobuf reads no larger message
-constexpr int64_t kMostEngineBytes = int64_t{1} << 36;
 
 bool is_engine(const std::string& path) {
   constexpr size_t size = sizeof kEngineSuffix - 1;
@@ -27,6 +27,8 @@ void check_not_empty(std::string_view model, const std::string& name) {
 }
 
 #if CAPSEDGE_WITH_TENSORRT
+constexpr int64_t kMostEngineBytes = int64_t{1} << 36;
+
 std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions& options) {
   if (options.ops != CAPSEDGE_OPS_AUTO)
     fail_usage(path + " is a TensorRT engine.", "It runs with the operators that it was built with.",
@@ -36,7 +38,7 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
   Passport passport = read_passport(path, engine);
   Model opened;
   opened.metadata = read_metadata(passport.metadata);
-  opened.fused = passport.fused;
+  opened.fused = passport.plugin == "fused";
   const OpenEngine how{options.device, options.tensorrt, options.outputs, options.contexts};
   opened.backend = open_tensorrt(engine, path, passport, how, opened.outputs);
   opened.properties = std::move(passport.metadata);
@@ -58,18 +60,15 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
     fail_usage("device is " + std::to_string(options.device) + " for " + name + ".", "ONNX files run on the CPU.",
                "Leave it out, or open a TensorRT engine of `capsedge build`.");
   OnnxFile file = read_onnx(model, name);
-  if (!file.external.empty())
-    throw Failure(CAPSEDGE_ARTEFACT, name + " keeps weights in other files.",
-                  std::to_string(file.external.size()) + " tensors are external, the first is '" + file.external[0] +
-                      "'. capsedge reads self-contained files only, so that a model never opens other files.",
-                  "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.");
+  check_harmless(file, name);
   Model opened;
   opened.metadata = read_metadata(file.metadata);
   if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
     fail_usage(name + " has no capsedge nodes that the fused operators could run.",
                "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
   opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
-  const std::set<std::string> missing = file.missing_functions();
+  std::set<std::string> missing;
+  for (const std::string& type : file.missing_functions()) missing.insert(ort::operator_of(type));
   if (!opened.fused && !missing.empty())
     throw Failure(CAPSEDGE_ENVIRONMENT, name + " runs only with the fused operators.",
                   "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",

@@ -16,14 +16,19 @@ struct Machine {
 struct Passport {
   Machine machine;
   std::string plugin_sha256;  // empty: it needs none
-  bool fused = false;
+  std::string plugin, precision, source;
   int64_t smallest_batch = 1, best_batch = 1, largest_batch = 1;
   std::map<std::string, std::string> metadata;
-  std::string command;  // what built it
   // An engine of TensorRT-RTX, for GPUs of these compute capabilities; else one of TensorRT, for the machine's own.
   bool portable = false;
   std::vector<std::string> compute_capabilities;
+
+  // The command that builds such an engine: made of what was checked, safe to run as it stands.
+  std::string rebuild() const;
 };
+
+// Throws JsonError.
+Passport parse_passport(std::string_view document);
 
 // The passport of the engine with these bytes. Throws Failure (CAPSEDGE_ARTEFACT) where it is missing or damaged, or
 // belongs to other bytes.

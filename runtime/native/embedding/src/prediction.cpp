@@ -7,6 +7,7 @@
 
 #include "dispatch.h"
 #include "failure.h"
+#include "limits.h"
 
 namespace capsedge::embedding {
 
@@ -80,7 +81,8 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
 
   const auto values = static_cast<size_t>(preprocessing.values());
   const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
-  const auto size = static_cast<size_t>(fixed > 0 ? fixed : largest > 0 ? std::min(kChunk, largest) : kChunk);
+  const int64_t chunk = std::clamp<int64_t>(kRunBytes / 4 / preprocessing.values(), 1, kChunk);
+  const auto size = static_cast<size_t>(fixed > 0 ? fixed : largest > 0 ? std::min(chunk, largest) : chunk);
   const auto least = static_cast<size_t>(fixed > 0 ? fixed : session.backend().smallest_batch());
   for (size_t first = 0; first < count; first += size) {
     const size_t used = std::min(size, count - first);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "failure.h"
+#include "limits.h"
 
 namespace capsedge::embedding {
 
@@ -15,10 +16,26 @@ constexpr char kExportAgain[] = "Export the model again with `capsedge export`."
 
 bool fits(int64_t found, int64_t declared) { return declared < 0 || found == declared; }
 
-int64_t elements_of(const Value& value) {
-  int64_t count = 1;
-  for (int32_t i = 0; i < value.rank; ++i) count *= value.shape[i];
-  return count;
+// Bytes of a value whose type and shape are set.
+size_t bytes_of(const Value& value, const std::string& name) {
+  size_t bytes = element_bytes(value.type);
+  for (int32_t i = 0; i < value.rank; ++i)
+    if (__builtin_mul_overflow(bytes, static_cast<size_t>(value.shape[i]), &bytes))
+      fail_usage("Output '" + name + "' has a shape that fits no memory.", shape_text(value.shape, static_cast<size_t>(value.rank)));
+  return bytes;
+}
+
+// Bytes of one run's inputs and outputs, as far as the file fixes their sizes; more than kRunBytes where they fit no number.
+int64_t fixed_bytes(const std::vector<Port>& ports) {
+  int64_t sum = 0;
+  for (const Port& port : ports) {
+    auto bytes = std::max<int64_t>(1, static_cast<int64_t>(element_bytes(port.type)));
+    // A size of zero counts as one, so that parts of the product are bounded too.
+    for (const int64_t d : port.shape)
+      if (d > 0 && __builtin_mul_overflow(bytes, d, &bytes)) return kRunBytes + 1;
+    if (__builtin_add_overflow(sum, bytes, &sum)) return kRunBytes + 1;
+  }
+  return sum;
 }
 
 template <typename T>
@@ -96,8 +113,20 @@ uint64_t now_ns() {
 Session::Session(std::string name, Model model)
     : name_(std::move(name)), properties_(std::move(model.properties)), metadata_(std::move(model.metadata)),
       fused_(model.fused), backend_(std::move(model.backend)) {
+  check_sizes();
   if (metadata_) check_metadata(model.outputs);
   find_answers();
+}
+
+void Session::check_sizes() const {
+  for (const std::vector<Port>* ports : {&backend_->inputs(), &backend_->outputs()}) {
+    const int64_t bytes = fixed_bytes(*ports);
+    if (bytes > kRunBytes)
+      throw Failure(CAPSEDGE_ARTEFACT, name_ + " fixes sizes that are too large.",
+                    std::string("One run would take over ") + std::to_string(kRunBytes >> 20) + " MiB of " +
+                        (ports == &backend_->inputs() ? "inputs" : "outputs") + ".",
+                    "Export it with a free batch, or a smaller one.");
+  }
 }
 
 void Session::check_metadata(const std::vector<std::string>& output_names) const {
@@ -145,7 +174,7 @@ void Session::find_answers() {
   } else {
     a.logits = scores->name == kLogits;
     a.several = metadata_->task == "multi-label";
-    int64_t size = 1;
+    int64_t size = 1;  // check_sizes() has bounded it
     for (size_t i = 2; i < poses->shape.size(); ++i) size = size < 0 || poses->shape[i] < 0 ? -1 : size * poses->shape[i];
     names = metadata_->class_names;
     const int64_t declared = scores->shape.size() == 2 ? scores->shape[1] : -1;
@@ -250,7 +279,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
       if (empty) fail_usage("The batch is empty, and output '" + name + "' has no shape without one.");
       continue;
     }
-    const size_t bytes = static_cast<size_t>(elements_of(value)) * element_bytes(value.type);
+    const size_t bytes = bytes_of(value, name);
     if (bytes > value.bytes)
       fail_usage("Output '" + name + "' has no room.",
                  "It has the shape " + shape_text(value.shape, static_cast<size_t>(value.rank)) + " and takes " +
@@ -284,7 +313,8 @@ void Session::warm_up(int64_t batch, int32_t runs) const {
         throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' leaves more open than the batch: " +
                       shape_text(port.shape.data(), port.shape.size()) + ".", "", "Warm up with capsedge_run.");
       tensor.shape[i] = port.shape[i] < 0 ? batch : port.shape[i];
-      tensor.bytes *= static_cast<size_t>(tensor.shape[i]);
+      if (__builtin_mul_overflow(tensor.bytes, static_cast<size_t>(tensor.shape[i]), &tensor.bytes))
+        fail_usage("Input '" + port.name + "' has a shape that fits no memory.");
     }
     zeros.emplace_back(tensor.bytes);
     tensor.data = zeros.back().data();
@@ -296,7 +326,7 @@ void Session::warm_up(int64_t batch, int32_t runs) const {
     if (!shape_for(batch, value)) continue;
     capsedge_tensor tensor{};
     tensor.name = backend_->outputs()[i].name.c_str();
-    tensor.bytes = static_cast<size_t>(elements_of(value)) * element_bytes(value.type);
+    tensor.bytes = bytes_of(value, tensor.name);
     rooms.emplace_back(tensor.bytes);
     tensor.data = rooms.back().data();
     outputs.push_back(tensor);

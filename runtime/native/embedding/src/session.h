@@ -71,6 +71,7 @@ class Session {
  private:
   // The input that says the batch: the first that leaves its first dimension open, else the first.
   size_t batch_input() const;
+  void check_sizes() const;
   void check_metadata(const std::vector<std::string>& output_names) const;
   void find_answers();
 

@@ -39,7 +39,7 @@ struct Buffers {
 class TensorRtEngine {
  public:
   TensorRtEngine(const std::string& path, const Passport& passport, int32_t device, const std::string& library)
-      : cuda(capsedge::embedding::cuda()), device(device), path_(path), command_(passport.command),
+      : cuda(capsedge::embedding::cuda()), device(device), path_(path), command_(passport.rebuild()),
         trt_(tensorrt(passport.portable, library)) {}
 
   // Compares the passport with this machine; the plugin library that the engine needs, or empty. Throws Failure.

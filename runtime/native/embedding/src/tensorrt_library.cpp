@@ -124,7 +124,7 @@ TensorRt& tensorrt(bool portable, const std::string& named) {
 }
 
 std::string find_plugin() {
-  const char* const named = std::getenv(kPluginVariable);
+  const char* const named = trusted_variable(kPluginVariable);
   if (named != nullptr && *named != '\0') {
     if (!is_file(named))
       throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The TensorRT plugin library ") + named + " does not exist.",

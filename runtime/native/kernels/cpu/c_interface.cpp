@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 #include <thread>
+#include <type_traits>
 
 #include "capsedge/kernels.h"
 #include "dispatch.h"
@@ -29,7 +30,12 @@ class ListedAttributes : public Attributes {
     for (int32_t i = 0; i < count_; ++i) {
       if (std::strcmp(list_[i].name, name) != 0) continue;
       values.clear();
-      for (int32_t k = 0; k < list_[i].count; ++k) values.push_back(static_cast<T>(list_[i].values[k]));
+      for (int32_t k = 0; k < list_[i].count; ++k) {
+        const double value = list_[i].values[k];
+        if (std::is_integral_v<T> && !(value >= -0x1p63 && value < 0x1p63))
+          throw Error(std::string("attribute '") + name + "' is no whole number of 64 bits");
+        values.push_back(static_cast<T>(value));
+      }
       return true;
     }
     return false;

@@ -23,6 +23,9 @@ enum { kConvPositions = 2, kConvVectors = 4 };
 #endif
 enum { kConvChannels = kConvVectors * W };
 
+// Wraps, as the instructions do: a bias may be any number.
+CAPSEDGE_INLINE VI wrapping_sum(VI a, VI b) { return reinterpret_cast<VI>(reinterpret_cast<VU>(a) + reinterpret_cast<VU>(b)); }
+
 #if defined(CAPSEDGE_VNNI)
 enum { kDot = 4 };
 typedef uint8_t ConvInput;
@@ -41,21 +44,21 @@ CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) {
   return reinterpret_cast<VI>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
 CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
-  return sum + reinterpret_cast<VI>(_mm512_madd_epi16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(w)));
+  return wrapping_sum(sum, reinterpret_cast<VI>(_mm512_madd_epi16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(w))));
 }
 #elif defined(CAPSEDGE_AVX2)
 CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) {
   return reinterpret_cast<VI>(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
-  return sum + reinterpret_cast<VI>(_mm256_madd_epi16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(w)));
+  return wrapping_sum(sum, reinterpret_cast<VI>(_mm256_madd_epi16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(w))));
 }
 #elif defined(CAPSEDGE_NEON)
 CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) { return reinterpret_cast<VI>(vmovl_s8(vld1_s8(p))); }
 CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
   const int16x8_t a = reinterpret_cast<int16x8_t>(x), b = reinterpret_cast<int16x8_t>(w);
-  return sum + reinterpret_cast<VI>(
-                   vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)));
+  return wrapping_sum(sum, reinterpret_cast<VI>(
+                               vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b))));
 }
 #elif defined(__SSE2__)
 CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) {
@@ -63,7 +66,7 @@ CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) {
   return reinterpret_cast<VI>(_mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8));
 }
 CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
-  return sum + reinterpret_cast<VI>(_mm_madd_epi16(reinterpret_cast<__m128i>(x), reinterpret_cast<__m128i>(w)));
+  return wrapping_sum(sum, reinterpret_cast<VI>(_mm_madd_epi16(reinterpret_cast<__m128i>(x), reinterpret_cast<__m128i>(w))));
 }
 #else
 typedef int8_t Pairs8 __attribute__((vector_size(2 * W)));
@@ -75,7 +78,8 @@ CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) {
 }
 CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
   // The two halves of a lane, in whichever order they lie.
-  return sum + (x >> 16) * (w >> 16) + ((x << 16) >> 16) * ((w << 16) >> 16);
+  const auto low = [](VI v) { return reinterpret_cast<VI>(reinterpret_cast<VU>(v) << 16) >> 16; };
+  return wrapping_sum(wrapping_sum(sum, (x >> 16) * (w >> 16)), low(x) * low(w));
 }
 #endif
 #endif

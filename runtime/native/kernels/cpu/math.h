@@ -27,8 +27,11 @@ CAPSEDGE_INLINE Power power(V y) {
   p = madd(p, r, splat(1.6666665459e-1f));
   p = madd(p, r, splat(5.0000001201e-1f));
   p = madd(p, r * r, r) + 1.0f;
-  return {p, reinterpret_cast<VI>(shifted) - reinterpret_cast<VI>(shifter)};
+  return {p, reinterpret_cast<VI>(reinterpret_cast<VU>(shifted) - reinterpret_cast<VU>(shifter))};
 }
+
+// 2^n for -127 < n < 128; any number where n is none of these.
+CAPSEDGE_INLINE V two_to(VI n) { return reinterpret_cast<V>((reinterpret_cast<VU>(n) + 127u) << 23); }
 
 // Below this the result is no normal number.
 constexpr float kExpLow = -87.33654f;
@@ -42,9 +45,7 @@ CAPSEDGE_INLINE V exp(V x) {
   const Power e = power(y);
   // 2^n in two factors: n reaches 128, which one float's exponent does not.
   const VI half = e.exponent >> 1;
-  const V scale = reinterpret_cast<V>((half + 127) << 23);
-  const V rest = reinterpret_cast<V>((e.exponent - half + 127) << 23);
-  V result = e.p * scale * rest;
+  V result = e.p * two_to(half) * two_to(e.exponent - half);
   result = x < low ? V{} : result;
   return x > high ? splat(__builtin_inff()) : result;
 }
@@ -53,17 +54,17 @@ CAPSEDGE_INLINE V exp(V x) {
 CAPSEDGE_INLINE V exp_of_negative(V x) {
   const V low = splat(kExpLow);
   const Power e = power(x < low ? low : x);
-  const V result = e.p * reinterpret_cast<V>((e.exponent + 127) << 23);
+  const V result = e.p * two_to(e.exponent);
   return x < low ? V{} : result;
 }
 
 // For normal positive numbers: absolute error at most 1.2e-7 where |ln x| < 1, relative at most 1.2e-7 elsewhere.
-// Infinity and NaN stay what they are.
+// Infinity and NaN stay what they are; of other numbers it is some finite number.
 CAPSEDGE_INLINE V log(V x) {
   // x = 2^e m with sqrt(½) <= m < sqrt(2).
-  const VI bits = reinterpret_cast<VI>(x) - splat_int(0x3f3504f3);
-  const VI e = bits >> 23;
-  const V m = reinterpret_cast<V>((bits & splat_int(0x007fffff)) + splat_int(0x3f3504f3)) - 1.0f;
+  const VU bits = reinterpret_cast<VU>(x) - 0x3f3504f3u;
+  const VI e = reinterpret_cast<VI>(bits) >> 23;
+  const V m = reinterpret_cast<V>((bits & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
   V p = splat(7.0376836292e-2f);
   p = madd(p, m, splat(-1.1514610310e-1f));
   p = madd(p, m, splat(1.1676998740e-1f));

@@ -70,7 +70,7 @@ class QuantizedConv : public Operator {
     expect_shape(kName, "weight_scale", in[kWeightScale], {weight[0]});
     expect_shape(kName, "weight_zero_point", in[kWeightZero], {weight[0]});
     expect_shape(kName, "bias", in[kBias], {weight[0]});
-    expect(weight[1] * weight[2] * weight[3] <= kMostProducts, kName, "input 'weight' has shape ", weight,
+    expect(elements({weight[1], weight[2], weight[3]}) <= kMostProducts, kName, "input 'weight' has shape ", weight,
            ": a sum of more than ", kMostProducts, " products may not fit 32 bits");
     const Plan p = plan(x, weight);
     return {{x[0], weight[0], p.grid.height, p.grid.width}};
@@ -79,7 +79,7 @@ class QuantizedConv : public Operator {
   void constant(size_t index, const Tensor& tensor) override {
     const Shape& shape = tensor.shape;
     if (index != kWeight || shape.size() != 4) return;
-    if (elements(shape) == 0 || shape[1] * shape[2] * shape[3] > kMostProducts) return;  // outputs() says what is wrong
+    if (elements(shape) == 0 || elements({shape[1], shape[2], shape[3]}) > kMostProducts) return;  // outputs() says what is wrong
     expect_type(kName, "weight", tensor, Type::kInt8);
     packed_ = pack(tensor, nullptr);
   }
@@ -234,8 +234,11 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
 
   const int64_t element = kernels.dot == 4 ? 1 : 2;
   const int64_t image_elements = p.height * p.width * p.channels;
-  // The last segment may be read up to its padded length.
-  Buffer input(floats_for((images * image_elements + kernels.dot) * element));
+  // The last segment may be read up to its padded length. Padding may make much of a small tensor.
+  int64_t input_elements = 0;
+  expect(!__builtin_mul_overflow(images, image_elements, &input_elements) && input_elements <= INT64_MAX / 4, kName,
+         "input 'x' of shape ", shape, " is too large with its padding");
+  Buffer input(floats_for((input_elements + kernels.dot) * element));
   if (element == 1) {
     channels_last(p, in[kX], x_zero, reinterpret_cast<uint8_t*>(input.data()), threads);
   } else {

@@ -21,6 +21,7 @@ namespace CAPSEDGE_LEVEL {
 enum { W = CAPSEDGE_WIDTH };
 typedef float V __attribute__((vector_size(4 * W)));
 typedef int32_t VI __attribute__((vector_size(4 * W)));
+typedef uint32_t VU __attribute__((vector_size(4 * W)));  // for bits: it wraps
 typedef float VUnaligned __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
 CAPSEDGE_INLINE V load(const float* p) { return *reinterpret_cast<const VUnaligned*>(p); }

@@ -28,10 +28,15 @@ struct Output {
   Type type;
 };
 
+// The most there is where the product fits no number.
 inline int64_t elements(const Shape& shape) {
   int64_t count = 1;
-  for (int64_t d : shape) count *= d;
-  return count;
+  bool fits = true;
+  for (int64_t d : shape) {
+    if (d == 0) return 0;
+    fits = fits && !__builtin_mul_overflow(count, d, &count);
+  }
+  return fits ? count : INT64_MAX;
 }
 
 inline std::string to_text(const std::string& text) { return text; }

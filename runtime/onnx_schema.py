@@ -1,0 +1,101 @@
+"""The messages of ONNX, as ``onnx.proto`` of ONNX 1.23 (IR version 14) declares them.
+
+Of each message the numbers of its fields and what they hold. ``*`` marks a repeated field, ``|`` a member of
+the message's one ``oneof``. ``onnx_file`` reads a file by this table and by nothing else, so that no field is
+read in one way here and in another by protobuf. ``onnx_schema.h`` of libcapsedge has the same text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+SCHEMA = """
+ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
+    8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,
+    26 DeviceConfigurationProto*
+OperatorSetIdProto 1 string, 2 int64
+GraphProto 1 NodeProto*, 2 string, 5 TensorProto*, 10 string, 11 ValueInfoProto*,
+    12 ValueInfoProto*, 13 ValueInfoProto*, 14 TensorAnnotation*, 15 SparseTensorProto*,
+    16 StringStringEntryProto*
+NodeProto 1 string*, 2 string*, 3 string, 4 string, 5 AttributeProto*, 6 string, 7 string, 8 string,
+    9 StringStringEntryProto*, 10 NodeDeviceConfigurationProto*
+AttributeProto 1 string, 2 float, 3 int64, 4 bytes, 5 TensorProto, 6 GraphProto, 7 float*, 8 int64*,
+    9 bytes*, 10 TensorProto*, 11 GraphProto*, 13 string, 14 TypeProto, 15 TypeProto*, 20 int32,
+    21 string, 22 SparseTensorProto, 23 SparseTensorProto*
+TensorProto 1 int64*, 2 int32, 3 Segment, 4 float*, 5 int32*, 6 bytes*, 7 int64*, 8 string, 9 bytes,
+    10 double*, 11 int64*, 12 string, 13 StringStringEntryProto*, 14 int32,
+    16 StringStringEntryProto*
+Segment 1 int64, 2 int64
+StringStringEntryProto 1 string, 2 string
+SparseTensorProto 1 TensorProto, 2 TensorProto, 3 int64*
+TypeProto 1 Tensor|, 4 Sequence|, 5 Map|, 6 string, 7 Opaque|, 8 SparseTensor|, 9 Optional|
+Tensor 1 int32, 2 TensorShapeProto
+TensorShapeProto 1 Dimension*
+Dimension 1 int64|, 2 string|, 3 string
+Sequence 1 TypeProto
+Map 1 int32, 2 TypeProto
+Optional 1 TypeProto
+SparseTensor 1 int32, 2 TensorShapeProto
+Opaque 1 string, 2 string
+NodeDeviceConfigurationProto 1 string, 2 ShardingSpecProto*, 3 int32
+ShardingSpecProto 1 string, 2 int64*, 3 IntIntListEntryProto*, 4 ShardedDimProto*
+IntIntListEntryProto 1 int64, 2 int64*
+ShardedDimProto 1 int64, 2 SimpleShardedDimProto*
+SimpleShardedDimProto 1 int64|, 2 string|, 3 int64
+ValueInfoProto 1 string, 2 TypeProto, 3 string, 4 StringStringEntryProto*
+TensorAnnotation 1 string, 2 StringStringEntryProto*
+TrainingInfoProto 1 GraphProto, 2 GraphProto, 3 StringStringEntryProto*, 4 StringStringEntryProto*
+FunctionProto 1 string, 4 string*, 5 string*, 6 string*, 7 NodeProto*, 8 string,
+    9 OperatorSetIdProto*, 10 string, 11 AttributeProto*, 12 ValueInfoProto*, 13 string,
+    14 StringStringEntryProto*
+DeviceConfigurationProto 1 string, 2 int32, 3 string*
+"""
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_WIRES = {"int64": VARINT, "int32": VARINT, "float": FIXED32, "double": FIXED64}
+
+
+class Field(NamedTuple):
+    """What a tag leads to.
+
+    Attributes:
+        number: of the field.
+        once: its bit among the fields that stand at most once; 0 for a repeated one.
+        narrow: its values have 32 bits, and protobuf drops the others.
+        message: of a submessage.
+    """
+
+    number: int
+    once: int = 0
+    narrow: bool = False
+    message: Message | None = None
+
+
+@dataclass
+class Message:
+    """A message and its fields by tag: the number times 8, plus the wire type."""
+
+    name: str
+    fields: dict[int, Field] = field(default_factory=dict)
+
+
+def _parse() -> dict[str, Message]:
+    lines = [line.split(" ", 1) for line in SCHEMA.replace(",\n   ", ",").strip().split("\n")]
+    messages = {name: Message(name) for name, _ in lines}
+    for name, declared in lines:
+        one_of = 1  # the first bit is the oneof's
+        for bit, entry in enumerate(declared.split(", "), start=1):
+            number, kind = entry.split(" ")
+            plain = kind.rstrip("*|")
+            once = 0 if kind.endswith("*") else one_of if kind.endswith("|") else 1 << bit
+            wire = _WIRES.get(plain, BYTES)
+            found = Field(int(number), once, plain == "int32" and once != 0, messages.get(plain))
+            fields = messages[name].fields
+            fields[found.number << 3 | wire] = found
+            if once == 0:  # numbers may stand one by one or packed together
+                fields[found.number << 3 | BYTES] = found
+    return messages
+
+
+MODEL = _parse()["ModelProto"]

@@ -1,0 +1,24 @@
+// The reader of passports; the command that it composes must be harmless in a shell, whatever the document says.
+
+#include "passport.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "failure.h"
+#include "json.h"
+
+using namespace capsedge::embedding;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const Passport passport = parse_passport({reinterpret_cast<const char*>(data), size});
+    for (const char c : passport.rebuild())
+      if (std::strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ._+-:", c) == nullptr || c == '\0') std::abort();
+    check_passport("the engine", passport, {"10.3.0", "12.6", "Orin", "8.7", "aarch64"}, "");
+  } catch (const JsonError&) {
+  } catch (const Failure& failure) {
+    if (!is_utf8(failure.what())) std::abort();
+  }
+  return 0;
+}
