@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import torch
 
-from capsedge.calibration.data import Images
 from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import ImageSet
 from capsedge.exporters import Rewrites, export, modules, proto
 from capsedge.exporters.quantized import finish
 from capsedge.exporters.to_onnx import to_proto
@@ -43,7 +43,7 @@ def quantized(source: Path, precision: str) -> Path:
     pixels = np.random.default_rng(0).integers(
         0, 256, (_IMAGES, prep.height, prep.width, prep.channels), dtype=np.uint8
     )
-    images = Images("random", pixels, None, prep)
+    images = ImageSet("random", pixels, None, prep)
     if precision == "fp16":
         model, _ = made.half(images)
     else:

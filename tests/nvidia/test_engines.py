@@ -27,13 +27,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_zoo(build: Build, folder: Path, routing: str, precision: str) -> None:
     source = models.quantized(models.zoo(routing, folder), precision)
-    static, dynamic = build([(source, {"batch": b}) for b in (STATIC, DYNAMIC)])
-    for built in (static, dynamic):
+    for built in build([(source, {"batch": batch}) for batch in (STATIC, DYNAMIC)]):
         assert "error" not in built, built
         assert built["target"] == "tensorrt-rtx"
-        assert built["compute_capabilities"] == ("8.6", "8.9", "12.0") or built[
-            "compute_capabilities"
-        ] == ["8.6", "8.9", "12.0"]
+        assert built["compute_capabilities"] == ["8.6", "8.9", "12.0"]
         assert built["progress"]["monotonic"]
         assert built["progress"]["last"] == 1.0
         assert built["progress"]["told"] > 20
@@ -48,7 +45,6 @@ def test_zoo(build: Build, folder: Path, routing: str, precision: str) -> None:
         else:
             assert built["precision"] == "int8"
             assert products["INT8"] == models.quantized_products(source)
-    assert static["products"] == dynamic["products"]
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("digits-")])

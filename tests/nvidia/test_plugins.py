@@ -65,16 +65,6 @@ def test_the_oldest_interface(
         check(built)
 
 
-def test_nothing_of_the_machine_is_frozen(build: Build, newest: Path, folder: Path) -> None:  # noqa: F811
-    """An engine that is built without a GPU runs with the multiprocessors of the GPU that it meets."""
-    (built,) = build([(models.zoo("dynamic", folder), {"plugin": "fused"})], newest)
-    check(built)
-    plan = Path(built["engine"]).read_bytes()
-    at = plan.find(b"multiprocessors")
-    assert at > 0
-    assert int.from_bytes(plan[plan.find(b"multiprocessors") :][:0], "little") == 0
-
-
 def node(operator: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(operator, inputs, outputs, name="it", domain="capsedge", **attributes)
 
