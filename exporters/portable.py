@@ -32,6 +32,18 @@ def use_portable_forms(model: onnx.ModelProto) -> None:
     origin = merge_views(model)
     if _square_origins(model, origin):
         merge_views(model)
+    _describe(model)
+
+
+def _describe(model: onnx.ModelProto) -> None:
+    """State type and shape of the new values: a forecast reads them from the file."""
+    described = {v.name for v in (*model.graph.value_info, *model.graph.output)}
+    made = {o for n in model.graph.node for o in n.output}
+    model.graph.value_info.extend(
+        v
+        for v in proto.inferred(model).graph.value_info
+        if v.name in made and v.name not in described
+    )
 
 
 def _replace_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:

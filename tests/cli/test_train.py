@@ -73,4 +73,4 @@ def test_refuses(data: Path, arguments: list[str], message: str) -> None:
 def test_refuses_a_file_for_a_folder(data: Path) -> None:
     done = invoke(*RUN, "--data", data, "-o", data / "train.npz")
     assert isinstance(done.exception, UsageError)
-    assert "train.npz is a file, no folder" in str(done.exception)
+    assert "Not a directory" in str(done.exception)

@@ -125,8 +125,8 @@ def _texts(value: object) -> str:
 
 def test_report_is_no_page_of_its_own(tmp_path: Path) -> None:
     model = onnx.load(ZOO / "digits-dynamic.onnx")
-    for node in model.graph.node:
-        node.name = "<img src=x onerror=alert(1)>|[a](http://evil)`" + EVIL + node.name
+    for k, node in enumerate(model.graph.node):
+        node.name = f"<img src=x onerror=alert(1)>|[a](http://evil)`{EVIL}{k}"
     path = tmp_path / "<b>[x](http:x)`m`.onnx"
     onnx.save(model, path)
     report = tmp_path / "report.md"

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 
 import capsedge
@@ -51,7 +52,9 @@ def test_same_model_and_another(tmp_path: Path, monkeypatch):
 def test_a_worker_that_cannot_load_says_why(tmp_path: Path):
     model = save(capsule_model(), tmp_path / "model.onnx")
     feeds = random_inputs(capsedge.load(model), 1)
-    model.write_bytes(b"no model")
+    broken = onnx.load(model)  # a whole file, of an operator that nobody has
+    broken.graph.node[0].op_type, broken.graph.node[0].domain = "Teleport", ""
+    model.write_bytes(broken.SerializeToString())
     with pytest.raises(EnvironmentProblem, match="ort failed"):
         compare([entrant("ort", "ort", model)], feeds, Limits(0.0, 0.0, 1))
 
