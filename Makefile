@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all runtimes fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia runtimes fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ test: lint ## The fast tests, as CI runs them
 
 test-all: lint ## Slow tests too
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+
+test-nvidia: $(READY) ## NVIDIA's parser, builder and plugin registry, without a GPU: installs TensorRT-RTX
+	@echo "Installing TensorRT-RTX: proprietary software of NVIDIA, whose licence comes with it (96 MB)."
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/nvidia/requirements.txt
+	CAPSEDGE_REQUIRE_NVIDIA=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/nvidia
 
 runtimes: $(READY) ## Other versions of ONNX Runtime in build/runtimes, on which the tests run too
 	$(BIN)/python -m tools.runtimes

@@ -129,6 +129,17 @@ def float_weight(graph: Graph, node: onnx.NodeProto, place: int) -> str | None:
     return tensor.name if tensor is not None and tensor.data_type == TensorProto.FLOAT else None
 
 
+def is_sum(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a product is a sum: by a constant vector of equal numbers, as the exporter writes it."""
+    if node.op_type != "MatMul" or node.domain:
+        return False
+    for name in node.input:
+        tensor = graph.initializers.get(name)
+        if tensor is not None and 1 in tensor.dims and np.ptp(numpy_helper.to_array(tensor)) == 0:
+            return True
+    return False
+
+
 def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
     """Why a convolution cannot run in 8 bits; empty if it can."""
     if float_weight(graph, node, 1) is None:
@@ -157,7 +168,7 @@ def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
         if place is None or node.domain not in ("", DOMAIN):
             continue
         name = float_weight(graph, node, place)
-        if name is None:
+        if name is None or is_sum(graph, node):
             continue
         elements = math.prod(graph.initializers[name].dims)
         if node.op_type == "Conv":

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.calibration.graph import Graph, Kept, initializer, replace_graph, shapes
+from capsedge.calibration.graph import Graph, Kept, initializer, is_sum, replace_graph, shapes
 from capsedge.runtime.operator_names import DOMAIN
 
 LARGEST = 65504.0
@@ -131,6 +131,10 @@ class _Emitter:
                 f"magnitudes up to {largest:.4g}; FP16 ends at {LARGEST:.0f}, headroom {HEADROOM:g}"
             )
             return Kept(named, node.op_type, "range", numbers)
+        squares = node.op_type == "Mul" and node.input[0] == node.input[1]
+        if squares or is_sum(self.graph, node):
+            numbers = "a square" if squares else "a sum"
+            return Kept(named, node.op_type, "statistics", numbers)
         for name in node.input:
             tensor = self.graph.initializers.get(name)
             if name in self.float_ and tensor is not None:
@@ -145,20 +149,11 @@ class _Emitter:
                         f"is {SMALLEST_NORMAL:.3g}"
                     )
                     return Kept(named, node.op_type, "epsilon", numbers)
-        if node.domain != DOMAIN and (node.op_type in STATISTICS or self._sums_squares(node)):
+        if node.domain != DOMAIN and node.op_type in STATISTICS:
             low, high = self.limits.get(node.output[0], (0.0, 0.0))
             numbers = f"inputs up to {largest:.4g}, results {low:.4g} to {high:.4g}"
             return Kept(named, node.op_type, "statistics", numbers)
         return None
-
-    def _sums_squares(self, node: onnx.NodeProto) -> bool:
-        """Whether a node is part of a norm as the exporter writes it: a square, or a product with ones."""
-        if node.op_type == "Mul":
-            return bool(node.input[0] == node.input[1])
-        if node.op_type != "MatMul" or node.input[1] not in self.graph.initializers:
-            return False
-        weight = self.graph.array(node.input[1])
-        return weight.shape[-1] == 1 and bool((weight == 1).all())
 
     def _largest(self, name: str) -> float:
         if name in self.graph.initializers:

@@ -1,7 +1,7 @@
 """The CUDA runtime by ctypes: devices, memory, streams, graphs. Needs libcudart, no Python package.
 
-Thread rules: the current device belongs to a thread, so whoever calls from another thread calls
-`Cuda.use` first. A stream, its buffers and its graphs belong to one caller at a time.
+Thread rules: the current device belongs to a thread, so every caller works inside `Cuda.on`, which gives the
+thread its own choice back. A stream, its buffers and its graphs belong to one caller at a time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,17 @@ _FOLDERS = ("/usr/local/cuda/lib64",)
 # Numbers of the CUDA runtime's interface, the same in CUDA 12 and 13 (driver_types.h).
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3
 _STREAM_NON_BLOCKING = 1
+_EVENT_WITHOUT_TIMING = 2
 _CAPTURE_THREAD_LOCAL = 1
-_MAJOR, _MINOR, _INTEGRATED = 75, 76, 18
+_MAJOR, _MINOR, _INTEGRATED, _MULTIPROCESSORS = 75, 76, 18, 16
+_OLD_DRIVER = 35
+LEGACY_STREAM = 1  # the default stream of a process
+HOST_MEMORY, DEVICE_MEMORY, MANAGED_MEMORY = 1, 2, 3  # 0: none that CUDA knows
 
 _Handle = ctypes.c_void_p
 _SIGNATURES: dict[str, list[Any]] = {
     "cudaGetDeviceCount": [ctypes.POINTER(ctypes.c_int)],
+    "cudaGetDevice": [ctypes.POINTER(ctypes.c_int)],
     "cudaSetDevice": [ctypes.c_int],
     "cudaDeviceGetAttribute": [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int],
     "cudaMemGetInfo": [ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)],
@@ -40,9 +48,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudaHostAlloc": [ctypes.POINTER(_Handle), ctypes.c_size_t, ctypes.c_uint],
     "cudaFreeHost": [_Handle],
     "cudaMemcpyAsync": [_Handle, _Handle, ctypes.c_size_t, ctypes.c_int, _Handle],
+    "cudaPointerGetAttributes": [_Handle, _Handle],
     "cudaStreamCreateWithFlags": [ctypes.POINTER(_Handle), ctypes.c_uint],
     "cudaStreamDestroy": [_Handle],
     "cudaStreamSynchronize": [_Handle],
+    "cudaEventCreateWithFlags": [ctypes.POINTER(_Handle), ctypes.c_uint],
+    "cudaEventRecord": [_Handle, _Handle],
+    "cudaStreamWaitEvent": [_Handle, _Handle, ctypes.c_uint],
+    "cudaEventDestroy": [_Handle],
     "cudaStreamBeginCapture": [_Handle, ctypes.c_int],
     "cudaStreamEndCapture": [_Handle, ctypes.POINTER(_Handle)],
     "cudaGraphInstantiateWithFlags": [ctypes.POINTER(_Handle), _Handle, ctypes.c_ulonglong],
@@ -50,6 +63,16 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudaGraphExecDestroy": [_Handle],
     "cudaGraphDestroy": [_Handle],
 }
+
+
+class _Memory(ctypes.Structure):
+    """cudaPointerAttributes; CUDA 13 has more behind it."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("rest", ctypes.c_uint8 * 248),
+    )
 
 
 class CudaError(EnvironmentProblem):
@@ -61,7 +84,7 @@ class CudaError(EnvironmentProblem):
             f"The GPU refused {function}.",
             f"CUDA error {code}: {words}.",
             "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`; if memory is "
-            "short, use a smaller batch.",
+            "short, use a smaller batch or fewer `contexts`.",
         )
 
 
@@ -81,28 +104,53 @@ def candidates() -> list[str]:
     return found
 
 
+def _open() -> ctypes.CDLL:
+    """The first libcudart that the driver runs: it runs those of its own CUDA version and of older ones."""
+    refused = []
+    for name in candidates():
+        try:
+            library = ctypes.CDLL(name)
+            runtime, driver = ctypes.c_int(0), ctypes.c_int(0)
+            library.cudaRuntimeGetVersion(ctypes.byref(runtime))
+            library.cudaDriverGetVersion(ctypes.byref(driver))
+        except OSError:
+            continue
+        except AttributeError as error:
+            raise EnvironmentProblem(
+                f"{name} is no CUDA runtime library.", f"{error}.", "Install CUDA 12 or 13."
+            ) from error
+        # Without a driver none runs, and the first says so.
+        if not driver.value or runtime.value // 1000 <= driver.value // 1000:
+            return library
+        refused.append(f"{name} is CUDA {_version(runtime.value)}")
+    if not refused:
+        raise EnvironmentProblem(
+            "The CUDA runtime library (libcudart) was not found.",
+            f"Looked for {', '.join(candidates())}.",
+            "Install it: `pip install 'capsedge[tensorrt-cu13]'` (or -cu12, by the driver) brings it, "
+            f"JetPack has it in /usr/local/cuda; or set {VARIABLE} to its path.",
+        )
+    known = driver.value // 1000 == 12
+    raise EnvironmentProblem(
+        "No CUDA runtime library (libcudart) here is for this driver.",
+        f"The driver runs CUDA {_version(driver.value)}; {', '.join(refused)}.",
+        "Install a newer driver, or an older libcudart"
+        + (": `pip install nvidia-cuda-runtime-cu12`." if known else "."),
+    )
+
+
 class Cuda:
     """The loaded CUDA runtime library.
 
     Raises:
-        EnvironmentProblem: there is no libcudart, or one without a function that is needed.
+        EnvironmentProblem: there is no libcudart, none that the driver runs, or one without a function that
+            is needed.
     """
 
     def __init__(self) -> None:
-        library = None
-        for name in candidates():
-            try:
-                library = ctypes.CDLL(name)
-                break
-            except OSError:
-                continue
-        if library is None:
-            raise EnvironmentProblem(
-                "The CUDA runtime library (libcudart) was not found.",
-                f"Looked for {', '.join(candidates())}.",
-                "Install it: `pip install 'capsedge[tensorrt]'` brings it, JetPack has it in "
-                f"/usr/local/cuda; or set {VARIABLE} to its path.",
-            )
+        library = _open()
+        self._here = threading.local()  # whether this thread captures
+        self._later: deque[Callable[[], None]] = deque()
         self._library = library
         try:
             for name, arguments in _SIGNATURES.items():
@@ -136,9 +184,15 @@ class Cuda:
         """GPUs that this process may use."""
         return self._number("cudaGetDeviceCount")
 
-    def use(self, device: int) -> None:
-        """Make a GPU the calling thread's."""
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """A GPU for the calling thread; its own choice comes back afterwards."""
+        before = self._number("cudaGetDevice")
         self._call("cudaSetDevice", device)
+        try:
+            yield
+        finally:
+            self._call("cudaSetDevice", before)
 
     def compute_capability(self, device: int) -> str:
         """``"8.7"`` for an Orin."""
@@ -148,6 +202,10 @@ class Cuda:
     def integrated(self, device: int) -> bool:
         """Whether GPU and CPU share their memory, as on a Jetson."""
         return bool(self._number("cudaDeviceGetAttribute", _INTEGRATED, device))
+
+    def multiprocessors(self, device: int) -> int:
+        """Streaming multiprocessors that are switched on; on a Jetson they follow the power mode."""
+        return self._number("cudaDeviceGetAttribute", _MULTIPROCESSORS, device)
 
     def runtime_version(self) -> str:
         """Of libcudart: ``"13.0"``."""
@@ -177,6 +235,12 @@ class Cuda:
     def free_host(self, address: int) -> None:
         self._call("cudaFreeHost", address)
 
+    def memory(self, address: int) -> tuple[int, int]:
+        """Kind of the memory (`HOST_MEMORY`, ...; 0 where CUDA does not know it), and number of its GPU."""
+        found = _Memory()
+        self._call("cudaPointerGetAttributes", ctypes.addressof(found), address)
+        return found.kind, found.device
+
     def to_device(self, target: int, source: int, size: int, stream: int) -> None:
         """Copy from the host in the order of the stream; pinned memory only is really asynchronous."""
         self._call("cudaMemcpyAsync", target, source, size, _HOST_TO_DEVICE, stream)
@@ -200,6 +264,26 @@ class Cuda:
         """Wait for everything on the stream."""
         self._call("cudaStreamSynchronize", stream)
 
+    def wait(self, stream: int, producer: int) -> None:
+        """Later work on ``stream`` waits for what is on ``producer``; the host does not."""
+        event = self._handle("cudaEventCreateWithFlags", _EVENT_WITHOUT_TIMING)
+        try:
+            self._call("cudaEventRecord", event, producer)
+            self._call("cudaStreamWaitEvent", stream, event, 0)
+        finally:
+            self._call("cudaEventDestroy", event)  # CUDA keeps it until it is over
+
+    def when_allowed(self, release: Callable[[], None]) -> None:
+        """Free something now, or, where this thread is capturing a graph, after that.
+
+        Garbage collection runs in whatever thread is at hand; freeing memory while that thread captures would
+        fail and spoil the graph.
+        """
+        if getattr(self._here, "capturing", False):
+            self._later.append(release)
+        else:
+            release()
+
     def capture(self, stream: int, enqueue: Callable[[], bool]) -> tuple[int, str]:
         """Record what ``enqueue`` puts on the stream.
 
@@ -209,10 +293,15 @@ class Cuda:
         """
         graph = _Handle()
         self._call("cudaStreamBeginCapture", stream, _CAPTURE_THREAD_LOCAL)
+        self._here.capturing = True
         try:
             accepted = enqueue()
         finally:
+            self._here.capturing = False
             code = self._library.cudaStreamEndCapture(stream, ctypes.byref(graph))
+            while self._later:
+                with suppress(IndexError):  # another thread was first
+                    self._later.popleft()()
         if code or not accepted or not graph.value:
             self._library.cudaGetLastError()
             if graph.value:
@@ -242,6 +331,17 @@ def load_cuda() -> Cuda:
         EnvironmentProblem: as `Cuda`.
     """
     return Cuda()
+
+
+def driver_version() -> str:
+    """Newest CUDA that the driver runs, ``"12.6"``; empty where there is no driver. Needs no libcudart."""
+    version = ctypes.c_int(0)
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return ""
+    except (OSError, AttributeError):
+        return ""
+    return _version(version.value)
 
 
 def device_name(device: int) -> str:

@@ -1,16 +1,22 @@
-"""Arrays on the GPU, shared without a copy: ``__cuda_array_interface__`` and DLPack, in and out."""
+"""Arrays on the GPU, shared without a copy: DLPack and ``__cuda_array_interface__``, in and out.
+
+Order: who hands an array over may still be writing it, on a stream of its own. DLPack makes the reader's
+stream wait. Of an array that has the other protocol only, the stream that it names is waited for, or, where
+it names none, the default stream and torch's current one.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from capsedge.errors import ShapeError, UsageError
-from capsedge.runtime.cuda import Cuda
+from capsedge.runtime.cuda import DEVICE_MEMORY, HOST_MEMORY, LEGACY_STREAM, Cuda
 
 CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13  # DLDeviceType of dlpack.h
 _KINDS = {"i": 0, "u": 1, "f": 2, "b": 6}  # DLDataTypeCode by numpy's kind
@@ -83,6 +89,9 @@ class DeviceArray:
         address: of the first element.
         shape, dtype: as numpy's.
         device: number of the GPU.
+        stream: the one that still writes it; None where it is complete.
+        on_host: whether it is pinned memory of the host, which the GPU reads.
+        read_only: whether its owner forbids writing.
     """
 
     def __init__(
@@ -92,10 +101,15 @@ class DeviceArray:
         dtype: str,
         device: int,
         *,
+        on_host: bool = False,
+        read_only: bool = False,
         keep: object = None,
         release: Callable[[], None] | None = None,
     ) -> None:
         self.address, self.shape, self.dtype, self.device = address, tuple(shape), dtype, device
+        self.stream: int | None = None
+        self.on_host, self.read_only = on_host, read_only
+        self._cuda: Cuda | None = None
         self._keep, self._release = keep, release
 
     @property
@@ -103,27 +117,35 @@ class DeviceArray:
         """Bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
+    def written_on(self, stream: int | None, cuda: Cuda) -> DeviceArray:
+        """This array, which a stream still writes; None: it is complete."""
+        self.stream, self._cuda = stream, cuda
+        return self
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "shape": self.shape,
             "typestr": np.dtype(self.dtype).str,
-            "data": (self.address, False),
+            "data": (self.address, self.read_only),
             "version": 3,
             "strides": None,
-            "stream": None,  # the results are complete: `run_on_device` has waited for them
+            "stream": self.stream,
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return CUDA, self.device
+        return CUDA_HOST if self.on_host else CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+        if self.stream is not None and self._cuda is not None and stream != -1:
+            with self._cuda.on(self.device):
+                self._cuda.wait(stream or LEGACY_STREAM, self.stream)
         shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
         element = np.dtype(self.dtype)
         managed = _Managed(
             tensor=_Tensor(
                 data=self.address,
-                device=_Device(CUDA, self.device),
+                device=_Device(*self.__dlpack_device__()),
                 rank=len(self.shape),
                 type=_Type(_KINDS[element.kind], 8 * element.itemsize, 1),
                 shape=shape,
@@ -140,34 +162,65 @@ class DeviceArray:
             release()
 
 
-def device_array(value: object, name: str, cuda: Cuda, stream: int) -> DeviceArray:
+def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int) -> DeviceArray:
     """What another library holds on a GPU, without a copy; ready for work on ``stream``.
 
     Args:
-        value: an object with ``__cuda_array_interface__`` or ``__dlpack__``.
-        name: of the input, for errors.
+        value: an object with ``__dlpack__`` or ``__cuda_array_interface__``.
+        name: of the input or output, for errors.
+        device: number of the GPU that it must be on; the calling thread's own at this time.
 
     Raises:
-        UsageError: the object is of neither kind, or not on a GPU.
+        UsageError: the object is of neither kind, not on this GPU, or cannot be shared.
         ShapeError: the memory is not contiguous.
     """
     if isinstance(value, DeviceArray):
+        _check_device(name, value.device, device)
+        if value.stream is not None:
+            cuda.wait(stream, value.stream)
         return value
-    if hasattr(value, "__cuda_array_interface__"):
-        told = value.__cuda_array_interface__
-        if told.get("stream") is not None:
-            cuda.synchronize(int(told["stream"]))  # the stream that still writes it
-        return _from_interface(told, value, name)
     if hasattr(value, "__dlpack__"):
-        return _from_dlpack(value, name, stream)
+        return _from_dlpack(value, name, cuda, device, stream)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _from_interface(value, name, cuda, device, stream)
     raise UsageError(
-        f"Input '{name}' is a {type(value).__name__}.",
+        f"'{name}' is a {type(value).__name__}.",
         "Wanted: an array on the GPU, with __dlpack__ or __cuda_array_interface__.",
         "Give arrays in host memory to `Session.run`.",
     )
 
 
-def _from_interface(told: dict[str, Any], owner: object, name: str) -> DeviceArray:
+def stream_address(stream: object) -> int:
+    """The ``cudaStream_t`` of a stream: a number, or an object with ``__cuda_stream__``, ``cuda_stream``
+    (torch) or ``ptr`` (cupy).
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if hasattr(stream, "__cuda_stream__"):
+        stream = stream.__cuda_stream__()[1]
+    for name in ("cuda_stream", "ptr"):
+        stream = getattr(stream, name, stream)
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    raise UsageError(
+        f"The stream is a {type(stream).__name__}.",
+        "Wanted: a CUDA stream of torch or cupy, an object with __cuda_stream__, or its address.",
+        "As in `stream=torch.cuda.current_stream()`.",
+    )
+
+
+def _check_device(name: str, found: int, device: int) -> None:
+    if found != device:
+        raise UsageError(
+            f"'{name}' is on GPU {found}.",
+            f"The engine runs on GPU {device}.",
+            f"Move it there, or load the engine with device='cuda:{found}'.",
+        )
+
+
+def _from_interface(value: Any, name: str, cuda: Cuda, device: int, stream: int) -> DeviceArray:
+    told: dict[str, Any] = value.__cuda_array_interface__
     element = np.dtype(told["typestr"])
     shape = tuple(int(d) for d in told["shape"])
     strides = told.get("strides")
@@ -175,30 +228,80 @@ def _from_interface(told: dict[str, Any], owner: object, name: str) -> DeviceArr
         shape, [int(s) // element.itemsize for s in strides]
     ):
         raise _scattered(name)
-    return DeviceArray(int(told["data"][0]), shape, element.name, 0, keep=owner)
+    address = int(told["data"][0])
+    kind, number = cuda.memory(address) if math.prod(shape) else (DEVICE_MEMORY, device)
+    if not kind:
+        raise UsageError(
+            f"'{name}' is not on the GPU.",
+            "CUDA does not know its memory.",
+            "Move it there, or give it to `Session.run` as a numpy array.",
+        )
+    if kind == DEVICE_MEMORY:
+        _check_device(name, number, device)
+    if told.get("stream") is None:
+        _wait_for_defaults(cuda, stream)
+    else:
+        cuda.wait(stream, int(told["stream"]))
+    return DeviceArray(
+        address, shape, element.name, device, on_host=kind == HOST_MEMORY,
+        read_only=bool(told["data"][1]), keep=value,
+    )  # fmt: skip
 
 
-def _from_dlpack(value: Any, name: str, stream: int) -> DeviceArray:
+def _wait_for_defaults(cuda: Cuda, stream: int) -> None:
+    """Later work on ``stream`` waits for whoever did not say where it works.
+
+    That is the default stream, and torch's current one: a torch tensor in somebody's own wrapping says
+    nothing of streams.
+    """
+    cuda.wait(stream, LEGACY_STREAM)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        current = int(torch.cuda.current_stream().cuda_stream)
+        if current:
+            cuda.wait(stream, current)
+
+
+def _from_dlpack(value: Any, name: str, cuda: Cuda, device: int, stream: int) -> DeviceArray:
+    if getattr(value, "requires_grad", False):
+        raise UsageError(
+            f"'{name}' is a tensor that requires gradients.",
+            "Inference computes none.",
+            "Give its `.detach()`, or make it inside `torch.no_grad()`.",
+        )
     kind, number = value.__dlpack_device__()
     if kind not in (CUDA, CUDA_HOST, CUDA_MANAGED):
         raise UsageError(
-            f"Input '{name}' is not on the GPU.",
+            f"'{name}' is not on the GPU.",
             f"Its DLPack device is ({int(kind)}, {number}).",
             "Move it there, or give it to `Session.run` as a numpy array.",
         )
-    capsule = value.__dlpack__(stream=stream)  # whose later work waits for the producer's
+    on_host = kind == CUDA_HOST
+    if on_host:
+        _wait_for_defaults(cuda, stream)
+    elif kind == CUDA:
+        _check_device(name, int(number), device)
+    try:
+        # Of memory on the GPU the producer makes the stream wait; memory of the host has no stream to name.
+        capsule = value.__dlpack__() if on_host else value.__dlpack__(stream=stream)
+    except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise UsageError(
+            f"'{name}' cannot be shared by DLPack.",
+            f"{type(error).__name__}: {error}",
+            "Make a plain copy of it first (in torch: `x.detach().clone()`).",
+        ) from error
     address = _pointer(capsule, _NAME)
     managed = _Managed.from_address(address)
     tensor = managed.tensor
     kinds = {code: letter for letter, code in _KINDS.items()}
-    letter = kinds.get(tensor.type.code)
-    if letter is None or tensor.type.lanes != 1:
+    letter, bits = kinds.get(tensor.type.code), tensor.type.bits
+    if letter is None or tensor.type.lanes != 1 or bits not in (8, 16, 32, 64):
         raise ShapeError(
-            f"Input '{name}' has elements that numpy has no name for.",
-            f"DLPack type {tensor.type.code}, {tensor.type.bits} bits, {tensor.type.lanes} lanes.",
+            f"'{name}' has elements that numpy has no name for.",
+            f"DLPack type {tensor.type.code}, {bits} bits, {tensor.type.lanes} lanes.",
             "Convert it to the type that `Session.inputs` names.",
         )
-    element = np.dtype("bool" if letter == "b" else f"{letter}{tensor.type.bits // 8}")
+    element = np.dtype("bool" if letter == "b" else f"{letter}{bits // 8}")
     shape = tuple(tensor.shape[k] for k in range(tensor.rank))
     if tensor.strides and not _contiguous(shape, [tensor.strides[k] for k in range(tensor.rank)]):
         raise _scattered(name)
@@ -209,8 +312,8 @@ def _from_dlpack(value: Any, name: str, stream: int) -> DeviceArray:
             managed.deleter(ctypes.pointer(managed))
 
     return DeviceArray(
-        int(tensor.data or 0) + int(tensor.offset), shape, element.name, int(number),
-        keep=capsule, release=release,
+        int(tensor.data or 0) + int(tensor.offset), shape, element.name, device,
+        on_host=on_host, keep=capsule, release=release,
     )  # fmt: skip
 
 
@@ -225,7 +328,7 @@ def _contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
 
 def _scattered(name: str) -> ShapeError:
     return ShapeError(
-        f"Input '{name}' is not contiguous.",
+        f"'{name}' is not contiguous.",
         "Its elements lie apart in memory.",
         "Make a contiguous copy of it first (in torch: `x.contiguous()`).",
     )

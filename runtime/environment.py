@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,28 @@ def machine() -> dict[str, str]:
     model = Path("/proc/device-tree/model")
     if model.is_file():
         facts["board"] = model.read_text(errors="replace").rstrip("\0\n")
+    mode = power_mode()
+    if mode:
+        facts["power_mode"] = mode
     return facts
+
+
+def power_mode() -> str:
+    """The power mode of a Jetson by ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
+
+    It decides clocks, cores and multiprocessors of the GPU; which number is the fastest differs by board.
+    """
+    program = shutil.which("nvpmodel")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, "-q"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.search(r"Power Mode: *(\S+)", done.stdout)
+    return found[1] if found else ""
 
 
 def versions(*packages: str) -> dict[str, str]:

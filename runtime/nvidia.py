@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from capsedge.runtime.tensorrt_library import find_plugin, how_to_get
 RELEASE_FILE = Path("/etc/nv_tegra_release")
 _GPU = "gpu"
 _NO_ENGINES = "no TensorRT engines here"
+_OLD_JETPACK = "its TensorRT is too old for engines of capsedge"
+_UPDATE = "flash JetPack 6.1 or later (docs/jetson.md); until then models run on the CPU"
 
 
 @lru_cache(maxsize=1)
@@ -40,11 +44,15 @@ def l4t_release(text: str) -> str:
 
 
 def jetpack_of(l4t: str) -> Mapping[str, Any] | None:
-    """The row of the table for an L4T release: the longest one that it begins with."""
-    rows = [
-        r for r in table()["jetpack"] if number(l4t)[: len(number(r["l4t"]))] == number(r["l4t"])
-    ]
-    return max(rows, key=lambda r: len(r["l4t"]), default=None)
+    """The row of the table for an L4T release: the newest one that is not newer; None before the first."""
+    rows = [r for r in table()["jetpack"] if number(r["l4t"]) <= number(l4t)]
+    return max(rows, key=lambda r: number(r["l4t"]), default=None)
+
+
+def is_known(l4t: str) -> bool:
+    """Whether the table has the release itself, and not only older ones."""
+    row = jetpack_of(l4t)
+    return row is not None and number(l4t)[: len(number(row["l4t"]))] == number(row["l4t"])
 
 
 def tensorrt_row(version: str) -> Mapping[str, Any] | None:
@@ -66,7 +74,19 @@ def checks() -> list[Check]:
     l4t = l4t_release(RELEASE_FILE.read_text(errors="replace")) if RELEASE_FILE.is_file() else ""
     lines = [jetpack(l4t)] if l4t else []
     version = installed_version("tensorrt")
-    return [*lines, _cuda(), tensorrt(version, l4t), _plugin(version)]
+    of = "" if l4t else cuda_of_wheels()
+    driver = cuda_runtime.driver_version()
+    return [*lines, _cuda(), tensorrt(version, l4t, of, driver), _plugin(version)]
+
+
+def cuda_of_wheels() -> str:
+    """``"12"`` or ``"13"``: the CUDA that TensorRT's wheels here are for; empty for none, or both."""
+    found = []
+    for cuda in ("12", "13"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(f"tensorrt-cu{cuda}-bindings")
+            found.append(cuda)
+    return found[0] if len(found) == 1 else ""
 
 
 def jetpack(l4t: str) -> Check:
@@ -74,20 +94,26 @@ def jetpack(l4t: str) -> Check:
     row = jetpack_of(l4t)
     if row is None:
         return Check(
-            "JetPack", _GPU, BROKEN, f"L4T {l4t}, which capsedge does not know",
-            "what goes together with it is not known", "try it; TensorRT 10.3 or later is what counts",
-        )  # fmt: skip
+            "JetPack", _GPU, BROKEN, f"L4T {l4t}, older than JetPack 5", _OLD_JETPACK, _UPDATE
+        )
+    if row["supported"] and not is_known(l4t):
+        after = f"JetPack {row['jetpack']} (L4T {row['l4t']})"
+        return Check("JetPack", _GPU, OK, f"L4T {l4t}, newer than capsedge knows: after {after}")
     found = f"JetPack {row['jetpack']} (L4T {l4t}): CUDA {row['cuda']}, TensorRT {row['tensorrt']}"
     if row["supported"]:
         return Check("JetPack", _GPU, OK, found)
-    return Check(
-        "JetPack", _GPU, BROKEN, found, "its TensorRT is too old for engines of capsedge",
-        "flash JetPack 6.1 or later (docs/jetson.md); until then models run on the CPU",
-    )  # fmt: skip
+    return Check("JetPack", _GPU, BROKEN, found, _OLD_JETPACK, _UPDATE)
 
 
-def tensorrt(version: str, l4t: str) -> Check:
-    """TensorRT by its version, and by what JetPack comes with."""
+def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
+    """TensorRT by its version, by JetPack, and by the driver.
+
+    Args:
+        version: of TensorRT; empty where there is none.
+        l4t: the release of a Jetson; empty elsewhere.
+        cuda: major version of CUDA that TensorRT's wheels are for; empty where that is not known.
+        driver: newest CUDA that the driver runs; empty without one.
+    """
     if not version:
         return Check("tensorrt", _GPU, MISSING, "not installed", _NO_ENGINES, how_to_get())
     row = tensorrt_row(version)
@@ -102,15 +128,29 @@ def tensorrt(version: str, l4t: str) -> Check:
             how_to_get(),
         )
     board = jetpack_of(l4t) if l4t else None
-    if board is not None and number(version)[:2] != number(str(board["tensorrt"])):
+    if board is not None:
+        return _on_jetpack(version, board)
+    if cuda and driver and number(driver) < number(cuda):
+        older = f"or `pip install 'capsedge[tensorrt-cu{number(driver)[0]}]'` in its place"
+        return Check(
+            "tensorrt", _GPU, BROKEN, f"{version} for CUDA {cuda}, with a driver for {driver}",
+            _NO_ENGINES, f"install NVIDIA driver {driver_for(cuda)} or later, {older}",
+        )  # fmt: skip
+    return Check("tensorrt", _GPU, OK, f"{version} for CUDA {cuda}" if cuda else version)
+
+
+def _on_jetpack(version: str, board: Mapping[str, Any]) -> Check:
+    ranges = [r for r in board["runs"] if number(r[0]) <= number(version) < number(r[1])]
+    if not ranges:
         return Check(
             "tensorrt", _GPU, BROKEN,
-            f"{version}, but JetPack {board['jetpack']} comes with {board['tensorrt']}",
+            f"{version}, which is not made for JetPack {board['jetpack']} (its own: {board['tensorrt']})",
             "engines may not build or load",
             "use JetPack's own: `sudo apt-get install python3-libnvinfer`, in an environment made with "
             "--system-site-packages",
         )  # fmt: skip
-    return Check("tensorrt", _GPU, OK, version)
+    needs = ", made for JetPack 7.2.2 or later on AGX Orin and Thor" if version[:2] == "11" else ""
+    return Check("tensorrt", _GPU, OK, f"{version}{needs}")
 
 
 def _cuda() -> Check:

@@ -10,7 +10,7 @@ import json
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from capsedge.errors import ArtefactError
@@ -23,7 +23,11 @@ from capsedge.runtime.reading import kind, opened, size
 SCHEMA = 1
 MAX_BATCH = 2**31 - 1
 SUFFIX = ".engine"
+TENSORRT = "tensorrt"
+TENSORRT_RTX = "tensorrt-rtx"
+TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}
 PRECISIONS = ("fp32", "fp16", "int8", "mixed")
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes in a shell
 
 
@@ -32,11 +36,13 @@ class Machine:
     """What an engine depends on.
 
     Attributes:
-        tensorrt: version of TensorRT, all four parts.
-        cuda: version of the CUDA runtime.
-        gpu: name of the GPU.
-        compute_capability: of the GPU, as ``"8.7"``.
+        tensorrt: version of TensorRT or TensorRT-RTX, all four parts.
+        cuda: version of the CUDA runtime; empty for a portable engine.
+        gpu: name of the GPU; empty for a portable engine, which is built without one.
+        compute_capability: of the GPU, as ``"8.7"``; empty for a portable engine.
         architecture: of the CPU.
+        multiprocessors: of the GPU that were switched on; 0 where that is not known.
+        power_mode: of a Jetson, such as ``MAXN_SUPER``; it decides clocks and multiprocessors.
     """
 
     tensorrt: str
@@ -44,6 +50,19 @@ class Machine:
     gpu: str
     compute_capability: str
     architecture: str = field(default_factory=platform.machine)
+    multiprocessors: int = 0
+    power_mode: str = ""
+
+    def differs_in_speed(self, here: Machine) -> str:
+        """What an engine was timed for and is not here, in words; it runs all the same."""
+        found = []
+        if 0 not in (self.multiprocessors, here.multiprocessors) and (
+            self.multiprocessors != here.multiprocessors
+        ):
+            found.append(f"{self.multiprocessors} multiprocessors, here {here.multiprocessors}")
+        if self.power_mode != here.power_mode and "" not in (self.power_mode, here.power_mode):
+            found.append(f"power mode {self.power_mode}, here {here.power_mode}")
+        return "; ".join(found)
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,9 @@ class Passport:
         source, source_sha256: the ONNX file.
         metadata: the ONNX file's properties under ``capsedge.``.
         command: what built it; for the record, `rebuild` is what errors advise.
+        products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
+        target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
+        compute_capabilities: of the GPUs that a portable engine was built for; empty for ``tensorrt``.
     """
 
     engine_sha256: str
@@ -76,6 +98,9 @@ class Passport:
     source_sha256: str
     metadata: Mapping[str, str]
     command: str
+    products: Mapping[str, int] = field(default_factory=dict)
+    target: str = TENSORRT
+    compute_capabilities: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         low, best, high = self.batch
@@ -85,6 +110,31 @@ class Passport:
             raise ValueError(f"plugin '{self.plugin}'")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision '{self.precision}', known: {', '.join(PRECISIONS)}")
+        if self.target not in TARGETS:
+            raise ValueError(f"target '{self.target}', known: {', '.join(TARGETS)}")
+        if bool(self.compute_capabilities) != self.portable:
+            raise ValueError(f"compute capabilities of an engine for '{self.target}'")
+        for capability in self.compute_capabilities:
+            if not _CAPABILITY.fullmatch(capability):
+                raise ValueError(f"compute capability '{capability}'")
+
+    @property
+    def portable(self) -> bool:
+        """Whether the engine is for several kinds of GPU: one of TensorRT-RTX."""
+        return self.target == TENSORRT_RTX
+
+    @property
+    def built_for(self) -> str:
+        """The GPUs, in words."""
+        if self.portable:
+            return f"RTX GPUs of compute capability {', '.join(self.compute_capabilities)}"
+        return f"{self.machine.gpu}, compute capability {self.machine.compute_capability}"
+
+    @property
+    def built_with(self) -> str:
+        """The software, in words."""
+        cuda = f" and CUDA {self.machine.cuda}" if self.machine.cuda else ""
+        return f"{TARGETS[self.target]} {self.machine.tensorrt}{cuda}"
 
     @property
     def rebuild(self) -> str:
@@ -92,6 +142,9 @@ class Passport:
         low, best, high = self.batch
         source = self.source if _FILE_NAME.fullmatch(self.source) else "MODEL.onnx"
         words = ["capsedge", "build", source, "--plugin", self.plugin]
+        if self.portable:
+            words += ["--target", self.target]
+            words += ["--compute-capability", ",".join(self.compute_capabilities)]
         words += ["--precision", self.precision]
         words += (
             ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
@@ -165,13 +218,24 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
         ArtefactError: the engine was built for something else.
     """
     built = passport.machine
-    what = (
-        ("TensorRT", built.tensorrt, here.tensorrt),
+    what = [
+        (TARGETS[passport.target], built.tensorrt, here.tensorrt),
         ("CPU architecture", built.architecture, here.architecture),
-        ("compute capability", built.compute_capability, here.compute_capability),
-        ("GPU", built.gpu, here.gpu),
-    )
+    ]
+    if not passport.portable:
+        what += [
+            ("compute capability", built.compute_capability, here.compute_capability),
+            ("GPU", built.gpu, here.gpu),
+        ]
     amiss = [f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now]
+    wanted = passport
+    if passport.portable and here.compute_capability not in passport.compute_capabilities:
+        listed = (*passport.compute_capabilities, here.compute_capability)
+        wanted = replace(passport, compute_capabilities=listed)
+        amiss.append(
+            f"the GPU {here.gpu} has compute capability {here.compute_capability}, the engine is for "
+            + ", ".join(passport.compute_capabilities)
+        )
     if _number(here.cuda) < _number(built.cuda):
         amiss.append(f"the driver is for CUDA {here.cuda}, the engine needs {built.cuda}")
     if passport.plugin_sha256:
@@ -182,9 +246,9 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
     if amiss:
         raise ArtefactError(
             f"{engine} was not built for this machine.",
-            "; ".join(amiss) + f". It was built on {built.gpu}, {built.architecture}, with "
-            f"TensorRT {built.tensorrt} and CUDA {built.cuda}.",
-            f"Build it here: `{passport.rebuild}`.",
+            "; ".join(amiss) + f". It was built for {passport.built_for} on {built.architecture}, "
+            f"with {passport.built_with}.",
+            f"Build it {'again' if passport.portable else 'here'}: `{wanted.rebuild}`.",
         )
 
 

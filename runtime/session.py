@@ -46,6 +46,7 @@ def load(
     threads: int | None = None,
     ops: str = "auto",
     provider: str = "auto",
+    contexts: int | None = None,
 ) -> Session:
     """Load a model.
 
@@ -59,6 +60,8 @@ def load(
             with the function bodies of the file where it is not; ``fused`` insists on the library,
             ``portable`` never uses it. Its kernels are the CPU's, so on a GPU the bodies run.
         provider: of ONNX Runtime, on a GPU: ``cuda`` (what ``auto`` takes) or ``tensorrt``.
+        contexts: calls of an engine that run at the same time, each with memory of its own on the GPU;
+            further ones wait. None: 4.
 
     Raises:
         UsageError: the file cannot be read, or an argument is wrong.
@@ -76,7 +79,11 @@ def load(
             f"threads is {threads}.", f"Wanted: 1 to {MAX_THREADS}.", "Leave it out for one a core."
         )
     if path.suffix == passport.SUFFIX:
-        return _load_engine(path, device, ops, provider)
+        return _load_engine(path, device, ops, provider, contexts)
+    if contexts is not None:
+        raise UsageError(
+            f"contexts is {contexts} for {path}.", "Only engines have contexts.", "Leave it out."
+        )
     gpu = providers.parse_device(device or "cpu")
     chosen = providers.resolve(provider, gpu)
     if gpu is not None:
@@ -97,7 +104,9 @@ def load(
     return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
 
 
-def _load_engine(path: Path, device: str | None, ops: str, provider: str) -> Session:
+def _load_engine(
+    path: Path, device: str | None, ops: str, provider: str, contexts: int | None
+) -> Session:
     """A session over a TensorRT engine, whose passport says how it was built."""
     gpu = providers.parse_device(device or "cuda")
     if gpu is None or ops != "auto" or provider != "auto":
@@ -107,8 +116,9 @@ def _load_engine(path: Path, device: str | None, ops: str, provider: str) -> Ses
             "Leave device, ops and provider out, or load the ONNX file that it was built from.",
         )
     from capsedge.runtime.tensorrt_backend import TensorRTBackend
+    from capsedge.runtime.tensorrt_slots import CONTEXTS
 
-    backend = TensorRTBackend(path, gpu)
+    backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
     issued = backend.passport
     ops = "fused" if issued.plugin == "fused" else "portable"
     return Session(path, backend, issued.model, ops, issued, gpu)
@@ -261,19 +271,30 @@ class Session:
             return self._run_batch(feeds[self.inputs[0].name].astype(np.float32), outputs)
         return self._backend.run(feeds, outputs)
 
-    def run_on_device(self, arrays: Mapping[str, object]) -> dict[str, DeviceArray]:
+    def run_on_device(
+        self,
+        arrays: Mapping[str, object],
+        *,
+        out: Mapping[str, object] | None = None,
+        stream: object = None,
+    ) -> dict[str, DeviceArray]:
         """Run an engine on arrays that are on its GPU, as they are; nothing goes through the host.
 
         Args:
             arrays: all inputs by name: objects with ``__dlpack__`` or ``__cuda_array_interface__``, as
-                torch's and cupy's.
+                torch's and cupy's. The engine waits for whoever still writes them.
+            out: arrays on the GPU that outputs are written to, by name; the others get memory of their own.
+            stream: a CUDA stream (torch's, cupy's, or its address as a number). The run takes its place in
+                the order of the stream and the call returns at once; inputs and ``out`` stay alive and
+                unchanged until the stream has come past it. Without one the call waits for the results.
 
         Returns:
             Every output by name, on the GPU, with both protocols: ``torch.from_dlpack(output)``.
 
         Raises:
-            UsageError: the model is not an engine, an input is missing or not on the GPU.
-            ShapeError: the shape or the type of an input is wrong.
+            UsageError: the model is not an engine, an array is missing, unknown, not on the GPU or may not
+                be written.
+            ShapeError: the shape or the type of an array is wrong.
         """
         run = getattr(self._backend, "run_on_device", None)
         if run is None:
@@ -282,8 +303,17 @@ class Session:
                 "Only TensorRT engines do.",
                 "Use `Session.run`, or build an engine with `capsedge build`.",
             )
+        from capsedge.runtime.device_array import stream_address
+
         self._check_names(arrays)
-        results: dict[str, DeviceArray] = run(arrays)
+        names = [port.name for port in self.outputs]
+        unknown = [str(name) for name in out or {} if name not in names]
+        if unknown:
+            raise UsageError(
+                f"The model has no output '{unknown[0]}'.", f"Its outputs: {', '.join(names)}.", ""
+            )
+        address = None if stream is None else stream_address(stream)
+        results: dict[str, DeviceArray] = run(arrays, out, address)
         return results
 
     def _named(self, arrays: NDArray[Any] | Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.runtime.cuda import Cuda, device_name
+from capsedge.runtime.cuda import Cuda, device_name, driver_version
+from capsedge.runtime.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.native_library import named_or_installed
 from capsedge.runtime.passport import Machine, Passport, check
 
@@ -19,6 +22,7 @@ PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
 PLUGIN_VERSION = "1"
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
+OWN_WORDS = "capsedge: "  # before what the plugins log
 _KEPT = 20  # messages of TensorRT of a kind
 
 
@@ -53,17 +57,32 @@ def how_to_get() -> str:
         return (
             "On a Jetson it comes with JetPack 6 or 7: `sudo apt-get install nvidia-jetpack "
             "python3-libnvinfer`, then make the environment with `python3 -m venv "
-            "--system-site-packages`; on other ARM machines: `pip install 'capsedge[tensorrt]'`."
+            f"--system-site-packages`; on other ARM machines: {_wheel()}."
         )
-    return "On a machine with an NVIDIA GPU: `pip install 'capsedge[tensorrt]'`."
+    return f"On a machine with an NVIDIA GPU: {_wheel()}."
 
 
-@lru_cache(maxsize=1)
+def _wheel() -> str:
+    driver = driver_version()
+    if not driver:
+        return (
+            "`pip install 'capsedge[tensorrt-cu13]'` (with a driver before 580: `[tensorrt-cu12]`)"
+        )
+    return f"`pip install 'capsedge[tensorrt-cu{13 if int(driver.split('.')[0]) >= 13 else 12}]'`"
+
+
+def product(trt: Any) -> str:
+    """What a package is called: TensorRT or TensorRT-RTX, with its version."""
+    kind = "TensorRT-RTX" if trt.__name__.startswith("tensorrt_rtx") else "TensorRT"
+    return f"{kind} {trt.__version__}"
+
+
+@cache
 def tensorrt_logger(trt: Any) -> Any:
     """Keeps TensorRT's warnings and errors for our errors instead of printing them.
 
-    One for the process: TensorRT keeps the first logger that it is given for all builders and runtimes, so
-    it must outlive them.
+    Of the verbose messages it keeps those that list an engine's layers. One for the process and package:
+    TensorRT keeps the first logger that it is given for all builders and runtimes, so it must outlive them.
     """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -71,22 +90,42 @@ def tensorrt_logger(trt: Any) -> Any:
             trt.ILogger.__init__(self)
             self.errors: deque[str] = deque(maxlen=_KEPT)
             self.warnings: deque[str] = deque(maxlen=_KEPT)
+            self.layers: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 self.errors.append(message)
             elif severity == trt.ILogger.WARNING:
                 self.warnings.append(message)
+            elif message.startswith(LAYER_LISTS):
+                self.layers.append(message)
 
         def clear(self) -> None:
             """Forget what was said of something else."""
             self.errors.clear()
             self.warnings.clear()
+            self.layers.clear()
+
+        @contextmanager
+        def apart(self) -> Iterator[None]:
+            """What is said inside is not mixed with what was said before, and forgotten afterwards."""
+            before = self.errors, self.warnings
+            self.errors, self.warnings = deque(maxlen=_KEPT), deque(maxlen=_KEPT)
+            try:
+                yield
+            finally:
+                self.errors, self.warnings = before
 
         def words(self) -> str:
-            """What TensorRT said last, for the reason of an error."""
+            """What TensorRT said last, and our plugins before it, for the reason of an error."""
             said = list(self.errors or self.warnings)
-            return " ".join(said[-2:])[:600] or "TensorRT gave no reason."
+            own = [message for message in said if message.startswith(OWN_WORDS)]
+            rest = [message for message in said[-2:] if message not in own]
+            return " ".join([*own[-2:], *rest])[:600] or "TensorRT gave no reason."
+
+        def of_plugins(self) -> list[str]:
+            """What our plugins said; the parser's own errors do not repeat it."""
+            return [message for message in self.errors if message.startswith(OWN_WORDS)]
 
     return Logger()
 
@@ -101,7 +140,7 @@ def start(trt: Any, kind: Any, logger: Any) -> Any:
         return kind(logger)
     except TypeError as error:  # what the bindings make of a null pointer
         raise EnvironmentProblem(
-            f"TensorRT {trt.__version__} does not start.",
+            f"{product(trt)} does not start.",
             logger.words(),
             "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`.",
         ) from error
@@ -131,15 +170,20 @@ def load_plugin(registry: Any, library: Path, logger: Any) -> str:
     Raises:
         ArtefactError: TensorRT does not take the library.
     """
-    namespace = plugin_namespace(registry)
-    if namespace is None:  # loading twice is an error of TensorRT's
+    # Asking for plugins that are not there is an error of TensorRT's, too.
+    with logger.apart():
+        namespace = plugin_namespace(registry)
+    if namespace is not None:  # loading twice would be an error
+        return namespace
+    with logger.apart():
         try:
             registry.load_library(str(library))
         except Exception as error:  # the bindings raise what their version raises
-            raise _refused(library, str(error)) from error
+            raise _refused(library, f"{error} {logger.words()}") from error
+        why = logger.words()
         namespace = plugin_namespace(registry)
     if namespace is None:
-        raise _refused(library, logger.words())
+        raise _refused(library, why)
     return namespace
 
 
@@ -181,4 +225,5 @@ def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:
         cuda=cuda.driver_version(),
         gpu=device_name(device),
         compute_capability=cuda.compute_capability(device),
+        multiprocessors=cuda.multiprocessors(device),
     )

@@ -1,11 +1,11 @@
-"""``capsedge build``: an ONNX file to a TensorRT engine, on the device that will run it."""
+"""``capsedge build``: an ONNX file to an engine of TensorRT or TensorRT-RTX."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,11 +42,27 @@ def command(
             help="fp32, fp16, int8 or mixed: what the engine must have; the file's own by default.",
         ),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            help="tensorrt: for the GPU that is here; tensorrt-rtx: for several kinds of RTX GPU, built "
+            "on any machine.",
+        ),
+    ] = "tensorrt",
+    compute_capability: Annotated[
+        str | None,
+        typer.Option(
+            "--compute-capability",
+            help="With --target tensorrt-rtx: of the GPUs that the engine is for; 8.6,8.9,12.0 by default.",
+        ),
+    ] = None,
     plugin: Annotated[
         str,
         typer.Option(
             "--plugin",
-            help="fused: routing in the plugin library; native: no plugin; auto: fused where it is there.",
+            help="fused: routing in the plugin library; native: no plugin; auto: fused where it is there, "
+            "native for tensorrt-rtx.",
         ),
     ] = "auto",
     batch: Annotated[
@@ -77,7 +93,7 @@ def command(
     device: Annotated[int, typer.Option("--device", min=0, help="Number of the GPU.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Build a TensorRT engine from an ONNX file, on the machine that will run it."""
+    """Build a TensorRT engine from an ONNX file, on the machine that will run it or portable."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -97,10 +113,12 @@ def command(
         timing_cache=timing_cache,
         optimization_level=optimization_level,
         device=device,
+        target=target,
+        compute_capabilities=_capabilities(compute_capability),
     )
-    target = output or model.parent / f"{model.stem}.engine"
+    engine = output or model.parent / f"{model.stem}.engine"
     with _progress() as report:
-        built = build(model, target, options, report)
+        built = build(model, engine, options, report)
     if as_json:
         print_json(built.to_dict())
     else:
@@ -119,6 +137,19 @@ def _batch(fixed: int | None, dynamic: str | None) -> tuple[int, int, int] | Non
         )
     low, best, high = map(int, parts)
     return low, best, high
+
+
+def _capabilities(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(re.fullmatch(r"\d{1,2}\.\d", part) for part in parts):
+        raise UsageError(
+            f"--compute-capability {text}.",
+            "Wanted: numbers with a point, with commas between.",
+            "As in 8.6,8.9,12.0.",
+        )
+    return parts
 
 
 def _bytes(text: str | None) -> int | None:
@@ -172,15 +203,24 @@ def _print(built: BuildReport) -> None:
     lines = {
         "engine": f"{built.path} ({size(passport.engine_bytes)}), passport beside it",
         "from": passport.source,
-        "precision": f"{passport.precision}; built: "
-        + ", ".join(f"{n} layers with {kind}" for kind, n in passport.layers.items()),
+        "precision": f"{passport.precision}; built: {_counts(passport.layers)}",
+        "products": f"{_counts(passport.products)} (convolutions and matrix products, by input)",
         "operators": passport.plugin,
         "batch": str(low) if low == high else f"{low} to {high}, best {best}",
-        "machine": f"{passport.machine.gpu} (compute capability {passport.machine.compute_capability}), "
-        f"TensorRT {passport.machine.tensorrt}, CUDA {passport.machine.cuda}",
+        "built for": passport.built_for,
+        "built with": passport.built_with,
     }
     for key, value in lines.items():
         say(f"{key:<10} {value}")
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
-    log("next:", f"  capsedge infer --model {shlex.quote(str(built.path))} image.png")
+    if passport.portable:
+        log("unproven: no engine of TensorRT-RTX has been run on a GPU yet (docs/tensorrt.md)")
+    log(
+        "next, on such a GPU:" if passport.portable else "next:",
+        f"  capsedge infer --model {shlex.quote(str(built.path))} image.png",
+    )
+
+
+def _counts(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} layers with {kind}" for kind, n in kinds.items()) or "none"

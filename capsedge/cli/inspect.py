@@ -14,6 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
+    from capsedge.runtime.engine_layers import Layer
     from capsedge.runtime.inspection import Inspection, RoutingLayer
     from capsedge.runtime.metadata import ModelMetadata
     from capsedge.runtime.onnx_structure import Shape
@@ -31,6 +32,10 @@ def command(
     forecast: Annotated[
         bool, typer.Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")
     ] = False,
+    layers: Annotated[
+        bool,
+        typer.Option("--layers", help="Layers of a TensorRT engine; needs its GPU and TensorRT."),
+    ] = False,
     device: Annotated[
         str | None,
         typer.Option("--device", help="With --forecast: does it fit there, as in orin-nano-8gb."),
@@ -47,8 +52,14 @@ def command(
         )
     batches = _common.batch_sizes(batch)
     if file.suffix == SUFFIX:
-        _engine(file, forecast, as_json)
+        _engine(file, forecast, layers, as_json)
         return
+    if layers:
+        raise UsageError(
+            f"--layers of {file}.",
+            "Only TensorRT engines have layers of their own.",
+            "Leave it out.",
+        )
     if forecast:
         _forecast(file, batches, device, as_json)
         return
@@ -59,8 +70,8 @@ def command(
         _show(found, batches)
 
 
-def _engine(file: Path, forecast: bool, as_json: bool) -> None:
-    from capsedge.runtime.engine_inspection import inspect_engine
+def _engine(file: Path, forecast: bool, layers: bool, as_json: bool) -> None:
+    from capsedge.runtime.engine_inspection import engine_layers, inspect_engine
 
     if forecast:
         raise UsageError(
@@ -69,11 +80,11 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
             "Name the ONNX file that the engine was built from.",
         )
     found = inspect_engine(file)
+    listed = engine_layers(file) if layers else []
     if as_json:
-        _common.print_json(found.to_dict())
+        _common.print_json(found.to_dict() | ({"layers": _layer_dicts(listed)} if layers else {}))
         return
     issued = found.passport
-    machine = issued.machine
     here = {True: "yes", False: "no", None: "not known"}[found.runs_here]
     smallest, best, largest = issued.batch
     facts = [
@@ -81,11 +92,16 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
         ("size", size(issued.engine_bytes)),
         ("sha256", issued.engine_sha256),
         ("runs here", f"{here}: {found.because}" if found.because else here),
-        ("built for", f"{machine.gpu}, compute capability {machine.compute_capability}"),
-        ("built with", f"TensorRT {machine.tensorrt}, CUDA {machine.cuda}, {machine.architecture}"),
+        *([("timed for", found.timed_for)] if found.timed_for else []),
+        ("built for", issued.built_for),
+        ("built with", f"{issued.built_with}, {issued.machine.architecture}"),
         ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
         ("precision", issued.precision),
         ("layers", ", ".join(f"{n} {kind}" for kind, n in issued.layers.items()) or "not stated"),
+        (
+            "products",
+            ", ".join(f"{n} {kind}" for kind, n in issued.products.items()) or "not stated",
+        ),
         ("routing runs in", issued.plugin_library or "TensorRT's own operators"),
         ("made from", f"{issued.source}, sha256 {issued.source_sha256}"),
         ("build it again", issued.rebuild),
@@ -93,6 +109,28 @@ def _engine(file: Path, forecast: bool, as_json: bool) -> None:
     print_table("Engine", ("", ""), facts)
     if issued.model is not None:
         print_table("Model", ("", ""), _model(issued.model))
+    if layers:
+        print_table(
+            f"Layers, batch {best}",
+            ("belongs to", "layer", "kind", "computes with"),
+            [(x["belongs_to"], x["name"], x["kind"], x["types"]) for x in _layer_dicts(listed)],
+        )
+
+
+def _layer_dicts(layers: list[Layer]) -> list[dict[str, str]]:
+    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``."""
+    from capsedge.runtime.profiling.node_names import places_in, together
+
+    return [
+        {
+            "belongs_to": together(places_in(f"{layer.name} {layer.metadata}")).label,
+            "name": layer.name,
+            "kind": layer.kind,
+            "types": ", ".join(sorted(layer.types)),
+            "kernel": layer.kernel,
+        }
+        for layer in layers
+    ]
 
 
 def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:

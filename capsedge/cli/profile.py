@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from capsedge.runtime.profiling.tables import Table
     from capsedge.runtime.session import Session
 
+CONVERTED = {
+    "openvino": "OpenVINO",
+    "litert": "LiteRT",
+    "mnn": "MNN",
+}  # peers that read no functions
+
 
 def command(
     models: Annotated[
@@ -33,7 +39,9 @@ def command(
     ] = None,
     compare: Annotated[
         str,
-        typer.Option(help="Peers to run the same models in turns with: torch, ort, openvino."),
+        typer.Option(
+            help="Peers to run the same models in turns with: torch, ort, openvino, litert, mnn."
+        ),
     ] = "",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")] = "1",
     threads: Annotated[
@@ -125,7 +133,7 @@ def command(
             warmup=warmup,
             duration=duration,
             iterations=iterations,
-            operators=operators and session.passport is None,
+            operators=operators,
             progress=_common.log,
         )
         runs += found.runs
@@ -181,8 +189,8 @@ def _entrants(
         found.append(Entrant(f"capsedge {session.ops}{suffix}", mine, model))
         for peer in peers:
             file = session.path if peer_model is None or peer == "torch" else peer_model
-            if peer == "openvino":
-                _check_portable(file)
+            if peer in CONVERTED:
+                _check_portable(file, peer)
             theirs = Specification(peer, str(file), "", threads=threads)
             if peer == "torch":
                 source = str(_checkpoint(session, checkpoint))
@@ -193,16 +201,25 @@ def _entrants(
     return found
 
 
-def _check_portable(file: Path) -> None:
-    """Refuse a file with functions for a peer that reads none."""
+def _check_portable(file: Path, peer: str) -> None:
+    """Refuse what a peer cannot read: functions, and the files of another runtime."""
     from capsedge.runtime.onnx_file import read_bytes, summarize
+    from capsedge.runtime.profiling.peers import OWN_FILES
 
+    name = CONVERTED[peer]
+    again = (
+        f"Export it again with `capsedge export --for {peer} -o {peer}.onnx`, and add "
+        f"--peer-model {peer}.onnx."
+    )
+    if file.suffix in OWN_FILES.values():
+        if OWN_FILES.get(peer) != file.suffix:
+            raise UsageError(f"{name} cannot read {file}.", "It is another runtime's file.", again)
+        return
     if summarize(read_bytes(file), str(file)).capsedge_nodes:
         raise UnsupportedModelError(
-            f"OpenVINO cannot read {file}.",
-            "Its capsedge nodes are ONNX functions, which OpenVINO does not know.",
-            "Export it again with `capsedge export --ops portable -o portable.onnx`, and add "
-            "--peer-model portable.onnx.",
+            f"{name} cannot read {file}.",
+            f"Its capsedge nodes are ONNX functions, which {name} does not know.",
+            again,
         )
 
 

@@ -23,6 +23,12 @@ def _coordinates(height: int, width: int, side: int) -> np.ndarray:
     return add.reshape(height * width, side * side)
 
 
+def _softplus(b: Body, x: str) -> str:
+    """ln(1 + eˣ) without a power that overflows: TensorRT's own Softplus does, in FP32 above 88."""
+    power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
+    return b.op("Add", b.op("Relu", x), b.op("Log", b.op("Add", power, b.constant(1.0))))
+
+
 def build(b: Body) -> None:
     """Write the body: Hinton et al. 2018, procedure 1, unrolled.
 
@@ -91,7 +97,7 @@ def build(b: Body) -> None:
         previous = responsibility
         precision = b.op("Div", b.constant(0.5), b.reshape(variance, places, m, size, 1))
         distance = b.reshape(b.op("MatMul", deviation, precision), places, m, i)
-        log_a = b.op("Neg", b.op("Softplus", b.op("Neg", logit)))
+        log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
         prior = b.reshape(b.op("Sub", log_a, log_variance), places, m, 1)
         responsibility = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
         responsibility = b.mark(responsibility, f"iter{iteration + 2}_couplings")

@@ -1,9 +1,13 @@
-"""ONNX file in, TensorRT engine with its passport out; on the machine that will run it."""
+"""ONNX file in, TensorRT engine with its passport out.
+
+For ``tensorrt`` on the machine that will run it; for ``tensorrt-rtx`` on any machine.
+"""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +16,27 @@ import onnx
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.exporters.engine import lowering, precision
 from capsedge.exporters.engine.builder import Limits, build_engine
+from capsedge.exporters.engine.names import name_nodes
 from capsedge.exporters.engine.progress import Progress, Report
 from capsedge.runtime import onnx_file, passport, reading
 from capsedge.runtime.cuda import load_cuda
+from capsedge.runtime.environment import power_mode
 from capsedge.runtime.files import check_apart, check_writable, sha256, write_bytes
 from capsedge.runtime.metadata import PREFIX
+from capsedge.runtime.passport import TARGETS, TENSORRT, TENSORRT_RTX, Machine
 from capsedge.runtime.tensorrt_library import (
     NAME,
     find_plugin,
-    import_tensorrt,
     load_plugin,
     start,
     tensorrt_logger,
     this_machine,
+)
+from capsedge.runtime.tensorrt_rtx import (
+    DEFAULT_CAPABILITIES,
+    check_capabilities,
+    check_parser_takes_plugins,
+    import_for,
 )
 
 PLUGIN_MODES = ("auto", "native", "fused")
@@ -37,12 +49,16 @@ class BuildOptions:
 
     Attributes:
         precision: what the engine must have; None for what the file has.
-        plugin: ``fused`` uses the plugin library, ``native`` does not, ``auto`` does where it is there.
+        plugin: ``fused`` uses the plugin library, ``native`` does not, ``auto`` does where it is there. An
+            engine needs the same plugin library wherever it runs, so ``auto`` is ``native`` for
+            ``tensorrt-rtx``.
         batch: smallest, best and largest batch, all the same for a fixed one; None for the file's, or 1.
         workspace: bytes of scratch memory that TensorRT may use; None for all.
         timing_cache: file with timings, read if it is there, written afterwards.
         optimization_level: TensorRT's, 0 to 5.
-        device: number of the GPU.
+        device: number of the GPU; of no use for ``tensorrt-rtx``.
+        target: ``tensorrt``, or ``tensorrt-rtx`` for an engine that several kinds of GPU run.
+        compute_capabilities: of those GPUs; empty for `DEFAULT_CAPABILITIES`.
     """
 
     precision: str | None = None
@@ -52,6 +68,8 @@ class BuildOptions:
     timing_cache: Path | None = None
     optimization_level: int = 3
     device: int = 0
+    target: str = TENSORRT
+    compute_capabilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,14 +117,40 @@ def build(
     model = _read(source)
     asked = precision.resolve(options.precision, model)
     lowering.check(model)
-    trt = import_tensorrt()
-    cuda = load_cuda()
-    here = this_machine(trt, cuda, options.device)
-    cuda.use(options.device)
+    trt = import_for(options.target)
+    capabilities = options.compute_capabilities
+    on_gpu: AbstractContextManager[None] = nullcontext()
+    if options.target == TENSORRT_RTX:
+        capabilities = capabilities or DEFAULT_CAPABILITIES
+        check_capabilities(trt, capabilities)
+        here = Machine(tensorrt=trt.__version__, cuda="", gpu="", compute_capability="")
+    else:
+        cuda = load_cuda()
+        here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())
+        on_gpu = cuda.on(options.device)
+    with on_gpu:
+        return _build(source, target, options, report, model, asked, trt, here, capabilities)
+
+
+def _build(
+    source: Path,
+    target: Path,
+    options: BuildOptions,
+    report: Report,
+    model: onnx.ModelProto,
+    asked: str,
+    trt: Any,
+    here: Machine,
+    capabilities: tuple[str, ...],
+) -> BuildReport:
+    """`build`, once it is known what to build and for which GPUs."""
+    portable = options.target == TENSORRT_RTX
+    library = _plugin("native" if portable and options.plugin == "auto" else options.plugin, model)
+    if portable and library is not None:
+        check_parser_takes_plugins()
     logger = tensorrt_logger(trt)
     logger.clear()
     builder = start(trt, trt.Builder, logger)
-    library = _plugin(options.plugin, model)
     batch = lowering.choose_batch(model, options.batch)
     if batch[0] == batch[2]:
         model = lowering.fix_batch(model, batch[0])
@@ -115,17 +159,18 @@ def build(
     else:
         namespace = load_plugin(builder.get_plugin_registry(), library, logger)
         lowered = lowering.fused(model, namespace)
+    name_nodes(lowered, source)
     limits = Limits(
         batch=batch,
         workspace=options.workspace,
         timing_cache=_timings(options.timing_cache),
         optimization_level=options.optimization_level,
+        compute_capabilities=capabilities,
     )
     built = build_engine(
         trt, builder, logger, lowered.SerializeToString(), limits, Progress(report), library
     )
-    counts = precision.count(precision.layers(built.information))
-    precision.compare(asked, counts)
+    precision.compare(asked, built.layers)
     write_bytes(target, built.plan)
     issued = passport.Passport(
         engine_sha256=sha256(target),
@@ -135,15 +180,18 @@ def build(
         plugin_library=str(library or ""),
         plugin_sha256=sha256(library) if library else "",
         precision=asked,
-        layers=counts,
+        layers=precision.count(built.layers),
         batch=batch,
         source=source.name,
         source_sha256=sha256(source),
         metadata={p.key: p.value for p in model.metadata_props if p.key.startswith(PREFIX)},
         command=command(source, target, options, batch),
+        products=precision.count_products(built.layers),
+        target=options.target,
+        compute_capabilities=capabilities,
     )
     passport.write(target, issued)
-    if options.timing_cache is not None:
+    if options.timing_cache is not None and built.timing_cache:
         write_bytes(options.timing_cache, built.timing_cache)
     return BuildReport(target, issued, built.warnings)
 
@@ -163,6 +211,22 @@ def _check(options: BuildOptions) -> None:
     if options.optimization_level not in _LEVELS:
         raise UsageError(
             f"Optimization level {options.optimization_level}.", "TensorRT knows 0 to 5.", "Use 3."
+        )
+    if options.target not in TARGETS:
+        raise UsageError(f"Unknown target '{options.target}'.", "", f"Known: {', '.join(TARGETS)}.")
+    if options.target == TENSORRT_RTX:
+        for given, name in ((options.timing_cache, "timing-cache"), (options.device, "device")):
+            if given:
+                raise UsageError(
+                    f"--{name} with --target {TENSORRT_RTX}.",
+                    "TensorRT-RTX builds ahead of time: no kernel is timed and no GPU is used.",
+                    "Leave it out.",
+                )
+    elif options.compute_capabilities:
+        raise UsageError(
+            f"--compute-capability with --target {options.target}.",
+            "An engine of TensorRT is for the GPU that it is built on.",
+            f"Add `--target {TENSORRT_RTX}` for an engine that several kinds of RTX GPU run.",
         )
     if options.workspace is not None and options.workspace < 1 << 20:
         raise UsageError(
@@ -217,6 +281,10 @@ def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int,
     """The command that builds the same again."""
     low, best, high = batch
     words = ["capsedge", "build", str(source), "--plugin", options.plugin]
+    if options.target != TENSORRT:
+        words += ["--target", options.target]
+    if options.compute_capabilities:
+        words += ["--compute-capability", ",".join(options.compute_capabilities)]
     if options.precision:
         words += ["--precision", options.precision]
     words += ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import onnx
 
-from capsedge.errors import CapsedgeError, ParityError, UsageError
+from capsedge.errors import ParityError, UsageError
+from capsedge.runtime.engine_layers import Layer, computing
 from capsedge.runtime.passport import PRECISIONS
 
-# Words for element types in the descriptions of TensorRT 10 and 11.
-_WORDS = {
-    "FP32": "FP32", "FLOAT": "FP32", "FP16": "FP16", "HALF": "FP16", "INT8": "INT8", "BF16": "BF16",
-    "BFLOAT16": "BF16", "FP8": "FP8", "INT32": "INT32", "INT64": "INT64", "BOOL": "BOOL",
-}  # fmt: skip
-_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
-# Layers that only move or convert; they say nothing of where arithmetic is done.
-_MOVING = re.compile(
-    r"reformat|cast|quantize|shuffle|copy|constant|noop|signal|wait", re.IGNORECASE
-)
+# What a file of each precision must and may compute in; FP32 is everywhere for what has to stay in it.
+_NEEDED = {"fp32": {"FP32"}, "fp16": {"FP16"}, "int8": {"INT8"}, "mixed": {"FP16", "INT8"}}
+_STRANGE = {"fp32": {"FP16", "BF16", "FP8", "INT8"}, "fp16": {"INT8", "FP8"}}
+_COUNTED = {"FP32", "FP16", "BF16", "FP8", "INT8"}
 
 
 def of_model(model: onnx.ModelProto) -> str:
@@ -62,77 +54,51 @@ def resolve(asked: str | None, model: onnx.ModelProto) -> str:
     )
 
 
-def layers(information: str) -> list[dict[str, Any]]:
-    """The layers in the JSON of TensorRT's engine inspector.
-
-    Raises:
-        CapsedgeError: it says names only: the engine was built without details.
-    """
-    try:
-        found = json.loads(information)["Layers"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CapsedgeError(
-            "What TensorRT says of the engine cannot be read.", f"{type(error).__name__}: {error}."
-        ) from error
-    if not all(isinstance(layer, Mapping) for layer in found):
-        raise CapsedgeError(
-            "TensorRT says nothing of the engine's types.",
-            "The engine has no detailed layer information.",
-        )
-    return list(found)
-
-
-def types_of(layer: Mapping[str, Any]) -> set[str]:
-    """Element types of a layer's inputs and outputs."""
-    return {word for tensor in _tensors(layer) for word in _words(tensor)}
-
-
-def _tensors(layer: Mapping[str, Any]) -> Iterator[Any]:
-    for side in ("Inputs", "Outputs"):
-        yield from layer.get(side) or ()
-
-
-def _words(tensor: Any) -> Iterator[str]:
-    if not isinstance(tensor, Mapping):
-        return
-    for key, value in tensor.items():
-        # "Format/Datatype" in TensorRT 10; "Datatype" or "Data Type" apart from "Format" in 11.
-        if "type" in key.lower() or "format" in key.lower():
-            for word in _WORD.findall(str(value)):
-                yield _WORDS[word.upper()]
-
-
-def count(found: list[dict[str, Any]]) -> dict[str, int]:
+def count(layers: Iterable[Layer]) -> dict[str, int]:
     """How many computing layers have data of each floating-point or INT8 type."""
     counts: Counter[str] = Counter()
-    for layer in found:
-        if not _MOVING.search(str(layer.get("LayerType", ""))):
-            counts.update(types_of(layer) & {"FP32", "FP16", "BF16", "FP8", "INT8"})
+    for layer in computing(layers):
+        counts.update(layer.types & _COUNTED)
     return dict(sorted(counts.items()))
 
 
-def compare(asked: str, counts: Mapping[str, int]) -> None:
+def count_products(layers: Iterable[Layer]) -> dict[str, int]:
+    """How many convolutions and matrix products compute with inputs of each type."""
+    counts: Counter[str] = Counter()
+    for layer in layers:
+        if layer.is_product:
+            counts.update(layer.input_types & _COUNTED)
+    return dict(sorted(counts.items()))
+
+
+def compare(asked: str, layers: Sequence[Layer]) -> None:
     """Hold the engine to what was asked.
+
+    INT8 means a convolution or a matrix product with INT8 inputs: a quantizer alone has INT8 data too, and
+    computes nothing.
 
     Raises:
         ParityError: a type that was asked for is not in the engine, or one that was not is.
     """
-    needed = {"fp32": {"FP32"}, "fp16": {"FP16"}, "int8": {"INT8"}, "mixed": {"FP16", "INT8"}}[
-        asked
-    ]
-    strange = {"fp32": {"FP16", "BF16", "FP8", "INT8"}, "fp16": {"INT8", "FP8"}}.get(asked, {"FP8"})
-    absent = sorted(needed - set(counts))
-    extra = sorted(strange & set(counts))
-    if absent or extra:
-        listed = ", ".join(f"{n} layers with {kind}" for kind, n in counts.items()) or "no layer"
-        raise ParityError(
-            f"TensorRT did not build what was asked: {asked}.",
-            f"It built {listed}; "
-            + "; ".join(
-                [f"none with {kind}" for kind in absent]
-                + [f"{kind} was not asked for" for kind in extra]
-            )
-            + ".",
-            "Nothing was written. Check the file's types with `capsedge inspect`, and report this with "
-            "the version of TensorRT.",
-        )
+    counts, products = count(layers), count_products(layers)
+    found = {kind for kind in counts if kind != "INT8"} | ({"INT8"} & set(products))
+    absent = sorted(_NEEDED[asked] - found)
+    extra = sorted(_STRANGE.get(asked, {"FP8"}) & set(counts))
+    if not absent and not extra:
+        return
+    words = [
+        "none with INT8 inputs among the convolutions and matrix products"
+        if kind == "INT8"
+        else f"none with {kind}"
+        for kind in absent
+    ] + [f"{kind} was not asked for" for kind in extra]
+    unknown = sum(not layer.types for layer in computing(layers))
+    if unknown:
+        words.append(f"of {unknown} layers TensorRT tells no type")
+    listed = ", ".join(f"{n} layers with {kind}" for kind, n in counts.items()) or "no layer"
+    raise ParityError(
+        f"TensorRT did not build what was asked: {asked}.",
+        f"It built {listed}; {'; '.join(words)}.",
+        "Nothing was written. Check the file's types with `capsedge inspect`, and report this with "
+        "the version of TensorRT.",
+    )

@@ -31,10 +31,18 @@ ROUNDS = 5
 PAUSE = 0.25  # seconds before each turn
 TURN_WARMUP = 0.1  # seconds at the start of each turn
 TOLERANCE = 1e-3  # of an output's largest magnitude, between backends of one model
-PACKAGES = {"ort": "onnxruntime", "openvino": "openvino", "torch": "torch"}
+PACKAGES = {
+    "ort": "onnxruntime",
+    "openvino": "openvino",
+    "litert": "ai-edge-litert",
+    "mnn": "MNN",
+    "torch": "torch",
+}
 INSTALL = {
     "ort": "pip install 'capsedge[cpu]'",
     "openvino": "pip install openvino",
+    "litert": "pip install onnx2tf ai-edge-litert",
+    "mnn": "pip install MNN",
     "torch": "pip install 'capsedge[export]'",
 }
 CAPSEDGE = "capsedge"

@@ -17,7 +17,7 @@ from capsedge.runtime.profiling import warnings
 from capsedge.runtime.profiling.engine import Feeds, configuration
 from capsedge.runtime.profiling.machine import Peaks, measure_peaks
 from capsedge.runtime.profiling.measure import Limits, processor_speed, take_times
-from capsedge.runtime.profiling.operators import time_operators
+from capsedge.runtime.profiling.operators import OperatorTimes, time_operators
 from capsedge.runtime.profiling.report import Report, Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.statistics import stable_window, summarize
@@ -47,7 +47,7 @@ def profile(
         warmup: seconds of runs that are not counted.
         duration: seconds of counted runs.
         iterations: counted runs at least, whatever the duration.
-        operators: also time every operator; ONNX Runtime only.
+        operators: also time every operator, or every layer of an engine.
         startup: also start a process of its own for cold start and memory.
         progress: is told what is being done.
 
@@ -86,7 +86,7 @@ def _run(
     samples = take_times(lambda: session.run(feeds), limits)
     speeds.append(processor_speed())
     stolen = warnings.stolen_share(ticks, warnings.stolen_ticks())
-    times = time_operators(session, feeds, peaks) if operators else None
+    times = _time_operators(session, feeds, peaks) if operators else None
     started = measure_startup(session, feeds, device, threads) if startup else None
     latency, stable = summarize(samples), stable_window(samples)
     conditions = warnings.Conditions(tuple(speeds), load, environment.available_cores(), stolen)
@@ -104,6 +104,14 @@ def _run(
         operators=times,
         warnings=warnings.judge(latency, stable, conditions, times, device != "cpu"),
     )
+
+
+def _time_operators(session: Session, feeds: Feeds, peaks: Peaks | None) -> OperatorTimes:
+    if session.passport is None:
+        return time_operators(session, feeds, peaks)
+    from capsedge.runtime.profiling.tensorrt import time_layers
+
+    return time_layers(session, feeds)
 
 
 def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:

@@ -98,10 +98,13 @@ def _cells(row: Row) -> tuple[str, ...]:
     reached = ""
     if row.attainable is not None and row.milliseconds > 0 and row.attainable > 0:
         reached = f"{row.attainable / row.milliseconds:.0%}"
+    counted = bool(
+        row.operations or row.bytes
+    )  # TensorRT does not tell the sizes of an engine's layers
     attainable = "" if row.attainable is None else milliseconds(row.attainable)
     return (
         row.name, str(row.operators), milliseconds(row.milliseconds), f"{row.share:.1%}",
-        quantity(row.operations), size(row.bytes), attainable, reached,
+        quantity(row.operations) if counted else "", size(row.bytes) if counted else "", attainable, reached,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from capsedge.errors import CapsedgeError
+from capsedge.errors import CapsedgeError, EnvironmentProblem
 
 Loader = Callable[["Specification"], tuple[Callable[[dict[str, Any]], dict[str, Any]], str]]
 
@@ -26,7 +26,7 @@ class Specification:
     """What a worker runs.
 
     Attributes:
-        peer: ``capsedge``, ``ort``, ``openvino``; others are workers of their own.
+        peer: ``capsedge``, ``ort``, ``openvino``, ``litert``, ``mnn``; others are workers of their own.
         model: the ONNX file.
         inputs: an ``.npz`` file with the inputs by name.
         answer: the ``.npz`` file to write the outputs to; empty for none.
@@ -153,10 +153,29 @@ def load_openvino(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str
     return run, f"openvino {openvino.__version__.split('-')[0]}, FP32"
 
 
+def load_converted(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
+    """LiteRT or MNN, of a file of its own or converted from the ONNX file."""
+    from capsedge.runtime.profiling.peers import load_litert, load_mnn
+
+    load = {"litert": load_litert, "mnn": load_mnn}[s.peer]
+    try:
+        return load(s.model, s.threads)
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"The peer '{s.peer}' cannot read {s.model}.",
+            f"{error}.",
+            "pip install onnx2tf ai-edge-litert, or name a .tflite file with --peer-model."
+            if s.peer == "litert"
+            else "pip install MNN",
+        ) from error
+
+
 LOADERS: dict[str, Loader] = {
     "capsedge": load_capsedge,
     "ort": load_ort,
     "openvino": load_openvino,
+    "litert": load_converted,
+    "mnn": load_converted,
 }
 
 

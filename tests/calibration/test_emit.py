@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx
 import pytest
@@ -17,6 +19,7 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
+from capsedge.exporters.quantized import finish
 from capsedge.runtime.operator_names import operator_of
 from capsedge.runtime.session import load
 
@@ -163,6 +166,28 @@ def test_for_tensorrt(source: Source, table) -> None:
     assert {k.rule for k in kept} <= {"not-fused", "narrow", "small", "shape"}
     assert all(k.numbers for k in kept)
     data = pixels(20, 2, source)
+    assert source.outcome(model, data).error < 0.05 * _range(source, data)
+
+
+@pytest.mark.parametrize("target", ["openvino", "litert"])
+def test_for_other_runtimes(exported, target: str) -> None:
+    """Q/DQ in standard operators; LiteRT's with constant shapes."""
+    source = Source(exported, partial(finish, runtime=target))
+    calibration, data = pixels(48, 1, source), pixels(20, 2, source)
+    table = source.calibrate(calibration, "minmax", None)
+    chosen = source.quantizable(target)
+    assert {u.kind for u in chosen} == {"conv"}
+    assert {u.name for u in source.quantizable("tensorrt")} <= {u.name for u in chosen}
+    model, _ = source.emit(uniform(chosen, "int8"), table, target)
+    assert {o.domain for o in model.opset_import} == {""}
+    assert not model.functions
+    kinds = [n.op_type for n in model.graph.node]
+    assert "QLinearConv" not in kinds
+    assert kinds.count("QuantizeLinear") >= 1
+    weights_int8 = [t for t in model.graph.initializer if len(t.dims) == 4 and t.data_type == 3]
+    assert len(weights_int8) == len(chosen)
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0]
+    assert batch.dim_value == (1 if target == "litert" else 0)
     assert source.outcome(model, data).error < 0.05 * _range(source, data)
 
 

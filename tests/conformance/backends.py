@@ -150,8 +150,6 @@ class OrtFunctions:
             "PoseNormalization",
         ):
             return "ONNX Runtime's LayerNormalization keeps its statistics in FP32"
-        if dtype == "float64" and operator == "EMRouting":
-            return "ONNX Runtime has no Softplus for float64"
         if (
             operator == "DynamicRouting"
             and case.dims["N"] == 0

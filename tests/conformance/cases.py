@@ -250,6 +250,9 @@ def _em_cases() -> Iterator[Case]:
     for kind in ("normal", "agreeing", "huge", "saturated", "a-zero"):
         yield case(1, 3, 3, 9, 3, 3, 5, 16, kind=kind)
         yield case(2, 2, 3, 16, 1, 1, 10, 16, coordinates=1, shared=1, kind=kind)
+    # Logits far below -88, where a power of e leaves FP32: all parents improbable, and still compared.
+    yield case(1, 3, 3, 9, 3, 3, 5, 16, (0.1, 0.1), kind="huge")
+    yield case(2, 2, 3, 16, 1, 1, 4, 16, (0.1, 0.1), shared=1, kind="huge")
     yield case(2, 4, 5, 17, 3, 3, 3, 36, coordinates=1)
     yield case(1, 5, 5, 8, 3, 3, 12, 9, strides=(2, 1))
     yield case(1, 2, 2, 32, 1, 1, 2, 4, coordinates=1, shared=1)

@@ -39,6 +39,7 @@ class OpenOptions(ctypes.Structure):
         ("output_count", ctypes.c_size_t),
         ("tensorrt", _TEXT),
         ("device", _I32),
+        ("contexts", ctypes.c_size_t),
     )
 
 
@@ -258,9 +259,12 @@ class Session:
         onnxruntime: str | None = None,
         tensorrt: str | None = None,
         device: int = 0,
+        contexts: int = 0,
     ) -> None:
         self.handle = ctypes.c_void_p()
-        options = sized(OpenOptions, threads=threads, ops=OPS[ops], device=device)
+        options = sized(
+            OpenOptions, threads=threads, ops=OPS[ops], device=device, contexts=contexts
+        )
         options.onnxruntime = (onnxruntime or str(onnxruntime_library())).encode()
         if tensorrt is not None:
             options.tensorrt = tensorrt.encode()

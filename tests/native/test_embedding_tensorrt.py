@@ -22,7 +22,7 @@ import capsedge
 from capsedge.runtime import passport
 from capsedge.runtime.files import sha256
 from capsedge.zoo import default_model
-from tests.tensorrt.fixtures import ANY_AMOUNT
+from tests.tensorrt.fixtures import ANY_AMOUNT, compile_cudart
 
 from . import embedding
 from .builds import NATIVE, ROOT, environment
@@ -101,6 +101,7 @@ def test_outputs_by_name(engine: Any, machine: Machine) -> None:
 
 
 def test_graphs_are_captured_once_a_batch(engine: Any, machine: Machine) -> None:
+    """And kept while others run, each with the context that it was captured from."""
     native = Session(engine(default_model()))
     names = ("plain", "captured", "launched")
     before = machine.counts(*names)
@@ -111,12 +112,31 @@ def test_graphs_are_captured_once_a_batch(engine: Any, machine: Machine) -> None
     for _ in range(4):
         native.predict(pictures(2))
     assert since() == [1, 1, 3]
-    native.predict(pictures(3))  # another batch drops the graph
-    assert since() == [2, 1, 3]
-    assert machine.cudart.fake_count(3) == 0
-    native.predict(pictures(3))
+    for _ in range(2):
+        native.predict(pictures(3))
     assert since() == [2, 2, 4]
+    assert machine.cudart.fake_count(3) == 2
+    for _ in range(2):
+        for count in (2, 3):
+            native.predict(pictures(count))
+    assert since() == [2, 2, 8]
+    assert machine.counts("undefined") == {"undefined": 0}
     assert native.describe().plain_because is None
+    native.close()
+
+
+def test_the_graphs_of_a_few_batches_are_kept(engine: Any, machine: Machine) -> None:
+    """The one that was used longest ago gives its context to another batch."""
+    native = Session(engine(default_model(), (1, 12, 12)))
+    images = pictures(12)
+    right = [p["scores"] for p in native.predict(images)]
+    for _ in range(2):
+        for count in range(1, 12):
+            for _ in range(3):
+                for ours, scores in zip(native.predict(images[:count]), right, strict=False):
+                    np.testing.assert_allclose(ours["scores"], scores, rtol=1e-4, atol=1e-6)
+    assert machine.cudart.fake_count(3) == machine.counts("contexts")["contexts"] == 8
+    assert machine.counts("undefined") == {"undefined": 0}
     native.close()
 
 
@@ -236,8 +256,84 @@ def test_threads(engine: Any, machine: Machine) -> None:
         for _ in range(5):
             found = list(pool.map(lambda x: native.predict([x])[0]["scores"].tobytes(), images))
             assert found == alone
-    assert machine.counts("contexts")["contexts"] <= 8
+    assert machine.cudart.fake_count(2) <= 4
     native.close()
+    before = machine.counts("contexts made")["contexts made"]
+    native = Session(engine(default_model()), contexts=2)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda x: native.predict([x])[0]["scores"].tobytes(), images * 4))
+        assert found == alone * 4
+    assert machine.counts("contexts made")["contexts made"] - before <= 2
+    native.close()
+    with pytest.raises(Failed, match="contexts is 2000"):
+        Session(engine(default_model()), contexts=2000)
+
+
+class OnGpu:
+    """Memory of the stand-in's GPU."""
+
+    def __init__(self, machine: Machine, array: Any) -> None:
+        self.array, address = array, ctypes.c_void_p()
+        assert not machine.cudart.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(array.nbytes))
+        self.address, self._cudart = int(address.value or 0), machine.cudart
+        ctypes.memmove(self.address, array.ctypes.data, array.nbytes)
+
+    def tensor(self) -> Any:
+        a = self.array
+        shape = (*a.shape, *[0] * (8 - a.ndim))
+        return embedding.Tensor(
+            None, self.address, a.nbytes, embedding.TYPES[a.dtype.name], a.ndim, shape
+        )
+
+    def values(self) -> Any:
+        found = np.empty_like(self.array)
+        ctypes.memmove(found.ctypes.data, self.address, found.nbytes)
+        return found
+
+    def __del__(self) -> None:
+        self._cudart.cudaFree(ctypes.c_void_p(self.address))
+
+
+def run_on_stream(native: Session, images: Any, output: Any, stream: Any) -> None:
+    one = ctypes.c_size_t(1)
+    embedding.call(
+        "capsedge_run_on_stream", native.handle, ctypes.byref(images), one, ctypes.byref(output), one,
+        ctypes.c_void_p(stream),
+    )  # fmt: skip
+
+
+def test_work_in_the_order_of_a_stream(engine: Any, machine: Machine) -> None:
+    """On memory of the GPU; the call returns before anything happened."""
+    native, cudart = Session(engine(default_model()), outputs=["lengths"]), machine.cudart
+    x = np.random.default_rng(0).random((2, 1, 28, 28), np.float32)
+    right = native.run(_first(native, x))["lengths"]
+    stream = ctypes.c_void_p()
+    assert not cudart.cudaStreamCreateWithFlags(ctypes.byref(stream), 1)
+    source, images = OnGpu(machine, x), OnGpu(machine, np.zeros_like(x))
+    lengths = OnGpu(machine, np.zeros_like(right))
+    for order in (stream.value, None, stream.value):
+        ctypes.memset(lengths.address, 0xFF, right.nbytes)
+        ctypes.memset(images.address, 0xFF, x.nbytes)
+        # The images are still to be written, too.
+        cudart.cudaMemcpyAsync(
+            ctypes.c_void_p(images.address), ctypes.c_void_p(source.address),
+            ctypes.c_size_t(x.nbytes), 3, ctypes.c_void_p(order),
+        )  # fmt: skip
+        output = lengths.tensor()
+        run_on_stream(native, images.tensor(), output, order)
+        assert (output.type, output.rank, output.shape[:2]) == (1, 2, list(right.shape))
+        assert np.isnan(lengths.values()).all()
+        assert not cudart.cudaStreamSynchronize(ctypes.c_void_p(order))
+        np.testing.assert_array_equal(lengths.values(), right)
+    assert native.counters().images == 8
+    host = embedding.Tensor(None, x.ctypes.data, x.nbytes, 1, 4, (2, 1, 28, 28))
+    with pytest.raises(Failed, match="is not on GPU 0") as failed:
+        run_on_stream(native, host, lengths.tensor(), stream.value)
+    assert failed.value.code == USAGE
+    with pytest.raises(Failed, match="Only TensorRT engines"):
+        run_on_stream(Session(default_model()), host, lengths.tensor(), stream.value)
+    native.close()
+    cudart.cudaStreamDestroy(stream)
 
 
 def test_another_gpu(engine: Any, machine: Machine) -> None:
@@ -327,8 +423,11 @@ def test_fused_engine(
     monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", str(library))
     path = engine(default_model(), plugin="fused")
     machine.nvinfer.mock_set(b"plugin", 1)
-    with pytest.raises(Failed, match="does not take the plugin library"):
+    with pytest.raises(Failed, match="does not take the plugin library") as refused:
         Session(path)
+    # The reason, and not what the registry says of plugins that are not in it.
+    assert "getCreators could not be loaded" in str(refused.value)
+    assert "Cannot find plugin" not in str(refused.value)
     machine.nvinfer.mock_set(b"plugin", 0)
     before = machine.counts("plugins")["plugins"]
     sessions = [Session(path), Session(path)]
@@ -479,6 +578,22 @@ def test_what_is_missing_is_named(
         assert "Install" in found.stderr
 
 
+def test_the_driver_decides_which_cuda_is_opened(
+    engine: Any, machine: Machine, classify: Path, tmp_path: Path
+) -> None:
+    """The newest would fail with error 35 on an older driver, although the other is there."""
+    path = engine(default_model())
+    newest = compile_cudart(tmp_path / "libcudart.so.13", 13020, 12060)
+    found = program(classify, path, SAMPLES[0], CAPSEDGE_CUDART=str(newest))
+    assert found.returncode == ENVIRONMENT, found.stderr
+    assert "libcudart.so.13: it is of CUDA 13.2, the driver runs 12.6" in found.stderr
+    compile_cudart(tmp_path / "libcudart.so.12", 12080, 12060)
+    variables = {"CAPSEDGE_CUDART": "", "LD_LIBRARY_PATH": str(tmp_path)}
+    found = program(classify, path, SAMPLES[0], **variables)
+    assert found.returncode == ARTEFACT, found.stderr  # the engine's passport says CUDA 13.0
+    assert "the driver is for CUDA 12.6, the engine needs 13.0" in found.stderr
+
+
 def test_a_process_has_one_tensorrt(engine: Any, machine: Machine, tmp_path: Path) -> None:
     """However it is named; and one ONNX Runtime."""
     path = engine(default_model())
@@ -548,7 +663,9 @@ def test_sanitizers(engine: Any, tmp_path: Path, kind: str) -> None:
         assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-6000:]
 
 
-SOURCES = ("cuda_runtime", "tensorrt_backend", "tensorrt_library", "open")
+SOURCES = (
+    "cuda_runtime", "open", "tensorrt_backend", "tensorrt_engine", "tensorrt_library", "tensorrt_slots",
+)  # fmt: skip
 
 
 @pytest.mark.slow

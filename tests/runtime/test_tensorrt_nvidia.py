@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.runtime import nvidia
+from capsedge.runtime import environment, nvidia, tensorrt_library
 from capsedge.runtime.environment import BROKEN, MISSING, OK
 
 ORIN = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
@@ -44,7 +44,9 @@ def test_release_file(text: str, release: str) -> None:
         ("39.2", OK, "TensorRT 10.16"),
         ("35.4.1", BROKEN, "JetPack 5"),
         ("36.3.0", BROKEN, "JetPack 6.0"),
-        ("50.1", BROKEN, "does not know"),
+        ("32.7.4", BROKEN, "older than JetPack 5"),
+        ("39.4", OK, "newer than capsedge knows: after JetPack 7.2"),
+        ("50.1", OK, "newer than capsedge knows"),
     ],
 )
 def test_jetpack(l4t: str, status: str, words: str) -> None:
@@ -60,7 +62,16 @@ def test_jetpack(l4t: str, status: str, words: str) -> None:
         ("10.3.0", "", OK, "10.3.0"),
         ("11.4.0.106", "", OK, "11.4"),
         ("10.3.0.30", "36.4.3", OK, "10.3"),
-        ("10.7.0", "36.4.3", BROKEN, "comes with 10.3"),
+        # The last release for JetPack 6, and the first of the 11 line for any JetPack.
+        ("10.7.0", "36.4.3", OK, "10.7.0"),
+        ("10.8.0", "36.4.3", BROKEN, "not made for JetPack 6.1 or 6.2 (its own: 10.3)"),
+        ("11.4.1", "36.5", BROKEN, "not made for JetPack 6.2"),
+        ("10.3.0", "38.2", BROKEN, "not made for JetPack 7.0"),
+        ("10.16.2.10", "39.2", OK, "10.16.2.10"),
+        ("11.0.0.114", "39.2", BROKEN, "not made for JetPack 7.2"),
+        ("11.4.0.106", "39.2", BROKEN, "not made for JetPack 7.2"),
+        ("11.4.1", "39.2", OK, "JetPack 7.2.2 or later on AGX Orin"),
+        ("11.4.1", "39.4", OK, "JetPack 7.2.2 or later"),
         ("8.6.1", "", BROKEN, "too old"),
         ("12.0.0", "", BROKEN, "newer than capsedge knows"),
         ("", "", MISSING, "not installed"),
@@ -71,6 +82,44 @@ def test_tensorrt(version: str, l4t: str, status: str, words: str) -> None:
     assert check.status == status
     assert words in check.found
     assert (status == OK) == (not check.fix)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "status", "words"),
+    [
+        ("13", "12.6", BROKEN, "580.65.06 or later, or `pip install 'capsedge[tensorrt-cu12]'`"),
+        ("13", "13.0", OK, "11.4.0.106 for CUDA 13"),
+        ("12", "13.0", OK, "11.4.0.106 for CUDA 12"),
+        ("", "12.6", OK, "11.4.0.106"),
+    ],
+)
+def test_wheels_of_tensorrt_and_the_driver(cuda: str, driver: str, status: str, words: str) -> None:
+    check = nvidia.tensorrt("11.4.0.106", "", cuda, driver)
+    assert check.status == status
+    assert words in check.found + check.fix
+
+
+@pytest.mark.parametrize(
+    ("driver", "extra"), [("12.6", "tensorrt-cu12"), ("13.2", "tensorrt-cu13")]
+)
+def test_how_to_get_tensorrt(monkeypatch: pytest.MonkeyPatch, driver: str, extra: str) -> None:
+    monkeypatch.setattr(tensorrt_library, "driver_version", lambda: driver)
+    assert f"capsedge[{extra}]" in tensorrt_library.how_to_get()
+    monkeypatch.setattr(tensorrt_library.platform, "machine", lambda: "aarch64")
+    assert "python3-libnvinfer" in tensorrt_library.how_to_get()
+
+
+def test_the_power_mode_of_a_jetson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Asked, since its number means another mode on another board."""
+    assert environment.power_mode() == ""
+    program = tmp_path / "nvpmodel"
+    program.write_text('#!/bin/sh\n[ "$1" = -q ] && printf "NV Power Mode: MAXN_SUPER\\n2\\n"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert environment.power_mode() == "MAXN_SUPER"
+    assert environment.machine()["power_mode"] == "MAXN_SUPER"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert environment.power_mode() == ""
 
 
 @pytest.mark.parametrize(

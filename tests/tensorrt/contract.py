@@ -17,7 +17,7 @@ SOURCES = (
     "exporters/engine/builder.py",
     "exporters/engine/engine.py",
     "exporters/engine/progress.py",
-    "runtime/tensorrt_backend.py",
+    "runtime/tensorrt_engine.py",
     "runtime/tensorrt_library.py",
 )
 OBJECTS = {
@@ -33,6 +33,7 @@ OBJECTS = {
     "engine": "ICudaEngine",
     "context": "IExecutionContext",
     "inspector": "EngineInspector",
+    "_profiler": "IProfiler",
     "runtime": "Runtime",
     "_runtime": "Runtime",
     "_engine": "ICudaEngine",

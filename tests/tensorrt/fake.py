@@ -1,15 +1,20 @@
 """A stand-in for the package ``tensorrt``: the names that capsedge uses, ONNX Runtime behind them.
 
 An "engine" is the ONNX file that the builder was given; a context runs it on the addresses that it is
-told, which are host memory in tests (cudart.c). That every name here exists in the real bindings is
-checked by ``test_contract.py``; that real TensorRT behaves alike needs a GPU.
+told, which are host memory in tests (cudart.c), when the stream comes to it. What TensorRT calls undefined (a
+graph whose context was changed, two contexts in the same scratch memory at once) gives NaN and is counted.
+That every name here exists in the real bindings is checked by ``test_contract.py``; that real TensorRT
+behaves alike needs a GPU.
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 import json
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +33,11 @@ FAIL: dict[str, Any] = {}  # what a test makes go wrong
 RECORDED: dict[str, Any] = {}  # what was asked for
 library: Any = None  # the stand-in for libcudart
 _graphs: dict[int, Callable[[], None]] = {}
+_queued: dict[int, Callable[[], None]] = {}
+_numbers = itertools.count(1)
+_busy: set[int] = set()  # scratch memory that something computes in
+_busy_lock = threading.Lock()
+SCRATCH = 4096
 
 
 class NetworkDefinitionCreationFlag(enum.IntEnum):
@@ -60,6 +70,11 @@ class TensorLocation(enum.IntEnum):
     HOST = 1
 
 
+class ExecutionContextAllocationStrategy(enum.IntEnum):
+    STATIC = 0
+    USER_MANAGED = 2
+
+
 class DataType(enum.IntEnum):
     FLOAT = 0
     HALF = 1
@@ -79,14 +94,27 @@ class IProgressMonitor:
     def phase_finish(self, phase_name: str) -> None: ...
 
 
+class IProfiler:
+    def report_layer_time(self, layer_name: str, ms: float) -> None: ...
+
+
 class IPluginRegistry:
+    def __init__(self, logger: ILogger) -> None:
+        self._logger = logger
+
     def get_creator(self, type: str, version: str, plugin_namespace: str = "") -> object:
-        known = PLUGINS_LOADED and plugin_namespace == REGISTRY_NAMESPACE and version == "1"
-        return object() if known else None
+        if PLUGINS_LOADED and plugin_namespace == REGISTRY_NAMESPACE and version == "1":
+            return object()
+        self._logger.log(
+            ILogger.ERROR, f"IPluginRegistry::getCreator: Error Code 4: API Usage Error (Cannot find plugin: "
+            f"{type}, version: {version}, namespace:{plugin_namespace}.)",
+        )  # fmt: skip
+        return None
 
     def load_library(self, plugin_path: str) -> object:
         if "load_library" in FAIL:
-            raise RuntimeError(FAIL["load_library"])
+            self._logger.log(ILogger.ERROR, FAIL["load_library"])
+            return None  # as the bindings make of a null handle
         PLUGINS_LOADED.append(plugin_path)
         return object()
 
@@ -157,11 +185,13 @@ class _HostMemory(bytearray):
 
 
 class ITimingCache:
+    """Bytes that end in ``+`` for every build; any others are of another TensorRT or GPU."""
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 
-    def serialize(self) -> bytearray:
-        return _HostMemory(self._data + b"+")
+    def serialize(self) -> bytearray | None:
+        return None if "serialize" in FAIL else _HostMemory(self._data + b"+")
 
 
 class IOptimizationProfile:
@@ -187,16 +217,22 @@ class IBuilderConfig:
         RECORDED["profile"] = profile._shapes
         return 0
 
-    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache:
-        return ITimingCache(bytes(serialized_timing_cache))
+    _cache: ITimingCache | None = None
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache | None:
+        data = bytes(serialized_timing_cache)
+        # What TensorRT makes of bytes that are none: a null pointer, or a cache that it refuses.
+        return None if data.startswith(b"garbage") else ITimingCache(data)
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
         assert ignore_mismatch is False
+        if cache._data.strip(b"+"):
+            return False
         self._cache = cache
         return True
 
-    def get_timing_cache(self) -> ITimingCache:
-        return self._cache
+    def get_timing_cache(self) -> ITimingCache | None:
+        return None if "get_timing_cache" in FAIL else self._cache
 
 
 def _start(logger: ILogger) -> None:
@@ -211,7 +247,7 @@ class Builder:
         self._logger = logger
 
     def get_plugin_registry(self) -> IPluginRegistry:
-        return IPluginRegistry()
+        return IPluginRegistry(self._logger)
 
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         assert flags == 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -242,11 +278,13 @@ class Builder:
         if "build" in FAIL:
             self._logger.log(ILogger.ERROR, FAIL["build"])
             return None
+        if "log" in FAIL:
+            self._logger.log(ILogger.VERBOSE, FAIL["log"])
         return _HostMemory(b"PLAN" + network._model.SerializeToString())
 
 
-def _layers(model: onnx.ModelProto) -> list[Any]:
-    """What the engine inspector would say, by the types in the graph."""
+def _layers(model: onnx.ModelProto, shapes_known: bool) -> list[Any]:
+    """What the engine inspector would say, by the types in the graph; as unkind as the real one."""
     inferred = shape_inference.infer_shapes(model)
     graph = inferred.graph
     types = {
@@ -254,48 +292,80 @@ def _layers(model: onnx.ModelProto) -> list[Any]:
         for v in (*graph.value_info, *graph.input, *graph.output)
     }
     types |= {t.name: t.data_type for t in graph.initializer}
+    weights = {t.name for t in graph.initializer}
     quantized = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear"}
     words = {1: ("FP32", "Float"), 10: ("FP16", "Half"), 3: ("Int8", "Int8")}
 
+    def names(name: str) -> tuple[str, str]:
+        return words.get(3 if name in quantized else types.get(name, 1), ("INT64", "Int64"))
+
     def tensor(name: str) -> dict[str, Any]:
-        old, new = words.get(3 if name in quantized else types.get(name, 1), ("INT64", "Int64"))
+        old, new = names(name)
+        if not shapes_known:
+            key = "Format/Datatype" if __version__.startswith("10.") else "Datatype"
+            return {"Name": name, key: "N/A due to dynamic shapes"}
         if __version__.startswith("10."):
             return {"Name": name, "Format/Datatype": f"Row major linear {old} format"}
         return {"Name": name, "Format": "Row major linear", "Datatype": new}
 
     named = {"DequantizeLinear": "Reformat", "QuantizeLinear": "Reformat", "Cast": "Reformat"}
-    return [
-        {
-            "Name": n.name,
+    layers = []
+    for n in graph.node:
+        layer = {
+            # TensorRT's names are its own; those of the nodes stand in the details.
+            "Name": f"__myl_{n.op_type}_{len(layers)}",
+            "Metadata": f"[ONNX Layer: {n.name}]",
             "LayerType": named.get(n.op_type, n.op_type),
-            "Inputs": [tensor(i) for i in n.input],
+            "Inputs": [tensor(i) for i in n.input if i not in weights],
             "Outputs": [tensor(o) for o in n.output],
         }
-        for n in graph.node
-    ]
+        if n.op_type in ("Conv", "MatMul", "Gemm") and n.input[1] in weights:
+            layer["Weights"] = {"Type": names(n.input[1])[1], "Count": 1}
+        layers.append(layer)
+    return layers
 
 
 class EngineInspector:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
 
+    execution_context: IExecutionContext | None = None
+
     def get_engine_information(self, format: LayerInformationFormat) -> str:
-        layers = FAIL.get("layers") or _layers(self._model)
+        free = any(
+            not d.HasField("dim_value")
+            for value in self._model.graph.input
+            for d in value.type.tensor_type.shape.dim
+        )
+        told = self.execution_context is not None and self.execution_context._shapes
+        known = not free or (bool(told) and "inspector" not in FAIL)
+        layers = FAIL.get("layers") or _layers(self._model, known)
         return json.dumps({"Layers": layers, "Bindings": []})
 
 
 class IExecutionContext:
-    def __init__(self, engine: ICudaEngine) -> None:
+    def __init__(self, engine: ICudaEngine, own_memory: bool) -> None:
         self._engine = engine
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
+        self._scratch = id(self) if own_memory else 0
+        self._changes = 0
+
+    profiler: IProfiler | None = None
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert size >= SCRATCH
+        self._scratch = memory
+        self._changes += 1
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self._shapes[name] = tuple(shape)
+        self._changes += 1
         return True
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self._addresses[name] = memory
+        self._changes += 1
         return memory != 0
 
     def infer_shapes(self) -> list[str]:
@@ -309,27 +379,36 @@ class IExecutionContext:
         return tuple(batch if d < 0 else d for d in self._engine.get_tensor_shape(name))
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        assert stream_handle, "never the default stream"
-        if "execute" in FAIL:
+        assert stream_handle > 2, "never a default stream"
+        if "execute" in FAIL or not self._scratch:
             return False
+        if "capturing" in FAIL and library.fake_capturing():
+            FAIL["capturing"]()
+        shapes, addresses, changes = dict(self._shapes), dict(self._addresses), self._changes
+        engine, scratch, this = self._engine, self._scratch, weakref.ref(self)
+
+        def run() -> None:
+            context = this()
+            engine._run(shapes, addresses, scratch, context is None or context._changes != changes)
+
         if library.fake_capturing():
-            shapes, addresses = dict(self._shapes), dict(self._addresses)
-            _graphs[library.fake_captured()] = lambda: self._run(shapes, addresses)
+            _graphs[library.fake_captured()] = run
             RECORDED["captures"] = RECORDED.get("captures", 0) + 1
         else:
             RECORDED["plain"] = RECORDED.get("plain", 0) + 1
-            self._run(self._shapes, self._addresses)
+            number = next(_numbers)
+            _queued[number] = run
+            assert library.fake_enqueue(stream_handle, _call, number) == 0
+            if self.profiler is not None:
+                library.cudaStreamSynchronize(ctypes.c_void_p(stream_handle))
+                for k, layer in enumerate(_layers(engine._model, True)):
+                    self.profiler.report_layer_time(layer["Name"], 0.25 * (k + 1))
         return True
 
-    def _run(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
-        session = self._engine._session
-        feeds = {}
-        for value in session.get_inputs():
-            element = np.dtype("float16" if value.type == "tensor(float16)" else "float32")
-            feeds[value.name] = _view(addresses[value.name], shapes[value.name], element).copy()
-        names = [o.name for o in session.get_outputs()]
-        for name, found in zip(names, session.run(names, feeds), strict=True):
-            _view(addresses[name], found.shape, found.dtype)[...] = found
+
+@ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)
+def _call(number: int) -> None:
+    _queued.pop(number)()
 
 
 def _view(address: int, shape: tuple[int, ...], element: Any) -> Any:
@@ -373,8 +452,37 @@ class ICudaEngine:
     def get_tensor_location(self, name: str) -> TensorLocation:
         return TensorLocation.HOST if "host" in FAIL else TensorLocation.DEVICE
 
-    def create_execution_context(self) -> IExecutionContext | None:
-        return None if "context" in FAIL else IExecutionContext(self)
+    @property
+    def device_memory_size_v2(self) -> int:
+        return SCRATCH
+
+    def create_execution_context(
+        self,
+        strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC,
+    ) -> IExecutionContext | None:
+        if "context" in FAIL:
+            return None
+        RECORDED["contexts"] = RECORDED.get("contexts", 0) + 1
+        return IExecutionContext(self, strategy == ExecutionContextAllocationStrategy.STATIC)
+
+    def _run(
+        self, shapes: dict[str, Any], addresses: dict[str, int], scratch: int, undefined: bool
+    ) -> None:
+        with _busy_lock:
+            undefined |= scratch in _busy
+            _busy.add(scratch)
+        session = self._session
+        feeds = {}
+        for value in session.get_inputs():
+            element = np.dtype("float16" if value.type == "tensor(float16)" else "float32")
+            feeds[value.name] = _view(addresses[value.name], shapes[value.name], element).copy()
+        names = [o.name for o in session.get_outputs()]
+        for name, found in zip(names, session.run(names, feeds), strict=True):
+            _view(addresses[name], found.shape, found.dtype)[...] = np.nan if undefined else found
+        if undefined:
+            RECORDED["undefined"] = RECORDED.get("undefined", 0) + 1
+        with _busy_lock:
+            _busy.discard(scratch)
 
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self._model)
@@ -386,7 +494,7 @@ class Runtime:
         self._logger = logger
 
     def get_plugin_registry(self) -> IPluginRegistry:
-        return IPluginRegistry()
+        return IPluginRegistry(self._logger)
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
         if not serialized_engine.startswith(b"PLAN"):
@@ -399,13 +507,19 @@ def install(cudart: Any) -> Any:
     """Use a stand-in for libcudart; the callback must be kept by the caller."""
     global library
     library = cudart
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)(lambda graph: _graphs[graph]())
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_ssize_t)
+    callback = kind(lambda graph: _graphs[graph]())
     cudart.fake_captured.restype = ctypes.c_ssize_t
+    cudart.fake_enqueue.argtypes = [
+        ctypes.c_void_p,
+        kind,
+        ctypes.c_ssize_t,
+    ]
     cudart.fake_on_launch(callback)
     return callback
 
 
 def reset() -> None:
     """As if nothing had happened."""
-    for state in (FAIL, RECORDED, _graphs, PLUGINS_LOADED):
+    for state in (FAIL, RECORDED, _graphs, _queued, PLUGINS_LOADED):
         state.clear()

@@ -1,9 +1,11 @@
 // A stand-in for libnvinfer: what libcapsedge calls of TensorRT's runtime, with ONNX Runtime behind it. An engine is
 // "PLAN" and an ONNX file, as in fake.py; a context runs it, through libcapsedge's own ONNX backend, on the addresses
-// that it is told, which are host memory here (cudart.c). Loaded with CAPSEDGE_MOCK_RUNTIME naming libcapsedge and
-// CAPSEDGE_CUDART the stand-in for libcudart.
+// that it is told, which are host memory here (cudart.c), when the stream comes to it. What TensorRT calls undefined (a
+// graph whose context was changed, two contexts in the same scratch memory at once) computes nothing and is counted.
+// Loaded with CAPSEDGE_MOCK_RUNTIME naming libcapsedge and CAPSEDGE_CUDART the stand-in for libcudart.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -90,7 +92,14 @@ struct Model {
 struct Bound {
   std::map<std::string, Dims> shapes;
   std::map<std::string, void*> addresses;
+  void* scratch = nullptr;
+  // Of the context: how often it was changed; -1: it is gone.
+  std::shared_ptr<std::atomic<int>> changes = std::make_shared<std::atomic<int>>(0);
+  int as_of = 0;  // when this was recorded
 };
+
+constexpr int64_t kScratch = 4096;
+std::set<void*> busy;  // scratch memory that something computes in
 
 capsedge_tensor tensor(const capsedge_port& port, const Bound& bound, int64_t batch) {
   capsedge_tensor made{};
@@ -109,7 +118,7 @@ int64_t batch_of(const Model& model, const Bound& bound) {
   return 1;
 }
 
-bool run(const Model& model, const Bound& bound) {
+bool compute(const Model& model, const Bound& bound) {
   const int64_t batch = batch_of(model, bound);
   std::vector<capsedge_tensor> inputs, outputs;
   for (const capsedge_port& port : model.inputs) inputs.push_back(tensor(port, bound, batch));
@@ -120,11 +129,31 @@ bool run(const Model& model, const Bound& bound) {
   return status == nullptr;
 }
 
+bool run(const Model& model, const Bound& bound) {
+  bool defined = *bound.changes == bound.as_of;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    defined = busy.insert(bound.scratch).second && defined;
+  }
+  if (!defined) count("undefined");
+  const bool done = defined && compute(model, bound);
+  const std::lock_guard<std::mutex> lock(mutex);
+  busy.erase(bound.scratch);
+  return done;
+}
+
+using Recorded = std::pair<std::shared_ptr<Model>, Bound>;
+
+void run_queued(intptr_t recorded) {
+  const std::unique_ptr<Recorded> one(reinterpret_cast<Recorded*>(recorded));
+  run(*one->first, one->second);
+}
+
 // Never destroyed: at the end of a process there may be no libcapsedge to close models with.
-auto& graphs = *new std::map<intptr_t, std::pair<std::shared_ptr<Model>, Bound>>();
+auto& graphs = *new std::map<intptr_t, Recorded>();
 
 void launch(intptr_t graph) {
-  std::pair<std::shared_ptr<Model>, Bound> recorded;
+  Recorded recorded;
   {
     const std::lock_guard<std::mutex> lock(mutex);
     recorded = graphs.at(graph);
@@ -135,18 +164,29 @@ void launch(intptr_t graph) {
 
 class Context : public IExecutionContext {
  public:
-  explicit Context(std::shared_ptr<Model> model) : model_(std::move(model)) { count("contexts"); }
+  Context(std::shared_ptr<Model> model, bool own_memory) : model_(std::move(model)) {
+    if (own_memory) bound_.scratch = this;
+    count("contexts");
+    count("contexts made");
+  }
   ~Context() noexcept override {
+    *bound_.changes = -1;
     const std::lock_guard<std::mutex> lock(mutex);
     --counts["contexts"];
   }
   bool setInputShape(const char* name, const Dims& dims) noexcept override {
     bound_.shapes[name] = dims;
+    ++*bound_.changes;
     return !is_wrong("shape");
   }
   bool setTensorAddress(const char* name, void* data) noexcept override {
     bound_.addresses[name] = data;
+    ++*bound_.changes;
     return data != nullptr;
+  }
+  void setDeviceMemoryV2(void* memory, int64_t size) noexcept override {
+    bound_.scratch = size < kScratch ? nullptr : memory;
+    ++*bound_.changes;
   }
   int32_t inferShapes(int32_t, const char** names) noexcept override {
     if (is_wrong("infer")) return names[0] = "x", 1;
@@ -159,10 +199,11 @@ class Context : public IExecutionContext {
     return dims;
   }
   bool enqueueV3(cudaStream_t stream) noexcept override {
-    if (stream == nullptr || is_wrong("execute")) return false;
+    if (reinterpret_cast<uintptr_t>(stream) <= 2 || bound_.scratch == nullptr || is_wrong("execute")) return false;
     // As the real one, which computes all of them.
     for (const capsedge_port& port : model_->outputs)
       if (bound_.addresses.count(port.name) == 0) return false;
+    bound_.as_of = *bound_.changes;
     if (function<int()>("CAPSEDGE_CUDART", "fake_capturing")()) {
       const std::lock_guard<std::mutex> lock(mutex);
       graphs[function<intptr_t()>("CAPSEDGE_CUDART", "fake_captured")()] = {model_, bound_};
@@ -170,7 +211,9 @@ class Context : public IExecutionContext {
       return true;
     }
     count("plain");
-    return run(*model_, bound_);
+    auto recorded = std::make_unique<Recorded>(model_, bound_);
+    return function<int(void*, void (*)(intptr_t), intptr_t)>("CAPSEDGE_CUDART", "fake_enqueue")(
+               stream, run_queued, reinterpret_cast<intptr_t>(recorded.release())) == 0;
   }
 
  private:
@@ -215,8 +258,10 @@ class Engine : public ICudaEngine {
   TensorLocation getTensorLocation(const char*) const noexcept override {
     return is_wrong("host") ? TensorLocation::kHOST : TensorLocation::kDEVICE;
   }
-  IExecutionContext* createExecutionContext() noexcept override {
-    return is_wrong("context") ? nullptr : new Context(model_);
+  int64_t getDeviceMemorySizeV2() const noexcept override { return kScratch; }
+  IExecutionContext* createExecutionContext(ExecutionContextAllocationStrategy strategy) noexcept override {
+    if (is_wrong("context")) return nullptr;
+    return new Context(model_, strategy == ExecutionContextAllocationStrategy::kSTATIC);
   }
 
  private:
@@ -226,15 +271,20 @@ class Engine : public ICudaEngine {
 
 class Registry : public IPluginRegistry {
  public:
+  ILogger* logger = nullptr;
   bool registerCreator(IPluginCreatorInterface&, const char*) noexcept override { return false; }
   PluginLibraryHandle loadLibrary(const char*) noexcept override {
     plugins = !is_wrong("plugin");
     count("plugins");
-    return this;
+    if (plugins) return this;
+    logger->log(ILogger::Severity::kERROR, "SymbolAddress for getCreators could not be loaded");
+    return nullptr;
   }
-  IPluginCreatorInterface* getCreator(const char*, const char*, const char* space) noexcept override {
+  IPluginCreatorInterface* getCreator(const char* name, const char*, const char* space) noexcept override {
     static IPluginCreatorInterface creator;
-    return plugins && *space == '\0' ? &creator : nullptr;
+    if (plugins && *space == '\0') return &creator;
+    logger->log(ILogger::Severity::kERROR, (std::string("Cannot find plugin: ") + name).c_str());
+    return nullptr;
   }
 };
 
@@ -262,6 +312,7 @@ class Runtime : public IRuntime {
   }
   IPluginRegistry& getPluginRegistry() noexcept override {
     static Registry registry;
+    registry.logger = &logger_;
     return registry;
   }
 

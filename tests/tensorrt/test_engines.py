@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,16 @@ from capsedge.errors import (
 from capsedge.exporters import export, proto
 from capsedge.exporters.engine import BuildOptions, BuildReport, build
 from capsedge.runtime import passport
+from capsedge.runtime.engine_inspection import inspect_engine
 from capsedge.runtime.native_library import find_library
 from capsedge.runtime.operator_names import operator_of
 from capsedge.runtime.tensorrt_library import PLUGINS
+from capsedge.runtime.tensorrt_slots import GRAPHS
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 from tests.exporters.engine.test_lowering import quantized
 from tests.exporters.nets import network
 from tests.tensorrt import fake
-from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
+from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu, on_gpu  # noqa: F401
 
 IMAGES = np.random.default_rng(1).standard_normal((5, 1, 10, 10)).astype(np.float32)
 
@@ -64,6 +67,8 @@ def test_engine_and_passport(make: Any, model: Path) -> None:
     assert stands["machine"]["tensorrt"] == "10.3.0"
     assert stands["machine"]["compute_capability"] == "8.7"
     assert stands["machine"]["gpu"] == "Orin"
+    assert stands["machine"]["multiprocessors"] == 8
+    assert stands["machine"]["power_mode"] == ""
     assert stands["precision"] == "fp32"
     assert stands["layers"]["FP32"] > 0
     assert stands["engine_bytes"] == built.path.stat().st_size
@@ -74,6 +79,25 @@ def test_engine_and_passport(make: Any, model: Path) -> None:
     assert told[-1][0] == 1.0
     assert fake.RECORDED["cleared"] == [fake.BuilderFlag.TF32]
     assert json.dumps(built.to_dict())
+
+
+def test_engines_that_were_timed_for_another_power_mode(
+    make: Any,
+    gpu: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They run, and inspect says what they were timed for."""
+    for module in ("exporters.engine.engine", "runtime.engine_inspection"):
+        monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
+    built = make()
+    assert built.passport.machine.power_mode == "MAXN_SUPER"
+    assert inspect_engine(built.path).timed_for == ""
+    gpu.fake_multiprocessors(4)
+    monkeypatch.setattr("capsedge.runtime.engine_inspection.power_mode", lambda: "7W")
+    found = inspect_engine(built.path)
+    assert found.runs_here is True
+    assert found.timed_for == "8 multiprocessors, here 4; power mode MAXN_SUPER, here 7W"
+    capsedge.load(built.path)
 
 
 def test_predictions_are_those_of_the_onnx_file(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
@@ -176,16 +200,35 @@ def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> N
 
 
 def test_graphs_are_captured_once_a_batch(make: Any, gpu: Any) -> None:  # noqa: F811
+    """And kept while others run, each with the context that it was captured from."""
     session = capsedge.load(make(batch=(1, 4, 4)).path)
     fake.RECORDED.clear()
     for _ in range(4):
         session.run(IMAGES[:2])
     assert fake.RECORDED == {"plain": 1, "captures": 1}
-    session.run(IMAGES[:3])  # another batch drops the graph
-    assert fake.RECORDED == {"plain": 2, "captures": 1}
-    assert gpu.fake_count(3) == 0
-    session.run(IMAGES[:3])
-    assert fake.RECORDED == {"plain": 2, "captures": 2}
+    for _ in range(3):
+        session.run(IMAGES[:3])
+    assert fake.RECORDED == {"plain": 2, "captures": 2, "contexts": 1}
+    assert gpu.fake_count(3) == 2
+    right = session.run(IMAGES[:3])["lengths"]
+    np.testing.assert_array_equal(session.run(IMAGES[:2])["lengths"], right[:2])
+    assert fake.RECORDED == {"plain": 2, "captures": 2, "contexts": 1}
+
+
+def test_the_graphs_of_a_few_batches_are_kept(make: Any, gpu: Any) -> None:  # noqa: F811
+    """The one that was used longest ago gives its context to another batch."""
+    path = make(batch=(1, 8, 20)).path
+    fake.RECORDED.clear()
+    session = capsedge.load(path)
+    images = np.random.default_rng(3).standard_normal((20, 1, 10, 10)).astype(np.float32)
+    right = session.run(images)["lengths"]
+    for _ in range(2):
+        for batch in range(1, GRAPHS + 4):
+            for _ in range(3):
+                found = session.run(images[:batch])["lengths"]
+                np.testing.assert_allclose(found, right[:batch], rtol=1e-4, atol=1e-6)
+    assert gpu.fake_count(3) == fake.RECORDED["contexts"] == GRAPHS
+    assert "undefined" not in fake.RECORDED
 
 
 def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
@@ -193,10 +236,29 @@ def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu
     gpu.fake_set(1, 87, 1, ANY_AMOUNT)
     session = capsedge.load(path)
     wanted = capsedge.load(model).run(IMAGES[:1])
-    for _ in range(3):
+    for _ in range(5):
         found = session.run(IMAGES[:1])
         np.testing.assert_allclose(found["lengths"], wanted["lengths"], rtol=1e-4, atol=1e-6)
     assert "capturing" in session._backend.plain_because  # type: ignore[attr-defined]
+    assert fake.RECORDED["captures"] == 3
+
+
+def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> None:  # noqa: F811
+    """It runs in any thread: what it frees on the GPU waits until the graph is there."""
+    path = make().path
+    session, doomed = capsedge.load(path), capsedge.load(path)
+    garbage = [session.run_on_device({"images": on_gpu(gpu, IMAGES[:1])}), doomed]
+    before = gpu.fake_count(0)
+    fake.FAIL["capturing"] = garbage.clear
+    del doomed
+    session.run(IMAGES[:1])
+    assert not garbage
+    assert session._backend.plain_because == ""  # type: ignore[attr-defined]
+    assert gpu.fake_count(3) == 1
+    assert gpu.fake_count(0) < before - 3
+    del fake.FAIL["capturing"], session
+    gc.collect()
+    assert [gpu.fake_count(k) for k in range(5)] == [0, 0, 0, 0, 0]
 
 
 def test_everything_is_freed(make: Any, gpu: Any) -> None:  # noqa: F811
@@ -206,7 +268,7 @@ def test_everything_is_freed(make: Any, gpu: Any) -> None:  # noqa: F811
     assert gpu.fake_count(0) > 0
     del session
     gc.collect()
-    assert [gpu.fake_count(k) for k in range(4)] == [0, 0, 0, 0]
+    assert [gpu.fake_count(k) for k in range(5)] == [0, 0, 0, 0, 0]
 
 
 def test_a_failed_run_leaves_nothing(make: Any, gpu: Any) -> None:  # noqa: F811
@@ -265,64 +327,27 @@ def test_threads_do_not_disturb_each_other(make: Any, model: Path) -> None:
     assert not failures
 
 
-class OnGpu:
-    """What torch or cupy would hand over."""
+def test_threads_share_a_few_contexts(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
+    """Many threads do not mean as many times the memory; those that find no context wait."""
+    path = make(batch=(1, 2, 4)).path
+    wanted = capsedge.load(model).run(IMAGES)["lengths"]
+    fake.RECORDED.clear()
+    session = capsedge.load(path, contexts=2)
+    started = threading.Barrier(16)
 
-    def __init__(self, array: np.ndarray, strides: tuple[int, ...] | None = None) -> None:
-        self.array = array
-        self.__cuda_array_interface__ = {
-            "shape": array.shape, "typestr": array.dtype.str, "strides": strides, "version": 3,
-            "data": (array.ctypes.data, False), "stream": 16,
-        }  # fmt: skip
+    def work(k: int) -> bool:
+        started.wait()
+        found = session.run(IMAGES[k % 5 : k % 5 + 1])["lengths"]
+        return np.allclose(found, wanted[k % 5 : k % 5 + 1], rtol=1e-4, atol=1e-6)
 
-
-def test_arrays_on_the_gpu(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
-    session = capsedge.load(make(batch=(1, 2, 4)).path)
-    wanted = capsedge.load(model).run(IMAGES[:2])
-    before = gpu.fake_count(0)
-    found = session.run_on_device({"images": OnGpu(IMAGES[:2])})
-    assert gpu.fake_count(0) == before + len(wanted)
-    for name, array in found.items():
-        told = array.__cuda_array_interface__
-        view = fake._view(told["data"][0], told["shape"], told["typestr"])
-        np.testing.assert_allclose(view, wanted[name], rtol=1e-3, atol=1e-5)
-        # DLPack there and back is the same memory.
-        from capsedge.runtime.cuda import load_cuda
-        from capsedge.runtime.device_array import DeviceArray, device_array
-
-        assert array.__dlpack_device__() == (2, 0)
-
-        class Foreign:
-            """A library that has DLPack only."""
-
-            def __init__(self, array: DeviceArray) -> None:
-                self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
-
-        again = device_array(Foreign(array), name, load_cuda(), 16)
-        assert (again.address, again.shape, again.dtype) == (
-            array.address,
-            array.shape,
-            array.dtype,
-        )
-        del again
-        array.__dlpack__()  # a capsule that nobody takes
-    del array, found
-    gc.collect()
-    assert gpu.fake_count(0) == before
-
-
-def test_wrong_arrays_on_the_gpu(make: Any) -> None:
-    session = capsedge.load(make(batch=(1, 2, 4)).path)
-    with pytest.raises(UsageError, match=r"is a ndarray|not on the GPU"):
-        session.run_on_device({"images": IMAGES[:2]})
-    with pytest.raises(UsageError, match="Missing: images"):
-        session.run_on_device({})
-    with pytest.raises(ShapeError, match="float64"):
-        session.run_on_device({"images": OnGpu(IMAGES[:2].astype(np.float64))})
-    with pytest.raises(ShapeError, match="not contiguous"):
-        session.run_on_device({"images": OnGpu(IMAGES[:2], (400, 400, 4, 40))})
-    with pytest.raises(ShapeError, match="A batch of 5"):
-        session.run_on_device({"images": OnGpu(IMAGES)})
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(16)))
+    assert 1 <= fake.RECORDED["contexts"] <= 2
+    assert gpu.fake_count(2) <= 2
+    with pytest.raises(UsageError, match="contexts is 0"):
+        capsedge.load(path, contexts=0)
+    with pytest.raises(UsageError, match="Only engines have contexts"):
+        capsedge.load(model, contexts=2)
 
 
 def test_wrong_batches(make: Any) -> None:
@@ -441,8 +466,10 @@ def test_plugin_library_that_tensorrt_refuses(
     library.write_bytes(b"x")
     monkeypatch.setattr("capsedge.exporters.engine.engine.find_plugin", lambda: library)
     fake.FAIL["load_library"] = "SymbolAddress for getCreators could not be loaded"
-    with pytest.raises(ArtefactError, match="getCreators"):
+    with pytest.raises(ArtefactError, match="does not take the plugin library") as refused:
         make(plugin="fused")
+    # And not what the registry says of plugins that are not in it.
+    assert refused.value.why == "SymbolAddress for getCreators could not be loaded"
 
 
 def test_timing_cache_is_kept(make: Any, tmp_path: Path) -> None:
@@ -451,6 +478,56 @@ def test_timing_cache_is_kept(make: Any, tmp_path: Path) -> None:
     assert cache.read_bytes() == b"+"
     make(timing_cache=cache)
     assert cache.read_bytes() == b"++"
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"of another GPU"])
+def test_a_timing_cache_that_does_not_fit_is_replaced(
+    make: Any, tmp_path: Path, content: bytes
+) -> None:
+    """Refused by a null pointer or by False: built with an empty one, and said."""
+    cache = tmp_path / "timings"
+    cache.write_bytes(content)
+    built = make(timing_cache=cache)
+    assert "built without it" in built.warnings[0]
+    assert cache.read_bytes() == b"+"
+    assert not make(timing_cache=cache).warnings
+
+
+@pytest.mark.parametrize("missing", ["get_timing_cache", "serialize"])
+def test_no_timings_after_the_build(make: Any, tmp_path: Path, missing: str) -> None:
+    cache = tmp_path / "timings"
+    cache.write_bytes(b"+")
+    fake.FAIL[missing] = True
+    assert "no timings" in make(timing_cache=cache).warnings[0]
+    assert cache.read_bytes() == b"+"  # the older ones stay
+
+
+# What TensorRT's verbose log says of the layers of `quantized`, whatever the batch.
+LOG = """Engine Layer Information:
+Layer(CaskConvolution): conv, Tactic: 0x1, q[Int8(-1,16,8,8)] -> y[Float(-1,16,8,8)]"""
+
+
+def test_engines_for_several_batches(make: Any) -> None:
+    """The inspector tells formats for shapes only; those it gets are the best ones."""
+    built = make(batch=(1, 2, 4))
+    assert built.passport.layers["FP32"] > 0
+    assert built.passport.products["FP32"] > 0
+
+
+def test_types_that_the_inspector_does_not_tell(make: Any, model: Path, tmp_path: Path) -> None:
+    """The log and the types of weights tell them; where nothing does, nothing is assumed."""
+    fake.FAIL["inspector"] = True
+    built = make(batch=(1, 2, 4))
+    assert set(built.passport.layers) == {"FP32"}  # of the weights
+    fake.FAIL["layers"] = [{"Name": "conv", "LayerType": "Convolution", "Inputs": [{}]}]
+    with pytest.raises(ParityError, match="of 1 layers TensorRT tells no type"):
+        make(batch=(1, 2, 4), target=tmp_path / "none.engine")
+    assert not (tmp_path / "none.engine").exists()
+    fake.FAIL["log"] = LOG
+    source = tmp_path / "quantized.onnx"
+    source.write_bytes(quantized(np.int8(0)).SerializeToString())
+    told = make(model=source, precision="int8", target=tmp_path / "int8.engine")
+    assert told.passport.products == {"INT8": 1}
 
 
 def test_profile_and_workspace(make: Any) -> None:

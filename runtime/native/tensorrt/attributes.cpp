@@ -23,7 +23,8 @@ const char* name_of(Operator op) {
 }
 
 // Not of the operator: of the GPU that the engine was built on, which its workspace and the order of its sums follow
-// from, whatever power mode it runs in. Not given: of this GPU.
+// from, whatever power mode it runs in. Not given: of this GPU. 0: built without one, for any GPU; its workspace is
+// enough for all.
 static constexpr Attribute kMultiprocessors = {"multiprocessors", true, false, false, 0};
 static bool is_of_the_gpu(const Attribute& a) { return std::strcmp(a.name, kMultiprocessors.name) == 0; }
 
@@ -79,7 +80,9 @@ static std::string check(Operator op, const Values& values) {
     if (name == "epsilon" && !(values.floats[k][0] > 0)) return "attribute 'epsilon' is not positive";
     if (name == "iterations" && (values.integers[k][0] < 1 || values.integers[k][0] > CAPSEDGE_CUDA_MAX_ITERATIONS))
       return "attribute 'iterations' is " + std::to_string(values.integers[k][0]) + ": wanted 1 to 64";
-    if (name == "multiprocessors" && values.integers[k][0] < 1) return "attribute 'multiprocessors': wanted 1 or more";
+    if (is_of_the_gpu(known[k]) && values.integers[k][0] == CAPSEDGE_CUDA_OLD_DRIVER)
+      return "the driver is too old for the CUDA that this plugin library was compiled with: compile it with the driver's";
+    if (is_of_the_gpu(known[k]) && values.integers[k][0] < 0) return "attribute 'multiprocessors' is negative";
     if (name == "strides" && (values.integers[k].size() != 2 || values.integers[k][0] < 1 || values.integers[k][1] < 1))
       return "attribute 'strides': wanted two numbers of 1 or more";
     if (name == "leaky" || name == "shared" || name == "coordinate_addition" || name == "matrix_pose")

@@ -1,16 +1,15 @@
-"""Precision: what a graph says, what TensorRT says that it built, and the comparison of both."""
+"""Precision: what a graph says, and the comparison with what was built."""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.errors import CapsedgeError, ParityError, UsageError
+from capsedge.errors import ParityError, UsageError
 from capsedge.exporters.engine import precision
+from capsedge.runtime.engine_layers import Layer
 from tests.exporters.engine.test_lowering import quantized
 
 
@@ -49,60 +48,50 @@ def test_another_precision_than_the_files_is_refused(asked: str) -> None:
         assert f"capsedge quantize MODEL.onnx --precision {asked}" in words
 
 
-# As TensorRT 10 and 11 write them.
-TEN = {
-    "LayerType": "CaskConvolution",
-    "Inputs": [
-        {"Name": "a", "Format/Datatype": "Thirty-two wide channel vectorized row major Int8 format"}
-    ],
-    "Outputs": [{"Name": "b", "Format/Datatype": "Row major linear FP16 format"}],
-}
-ELEVEN = {
-    "LayerType": "gemm",
-    "Inputs": [{"Name": "FP32_in_a_name", "Format": "Row major linear", "Datatype": "Half"}],
-    "Outputs": [{"Name": "b", "Format": "Row major linear", "Datatype": "Float"}],
-}
-MOVED = {
-    "LayerType": "Reformat",
-    "Inputs": [{"Format/Datatype": "Row major Int8 format"}],
-    "Outputs": [],
-}
+def layers(*rows: tuple[str, str, str]) -> list[Layer]:
+    """Kind of layer, type of its input, type of its output."""
+    return [Layer(f"layer {k}", row[0], (row[1],), (row[2],)) for k, row in enumerate(rows)]
 
 
-def test_both_dialects_of_the_inspector() -> None:
-    assert precision.types_of(TEN) == {"INT8", "FP16"}
-    assert precision.types_of(ELEVEN) == {"FP16", "FP32"}
-    found = precision.layers(json.dumps({"Layers": [TEN, ELEVEN, MOVED], "Bindings": []}))
-    assert precision.count(found) == {"FP16": 2, "FP32": 1, "INT8": 1}
+CONV = ("CaskConvolution", "FP32", "FP32")
+HALF = ("kgen", "FP16", "FP16")
+INT8 = ("correlation", "INT8", "FP32")
+QUANTIZER = ("kgen", "FP32", "INT8")  # fused with what stands before it
+REFORMAT = ("Reformat", "INT8", "FP16")
+UNTOLD = ("Convolution", "", "")
 
 
 def test_reformats_prove_nothing() -> None:
-    assert precision.count([MOVED]) == {}
+    assert precision.count(layers(REFORMAT)) == {}
     with pytest.raises(ParityError, match="no layer"):
-        precision.compare("int8", precision.count([MOVED]))
+        precision.compare("int8", layers(REFORMAT))
 
 
-def test_an_engine_without_details_is_an_error() -> None:
-    for text in ('{"Layers": ["conv1", "conv2"]}', "nothing", "{}"):
-        with pytest.raises(CapsedgeError):
-            precision.layers(text)
+def test_counts() -> None:
+    found = layers(CONV, HALF, INT8, QUANTIZER, REFORMAT)
+    assert precision.count(found) == {"FP16": 1, "FP32": 3, "INT8": 2}
+    assert precision.count_products(found) == {"FP32": 1, "INT8": 1}
 
 
 @pytest.mark.parametrize(
-    ("asked", "counts", "why"),
+    ("asked", "rows", "why"),
     [
-        ("fp32", {"FP32": 5}, ""),
-        ("fp32", {"FP32": 5, "FP16": 1}, "FP16 was not asked for"),
-        ("fp16", {"FP32": 5, "FP16": 1}, ""),
-        ("fp16", {"FP32": 5}, "none with FP16"),
-        ("int8", {"FP32": 5, "FP16": 1}, "none with INT8"),
-        ("int8", {"FP32": 5, "INT8": 2}, ""),
-        ("mixed", {"FP32": 5, "INT8": 2}, "none with FP16"),
+        ("fp32", [CONV], ""),
+        ("fp32", [CONV, HALF], "FP16 was not asked for"),
+        ("fp16", [CONV, HALF], ""),
+        ("fp16", [CONV], "none with FP16"),
+        ("int8", [CONV, HALF], "none with INT8 inputs among"),
+        ("int8", [CONV, INT8], ""),
+        ("int8", [CONV, QUANTIZER], "none with INT8 inputs among"),
+        ("mixed", [HALF, QUANTIZER], "none with INT8 inputs among"),
+        ("mixed", [CONV, INT8], "none with FP16"),
+        ("mixed", [HALF, INT8], ""),
+        ("fp32", [UNTOLD], "of 1 layers TensorRT tells no type"),
     ],
 )
-def test_comparison(asked: str, counts: dict[str, int], why: str) -> None:
+def test_comparison(asked: str, rows: list[tuple[str, str, str]], why: str) -> None:
     if not why:
-        precision.compare(asked, counts)
+        precision.compare(asked, layers(*rows))
         return
     with pytest.raises(ParityError, match=why):
-        precision.compare(asked, counts)
+        precision.compare(asked, layers(*rows))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.profiling import peers
 from capsedge.runtime.profiling.compare import Entrant, check_installed, compare, difference
 from capsedge.runtime.profiling.driver import Worker, write_inputs
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.profiler import random_inputs, session_device
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.worker import Specification, load_converted
 from tests.runtime.models import capsule_model, save
 
 
@@ -77,6 +80,64 @@ def test_unknown_and_missing_peers(monkeypatch):
     monkeypatch.setattr("capsedge.runtime.profiling.compare.installed_version", lambda name: "")
     with pytest.raises(EnvironmentProblem, match="pip install openvino"):
         check_installed(["openvino"])
+
+
+@pytest.mark.parametrize(("peer", "package"), [("litert", "ai-edge-litert"), ("mnn", "MNN")])
+def test_missing_converters_say_what_to_install(monkeypatch, peer, package):
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.installed_version", lambda name: "")
+    with pytest.raises(EnvironmentProblem, match=package):
+        check_installed([peer])
+    for module in ("ai_edge_litert", "ai_edge_litert.interpreter", "MNN"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EnvironmentProblem, match=rf"cannot read m.onnx(.|\n)*{package}"):
+        load_converted(Specification(peer, "m.onnx", ""))
+
+
+def test_litert_gets_images_as_it_wants_them(monkeypatch):
+    """By a stand-in for LiteRT: channels last, outputs by name."""
+    taken = {}
+
+    class Interpreter:
+        def __init__(self, model_path, num_threads):
+            taken.update(model=model_path, threads=num_threads)
+
+        def allocate_tensors(self):
+            pass
+
+        def get_input_details(self):
+            return [{"name": "images:0", "index": 7, "shape": np.array([1, 4, 5, 3])}]
+
+        def get_output_details(self):
+            return [{"name": "lengths", "index": 8}]
+
+        def set_tensor(self, index, value):
+            taken[index] = value
+
+        def invoke(self):
+            taken[8] = taken[7].sum((1, 2))
+
+        def get_tensor(self, index):
+            return taken[index]
+
+    module = SimpleNamespace(Interpreter=Interpreter)
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", SimpleNamespace(interpreter=module))
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", module)
+    monkeypatch.setattr(peers, "version", lambda name: "1")
+    run, said = peers.load_litert("model.tflite", 2)
+    images = np.random.default_rng(0).random((1, 3, 4, 5)).astype(np.float32)
+    np.testing.assert_allclose(run({"images": images})["lengths"], images.sum((2, 3)), rtol=1e-5)
+    assert (taken["model"], taken["threads"], said) == ("model.tflite", 2, "ai-edge-litert 1")
+
+
+@pytest.mark.parametrize(("peer", "package"), [("mnn", "MNN"), ("litert", "onnx2tf")])
+def test_converted_peers_agree(tmp_path, peer, package):
+    """With the runtime itself, where it is installed."""
+    pytest.importorskip(package, reason=f"pip install {package}")
+    file = save(capsule_model(batch=1, capsedge_node=False), tmp_path / "model.onnx")
+    session = capsedge.load(file)
+    feeds = random_inputs(session, 1)
+    run, _ = load_converted(Specification(peer, str(file), ""))
+    assert difference(run(feeds), session.run(feeds["images"])) < 1e-5
 
 
 def test_difference_is_relative_and_sees_nan():

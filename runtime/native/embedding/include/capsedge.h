@@ -87,8 +87,10 @@ typedef struct capsedge_open_options {
    * names, else the system's. */
   const char* tensorrt;
   int32_t device; /* of an engine: number of the GPU. ONNX files run on the CPU, and take 0 only */
+  size_t contexts; /* of an engine: calls that run at the same time, each with memory of its own on the GPU; further ones
+                    * wait. 0: 4 */
 } capsedge_open_options;
-#define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0}
+#define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0}
 
 /* Load a model file: ONNX, or, where this library was built with TensorRT, an engine of `capsedge build`, whose name
  * ends in ".engine" and whose passport lies beside it. `options` may be NULL. The session is closed with
@@ -191,6 +193,14 @@ typedef struct capsedge_tensor {
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* session, const capsedge_tensor* inputs,
                                                             size_t input_count, capsedge_tensor* outputs,
                                                             size_t output_count);
+
+/* The same for an engine, on memory of its GPU: in the order of `stream` (a cudaStream_t; NULL: the legacy default stream),
+ * without waiting for it. Inputs and outputs stay alive and unchanged until the stream has come past the run. Types, shapes
+ * and room are checked as above, values are not. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run_on_stream(capsedge_session* session,
+                                                                      const capsedge_tensor* inputs, size_t input_count,
+                                                                      capsedge_tensor* outputs, size_t output_count,
+                                                                      void* stream);
 
 /* Run `runs` times on zeros (`batch` of them where the batch is free), so that the first real call finds memory and
  * threads ready. */

@@ -176,6 +176,7 @@ struct OpenOptions {
   std::vector<std::string> outputs;  // empty: all
   std::string tensorrt;              // empty: search
   int32_t device = 0;                // GPU of an engine
+  size_t contexts = 0;               // calls of an engine at the same time; 0: 4
 };
 
 // A loaded model; for any number of threads at once.
@@ -223,6 +224,11 @@ class Session {
   Result<void> run(View<capsedge_tensor> inputs, std::vector<capsedge_tensor>& outputs) const {
     return Result<void>(capsedge_run(handle_, inputs.data(), inputs.size(), outputs.data(), outputs.size()));
   }
+  // On memory of the engine's GPU, in the order of a cudaStream_t, without waiting for it.
+  Result<void> run_on_stream(View<capsedge_tensor> inputs, std::vector<capsedge_tensor>& outputs, void* stream) const {
+    return Result<void>(
+        capsedge_run_on_stream(handle_, inputs.data(), inputs.size(), outputs.data(), outputs.size(), stream));
+  }
   Result<void> warm_up(int64_t batch = 1, int32_t runs = 1) const {
     return Result<void>(capsedge_warm_up(handle_, batch, runs));
   }
@@ -269,6 +275,7 @@ class Session {
     if (!options.onnxruntime.empty()) given.onnxruntime = options.onnxruntime.c_str();
     if (!options.tensorrt.empty()) given.tensorrt = options.tensorrt.c_str();
     given.device = options.device;
+    given.contexts = options.contexts;
     std::vector<const char*> outputs;
     for (const std::string& name : options.outputs) outputs.push_back(name.c_str());
     if (!outputs.empty()) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "capsedge.h"
+#include "failure.h"
 #include "onnx_file.h"
 #include "passport.h"
 
@@ -47,15 +48,26 @@ class Backend {
   // room for it; else these are set here, and what does not fit its room is a Failure (CAPSEDGE_USAGE). Called from any
   // number of threads at once; allocates nothing itself.
   virtual void run(const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const = 0;
+
+  // The same over memory on the backend's GPU, in the order of a cudaStream_t; returns when it is queued.
+  virtual void run_on_stream(const Value*, size_t, Value*, size_t, void*) const {
+    fail_usage("The model does not run on a GPU.", "Only TensorRT engines do.",
+               "Use capsedge_run, or open an engine of `capsedge build`.");
+  }
 };
 
 // `name` is what errors call the model; `library` is the backend's, as the caller named it, or empty.
 std::unique_ptr<Backend> open_onnxruntime(std::string_view model, const std::string& name, int32_t threads,
                                           const OnnxFile& file, bool fused, const std::string& library);
-// Shows the outputs to keep, all of them where these are empty; `outputs` gets the names of all.
+struct OpenEngine {
+  int32_t device = 0;
+  std::string library;            // TensorRT's
+  std::vector<std::string> keep;  // outputs to show; empty: all
+  size_t contexts = 0;            // runs at the same time; 0: the default
+};
+// `outputs` gets the names of all.
 std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& name, const Passport& passport,
-                                       int32_t device, const std::string& library, const std::vector<std::string>& keep,
-                                       std::vector<std::string>& outputs);
+                                       const OpenEngine& how, std::vector<std::string>& outputs);
 
 // Bytes of an element; 0 for CAPSEDGE_OTHER.
 size_t element_bytes(int32_t type);

@@ -121,6 +121,8 @@ OpenOptions options_of(const capsedge_open_options* options) {
   for (size_t i = 0; given.outputs && i < given.output_count; ++i)
     read.outputs.emplace_back(required(given.outputs[i], "outputs"));
   read.device = given.device;
+  if (given.contexts > 1024) fail_usage("contexts is " + std::to_string(given.contexts) + ".", "Wanted: 1 to 1024, or 0 for 4.");
+  read.contexts = given.contexts;
   return read;
 }
 
@@ -240,6 +242,19 @@ capsedge_status* capsedge_run(capsedge_session* session, const capsedge_tensor* 
       if (input_count > 0) required(inputs, "inputs");
       if (output_count > 0) required(outputs, "outputs");
       s->run(inputs, input_count, outputs, output_count);
+    });
+  });
+}
+
+capsedge_status* capsedge_run_on_stream(capsedge_session* session, const capsedge_tensor* inputs, size_t input_count,
+                                        capsedge_tensor* outputs, size_t output_count, void* stream) {
+  return guarded([&] {
+    const Sessions::Hold s(sessions(), session);
+    counted(*s, [&] {
+      if (input_count > 0) required(inputs, "inputs");
+      if (output_count > 0) required(outputs, "outputs");
+      const GpuStream order{stream};
+      s->run(inputs, input_count, outputs, output_count, &order);
     });
   });
 }

@@ -10,10 +10,31 @@ namespace capsedge::embedding {
 namespace {
 
 // Numbers of the CUDA runtime's interface, the same in CUDA 12 and 13 (driver_types.h).
-enum { kHostToDevice = 1, kDeviceToHost = 2, kStreamNonBlocking = 1, kCaptureThreadLocal = 1, kMajor = 75, kMinor = 76 };
+enum { kHostToDevice = 1, kDeviceToHost = 2, kAnywhere = 4, kStreamNonBlocking = 1, kEventWithoutTiming = 2 };
+enum { kCaptureThreadLocal = 1, kMajor = 75, kMinor = 76, kHostMemory = 1, kDeviceMemory = 2, kManagedMemory = 3 };
+
+// cudaPointerAttributes; CUDA 13 has more behind it.
+struct Memory {
+  int kind, device;
+  unsigned char rest[248];
+};
 
 constexpr char kInstall[] =
     "Install CUDA 12 or 13 (JetPack has it in /usr/local/cuda), or name libcudart in the environment variable CAPSEDGE_CUDART.";
+
+std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+
+// A driver runs programs of its own CUDA version and of older ones. Without a driver none runs, and the first says so.
+std::string runs_here(void* library) {
+  const auto number = [library](const char* name) {
+    const auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, name));
+    int version = 0;
+    return get != nullptr && get(&version) == 0 ? version : 0;
+  };
+  const int runtime = number("cudaRuntimeGetVersion"), driver = number("cudaDriverGetVersion");
+  if (driver == 0 || runtime / 1000 <= driver / 1000) return "";
+  return "it is of CUDA " + version_text(runtime) + ", the driver runs " + version_text(driver);
+}
 
 }  // namespace
 
@@ -28,9 +49,14 @@ struct Cuda::Functions {
   int (*cudaHostAlloc)(void**, size_t, unsigned);
   int (*cudaFreeHost)(void*);
   int (*cudaMemcpyAsync)(void*, const void*, size_t, int, CudaStream);
+  int (*cudaPointerGetAttributes)(Memory*, const void*);
   int (*cudaStreamCreateWithFlags)(CudaStream*, unsigned);
   int (*cudaStreamDestroy)(CudaStream);
   int (*cudaStreamSynchronize)(CudaStream);
+  int (*cudaEventCreateWithFlags)(CudaEvent*, unsigned);
+  int (*cudaEventRecord)(CudaEvent, CudaStream);
+  int (*cudaStreamWaitEvent)(CudaStream, CudaEvent, unsigned);
+  int (*cudaEventDestroy)(CudaEvent);
   int (*cudaStreamBeginCapture)(CudaStream, int);
   int (*cudaStreamEndCapture)(CudaStream, void**);
   int (*cudaGraphInstantiateWithFlags)(CudaGraph*, void*, unsigned long long);
@@ -47,7 +73,7 @@ Cuda::Cuda() {
       "The CUDA runtime library (libcudart)", "libcudart.so", "CAPSEDGE_CUDART", nullptr,
       {"", "/../../../../nvidia/cu13/lib", "/../../../../nvidia/cuda_runtime/lib"},
       {"libcudart.so.13", "libcudart.so.12", "libcudart.so", "/usr/local/cuda/lib64/libcudart.so"}, kInstall};
-  void* const library = open_library(places, "");
+  void* const library = open_library(places, "", runs_here);
   Functions& f = *new Functions();
   const auto find = [library](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
@@ -59,7 +85,8 @@ Cuda::Cuda() {
   FIND(cudaGetDeviceCount), FIND(cudaGetDevice), FIND(cudaSetDevice), FIND(cudaDeviceGetAttribute);
   FIND(cudaDriverGetVersion), FIND(cudaMalloc), FIND(cudaFree), FIND(cudaHostAlloc), FIND(cudaFreeHost);
   FIND(cudaMemcpyAsync), FIND(cudaStreamCreateWithFlags), FIND(cudaStreamDestroy), FIND(cudaStreamSynchronize);
-  FIND(cudaStreamBeginCapture), FIND(cudaStreamEndCapture), FIND(cudaGraphInstantiateWithFlags);
+  FIND(cudaPointerGetAttributes), FIND(cudaEventCreateWithFlags), FIND(cudaEventRecord), FIND(cudaStreamWaitEvent);
+  FIND(cudaEventDestroy), FIND(cudaStreamBeginCapture), FIND(cudaStreamEndCapture), FIND(cudaGraphInstantiateWithFlags);
   FIND(cudaGraphLaunch), FIND(cudaGraphExecDestroy), FIND(cudaGraphDestroy), FIND(cudaGetLastError);
   FIND(cudaGetErrorString);
 #undef FIND
@@ -72,7 +99,7 @@ void Cuda::check(const char* function, int code) const {
   const char* const words = f_->cudaGetErrorString(code);
   throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The GPU refused ") + function + ".",
                 "CUDA error " + std::to_string(code) + ": " + (words ? words : "unknown") + ".",
-                "Look at `nvidia-smi` (on a Jetson: `tegrastats`); if memory is short, use a smaller batch.");
+                "Look at `nvidia-smi` (on a Jetson: `tegrastats`); if memory is short, use a smaller batch or fewer contexts.");
 }
 
 int Cuda::device_count() const {
@@ -91,7 +118,7 @@ std::string Cuda::compute_capability(int device) const {
 std::string Cuda::driver_version() const {
   int version = 0;
   check("cudaDriverGetVersion", f_->cudaDriverGetVersion(&version));
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  return version_text(version);
 }
 
 void* Cuda::allocate(size_t bytes) const {
@@ -118,6 +145,19 @@ void Cuda::to_host(void* to, const void* from, size_t bytes, CudaStream stream) 
   check("cudaMemcpyAsync", f_->cudaMemcpyAsync(to, from, bytes, kDeviceToHost, stream));
 }
 
+void Cuda::copy(void* to, const void* from, size_t bytes, CudaStream stream) const {
+  check("cudaMemcpyAsync", f_->cudaMemcpyAsync(to, from, bytes, kAnywhere, stream));
+}
+
+bool Cuda::reaches(const void* memory, int device) const {
+  Memory found{};
+  if (f_->cudaPointerGetAttributes(&found, memory) != 0) {
+    f_->cudaGetLastError();
+    return false;
+  }
+  return found.kind == kHostMemory || found.kind == kManagedMemory || (found.kind == kDeviceMemory && found.device == device);
+}
+
 CudaStream Cuda::create_stream() const {
   CudaStream stream = nullptr;
   check("cudaStreamCreateWithFlags", f_->cudaStreamCreateWithFlags(&stream, kStreamNonBlocking));
@@ -128,6 +168,19 @@ void Cuda::destroy_stream(CudaStream stream) const noexcept { f_->cudaStreamDest
 
 void Cuda::synchronize(CudaStream stream) const {
   check("cudaStreamSynchronize", f_->cudaStreamSynchronize(stream));
+}
+
+CudaEvent Cuda::create_event() const {
+  CudaEvent event = nullptr;
+  check("cudaEventCreateWithFlags", f_->cudaEventCreateWithFlags(&event, kEventWithoutTiming));
+  return event;
+}
+
+void Cuda::destroy_event(CudaEvent event) const noexcept { f_->cudaEventDestroy(event); }
+
+void Cuda::wait(CudaStream stream, CudaStream other, CudaEvent event) const {
+  check("cudaEventRecord", f_->cudaEventRecord(event, other));
+  check("cudaStreamWaitEvent", f_->cudaStreamWaitEvent(stream, event, 0));
 }
 
 void Cuda::begin_capture(CudaStream stream) const {

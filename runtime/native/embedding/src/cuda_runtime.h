@@ -8,6 +8,7 @@ namespace capsedge::embedding {
 
 using CudaStream = void*;
 using CudaGraph = void*;  // executable
+using CudaEvent = void*;
 
 // Every function of it that fails throws Failure (CAPSEDGE_ENVIRONMENT) with CUDA's words.
 class Cuda {
@@ -23,10 +24,17 @@ class Cuda {
   // In the order of the stream.
   void to_device(void* to, const void* from, size_t bytes, CudaStream stream) const;
   void to_host(void* to, const void* from, size_t bytes, CudaStream stream) const;
+  void copy(void* to, const void* from, size_t bytes, CudaStream stream) const;  // wherever both are
+  // Whether a GPU works on the memory: its own, managed memory, and pinned memory of the host.
+  bool reaches(const void* memory, int device) const;
 
   CudaStream create_stream() const;  // does not wait for the default one
   void destroy_stream(CudaStream stream) const noexcept;
   void synchronize(CudaStream stream) const;
+  CudaEvent create_event() const;
+  void destroy_event(CudaEvent event) const noexcept;
+  // Later work on the stream waits for what is on another; the host does not.
+  void wait(CudaStream stream, CudaStream other, CudaEvent event) const;
 
   // Records what `enqueue` puts on the stream; null and why where it cannot be recorded. The stream is usable
   // afterwards either way.

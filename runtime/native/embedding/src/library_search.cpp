@@ -44,12 +44,17 @@ std::string resolved(const std::string& path) {
 
 class Search {
  public:
-  explicit Search(const LibraryPlaces& places) : places_(places) {}
+  Search(const LibraryPlaces& places, std::string (*refuses)(void*)) : places_(places), refuses_(refuses) {}
 
   // Null if it does not open; what was tried is noted.
   void* open(const std::string& path) {
     dlerror();
-    if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+    if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+      const std::string why = refuses_ ? refuses_(library) : "";
+      if (why.empty()) return library;
+      note(path, why);
+      return nullptr;
+    }
     const char* const error = dlerror();
     note(path, error ? error : "it does not open");
     return nullptr;
@@ -76,6 +81,7 @@ class Search {
   }
 
   const LibraryPlaces& places_;
+  std::string (*const refuses_)(void*);
   std::vector<std::string> tried_;
 };
 
@@ -115,8 +121,8 @@ std::string own_folder() {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
-void* open_library(const LibraryPlaces& places, const std::string& named) {
-  Search search(places);
+void* open_library(const LibraryPlaces& places, const std::string& named, std::string (*refuses)(void*)) {
+  Search search(places, refuses);
   if (!named.empty()) {
     if (void* const library = search.open_named(named)) return library;
     search.fail(std::string(" does not open where capsedge_open_options.") + places.option + " says.");

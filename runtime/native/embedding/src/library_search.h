@@ -18,7 +18,8 @@ struct LibraryPlaces {
 
 // The library that the caller named, else the one that the environment does (what is given and does not open is the
 // error), else the first of the places that opens. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
-void* open_library(const LibraryPlaces& places, const std::string& named);
+// `refuses` says why one that opens is none for this machine, or nothing; the search goes on then.
+void* open_library(const LibraryPlaces& places, const std::string& named, std::string (*refuses)(void*) = nullptr);
 
 // The file that the name stands for: the library in a folder, a path, or what is open under a bare name; links resolved.
 // Empty: none.

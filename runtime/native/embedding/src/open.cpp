@@ -39,8 +39,8 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
   Model opened;
   opened.metadata = read_metadata(passport.metadata);
   opened.fused = passport.plugin == "fused";
-  opened.backend =
-      open_tensorrt(engine, path, passport, options.device, options.tensorrt, options.outputs, opened.outputs);
+  const OpenEngine how{options.device, options.tensorrt, options.outputs, options.contexts};
+  opened.backend = open_tensorrt(engine, path, passport, how, opened.outputs);
   opened.properties = std::move(passport.metadata);
   return std::make_unique<Session>(path, std::move(opened));
 }

@@ -17,6 +17,7 @@ struct OpenOptions {
   bool all_outputs = true;
   std::vector<std::string> outputs;
   int32_t device = 0;
+  size_t contexts = 0;  // of an engine; 0: the default
 };
 
 // An ONNX file, or a TensorRT engine: a name that ends in ".engine".

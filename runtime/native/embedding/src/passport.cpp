@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "backend.h"
 #include "failure.h"
 #include "files.h"
 #include "json.h"
@@ -32,6 +33,13 @@ bool is_plain(const std::string& name) {
          std::all_of(name.begin(), name.end(), [&](char c) { return plain(c) || std::string_view("._+-").find(c) != std::string_view::npos; });
 }
 
+// As "8.6" or "12.0".
+bool is_capability(const std::string& text) {
+  const size_t point = text.find('.');
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  return (point == 1 || point == 2) && text.size() == point + 2 && digit(text[0]) && digit(text[point - 1]) && digit(text.back());
+}
+
 // The parts of "10.3.0.26"; words are left out.
 std::vector<int64_t> numbers(const std::string& version) {
   std::vector<int64_t> parts(1, 0);
@@ -54,12 +62,14 @@ Passport parse(const Json& json) {
   if (schema != kSchema)
     throw JsonError("schema " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(kSchema));
   json.only({"schema", "engine_sha256", "engine_bytes", "machine", "plugin", "plugin_library", "plugin_sha256", "precision",
-             "layers", "batch", "source", "source_sha256", "metadata", "command"});
+             "layers", "batch", "source", "source_sha256", "metadata", "command", "products", "target", "compute_capabilities"});
   for (const char* name : {"engine_sha256", "plugin_library", "source_sha256", "command"}) text(json, name);
   for (const auto& layer : json.member("layers", Json::kObject).members) layer.second.check(Json::kInteger);
   Passport p;
   const Json& machine = json.member("machine", Json::kObject);
-  machine.only({"tensorrt", "cuda", "gpu", "compute_capability", "architecture"});
+  machine.only({"tensorrt", "cuda", "gpu", "compute_capability", "architecture", "multiprocessors", "power_mode"});
+  if (machine.find("multiprocessors") != nullptr) machine.member("multiprocessors", Json::kInteger);
+  if (machine.find("power_mode") != nullptr) text(machine, "power_mode");
   p.machine = {text(machine, "tensorrt"), text(machine, "cuda"), text(machine, "gpu"), text(machine, "compute_capability"),
                text(machine, "architecture")};
   p.plugin_sha256 = text(json, "plugin_sha256");
@@ -72,6 +82,15 @@ Passport parse(const Json& json) {
   if (p.smallest_batch < 1 || p.smallest_batch > p.best_batch || p.best_batch > p.largest_batch || p.largest_batch > INT32_MAX)
     throw JsonError("'batch' is not smallest, best and largest");
   for (const auto& [name, value] : json.member("metadata", Json::kObject).members) p.metadata[name] = value.string();
+  if (json.find("products") != nullptr)
+    for (const auto& product : json.member("products", Json::kObject).members) product.second.check(Json::kInteger);
+  p.portable = json.find("target") != nullptr && word(json, "target", {"tensorrt", "tensorrt-rtx"}) == "tensorrt-rtx";
+  if (json.find("compute_capabilities") != nullptr)
+    for (const Json& one : json.member("compute_capabilities", Json::kArray).items) {
+      if (!is_capability(one.string())) throw JsonError("compute capability '" + one.string().substr(0, 80) + "'");
+      p.compute_capabilities.push_back(one.string());
+    }
+  if (p.portable == p.compute_capabilities.empty()) throw JsonError("'compute_capabilities' do not go with 'target'");
   return p;
 }
 
@@ -79,7 +98,10 @@ Passport parse(const Json& json) {
 
 std::string Passport::rebuild() const {
   const std::string low = std::to_string(smallest_batch), high = std::to_string(largest_batch);
-  return "capsedge build " + (is_plain(source) ? source : "MODEL.onnx") + " --plugin " + plugin + " --precision " + precision +
+  std::string target;
+  for (const std::string& capability : compute_capabilities)
+    target += (target.empty() ? " --target tensorrt-rtx --compute-capability " : ",") + capability;
+  return "capsedge build " + (is_plain(source) ? source : "MODEL.onnx") + " --plugin " + plugin + target + " --precision " + precision +
          (low == high ? " --batch " + low : " --dynamic-batch " + low + ":" + std::to_string(best_batch) + ":" + high);
 }
 
@@ -114,11 +136,22 @@ void check_passport(const std::string& engine, const Passport& passport, const M
   const auto differs = [&](const char* name, const std::string& then, const std::string& now) {
     note(std::string(name) + " is " + now + ", the engine needs " + then);
   };
-  if (!same_tensorrt(built.tensorrt, here.tensorrt)) differs("TensorRT", built.tensorrt, here.tensorrt);
+  const char* const title = passport.portable ? "TensorRT-RTX" : "TensorRT";
+  if (!same_tensorrt(built.tensorrt, here.tensorrt)) differs(title, built.tensorrt, here.tensorrt);
   if (built.architecture != here.architecture) differs("CPU architecture", built.architecture, here.architecture);
-  if (built.compute_capability != here.compute_capability)
-    differs("compute capability", built.compute_capability, here.compute_capability);
-  if (built.gpu != here.gpu) differs("GPU", built.gpu, here.gpu);
+  const std::vector<std::string>& listed = passport.compute_capabilities;
+  Passport wanted = passport;
+  if (passport.portable) {
+    if (std::find(listed.begin(), listed.end(), here.compute_capability) == listed.end()) {
+      note("the GPU " + here.gpu + " has compute capability " + here.compute_capability + ", the engine is for " +
+           joined(listed));
+      wanted.compute_capabilities.push_back(here.compute_capability);
+    }
+  } else {
+    if (built.compute_capability != here.compute_capability)
+      differs("compute capability", built.compute_capability, here.compute_capability);
+    if (built.gpu != here.gpu) differs("GPU", built.gpu, here.gpu);
+  }
   if (numbers(here.cuda) < numbers(built.cuda))
     note("the driver is for CUDA " + here.cuda + ", the engine needs " + built.cuda);
   if (!passport.plugin_sha256.empty()) {
@@ -128,9 +161,12 @@ void check_passport(const std::string& engine, const Passport& passport, const M
   }
   if (!amiss.empty())
     throw Failure(CAPSEDGE_ARTEFACT, engine + " was not built for this machine.",
-                  amiss + ". It was built on " + built.gpu + ", " + built.architecture + ", with TensorRT " + built.tensorrt +
-                      " and CUDA " + built.cuda + ".",
-                  "Build it here: `" + passport.rebuild() + "`.");
+                  amiss + ". It was built for " +
+                      (passport.portable ? "RTX GPUs of compute capability " + joined(listed)
+                                         : built.gpu + ", compute capability " + built.compute_capability) +
+                      " on " + built.architecture + ", with " + title + " " + built.tensorrt +
+                      (built.cuda.empty() ? "" : " and CUDA " + built.cuda) + ".",
+                  std::string("Build it ") + (passport.portable ? "again" : "here") + ": `" + wanted.rebuild() + "`.");
 }
 
 }  // namespace capsedge::embedding

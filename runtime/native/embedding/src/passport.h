@@ -4,10 +4,11 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace capsedge::embedding {
 
-// What an engine depends on.
+// What an engine depends on; of a portable one, the GPU is empty.
 struct Machine {
   std::string tensorrt, cuda, gpu, compute_capability, architecture;
 };
@@ -18,6 +19,9 @@ struct Passport {
   std::string plugin, precision, source;
   int64_t smallest_batch = 1, best_batch = 1, largest_batch = 1;
   std::map<std::string, std::string> metadata;
+  // An engine of TensorRT-RTX, for GPUs of these compute capabilities; else one of TensorRT, for the machine's own.
+  bool portable = false;
+  std::vector<std::string> compute_capabilities;
 
   // The command that builds such an engine: made of what was checked, safe to run as it stands.
   std::string rebuild() const;

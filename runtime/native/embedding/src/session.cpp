@@ -70,7 +70,8 @@ size_t place_of(const std::vector<Port>& ports, const char* name, size_t order, 
   fail_usage(std::string("The model has no ") + kind + " '" + name + "'.", std::string("Its ") + kind + "s: " + joined(names) + ".");
 }
 
-Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool ours) {
+// `readable`: whether its values are in memory of the host, and so can be looked at. `ours`: the model is capsedge's.
+Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable, bool ours) {
   if (port.type == CAPSEDGE_OTHER)
     throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' has a type that this library does not run.", "", "");
   if (tensor.type != port.type)
@@ -99,7 +100,7 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
   if (bytes != tensor.bytes || (bytes > 0 && tensor.data == nullptr))
     fail_usage("Input '" + port.name + "' has " + std::to_string(tensor.data ? tensor.bytes : 0) + " bytes.",
                "Its shape takes " + std::to_string(bytes) + ".");
-  if (!is_moderate(tensor.data, bytes / element_bytes(tensor.type), tensor.type, ours))
+  if (readable && !is_moderate(tensor.data, bytes / element_bytes(tensor.type), tensor.type, ours))
     fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^60 and more." : "."),
                ours ? "Wanted: finite numbers with finite squares." : "Wanted: finite numbers.",
                "Clean the values before inference.");
@@ -234,9 +235,10 @@ bool Session::shape_for(int64_t batch, Value& output) const {
 }
 
 void Session::run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count,
-                         int64_t images) const {
+                         int64_t images, const GpuStream* stream) const {
   const uint64_t start = now_ns();
-  backend_->run(inputs, input_count, outputs, output_count);
+  if (stream) backend_->run_on_stream(inputs, input_count, outputs, output_count, stream->handle);
+  else backend_->run(inputs, input_count, outputs, output_count);
   const uint64_t took = now_ns() - start;
   constexpr auto relaxed = std::memory_order_relaxed;
   counters_.runs.fetch_add(1, relaxed);
@@ -247,7 +249,8 @@ void Session::run_values(const Value* inputs, size_t input_count, Value* outputs
   }
 }
 
-void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count) const {
+void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count,
+                  const GpuStream* stream) const {
   const std::vector<Port>& wanted = backend_->inputs();
   if (wanted.size() > CAPSEDGE_MAX_TENSORS || output_count > CAPSEDGE_MAX_TENSORS)
     throw Failure(CAPSEDGE_UNSUPPORTED, "A run has at most " + std::to_string(CAPSEDGE_MAX_TENSORS) + " inputs and outputs.", "", "");
@@ -260,7 +263,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
     const size_t place = place_of(wanted, inputs[i].name, i, "input");
     if (have[place]) fail_usage("Input '" + wanted[place].name + "' was given twice.");
     have[place] = true;
-    given[i] = checked_input(wanted[place], place, inputs[i], metadata_.has_value());
+    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr, metadata_.has_value());
   }
   int64_t batch = 1;
   for (size_t i = 0; i < input_count; ++i)
@@ -288,7 +291,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
     value.bytes = bytes;
   }
   // Not every operator of ONNX Runtime takes empty tensors.
-  if (!empty) run_values(given, input_count, found, output_count, batch);
+  if (!empty) run_values(given, input_count, found, output_count, batch, stream);
   for (size_t i = 0; i < output_count; ++i) {
     outputs[i].bytes = found[i].bytes;
     outputs[i].type = found[i].type;

@@ -35,6 +35,10 @@ struct Answers {
   int32_t classes = 0, pose_size = 0;
 };
 
+struct GpuStream {
+  void* handle;  // cudaStream_t
+};
+
 class Session {
  public:
   // `name` is what errors call the model. Throws Failure (CAPSEDGE_ARTEFACT) where its metadata does not fit its graph.
@@ -51,12 +55,15 @@ class Session {
   const Preprocessing& preprocessing() const;  // throws where the file has none
   Counters& counters() const { return counters_; }
 
-  // Checks the inputs and runs. Outputs get their types and shapes.
-  void run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count) const;
+  // Checks the inputs and runs. Outputs get their types and shapes. With a stream: on memory of the GPU, whose values are
+  // not looked at, in the order of the stream.
+  void run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count,
+           const GpuStream* stream = nullptr) const;
   void warm_up(int64_t batch, int32_t runs) const;
 
   // Without checks, but counted: `images` rows.
-  void run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count, int64_t images) const;
+  void run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count, int64_t images,
+                  const GpuStream* stream = nullptr) const;
 
   // Sets type, rank, shape and bytes of an output for a batch; false where the file leaves more open than the batch.
   bool shape_for(int64_t batch, Value& output) const;

@@ -21,25 +21,44 @@ constexpr char kInstall[] =
     "Install TensorRT " CAPSEDGE_TEXT(NV_TENSORRT_MAJOR)
     " (on a Jetson it comes with JetPack), and name its library or its folder in CAPSEDGE_TENSORRT or in "
     "capsedge_open_options.tensorrt.";
+// TensorRT-RTX 1 has the interface of TensorRT 11.
+constexpr int kRtxInterface = 11, kRtxMajor = 1;
+constexpr char kRtxFile[] = "libtensorrt_rtx.so.1";
+constexpr char kRtxInstall[] =
+    "Install TensorRT-RTX (`pip install 'capsedge[rtx]'`), and name its library or its folder in CAPSEDGE_TENSORRT_RTX or "
+    "in capsedge_open_options.tensorrt.";
 constexpr char kPluginVariable[] = "CAPSEDGE_TENSORRT_PLUGIN", kPluginFile[] = "libcapsedge_tensorrt.so";
 constexpr const char* kPlugins[] = {"Squash", "DynamicRouting", "EMRouting", "AttentionRouting"};
 constexpr size_t kLongestWords = 300;
 
-TensorRt* load(const std::string& named) {
-  const LibraryPlaces places{
-      "TensorRT", kFile, "CAPSEDGE_TENSORRT", "tensorrt", {"", "/../../../../tensorrt_libs"}, {kFile}, kInstall};
+LibraryPlaces places_of(bool portable) {
+  if (portable)
+    return {"TensorRT-RTX", kRtxFile,   "CAPSEDGE_TENSORRT_RTX", "tensorrt", {"", "/../../../../tensorrt_rtx_libs"},
+            {kRtxFile},     kRtxInstall};
+  return {"TensorRT", kFile, "CAPSEDGE_TENSORRT", "tensorrt", {"", "/../../../../tensorrt_libs"}, {kFile}, kInstall};
+}
+
+TensorRt* load(bool portable, const std::string& named) {
+  const LibraryPlaces places = places_of(portable);
+  const std::string title = places.title;
+  if (portable && NV_TENSORRT_MAJOR < kRtxInterface)
+    throw Failure(CAPSEDGE_ENVIRONMENT, "This libcapsedge does not open engines of TensorRT-RTX.",
+                  "It was compiled with the headers of TensorRT " CAPSEDGE_TEXT(NV_TENSORRT_MAJOR)
+                  ", and TensorRT-RTX has the interface of TensorRT 11.",
+                  "Compile it with the headers of TensorRT 11 (docs/embedding.md).");
   void* const library = open_library(places, named);
   const auto number = [library](const char* name) {
     const auto get = reinterpret_cast<int32_t (*)() noexcept>(dlsym(library, name));
     return get ? get() : -1;
   };
-  const int major = number("getInferLibMajorVersion");
+  const int major = number("getInferLibMajorVersion"), wanted = portable ? kRtxMajor : NV_TENSORRT_MAJOR;
   const auto create = reinterpret_cast<void* (*)(void*, int32_t) noexcept>(dlsym(library, "createInferRuntime_INTERNAL"));
-  if (create == nullptr || major != NV_TENSORRT_MAJOR) {
+  if (create == nullptr || major != wanted) {
     const std::string found = major > 0 ? "It is version " + std::to_string(major) + "." : "It is something else.";
     dlclose(library);
     throw Failure(CAPSEDGE_ENVIRONMENT,
-                  "The library opened as TensorRT is not TensorRT " CAPSEDGE_TEXT(NV_TENSORRT_MAJOR) ".", found, kInstall);
+                  "The library opened as " + title + " is not " + title + " " + std::to_string(wanted) + ".", found,
+                  places.install);
   }
   auto* const opened = new TensorRt();
   opened->create = create;
@@ -47,6 +66,7 @@ TensorRt* load(const std::string& named) {
   opened->version = std::to_string(major);
   for (const char* part : {"Minor", "Patch", "Build"})
     opened->version += "." + std::to_string(number((std::string("getInferLib") + part + "Version").c_str()));
+  opened->product = title + " " + opened->version;
   return opened;
 }
 
@@ -89,15 +109,16 @@ nvinfer1::IRuntime* TensorRt::create_runtime() {
   return static_cast<nvinfer1::IRuntime*>(create(&logger, NV_TENSORRT_VERSION));
 }
 
-TensorRt& tensorrt(const std::string& named) {
+TensorRt& tensorrt(bool portable, const std::string& named) {
   static std::mutex mutex;
-  static TensorRt* loaded = nullptr;
+  static TensorRt* kinds[2] = {};
   const std::lock_guard<std::mutex> lock(mutex);
+  TensorRt*& loaded = kinds[portable];
   if (loaded == nullptr) {
-    loaded = load(named);
-  } else if (!named.empty() && loaded->path != library_file(named, kFile)) {
-    fail_usage("This process has another TensorRT open already.", "It is " + loaded->path + "; asked for: " + named + ".",
-               "Open all sessions of a process with the same one.");
+    loaded = load(portable, named);
+  } else if (!named.empty() && loaded->path != library_file(named, portable ? kRtxFile : kFile)) {
+    fail_usage("This process has another " + std::string(places_of(portable).title) + " open already.",
+               "It is " + loaded->path + "; asked for: " + named + ".", "Open all sessions of a process with the same one.");
   }
   return *loaded;
 }
@@ -119,9 +140,13 @@ std::string find_plugin() {
 
 void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library, TensorRtLogger& logger) {
   if (knows_plugins(registry)) return;  // loading twice is an error of TensorRT's
+  logger.clear();                       // asking for plugins that are not there is one, too
   registry.loadLibrary(library.c_str());
-  if (!knows_plugins(registry))
-    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT does not take the plugin library " + library + ".", logger.words(),
+  const std::string why = logger.words();
+  const bool known = knows_plugins(registry);
+  logger.clear();
+  if (!known)
+    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT does not take the plugin library " + library + ".", why,
                   "Compile it for this TensorRT and CUDA (docs/tensorrt.md), or build without: `--plugin native`.");
 }
 

@@ -55,10 +55,12 @@ typedef struct capsedge_cuda_routing {
   void* out_pose;
   void* out_activation;         /* EM */
   int32_t scheme;               /* AUTO; the others are for tests */
-  int32_t multiprocessors;      /* of the GPU; 0 asks the current one */
+  int32_t multiprocessors;      /* of the GPU; 0 asks the current one; without one, for any */
 } capsedge_cuda_routing;
 
-/* Of the current GPU. Fewer in some power modes of a Jetson or in a part of a GPU than in others. */
+/* Of the current GPU. Fewer in some power modes of a Jetson or in a part of a GPU than in others. 0: there is no GPU.
+ * CAPSEDGE_CUDA_OLD_DRIVER: there is one, whose driver is too old for the CUDA that this was built with. */
+#define CAPSEDGE_CUDA_OLD_DRIVER (-1)
 CAPSEDGE_CUDA_EXPORT int32_t capsedge_cuda_multiprocessors(void);
 
 /* Bytes of scratch on the device that a layer needs; at least 1, aligned to 256. Follows from the shapes and the

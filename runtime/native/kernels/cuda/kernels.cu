@@ -25,6 +25,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
 constexpr int kMaxSplits = 1024;
+constexpr int kMostMultiprocessors = 1024;  // several times those of the largest GPU
 constexpr int kMaxCluster = 8;  // what every GPU with clusters runs
 // Children that a group of lanes of a cluster takes one after another, before more blocks in a kernel a pass are
 // worth more than the kernels saved. Reckoned, not measured.
@@ -153,7 +154,8 @@ const char* launch(void (*kernel)(Parameters...), const Grid& grid, void*, const
                            [&] { kernel(arguments...); });
   return nullptr;
 }
-int multiprocessors_here() { return 4; }
+int emulated_multiprocessors = 4;
+int multiprocessors_here() { return emulated_multiprocessors; }
 bool clusters_run(WholeKernel, const Grid&) { return true; }
 #else
 cudaLaunchConfig_t configuration(const Grid& grid, void* stream, cudaLaunchAttribute* cluster) {
@@ -179,11 +181,13 @@ const char* launch(void (*kernel)(Parameters...), const Grid& grid, void* stream
   return cudaGetErrorString(status);
 }
 int multiprocessors_here() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-    return 16;
-  return count;
+  int device = 0, count = 0, driver = 0;
+  const cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess)
+    return count;
+  cudaGetLastError();  // it is told here, and is no later call's
+  const bool old = status == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+  return old ? CAPSEDGE_CUDA_OLD_DRIVER : 0;
 }
 
 // Whether the GPU runs such clusters. Code that the driver made of PTX for older ones has none, whatever the GPU.
@@ -408,7 +412,8 @@ Plan make_plan(const capsedge_cuda_routing& r) {
   plan.threads = generic ? kThreads : std::max(kWarp, groups * l.group);
   groups = plan.threads / l.group;
 
-  const int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
+  int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
+  if (processors < 1) processors = kMostMultiprocessors;  // a GPU that is not here: scratch for any
   plan_tiles(plan, r.scheme);
   plan.kernels = kernels_of(plan);
   if (plan.together) {
@@ -473,6 +478,11 @@ int failed(const char* why, char* error, size_t error_size) {
 using namespace capsedge::cuda;
 
 extern "C" int32_t capsedge_cuda_multiprocessors(void) { return multiprocessors_here(); }
+#ifdef CAPSEDGE_EMULATE
+extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate(int32_t multiprocessors) {
+  emulated_multiprocessors = multiprocessors;
+}
+#endif
 
 extern "C" int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer) {
   if (amiss(*layer)) return -1;
@@ -504,7 +514,7 @@ extern "C" int capsedge_cuda_squash(const void* x, void* y, int64_t outer, int32
   while (group < size && group < kWarp) group *= 2;
   const int64_t work = inner == 1 ? (outer + kThreads / group - 1) / (kThreads / group)
                                   : (outer * inner + kThreads - 1) / kThreads;
-  const Grid grid{std::min<int64_t>(work, 32 * multiprocessors_here()), 1, kThreads, 0};
+  const Grid grid{std::min<int64_t>(work, 32 * std::max(1, multiprocessors_here())), 1, kThreads, 0};
   const char* why = nullptr;
   if (type == CAPSEDGE_CUDA_FLOAT) {
     const float* from = static_cast<const float*>(x);

@@ -17,6 +17,7 @@ using AsciiChar = char;
 enum class DataType : int32_t { kFLOAT = 0, kHALF = 1, kINT8 = 2, kINT32 = 3, kBOOL = 4, kUINT8 = 5, kINT64 = 8 };
 enum class TensorIOMode : int32_t { kNONE = 0, kINPUT = 1, kOUTPUT = 2 };
 enum class TensorLocation : int32_t { kDEVICE = 0, kHOST = 1 };
+enum class ExecutionContextAllocationStrategy : int32_t { kSTATIC = 0, kON_PROFILE_CHANGE = 1, kUSER_MANAGED = 2 };
 enum class TensorFormat : int32_t { kLINEAR = 0, kCHW2 = 1, kHWC8 = 2 };
 enum class TensorRTPhase : int32_t { kBUILD = 0, kRUNTIME = 1 };
 enum class PluginCapabilityType : int32_t { kCORE = 0, kBUILD = 1, kRUNTIME = 2 };
@@ -164,6 +165,7 @@ class IExecutionContext {
   virtual bool setTensorAddress(const char* tensorName, void* data) noexcept = 0;
   virtual int32_t inferShapes(int32_t nbMaxNames, const char** tensorNames) noexcept = 0;
   virtual Dims getTensorShape(const char* tensorName) const noexcept = 0;
+  virtual void setDeviceMemoryV2(void* memory, int64_t size) noexcept = 0;
   virtual bool enqueueV3(cudaStream_t stream) noexcept = 0;
 };
 class ICudaEngine {
@@ -175,7 +177,9 @@ class ICudaEngine {
   virtual Dims getTensorShape(const char* tensorName) const noexcept = 0;
   virtual TensorIOMode getTensorIOMode(const char* tensorName) const noexcept = 0;
   virtual TensorLocation getTensorLocation(const char* tensorName) const noexcept = 0;
-  virtual IExecutionContext* createExecutionContext() noexcept = 0;
+  virtual int64_t getDeviceMemorySizeV2() const noexcept = 0;
+  virtual IExecutionContext* createExecutionContext(
+      ExecutionContextAllocationStrategy strategy = ExecutionContextAllocationStrategy::kSTATIC) noexcept = 0;
 };
 class IRuntime {
  public:

@@ -1,0 +1,374 @@
+"""The same file on every runtime: does it convert, is it right, how fast is it.
+
+    python -m benchmarks.portability --environments DIR
+
+Each runtime runs in a process of its own, by the interpreter of ``DIR/RUNTIME`` (``tools/runtimes.sh DIR``
+makes them; without one, by this interpreter). A runtime that is missing, crashes or is wrong is a row of the
+table. Writes ``portability.json``, and with ``--document`` the table into a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import machine
+
+WORKER = Path(__file__).with_name("portability_worker.py")
+RUNTIMES = (
+    "onnxruntime", "openvino", "litert", "mnn", "tract", "onnx.reference", "ncnn", "executorch",
+)  # fmt: skip
+ZOO = ("digits-dynamic", "digits-em", "digits-attention")
+MODELS = (*ZOO, "capsnet-mnist", "em-smallnorb", "attention-cifar10-simple")
+INT8 = ("onnxruntime", "openvino", "litert", "tract")  # runtimes that the INT8 files are run on
+PRECISIONS = ("fp32", "int8")
+IMAGES = 20
+TOLERANCE = 1e-3  # of an output's largest magnitude; more is wrong
+INT8_TOLERANCE = 0.1  # runtimes round between 8-bit values differently
+DOCUMENT = Path("docs/runtimes.md")
+BEGIN, END = "<!-- portability: begin -->", "<!-- portability: end -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One runtime on one model in one precision.
+
+    Attributes:
+        converts: whether it took the file and answered.
+        difference: the largest, over the outputs, relative to each output's largest magnitude; from the same
+            file in ONNX Runtime.
+        flips: images of ``IMAGES`` whose decision is another.
+        median_ms, ours_ms: of one image; ours by the fused operators.
+        problem: why it does not convert, or what is wrong.
+    """
+
+    runtime: str
+    version: str
+    model: str
+    precision: str
+    converts: bool
+    difference: float | None = None
+    flips: int | None = None
+    median_ms: float | None = None
+    ours_ms: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The files of one model in one precision, and what is right.
+
+    Attributes:
+        files: by runtime; ``""`` for those that have none of their own.
+        inputs: images by input name, as an ``.npz`` file.
+        outputs: by name, as ONNX Runtime computes them; the scores first.
+        ours_ms: of the fused operators.
+    """
+
+    files: dict[str, Path]
+    inputs: Path
+    outputs: dict[str, NDArray[Any]]
+    ours_ms: float
+
+
+def interpreter(runtime: str, environments: Path | None) -> str:
+    """The interpreter that has a runtime: of its folder, else this one."""
+    if environments is not None:
+        for folder in ("bin/python", "Scripts/python.exe"):
+            place = environments / runtime / folder
+            if place.exists():
+                return str(place)
+    return sys.executable
+
+
+def ask(
+    runtime: str, file: Path, inputs: Path, answer: Path, python: str, seconds: float, limit: float
+) -> dict[str, Any]:
+    """What the worker says; a crash or a time-out is an error like any other."""
+    wanted = {
+        "runtime": runtime,
+        "model": str(file),
+        "inputs": str(inputs),
+        "answer": str(answer),
+        "threads": 2,
+        "seconds": seconds,
+    }
+    try:
+        done = subprocess.run(
+            [python, str(WORKER), json.dumps(wanted)],
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+            # of this interpreter's packages, none for another's
+            env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {limit:g} s"}
+    except OSError as error:
+        return {"error": f"cannot start {python}: {error.strerror}"}
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            said: dict[str, Any] = json.loads(line)
+            return said
+    last = "".join(done.stderr.strip().splitlines()[-1:]).strip()[:300]
+    return {"error": f"ended with code {done.returncode}" + (f": {last}" if last else "")}
+
+
+def judge(
+    found: Sequence[NDArray[Any]], names: Sequence[str], wanted: dict[str, NDArray[Any]]
+) -> tuple[float, int]:
+    """Largest relative difference, and how many decisions differ.
+
+    Outputs are matched by name, else by the number of their elements, else by order.
+
+    Raises:
+        ValueError: an output is missing, or has another number of elements.
+    """
+    worst, flips = 0.0, 0
+    for number, (name, reference) in enumerate(wanted.items()):
+        size = reference[0].size
+        place = _place(name, number, size, found, names)
+        if place is None:
+            shapes = ", ".join(
+                f"{n} {list(f.shape[1:])}" for n, f in zip(names, found, strict=True)
+            )
+            raise ValueError(f"no output with {size} elements for {name}: {shapes}")
+        value = found[place].reshape(reference.shape).astype(np.float64)
+        largest = max(float(np.abs(reference).max()), 1e-30)
+        difference = float(np.abs(value - reference).max()) / largest
+        worst = max(worst, difference if np.isfinite(difference) else float("inf"))
+        if number == 0:
+            flips = int((value.argmax(-1) != reference.argmax(-1)).sum())
+    return worst, flips
+
+
+def _place(
+    name: str, number: int, size: int, found: Sequence[NDArray[Any]], names: Sequence[str]
+) -> int | None:
+    fitting = [k for k, f in enumerate(found) if f[0].size == size]
+    named = [k for k in fitting if names[k] == name]
+    ordered = [k for k in fitting if k == number]
+    return next(iter((*named, *ordered, *fitting)), None)
+
+
+def row(
+    runtime: str, model: str, precision: str, prepared: Prepared, python: str,
+    seconds: float = 1.0, limit: float = 600.0,
+) -> Row:  # fmt: skip
+    """Run one runtime on one model."""
+    file = prepared.files.get(runtime, prepared.files[""])
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.npz"
+        said = ask(runtime, file, prepared.inputs, answer, python, seconds, limit)
+        if "error" in said:
+            return Row(
+                runtime,
+                "",
+                model,
+                precision,
+                False,
+                ours_ms=prepared.ours_ms,
+                problem=said["error"],
+            )
+        with np.load(answer) as archive:
+            found = [archive[str(k)] for k in range(len(said["outputs"]))]
+    about = (runtime, str(said["version"]), model, precision, True)
+    times = {"median_ms": said["median_ms"], "ours_ms": prepared.ours_ms}
+    try:
+        difference, flips = judge(found, said["outputs"], prepared.outputs)
+    except ValueError as error:
+        return Row(*about, **times, problem=str(error))
+    allowed = TOLERANCE if precision == "fp32" else INT8_TOLERANCE
+    wrong = "" if difference <= allowed else f"wrong: {difference:.2g} off"
+    return Row(*about, difference, flips, **times, problem=wrong)
+
+
+def prepare(model: str, folder: Path) -> dict[str, Prepared]:
+    """Export a model in both precisions; the INT8 files of untrained weights are made without a gate."""
+    import torch
+
+    import capsedge
+    from capsedge.calibration.source import Source, uniform
+    from capsedge.cli.export import find_source
+    from capsedge.datasets import from_iterable
+    from capsedge.exporters import export
+    from capsedge.exporters.quantized import finish
+    from capsedge.ops import decompositions
+    from capsedge.runtime.profiling.measure import Limits, take_times
+
+    source, _, _, _ = find_source(model, None, None)
+    fused, portable = folder / f"{model}.onnx", folder / f"{model}.portable.onnx"
+    export(source, fused)
+    export(source, portable, target="litert")
+    session = capsedge.load(fused, threads=2)
+    rng = np.random.default_rng(0)
+    shape = [d for d in session.inputs[0].shape[1:] if isinstance(d, int)]
+    images = rng.random((IMAGES, *shape)).astype(np.float32)
+    inputs = folder / f"{model}.npz"
+    np.savez(inputs, **{session.inputs[0].name: images})
+    samples = take_times(lambda: session.run(images[:1]), Limits(0.2, 1.0, 3))
+    ours = 1e3 * float(np.median(samples))
+
+    program = folder / f"{model}.pt2"
+    exported = torch.export.export(_outputs_of(source), (torch.from_numpy(images[:1]),))
+    torch.export.save(exported.run_decompositions(decompositions()), program)
+    found = {
+        "fp32": Prepared(
+            {"": portable, "executorch": program}, inputs, _answers(portable, images), ours
+        )
+    }
+    calibration = from_iterable(iter(rng.random((64, *shape)).astype(np.float32)), None)
+    quantized = Source(fused, lambda m: finish(m, runtime="litert"))
+    table = quantized.calibrate(calibration, "mse", None)
+    units = quantized.quantizable("litert")
+    int8, _ = quantized.emit(uniform(units, "int8"), table, "litert")
+    file = folder / f"{model}.int8.onnx"
+    file.write_bytes(int8.SerializeToString())
+    found["int8"] = Prepared({"": file}, inputs, _answers(file, images), ours)
+    return found
+
+
+def _outputs_of(source: Any) -> Any:
+    """The model as a module that returns its scores and poses, as ``torch.export`` wants them."""
+    from torch import nn
+
+    class Outputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = source
+
+        def forward(self, images: Any) -> Any:
+            found = self.model(images)
+            return found.scores, found.poses
+
+    return Outputs().eval()
+
+
+def _answers(file: Path, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    """What ONNX Runtime computes of a file of batch 1, without the operator library; the scores first."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    single = [session.run(names, {"images": images[k : k + 1]}) for k in range(len(images))]
+    return {n: np.stack([a[i] for a in single])[:, 0] for i, n in enumerate(names)}
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The table, and what it was measured on."""
+    lines = [
+        f"{document['machine']['cpu']}, 2 threads, batch 1, {IMAGES} images; `{document['command']}`.",
+        "",
+        "| runtime | model | precision | converts | difference | flips | ms | ours |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in document["rows"]:
+        said = "yes" if r["converts"] and not r["problem"] else _cell(r["problem"])
+        numbers = [
+            "" if r["difference"] is None else f"{r['difference']:.1e}",
+            "" if r["flips"] is None else str(r["flips"]),
+            "" if r["median_ms"] is None else f"{r['median_ms']:.2f}",
+            "" if r["ours_ms"] is None else f"{r['ours_ms']:.2f}",
+        ]
+        name = r["version"] or r["runtime"]
+        lines.append(
+            f"| {name} | {r['model']} | {r['precision']} | {said} | " + " | ".join(numbers) + " |"
+        )
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """An error as one cell of a table."""
+    short = " ".join(text.split())
+    short = short if len(short) <= 160 else short[:157] + "..."
+    return short.replace("|", "\\|").replace("<", "&lt;")
+
+
+def write_table(text: str, path: Path = DOCUMENT) -> None:
+    """Put the table between the markers of a document.
+
+    Raises:
+        ValueError: the document has no markers.
+    """
+    page = path.read_text()
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no {BEGIN} ... {END}")
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def order(r: dict[str, Any]) -> tuple[int, int, int]:
+    """Place of a row in the table."""
+    places = ((RUNTIMES, "runtime"), (PRECISIONS, "precision"), (MODELS, "model"))
+    a, b, c = (k.index(r[n]) if r[n] in k else len(k) for k, n in places)
+    return a, b, c
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--runtimes", nargs="+", default=list(RUNTIMES), choices=RUNTIMES)
+    parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
+    parser.add_argument(
+        "--environments",
+        type=Path,
+        default=os.environ.get("CAPSEDGE_RUNTIMES"),
+        help="folder of virtual environments by runtime (CAPSEDGE_RUNTIMES)",
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="of timed runs of each")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/benchmarks"))
+    parser.add_argument("--document", type=Path, help="page whose table is replaced")
+    options = parser.parse_args()
+    environments = None if options.environments is None else Path(options.environments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    place = options.output / "portability.json"
+    rows: list[dict[str, Any]] = []
+    if place.exists():
+        before = json.loads(place.read_text())
+        if before["machine"] == machine():
+            rows = before["rows"]
+    document = {"machine": machine(), "command": "python -m benchmarks.portability", "rows": rows}
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"exporting {model}", file=sys.stderr, flush=True)
+            prepared = prepare(model, Path(folder))
+            for precision in options.precisions:
+                for runtime in options.runtimes:
+                    if precision == "int8" and runtime not in INT8:
+                        continue
+                    python = interpreter(runtime, environments)
+                    made = row(
+                        runtime, model, precision, prepared[precision], python, options.seconds
+                    )
+                    print(
+                        f"{runtime}, {model}, {precision}: {made.problem or 'right'}",
+                        file=sys.stderr,
+                    )
+                    key = (runtime, model, precision)
+                    rows[:] = [r for r in rows if (r["runtime"], r["model"], r["precision"]) != key]
+                    rows.append(asdict(made))
+                    rows.sort(key=order)
+                    # Written as it grows: a long run that is interrupted loses nothing.
+                    place.write_text(json.dumps(document, indent=1))
+    text = markdown(document)
+    if options.document is not None:
+        write_table(text, options.document)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The models that NVIDIA's library is given: the zoo as a user has it, the registry with random weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from capsedge.calibration.data import Images
+from capsedge.calibration.source import Source, uniform
+from capsedge.checkpoint import load_checkpoint
+from capsedge.exporters import Rewrites, export, modules, proto
+from capsedge.exporters.quantized import finish
+from capsedge.exporters.to_onnx import to_proto
+from capsedge.models import build
+from capsedge.zoo import zoo_checkpoint
+
+PRECISIONS = ("fp32", "fp16", "int8", "mixed")
+_IMAGES = 8  # enough for ranges; accuracy is no matter here
+
+
+@cache
+def zoo(routing: str, folder: Path, iterations: int = 3) -> Path:
+    """A model of the zoo, exported and proven equal."""
+    path = folder / f"{routing}.onnx"
+    export(load_checkpoint(zoo_checkpoint(routing)), path, iterations=iterations)
+    return path
+
+
+def quantized(source: Path, precision: str) -> Path:
+    """The file in another precision, as ``capsedge quantize --target tensorrt`` emits it.
+
+    ``mixed`` is the assignment of a search that keeps the first layer in FP32.
+    """
+    if precision == "fp32":
+        return source
+    made = Source(source, finish)
+    prep = made.preprocessing
+    assert prep is not None
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (_IMAGES, prep.height, prep.width, prep.channels), dtype=np.uint8
+    )
+    images = Images("random", pixels, None, prep)
+    if precision == "fp16":
+        model, _ = made.half(images)
+    else:
+        units = made.quantizable("tensorrt")
+        assignment = uniform(units, "int8")
+        if precision == "mixed":
+            assignment[units[0].name] = "fp32"
+        model, _ = made.emit(assignment, made.calibrate(images, "minmax", None), "tensorrt")
+    path = source.with_name(f"{source.stem}.{precision}.onnx")
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def registered(name: str, folder: Path) -> Path:
+    """A model of the registry with random weights; not proven equal, which other tests do."""
+    torch.manual_seed(0)
+    subject = modules.of_capsule_model(build(name).eval(), (), None, "")
+    model, _ = to_proto(subject, 20, None, Rewrites())
+    proto.attach_functions(model, Rewrites())
+    path = folder / f"{name}.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def quantized_products(path: Path) -> int:
+    """Convolutions and matrix products of a file, both of whose inputs are quantized."""
+    model = onnx.load(path)
+    made = {n.output[0] for n in model.graph.node if n.op_type == "DequantizeLinear"}
+    return sum(
+        n.op_type in ("Conv", "Gemm", "MatMul") and set(n.input[:2]) <= made
+        for n in model.graph.node
+    )

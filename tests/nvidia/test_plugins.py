@@ -1,0 +1,156 @@
+"""The plugin library in NVIDIA's registry: engines with plugins, and what the plugins refuse in its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto as T
+from onnx import helper, numpy_helper
+
+pytest.importorskip("torch", reason="models are exported: pip install 'capsedge[export]'")
+
+from capsedge.zoo import ROUTINGS
+from tests.nvidia import headers, models
+from tests.nvidia.conftest import Build
+from tests.nvidia.test_engines import DYNAMIC, STATIC, folder  # noqa: F401
+
+pytestmark = pytest.mark.tensorrt_rtx
+
+
+@pytest.fixture(scope="session")
+def newest() -> Path:
+    return headers.plugin_library(headers.any_folders()[-1])
+
+
+@pytest.fixture(scope="session")
+def oldest() -> Path:
+    """Against TensorRT 10.3: the oldest interface, which newer TensorRT takes too."""
+    found = headers.any_folders()[0]
+    if headers.version(found) != (10, 3):
+        pytest.skip(f"none of the folders in {headers.VARIABLE} has the headers of 10.3")
+    return headers.plugin_library(found)
+
+
+def check(built: dict[str, Any]) -> None:
+    assert "error" not in built, built
+    assert built["plugin"] == "fused"
+    assert built["progress"]["last"] == 1.0
+
+
+@pytest.mark.parametrize("precision", models.PRECISIONS)
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_zoo(
+    build: Build, newest: Path, folder: Path, routing: str, precision: str  # noqa: F811
+) -> None:  # fmt: skip
+    source = models.quantized(models.zoo(routing, folder), precision)
+    jobs = [(source, {"batch": batch, "plugin": "fused"}) for batch in (STATIC, DYNAMIC)]
+    for built in build(jobs, newest):
+        check(built)
+        if precision in ("int8", "mixed"):
+            assert built["products"]["INT8"] == models.quantized_products(source)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_the_oldest_interface(
+    build: Build, oldest: Path, folder: Path, routing: str  # noqa: F811
+) -> None:  # fmt: skip
+    source = models.zoo(routing, folder)
+    for built in build(
+        [(source, {"batch": b, "plugin": "fused"}) for b in (STATIC, DYNAMIC)], oldest
+    ):
+        check(built)
+
+
+def test_nothing_of_the_machine_is_frozen(build: Build, newest: Path, folder: Path) -> None:  # noqa: F811
+    """An engine that is built without a GPU runs with the multiprocessors of the GPU that it meets."""
+    (built,) = build([(models.zoo("dynamic", folder), {"plugin": "fused"})], newest)
+    check(built)
+    plan = Path(built["engine"]).read_bytes()
+    at = plan.find(b"multiprocessors")
+    assert at > 0
+    assert int.from_bytes(plan[plan.find(b"multiprocessors") :][:0], "little") == 0
+
+
+def node(operator: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs, outputs, name="it", domain="capsedge", **attributes)
+
+
+def one_node(
+    path: Path,
+    inputs: dict[str, tuple[int, ...]],
+    weights: dict[str, tuple[int, ...]],
+    one: onnx.NodeProto,
+) -> Path:
+    """A file of one operator, as nothing in the package would write it."""
+    graph = helper.make_graph(
+        [one],
+        "one",
+        [helper.make_tensor_value_info(name, T.FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, T.FLOAT, None) for name in one.output],
+        [numpy_helper.from_array(np.ones(s, np.float32), name) for name, s in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("capsedge", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+DYNAMIC_INPUT = {"u": (1, 6, 8)}
+DYNAMIC_WEIGHTS = {"W": (6, 3, 4, 8), "p": (6, 3), "b": (3, 4)}
+EM_INPUTS = {"x": (1, 2, 2, 3, 16), "a": (1, 2, 2, 3)}
+EM_WEIGHTS = {"W": (1, 1, 3, 2, 4, 4), "bu": (2,), "ba": (2,)}
+
+
+def dynamic(
+    path: Path, weights: dict[str, tuple[int, ...]] | None = None, **attributes: Any
+) -> Path:
+    given = {"iterations": 3, "leaky": 0, "epsilon": 1e-8, **attributes}
+    one = node("DynamicRouting", ["u", "W", "p", "b"], ["v"], **given)
+    return one_node(path, DYNAMIC_INPUT, {**DYNAMIC_WEIGHTS, **(weights or {})}, one)
+
+
+def em(path: Path, weights: dict[str, tuple[int, ...]] | None = None, **attributes: Any) -> Path:
+    given = {
+        "iterations": 1, "shared": 1, "coordinate_addition": 0, "strides": [1, 1],
+        "inverse_temperatures": [0.1], "epsilon": 1e-6, **attributes,
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    one = node("EMRouting", ["x", "a", "W", "bu", "ba"], ["p", "q"], **given)
+    return one_node(path, EM_INPUTS, {**EM_WEIGHTS, **(weights or {})}, one)
+
+
+def squash(path: Path, axis: int) -> Path:
+    return one_node(path, {"x": (2, 3)}, {}, node("Squash", ["x"], ["y"], axis=axis, epsilon=1e-8))
+
+
+REFUSED = {
+    "no iterations": (dynamic, {"iterations": 0}, "'iterations' is 0: wanted 1 to 64"),
+    "too many iterations": (dynamic, {"iterations": 65}, "'iterations' is 65"),
+    "iterations as a float": (dynamic, {"iterations": 3.0}, "'iterations' has the wrong type"),
+    "leaky": (dynamic, {"leaky": 2}, "'leaky': wanted 0 or 1"),
+    "epsilon": (dynamic, {"epsilon": 0.0}, "'epsilon' is not positive"),
+    "weight": (dynamic, {"weights": {"W": (6, 3, 4, 7)}}, "input 'u' has shape [1, 6, 8]: wanted [?, 6, 7]"),
+    "bias": (dynamic, {"weights": {"b": (3, 5)}}, "input 'bias' has shape [3, 5]"),
+    "em without iterations": (em, {"iterations": None}, "'iterations' is missing"),
+    "em temperatures": (em, {"iterations": 3}, "'inverse_temperatures' has 1 numbers"),
+    "em window": (em, {"weights": {"W": (3, 3, 3, 2, 4, 4)}, "shared": 0}, "window is larger"),
+    "squash axis": (squash, {"axis": 9}, "'axis' lies outside"),
+}  # fmt: skip
+
+
+def test_what_plugins_refuse(build: Build, newest: Path, tmp_path: Path) -> None:
+    """The plugin's own words arrive through NVIDIA's logger, though its parser and its builder drop them."""
+    jobs = []
+    for k, (make, given, _) in enumerate(REFUSED.values()):
+        jobs.append((make(tmp_path / f"{k}.onnx", **given), {"plugin": "fused"}))
+    right = (dynamic(tmp_path / "right.onnx"), {"plugin": "fused"})
+    *found, good = build([*jobs, right], newest)
+    check(good)
+    for (name, (_, _, words)), refused in zip(REFUSED.items(), found, strict=True):
+        assert refused.get("error") == "UnsupportedModelError", (name, refused)
+        assert "capsedge: " in refused["why"], (name, refused)
+        assert words in refused["why"], (name, refused)
+        assert not refused["written"]

@@ -1,0 +1,62 @@
+"""Builds with NVIDIA's library in a process of its own, because its parser ends the process for some errors.
+
+    python -m tests.nvidia.worker < jobs.json
+
+A job is an ONNX file, an engine and the fields of `BuildOptions`; a line of JSON is printed for each: the
+document of ``capsedge build --json`` with the seconds it took, or what was raised.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import CapsedgeError
+from capsedge.exporters.engine import BuildOptions, build
+from capsedge.runtime import engine_layers
+from capsedge.runtime.passport import TENSORRT_RTX
+from capsedge.runtime.profiling.node_names import places_in, together
+from capsedge.runtime.tensorrt_library import tensorrt_logger
+from capsedge.runtime.tensorrt_rtx import import_for
+
+
+def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
+    """One job."""
+    for name in ("batch", "compute_capabilities"):
+        if options.get(name) is not None:
+            options[name] = tuple(options[name])
+    told: list[tuple[float, str]] = []
+    start = time.monotonic()
+    try:
+        built = build(
+            source,
+            target,
+            BuildOptions(**{"target": TENSORRT_RTX, **options}),
+            lambda share, phase, left: told.append((share, phase)),
+        )
+    except CapsedgeError as error:
+        return {
+            "error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix,
+            "written": Path(target).exists(),
+        }  # fmt: skip
+    shares = [share for share, _ in told]
+    layers = engine_layers.from_log(tensorrt_logger(import_for(TENSORRT_RTX)).layers)
+    return {
+        **built.to_dict(),
+        "belongs_to": [together(places_in(f"{x.name} {x.metadata}")).label for x in layers],
+        "seconds": time.monotonic() - start,
+        "progress": {"told": len(told), "last": shares[-1], "monotonic": shares == sorted(shares)},
+    }
+
+
+def main() -> None:
+    """All jobs."""
+    for job in json.load(sys.stdin):
+        print(json.dumps(run(job["source"], job["target"], job["options"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

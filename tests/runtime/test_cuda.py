@@ -1,0 +1,44 @@
+"""Which libcudart is taken: the first that the driver runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime import cuda
+from tests.tensorrt.fixtures import compile_cudart
+
+
+def libraries(folder: Path, driver: int) -> list[str]:
+    folder.mkdir()
+    return [
+        str(compile_cudart(folder / f"libcudart.so.{version // 1000}", version, driver))
+        for version in (13020, 12080)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("driver", "taken"),
+    [(13000, "13.2"), (12060, "12.8"), (12000, "12.8"), (14000, "13.2"), (0, "13.2")],
+)
+def test_the_driver_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: int, taken: str
+) -> None:
+    """The newest would fail with error 35 on an older driver, although the other is there."""
+    found = ["/nowhere/libcudart.so.13", *libraries(tmp_path / "cuda", driver)]
+    monkeypatch.setattr(cuda, "candidates", lambda: found)
+    assert cuda.Cuda().runtime_version() == taken
+
+
+def test_none_for_this_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    newest = libraries(tmp_path / "cuda", 12060)[0]
+    monkeypatch.setenv(cuda.VARIABLE, newest)
+    with pytest.raises(EnvironmentProblem, match="is for this driver") as refused:
+        cuda.Cuda()
+    assert refused.value.why == f"The driver runs CUDA 12.6; {newest} is CUDA 13.2."
+    assert "nvidia-cuda-runtime-cu12" in refused.value.fix
+    monkeypatch.setenv(cuda.VARIABLE, "/nowhere/libcudart.so")
+    with pytest.raises(EnvironmentProblem, match="was not found"):
+        cuda.Cuda()
