@@ -32,6 +32,7 @@ OPS = ("auto", "fused", "portable")
 SCORES = ("lengths", "logits")
 RECONSTRUCTION = "reconstruction"
 MAX_THREADS = 1024
+LARGEST = 2.0**60  # squares of larger values, and sums of them, fit no float32
 DEFAULT_THRESHOLD = (
     0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 )
@@ -182,6 +183,8 @@ class Session:
         self.passport = issued
         self.gpu = gpu
         self._backend = backend
+        # Of other tools' models nothing is known: some take the most negative number for a mask.
+        self._bound = math.inf if metadata is None else LARGEST
         self._check_sizes()
         if metadata is not None:
             self._check_metadata(metadata)
@@ -260,7 +263,7 @@ class Session:
         """
         feeds = self._named(arrays)
         for port in self.inputs:
-            feeds[port.name] = _checked(port, feeds[port.name])
+            feeds[port.name] = _checked(port, feeds[port.name], self._bound)
         outputs = [port.name for port in self.outputs]
         if self.metadata is not None and len(feeds[self.inputs[0].name]) == 0:
             # Not every operator of ONNX Runtime takes empty tensors (MatMul fails, reductions keep
@@ -429,7 +432,7 @@ class Session:
                     "invert works on pixels, before the model's preprocessing.",
                     "Give pixels as uint8 [N, H, W, C].",
                 )
-            checked = _checked(self.inputs[0], images, any_batch=True)
+            checked = _checked(self.inputs[0], images, self._bound, any_batch=True)
             yield from (checked[i : i + size] for i in range(0, len(checked), size))
             return
         several: Iterable[OneImage]
@@ -528,8 +531,11 @@ def _fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
     )
 
 
-def _checked(port: Port, array: object, any_batch: bool = False) -> NDArray[Any]:
-    """An input that fits its port; with ``any_batch`` the first dimension and the float type are free."""
+def _checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
+    """An input that fits its port, its values below ``bound``.
+
+    With ``any_batch`` the first dimension and the float type are free.
+    """
     if not isinstance(array, np.ndarray):
         raise ShapeError(
             f"Input '{port.name}' is a {type(array).__name__}.",
@@ -550,10 +556,15 @@ def _checked(port: Port, array: object, any_batch: bool = False) -> NDArray[Any]
             f"Wanted: {free}.".replace("'", ""),
             "Reshape the array, or prepare the image with `Session.prepare`.",
         )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise UsageError(
-            f"Input '{port.name}' has values that are NaN or infinite.",
-            f"{int((~np.isfinite(array)).sum())} of {array.size} values; wanted: finite numbers.",
-            "Clean the array before inference.",
-        )
+    if array.dtype.kind == "f":
+        most = bound if array.dtype.itemsize > 2 else math.inf  # which no float16 reaches
+        wrong = int((~(np.abs(array) < most)).sum())
+        if wrong:
+            raise UsageError(
+                f"Input '{port.name}' has values that are NaN or infinite"
+                + (", or of 2^60 and more." if bound == LARGEST else "."),
+                f"{wrong} of {array.size} values; wanted: finite numbers"
+                + (" with finite squares." if bound == LARGEST else "."),
+                "Clean the array before inference.",
+            )
     return array

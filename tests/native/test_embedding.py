@@ -163,6 +163,7 @@ def test_wrong_tensors() -> None:
         ({"images": x.astype(np.float64)}, None, r"type float64.\nWanted: float32"),
         ({"images": x + np.nan}, None, "NaN or infinite"),
         ({"images": x + np.inf}, None, "NaN or infinite"),
+        ({"images": x - np.float32(2.0**60)}, None, r"2\^60"),
         ({"pictures": x}, None, "no input 'pictures'.\nIts inputs: images"),
         ({}, None, "has 1 inputs, and 0 were given"),
         ({"images": x, "more": x}, None, "has 1 inputs, and 2 were given"),

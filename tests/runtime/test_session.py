@@ -562,3 +562,19 @@ def test_device_needs_neither_torch_nor_onnx(model: Path, tmp_path: Path):
 def test_a_fixed_batch_that_is_too_large(tmp_path: Path, batch: int):
     with pytest.raises(ArtefactError, match="fixes sizes that are too large"):
         capsedge.load(save(capsule_model(batch=batch), tmp_path / "large.onnx"))
+
+
+@pytest.mark.parametrize("value", [2.0**60, -1e38])
+def test_values_whose_squares_overflow(tmp_path: Path, value: float):
+    """One answer for all backends, which differ in where they overflow; other tools' models may need them."""
+    image = np.full((1, 1, 8, 8), value, np.float32)
+    session = capsedge.load(save(capsule_model(), tmp_path / "m.onnx"))
+    with pytest.raises(UsageError, match=r"2\^60"):
+        session.run(image)
+    session.run(np.nextafter(image, np.float32(0)))
+    for array in (image, image.astype(np.float64)):
+        with pytest.raises(UsageError, match=r"2\^60"):
+            session.predict(array)
+    capsule = capsule_model()
+    del capsule.metadata_props[:]
+    capsedge.load(save(capsule, tmp_path / "foreign.onnx")).run(image)

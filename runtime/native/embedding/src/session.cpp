@@ -38,19 +38,22 @@ int64_t fixed_bytes(const std::vector<Port>& ports) {
   return sum;
 }
 
+// Numbers without their signs, as bits, are in the order of their values.
 template <typename T>
-bool all_below(const void* data, size_t count, T exponent) {
+bool all_below(const void* data, size_t count, T bound) {
   const auto* bits = static_cast<const T*>(data);
-  bool finite = true;
-  for (size_t i = 0; i < count; ++i) finite &= (bits[i] & exponent) != exponent;
-  return finite;
+  constexpr T kMagnitude = static_cast<T>(~T{0}) >> 1;
+  bool below = true;
+  for (size_t i = 0; i < count; ++i) below &= (bits[i] & kMagnitude) < bound;
+  return below;
 }
 
-// Floating-point values that are neither NaN nor infinite; true for other types.
-bool is_finite(const void* data, size_t count, int32_t type) {
-  if (type == CAPSEDGE_FLOAT32) return all_below<uint32_t>(data, count, 0x7F800000u);
+// Floating-point values that are finite, and of our models below 2^60, where squares and sums of them fit a float; true
+// for other types. Other tools' models may take the most negative number for a mask.
+bool is_moderate(const void* data, size_t count, int32_t type, bool ours) {
+  if (type == CAPSEDGE_FLOAT32) return all_below<uint32_t>(data, count, (ours ? 127u + 60u : 255u) << 23);
   if (type == CAPSEDGE_FLOAT16) return all_below<uint16_t>(data, count, 0x7C00u);
-  if (type == CAPSEDGE_FLOAT64) return all_below<uint64_t>(data, count, uint64_t{0x7FF} << 52);
+  if (type == CAPSEDGE_FLOAT64) return all_below<uint64_t>(data, count, uint64_t{ours ? 1023u + 60u : 0x7FFu} << 52);
   return true;
 }
 
@@ -67,8 +70,8 @@ size_t place_of(const std::vector<Port>& ports, const char* name, size_t order, 
   fail_usage(std::string("The model has no ") + kind + " '" + name + "'.", std::string("Its ") + kind + "s: " + joined(names) + ".");
 }
 
-// `readable`: whether its values are in memory of the host, and so can be looked at.
-Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable) {
+// `readable`: whether its values are in memory of the host, and so can be looked at. `ours`: the model is capsedge's.
+Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable, bool ours) {
   if (port.type == CAPSEDGE_OTHER)
     throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' has a type that this library does not run.", "", "");
   if (tensor.type != port.type)
@@ -97,8 +100,9 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
   if (bytes != tensor.bytes || (bytes > 0 && tensor.data == nullptr))
     fail_usage("Input '" + port.name + "' has " + std::to_string(tensor.data ? tensor.bytes : 0) + " bytes.",
                "Its shape takes " + std::to_string(bytes) + ".");
-  if (readable && !is_finite(tensor.data, bytes / element_bytes(tensor.type), tensor.type))
-    fail_usage("Input '" + port.name + "' has values that are NaN or infinite.", "Wanted: finite numbers.",
+  if (readable && !is_moderate(tensor.data, bytes / element_bytes(tensor.type), tensor.type, ours))
+    fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^60 and more." : "."),
+               ours ? "Wanted: finite numbers with finite squares." : "Wanted: finite numbers.",
                "Clean the values before inference.");
   return value;
 }
@@ -259,7 +263,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
     const size_t place = place_of(wanted, inputs[i].name, i, "input");
     if (have[place]) fail_usage("Input '" + wanted[place].name + "' was given twice.");
     have[place] = true;
-    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr);
+    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr, metadata_.has_value());
   }
   int64_t batch = 1;
   for (size_t i = 0; i < input_count; ++i)

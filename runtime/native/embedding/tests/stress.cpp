@@ -1,16 +1,22 @@
 // Many calls, many threads, wrong calls; for every build (sanitizers, ARM):
-//   capsedge_stress ONNXRUNTIME MODEL threads|calls|allocations|misuse [COUNT]
+//   capsedge_stress ONNXRUNTIME MODEL threads|calls|allocations|misuse|soak [COUNT]
 //   capsedge_stress ONNXRUNTIME MODEL prepare HEIGHT WIDTH TARGET_HEIGHT TARGET_WIDTH RULE INVERT
 // Prints what it did (prepare: the floats); exit code 1 with a line for what went wrong.
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
+#include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -270,6 +276,83 @@ void misuse(int count) {
   std::printf("misuse: %d rounds\n", count);
 }
 
+// Entries of a folder, with "." and "..".
+long entries(const char* folder) {
+  DIR* const opened = opendir(folder);
+  if (opened == nullptr) fail(std::string("cannot read ") + folder);
+  long count = 0;
+  while (readdir(opened) != nullptr) ++count;
+  closedir(opened);
+  return count;
+}
+
+// 64 threads that open sessions, run them and close them, for so many seconds. Looks between rounds, when all are
+// closed: from a fifth of the time on, memory stays within 1 MiB, descriptors and threads are constant.
+void soak(int seconds) {
+  constexpr int kThreads = 64;
+  // What the C library keeps for each of 64 threads goes up and down by tens of MiB; here only what is held counts.
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 64 * 1024);
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  std::mutex mutex;
+  std::condition_variable changed;
+  int round = 0, waiting = 0;
+  bool over = false;
+  std::vector<std::thread> all;
+  for (int k = 0; k < kThreads; ++k)
+    all.emplace_back([&, k] {
+      for (int mine = 0;;) {
+        {
+          std::unique_lock<std::mutex> lock(mutex);
+          ++waiting;
+          changed.notify_all();
+          changed.wait(lock, [&] { return round > mine || over; });
+          if (over) return;
+          mine = round;
+        }
+        capsedge_session* const session = open_session(k % 2 ? CAPSEDGE_OPS_AUTO : CAPSEDGE_OPS_PORTABLE);
+        {
+          Caller caller(session, k);
+          caller.run();
+          caller.predict();
+        }
+        check(capsedge_close(session));
+      }
+    });
+  long least = 0, most = 0, descriptors = 0, tasks = 0;
+  double said = -60;
+  for (;;) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return waiting == kThreads; });
+    malloc_trim(0);
+    const long kib = resident_pages() * sysconf(_SC_PAGESIZE) / 1024, files = entries("/proc/self/fd"), here = entries("/proc/self/task");
+    if (elapsed() - said >= 60) {
+      said = elapsed();
+      std::printf("soak: %.0f s, %d rounds, %ld KiB, %ld descriptors, %ld threads\n", said, round, kib, files - 3, here - 2);
+      std::fflush(stdout);
+    }
+    if (elapsed() > seconds / 5.0) {
+      if (most == 0) least = most = kib, descriptors = files, tasks = here;
+      least = std::min(least, kib), most = std::max(most, kib);
+      if (files != descriptors || here != tasks) fail("descriptors or threads change");
+    }
+    if (elapsed() > seconds) break;
+    waiting = 0;
+    ++round;
+    changed.notify_all();
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    over = true;
+    changed.notify_all();
+  }
+  for (std::thread& thread : all) thread.join();
+  std::printf("soak: %d threads, %d rounds, %ld KiB between the least and the most after a fifth\n", kThreads, round, most - least);
+  if (most - least > 1024) fail("memory changes");
+}
+
 // The input made of RGBA pixels (i * i * 7 + i * 13) >> 3 mod 256, i over all values.
 void prepare(char** words) {
   const int64_t height = std::atoi(words[0]), width = std::atoi(words[1]);
@@ -331,7 +414,7 @@ int posix_memalign(void** memory, size_t alignment, size_t size) {
 
 int main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "usage: capsedge_stress ONNXRUNTIME MODEL threads|calls|allocations|misuse [COUNT]\n");
+    std::fprintf(stderr, "usage: capsedge_stress ONNXRUNTIME MODEL threads|calls|allocations|misuse|soak [COUNT]\n");
     return 2;
   }
   runtime_path = argv[1];
@@ -344,6 +427,7 @@ int main(int argc, char** argv) {
   else if (what == "calls") calls(count ? count : 100000);
   else if (what == "allocations") allocations(count ? count : 100);
   else if (what == "misuse") misuse(count ? count : 5);
+  else if (what == "soak") soak(count ? count : 600);
   else return 2;
   return 0;
 }
