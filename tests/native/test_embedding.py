@@ -174,7 +174,7 @@ def test_wrong_tensors() -> None:
         with pytest.raises(Failed, match=message) as failed:
             session.run(inputs, rooms)
         assert failed.value.code == USAGE
-    assert session.counters().failed == 11
+    assert session.counters().failed == 12
 
 
 def test_sizes_that_lie() -> None:
