@@ -23,7 +23,7 @@ demo: $(READY) ## Export the default model, prove it equal, classify the sample 
 lint: $(READY) ## Style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PYTHON="$(abspath $(BIN))/python" tools/types.sh
+	$(BIN)/mypy -p capsedge
 
 test: lint ## The fast tests, as CI runs them
 	$(BIN)/python -m pytest -n auto --dist worksteal

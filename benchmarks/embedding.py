@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import machine
-from capsedge.runtime.embedding import find_embedding
+from capsedge.runtime.machine.libcapsedge import find_embedding
 from capsedge.zoo import default_model
 from tests.native.embedding import onnxruntime_library
 from tests.runtime.models import capsule_model, save

@@ -33,7 +33,7 @@ from benchmarks.common import machine
 from benchmarks.operators import Layer
 from benchmarks.peers import MODELS
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.files import write_bytes
+from capsedge.runtime.files.writing import write_bytes
 from tests.conformance.backends import Torch
 from tests.conformance.cases import OUTPUTS, Case
 from tests.native import cuda_library
@@ -196,7 +196,7 @@ def model_rows(model: str, batches: list[int], folder: Path) -> Iterator[dict[st
     """A whole model through every peer that is here."""
     import torch
 
-    from capsedge.exporters import export
+    from capsedge.exporters.to_onnx import export
     from capsedge.models import build, get_config
 
     name, _, iterations = model.partition(":")
@@ -258,7 +258,7 @@ def on_provider(file: Path, batch: int, shape: tuple[int, ...]) -> dict[str, Any
 def on_tensorrt(file: Path, folder: Path, plugin: str, batch: int, images: Any) -> dict[str, Any]:
     """A TensorRT engine through the session, its input and outputs on the GPU."""
     import capsedge
-    from capsedge.exporters.engine import BuildOptions, build
+    from capsedge.exporters.tensorrt import BuildOptions, build
 
     target = folder / f"{file.stem}-{plugin}-{batch}.engine"
     options = BuildOptions(plugin=plugin, batch=(batch,) * 3, timing_cache=folder / "timings")

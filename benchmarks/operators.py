@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import machine, statistics
-from capsedge.runtime.files import write_bytes
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.files.writing import write_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 Arrays = dict[str, NDArray[np.float32]]

@@ -54,7 +54,8 @@ def prepare(model: str, folder: Path, batch: int) -> None:
     import torch
 
     from capsedge.checkpoint import save_checkpoint
-    from capsedge.exporters import Rewrites, export
+    from capsedge.exporters.to_onnx import export
+    from capsedge.graph.rewrites import Rewrites
     from capsedge.models import build
 
     name, _, iterations = model.partition(":")

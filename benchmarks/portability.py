@@ -203,8 +203,8 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     from capsedge.calibration.source import Source, uniform
     from capsedge.cli.export import find_source
     from capsedge.datasets import from_iterable
-    from capsedge.exporters import export
-    from capsedge.exporters.quantized import finish
+    from capsedge.exporters.to_onnx import export
+    from capsedge.graph.quantized_file import finish
     from capsedge.ops import decompositions
     from capsedge.runtime.profiling.measure import Limits, take_times
 

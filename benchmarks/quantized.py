@@ -61,7 +61,7 @@ def library_default(plain: Path, output: Path, images: np.ndarray, only: list[st
 def ours(model: Path, output: Path, images: Any) -> None:
     """Quantize with capsedge, everything in INT8, without the gate."""
     from capsedge.calibration.source import Source, uniform
-    from capsedge.exporters.quantized import finish
+    from capsedge.graph.quantized_file import finish
 
     source = Source(model, finish)
     table = source.calibrate(images, "mse", None)
@@ -75,7 +75,8 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> None:
 
     from capsedge.checkpoint import load_checkpoint
     from capsedge.datasets import ImageSet
-    from capsedge.exporters import Rewrites, export
+    from capsedge.exporters.to_onnx import export
+    from capsedge.graph.rewrites import Rewrites
     from capsedge.models import build
     from capsedge.zoo import ROUTINGS, zoo_checkpoint
 

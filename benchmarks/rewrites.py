@@ -24,7 +24,8 @@ import onnxruntime
 import torch
 
 from benchmarks.common import machine
-from capsedge.exporters import Rewrites, export
+from capsedge.exporters.to_onnx import export
+from capsedge.graph.rewrites import Rewrites
 from capsedge.models import build
 
 

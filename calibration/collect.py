@@ -9,8 +9,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from capsedge.calibration.graph import written
 from capsedge.calibration.observers import BINS, Histogram
+from capsedge.calibration.units import written
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.session import load

@@ -10,11 +10,11 @@ import onnx
 from onnx import TensorProto
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files import temporary_folder
-from capsedge.runtime.native_library import find_library
-from capsedge.runtime.onnx_file import read_bytes, summarize
-from capsedge.runtime.onnxruntime_backend import register_operators
-from capsedge.runtime.operator_names import operator_of
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.onnxruntime_backend import register_operators
+from capsedge.runtime.files.writing import temporary_folder
+from capsedge.runtime.reading.onnx_file import read_bytes, summarize
+from capsedge.schema.names import operator_of
 
 # What computes with weights or routes; everything else moves or normalizes.
 COMPUTING = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.calibration.graph import Graph, Kept, initializer, is_sum, replace_graph, shapes
-from capsedge.runtime.operator_names import DOMAIN
+from capsedge.calibration.units import Graph, Kept, initializer, is_sum, replace_graph, shapes
+from capsedge.schema.names import DOMAIN
 
 LARGEST = 65504.0
 HEADROOM = 4.0  # other images than the calibration's may go further

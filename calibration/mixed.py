@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.calibration.evaluate import Outcome, latency
-from capsedge.calibration.graph import written
 from capsedge.calibration.source import QDQ, Source, uniform
 from capsedge.calibration.table import Table
+from capsedge.calibration.units import written
 from capsedge.datasets import ImageSet
 from capsedge.runtime.charts import new_figure, save_figure
 

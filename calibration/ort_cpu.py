@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.calibration import weights
-from capsedge.calibration.graph import (
+from capsedge.calibration.table import Table
+from capsedge.calibration.units import (
     ROUTING,
     STORED,
     Graph,
@@ -20,8 +21,7 @@ from capsedge.calibration.graph import (
     initializer,
     replace_graph,
 )
-from capsedge.calibration.table import Table
-from capsedge.runtime.operator_names import DOMAIN
+from capsedge.schema.names import DOMAIN
 
 INT4_OPSET = 21  # the first whose Cast takes INT4
 Assignment = Mapping[str, str]  # unit -> fp32, int8, int4

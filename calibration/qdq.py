@@ -9,8 +9,8 @@ import onnx
 from onnx import helper
 
 from capsedge.calibration import weights
-from capsedge.calibration.graph import Graph, Kept, Unit, initializer, replace_graph
 from capsedge.calibration.table import Table
+from capsedge.calibration.units import Graph, Kept, Unit, initializer, replace_graph
 
 LEAST_CHANNELS = 16
 

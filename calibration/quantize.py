@@ -10,13 +10,19 @@ from typing import Any
 from capsedge.calibration import mixed
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
-from capsedge.calibration.graph import Kept, written
 from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
+from capsedge.calibration.units import Kept, written
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.runtime.files import REJECTED, beside, check_apart, check_writable, write_bytes
+from capsedge.runtime.files.writing import (
+    REJECTED,
+    beside,
+    check_apart,
+    check_writable,
+    write_bytes,
+)
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")

@@ -12,12 +12,12 @@ from onnx import helper, inliner
 
 from capsedge.calibration import collect
 from capsedge.calibration.evaluate import Outcome
-from capsedge.calibration.graph import ROUTING, initializer, title
 from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.source import Source
 from capsedge.calibration.table import Table
+from capsedge.calibration.units import ROUTING, initializer, title
 from capsedge.datasets import ImageSet
-from capsedge.runtime.operator_names import DOMAIN, operator_of
+from capsedge.schema.names import DOMAIN, operator_of
 
 # The function bodies name what verification and this module look at: <operator>_iter<t>_<what>.
 _MARK = re.compile(

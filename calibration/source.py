@@ -12,7 +12,8 @@ import onnx
 
 from capsedge.calibration import collect, evaluate, half, ort_cpu, qdq
 from capsedge.calibration.evaluate import Outcome, Scores
-from capsedge.calibration.graph import (
+from capsedge.calibration.table import Table
+from capsedge.calibration.units import (
     Graph,
     Kept,
     Unit,
@@ -21,13 +22,12 @@ from capsedge.calibration.graph import (
     float_tensors,
     written,
 )
-from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
-from capsedge.runtime import reading
-from capsedge.runtime.files import sha256
+from capsedge.runtime.files import opening
+from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.onnx_file import read_harmless
+from capsedge.runtime.reading.onnx_file import read_harmless
 from capsedge.runtime.session import load
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
@@ -99,7 +99,7 @@ class Source:
         """
         checksum = data.sha256()
         tensors = calibrated_tensors(self.graph, self.units)
-        if path is not None and reading.kind(path) is not None:
+        if path is not None and opening.kind(path) is not None:
             table = Table.load(path)
             table.check(self.sha256, checksum, method, tensors, path)
             return table

@@ -13,9 +13,9 @@ import numpy as np
 
 from capsedge.calibration.observers import Histogram, observer
 from capsedge.errors import ArtefactError
-from capsedge.runtime import documents
-from capsedge.runtime.documents import Malformed, decode
-from capsedge.runtime.files import write_text
+from capsedge.runtime.files import documents
+from capsedge.runtime.files.documents import Malformed, decode
+from capsedge.runtime.files.writing import write_text
 
 SCHEMA = 1
 _LARGEST = float(np.finfo(np.float32).max)

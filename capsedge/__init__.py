@@ -27,19 +27,19 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
-    from capsedge.exporters import export
-    from capsedge.runtime.prediction import Prediction
+    from capsedge.exporters.to_onnx import export
     from capsedge.runtime.profiling import Report, profile
     from capsedge.runtime.session import Session, load
+    from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification import verify
 
 _HOMES = {
     "load": "capsedge.runtime.session",
     "Session": "capsedge.runtime.session",
-    "Prediction": "capsedge.runtime.prediction",
+    "Prediction": "capsedge.runtime.vision.prediction",
     "Report": "capsedge.runtime.profiling",
     "profile": "capsedge.runtime.profiling",
-    "export": "capsedge.exporters",
+    "export": "capsedge.exporters.to_onnx",
     "verify": "capsedge.verification",
     **dict.fromkeys(
         (

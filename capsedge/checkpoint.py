@@ -15,14 +15,14 @@ from torch import Tensor
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import ModelConfig, config_from_dict
-from capsedge.runtime import limits
-from capsedge.runtime.archives import BadArchive
-from capsedge.runtime.documents import Malformed, parse
-from capsedge.runtime.files import write_bytes
-from capsedge.runtime.inspection import CONFIG_KEY
-from capsedge.runtime.pickles import BadPickle
-from capsedge.runtime.reading import opened, size
-from capsedge.runtime.safetensors_file import read_header
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.archives import BadArchive
+from capsedge.runtime.files.documents import Malformed, parse
+from capsedge.runtime.files.opening import opened, size
+from capsedge.runtime.files.pickles import BadPickle
+from capsedge.runtime.files.safetensors_file import read_header
+from capsedge.runtime.files.writing import write_bytes
+from capsedge.runtime.reading.inspection import CONFIG_KEY
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
 

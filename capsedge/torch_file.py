@@ -1,8 +1,8 @@
 """PyTorch's own checkpoints (``.pt``): plain values and tensors, without torch's unpickler. Needs torch.
 
 A file of ``torch.save`` is a zip archive, of the pickle ``data.pkl`` and one member for each storage
-(https://docs.pytorch.org/docs/stable/notes/serialization.html). `capsedge.runtime.pickles` interprets the
-pickle; tensors are known by type, shape and place before a byte of them is read.
+(https://docs.pytorch.org/docs/stable/notes/serialization.html). `capsedge.runtime.files.pickles` interprets
+the pickle; tensors are known by type, shape and place before a byte of them is read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime import limits, pickles
-from capsedge.runtime.archives import Archive, BadArchive
-from capsedge.runtime.pickles import BadPickle, Name, NotPlain
-from capsedge.runtime.reading import size
+from capsedge.runtime.files import limits, pickles
+from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.opening import size
+from capsedge.runtime.files.pickles import BadPickle, Name, NotPlain
 
 _STORAGES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, ParityError
-from capsedge.exporters import proto
-from capsedge.exporters.report import CaseParity
+from capsedge.exporters.export_report import CaseParity
+from capsedge.graph import proto
 
 
 def validate(model: onnx.ModelProto) -> None:

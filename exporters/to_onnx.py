@@ -15,22 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
-from capsedge.exporters import checks, modules, proto
-from capsedge.exporters.first_pass import replace_uniform_passes
-from capsedge.exporters.lowering import lower
+from capsedge.exporters import checks, modules
+from capsedge.exporters.emit import lower
+from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.normalization import replace_layer_norms
-from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN
-from capsedge.exporters.portable import use_portable_forms
-from capsedge.exporters.report import CaseParity, ExportReport
-from capsedge.exporters.rewrites import Rewrites
-from capsedge.exporters.simplify import simplify
-from capsedge.exporters.targets import resolve
 from capsedge.exporters.translation import translation_table
+from capsedge.graph import proto
+from capsedge.graph.first_pass import replace_uniform_passes
+from capsedge.graph.layer_norm import replace_layer_norms
+from capsedge.graph.operators import OPERATORS, TORCH_DOMAIN
+from capsedge.graph.portable import use_portable_forms
+from capsedge.graph.rewrites import Rewrites
+from capsedge.graph.simplify import simplify
+from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, build
-from capsedge.runtime.files import check_writable, write_bytes
+from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.operator_names import DOMAIN
+from capsedge.schema.names import DOMAIN
 
 IR_VERSION = 10
 OPSETS = range(18, 22)

@@ -16,7 +16,7 @@ from onnx import AttributeProto, defs
 from onnxscript.values import Opset
 
 import capsedge.ops  # noqa: F401  (registers the torch operators)
-from capsedge.exporters.operators import OPERATORS, TORCH_DOMAIN, Operator
+from capsedge.graph.operators import OPERATORS, TORCH_DOMAIN, Operator
 
 _ATTRIBUTE_TYPES = {
     AttributeProto.INT: defs.OpSchema.AttrType.INT,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.files import check_writable, write_bytes
-from capsedge.runtime.text import printable
+from capsedge.runtime.files.text import printable
+from capsedge.runtime.files.writing import check_writable, write_bytes
 
 
 def check_chart(path: Path) -> None:

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime import limits
-from capsedge.runtime.documents import Malformed, decode, parse
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.documents import Malformed, decode, parse
 
 SCHEMA = 1
 PREFIX = "capsedge."

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime import documents
-from capsedge.runtime.documents import Malformed, decode
-from capsedge.runtime.files import beside, sha256, write_text
+from capsedge.runtime.files import documents
+from capsedge.runtime.files.documents import Malformed, decode
+from capsedge.runtime.files.opening import kind, opened, size
+from capsedge.runtime.files.writing import beside, sha256, write_text
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.reading import kind, opened, size
 
 SCHEMA = 1
 MAX_BATCH = 2**31 - 1

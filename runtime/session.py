@@ -12,18 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
-from capsedge.runtime import limits, onnx_file, passport, providers
-from capsedge.runtime.images import prepare
+from capsedge.runtime import passport
+from capsedge.runtime.backends import providers
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, Port, check_overloads
+from capsedge.runtime.files import limits
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.native_library import find_library
-from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend, Port, check_overloads
-from capsedge.runtime.prediction import Label, Prediction, choose, scores_of
+from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.vision.images import prepare
+from capsedge.runtime.vision.prediction import Label, Prediction, choose, scores_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from capsedge.runtime.backend import Backend
-    from capsedge.runtime.device_array import DeviceArray
+    from capsedge.runtime.backends.backend import Backend
+    from capsedge.runtime.backends.device_array import DeviceArray
 
 Ops: TypeAlias = Literal["auto", "fused", "portable"]
 OneImage: TypeAlias = "str | os.PathLike[str] | Image | NDArray[Any]"
@@ -115,8 +118,8 @@ def _load_engine(
             "It runs on a GPU, with the operators that it was built with and without ONNX Runtime.",
             "Leave device, ops and provider out, or load the ONNX file that it was built from.",
         )
-    from capsedge.runtime.tensorrt_backend import TensorRTBackend
-    from capsedge.runtime.tensorrt_slots import CONTEXTS
+    from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
+    from capsedge.runtime.backends.tensorrt_slots import CONTEXTS
 
     backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
     issued = backend.passport
@@ -303,7 +306,7 @@ class Session:
                 "Only TensorRT engines do.",
                 "Use `Session.run`, or build an engine with `capsedge build`.",
             )
-        from capsedge.runtime.device_array import stream_address
+        from capsedge.runtime.backends.device_array import stream_address
 
         self._check_names(arrays)
         names = [port.name for port in self.outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from capsedge.runtime import limits
+from capsedge.runtime.files import limits
 from tests.conftest import ROOT
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 import capsedge
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet, read_split
-from capsedge.exporters import export
+from capsedge.exporters.to_onnx import export
 from capsedge.models import CapsuleModel
-from capsedge.runtime.files import sha256
+from capsedge.runtime.files.writing import sha256
 from capsedge.training.loop import normalize, to_input
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from capsedge.runtime.onnxruntime_versions import TESTED
+from capsedge.runtime.backends.onnxruntime_versions import TESTED
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,7 +18,7 @@ import safetensors
 import capsedge
 from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.datasets import read_split
-from capsedge.runtime.files import sha256, write_text
+from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 

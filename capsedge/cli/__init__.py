@@ -28,7 +28,7 @@ from capsedge.cli import (
     verify,
 )
 from capsedge.errors import CapsedgeError, EnvironmentProblem, ExitCode
-from capsedge.runtime.text import printable
+from capsedge.runtime.files.text import printable
 
 
 class Verbs(TyperGroup):

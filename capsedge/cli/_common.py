@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.runtime.text import printable
+from capsedge.runtime.files.text import printable
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 

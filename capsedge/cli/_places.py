@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UsageError
-from capsedge.runtime import reading
-from capsedge.runtime.files import check_apart, check_writable
+from capsedge.runtime.files import opening
+from capsedge.runtime.files.writing import check_apart, check_writable
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
         for path in paths:
             written = role.written(path)
             # Where there is no folder, the verb makes it or says what it misses.
-            outputs += [p for p in written if reading.kind(p.parent) is not None]
+            outputs += [p for p in written if opening.kind(p.parent) is not None]
             if role.reads:
                 _check_readable(path)
                 if not written:
@@ -82,8 +82,8 @@ def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
 
 def _check_readable(path: Path) -> None:
     """Refuse what no verb reads; what is missing the verb itself knows best how to get."""
-    found = reading.kind(path)
-    if found not in (None, reading.FILE, reading.FOLDER):
+    found = opening.kind(path)
+    if found not in (None, opening.FILE, opening.FOLDER):
         raise UsageError(
             f"Cannot read {path}.", f"It is a {found}.", "Name a file, or a folder where it is one."
         )

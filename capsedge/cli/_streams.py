@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
-from capsedge.runtime.files import FULL
+from capsedge.runtime.files.writing import FULL
 
 READER_GONE = 141  # 128 and the number of SIGPIPE
 

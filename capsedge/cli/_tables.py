@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from capsedge.runtime.text import printable
+from capsedge.runtime.files.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

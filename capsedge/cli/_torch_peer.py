@@ -17,7 +17,7 @@ def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, A
     import torch
 
     from capsedge.runtime.metadata import ModelMetadata
-    from capsedge.runtime.onnx_structure import read_structure
+    from capsedge.runtime.reading.onnx_structure import read_structure
     from capsedge.verification.reference import Reference, load_reference
 
     if s.threads:

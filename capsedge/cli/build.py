@@ -15,13 +15,13 @@ import typer
 from capsedge.cli._common import Json, log, print_json, say
 from capsedge.cli._places import READS, UPDATES, Role
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files.text import printable
 from capsedge.runtime.passport import path_of
-from capsedge.runtime.text import printable
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
-    from capsedge.exporters.engine import BuildReport
-    from capsedge.exporters.engine.progress import Report
+    from capsedge.exporters.tensorrt import BuildReport
+    from capsedge.exporters.tensorrt.progress import Report
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -103,7 +103,7 @@ def command(
             f"{error}.",
             "pip install 'capsedge[build]'",
         ) from error
-    from capsedge.exporters.engine import BuildOptions, build
+    from capsedge.exporters.tensorrt import BuildOptions, build
 
     options = BuildOptions(
         precision=precision,

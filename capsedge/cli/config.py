@@ -25,7 +25,7 @@ def command(
 
     Flags go on one line, quoted for a shell: cc app.c $(capsedge config --cflags --libs).
     """
-    from capsedge.runtime.embedding import find_embedding
+    from capsedge.runtime.machine.libcapsedge import find_embedding
 
     found = find_embedding()
     if as_json:

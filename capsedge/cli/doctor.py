@@ -22,7 +22,7 @@ def command(as_json: _common.Json = False) -> None:
 
     Exit code 0 if images can be classified on this machine, else 3.
     """
-    from capsedge.runtime.environment import diagnose
+    from capsedge.runtime.machine.environment import diagnose
 
     diagnosis = diagnose()
     if as_json:

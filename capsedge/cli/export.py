@@ -15,7 +15,7 @@ from capsedge.cli._places import READS, WRITES
 from capsedge.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from capsedge.exporters.report import ExportReport
+    from capsedge.exporters.export_report import ExportReport
     from capsedge.models import CapsuleModel
 
 REWRITES = {
@@ -149,9 +149,10 @@ def command(
         raise EnvironmentProblem(
             "Export needs PyTorch and ONNX.", f"{error}.", "pip install 'capsedge[export]'"
         ) from error
-    from capsedge.exporters import Rewrites, export
-    from capsedge.exporters.targets import resolve
-    from capsedge.runtime.files import sha256
+    from capsedge.exporters.to_onnx import export
+    from capsedge.graph.rewrites import Rewrites
+    from capsedge.graph.targets import resolve
+    from capsedge.runtime.files.writing import sha256
 
     form, version, size = resolve(runtime, ops, opset, batch, dynamic_batch)
     source, file, name, trained = find_source(model, checkpoint, routing)
@@ -209,12 +210,12 @@ def _frozen(
 
     import onnx
 
+    from capsedge.calibration.frozen import freeze
     from capsedge.calibration.quantize import split
     from capsedge.calibration.source import Source, rounded
-    from capsedge.exporters import proto
-    from capsedge.exporters.frozen import freeze
-    from capsedge.exporters.quantized import finish
-    from capsedge.runtime.files import check_writable, temporary_folder, write_bytes
+    from capsedge.graph import proto
+    from capsedge.graph.quantized_file import finish
+    from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
 
     check_writable(target)
     with temporary_folder() as folder:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from capsedge.runtime.prediction import Prediction
     from capsedge.runtime.session import Session
+    from capsedge.runtime.vision.prediction import Prediction
 
 _GROUP = 32  # images of one run
 _MANY = 100  # images from which on progress is shown
@@ -92,7 +92,7 @@ def command(
         model = default_model()
     session = load(model, device=device, threads=threads, ops=ops, provider=provider)
     if reconstruct is not None:
-        from capsedge.runtime.pictures import check_sheet, write_sheet
+        from capsedge.runtime.vision.pictures import check_sheet, write_sheet
 
         session.check_reconstruction()
         check_sheet(reconstruct, len(files))
@@ -137,7 +137,7 @@ def expand(names: Sequence[Path]) -> list[Path]:
     Raises:
         UsageError: a folder has no images.
     """
-    from capsedge.runtime.images import SUFFIXES
+    from capsedge.runtime.vision.images import SUFFIXES
 
     files: list[Path] = []
     for name in names:
@@ -192,8 +192,8 @@ def _draw(
     sheet: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]],
 ) -> dict[int, dict[int, str]]:
     """Add a row an image to the sheet; returns the colour of each class drawn, by image."""
-    from capsedge.runtime.pictures import COLOURS, overlay, seen
-    from capsedge.runtime.prediction import choose
+    from capsedge.runtime.vision.pictures import COLOURS, overlay, seen
+    from capsedge.runtime.vision.prediction import choose
 
     assert session.metadata is not None  # predict has refused otherwise
     assert session.metadata.preprocessing is not None

@@ -14,10 +14,10 @@ from capsedge.errors import UsageError
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
-    from capsedge.runtime.engine_layers import Layer
-    from capsedge.runtime.inspection import Inspection, RoutingLayer
+    from capsedge.runtime.backends.engine_layers import Layer
     from capsedge.runtime.metadata import ModelMetadata
-    from capsedge.runtime.onnx_structure import Shape
+    from capsedge.runtime.reading.inspection import Inspection, RoutingLayer
+    from capsedge.runtime.reading.onnx_structure import Shape
 
 
 def command(
@@ -43,8 +43,8 @@ def command(
     as_json: _common.Json = False,
 ) -> None:
     """Show metadata, operators, sizes, and the votes' memory by layer and batch."""
-    from capsedge.runtime.inspection import inspect
     from capsedge.runtime.passport import SUFFIX
+    from capsedge.runtime.reading.inspection import inspect
 
     if device is not None and not forecast:
         raise UsageError(
@@ -71,7 +71,7 @@ def command(
 
 
 def _engine(file: Path, forecast: bool, layers: bool, as_json: bool) -> None:
-    from capsedge.runtime.engine_inspection import engine_layers, inspect_engine
+    from capsedge.runtime.backends.engine_inspection import engine_layers, inspect_engine
 
     if forecast:
         raise UsageError(
@@ -119,7 +119,7 @@ def _engine(file: Path, forecast: bool, layers: bool, as_json: bool) -> None:
 
 def _layer_dicts(layers: list[Layer]) -> list[dict[str, str]]:
     """An engine's layers in the order in which they run, with the labels of ``capsedge profile``."""
-    from capsedge.runtime.profiling.node_names import places_in, together
+    from capsedge.runtime.reading.node_names import places_in, together
 
     return [
         {
@@ -134,7 +134,7 @@ def _layer_dicts(layers: list[Layer]) -> list[dict[str, str]]:
 
 
 def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
-    from capsedge.runtime.forecast import forecast
+    from capsedge.runtime.reading.forecast import forecast
 
     found = [forecast(file, n, device) for n in batches]
     if as_json:

@@ -13,11 +13,11 @@ from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode, UnsupportedModelError, UsageError
 from capsedge.runtime.charts import check_chart
-from capsedge.runtime.files import check_writable
+from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
     from capsedge.runtime.profiling import Report
-    from capsedge.runtime.profiling.compare import Comparison, Entrant
+    from capsedge.runtime.profiling.comparison import Comparison, Entrant
     from capsedge.runtime.profiling.measure import Limits
     from capsedge.runtime.profiling.tables import Table
     from capsedge.runtime.session import Session
@@ -91,7 +91,7 @@ def command(
     """Measure latency, memory and time by layer; put backends and models side by side."""
     import capsedge
     from capsedge.runtime.profiling import Report, profile
-    from capsedge.runtime.profiling.compare import check_installed
+    from capsedge.runtime.profiling.comparison import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
 
     peers = [p.strip() for p in compare.split(",") if p.strip()]
@@ -160,10 +160,10 @@ def _entrants(
     sessions: list[Session], peers: list[str], checkpoint: Path | None, peer_model: Path | None
 ) -> list[Entrant]:
     """Every model in capsedge, and every model in every peer."""
-    from capsedge.runtime.onnx_file import read_bytes
-    from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant
+    from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant
     from capsedge.runtime.profiling.profiler import session_device, session_threads
     from capsedge.runtime.profiling.worker import Specification
+    from capsedge.runtime.reading.onnx_file import read_bytes
 
     if peer_model is not None and len(sessions) > 1:
         raise UsageError(
@@ -203,8 +203,8 @@ def _entrants(
 
 def _check_portable(file: Path, peer: str) -> None:
     """Refuse what a peer cannot read: functions, and the files of another runtime."""
-    from capsedge.runtime.onnx_file import read_bytes, summarize
     from capsedge.runtime.profiling.peers import OWN_FILES
+    from capsedge.runtime.reading.onnx_file import read_bytes, summarize
 
     name = CONVERTED[peer]
     again = (
@@ -224,7 +224,7 @@ def _check_portable(file: Path, peer: str) -> None:
 
 
 def _checkpoint(session: Session, named: Path | None) -> Path:
-    from capsedge.runtime.files import sha256
+    from capsedge.runtime.files.writing import sha256
     from capsedge.verification.reference import check_origin, find_checkpoint
 
     if named is None:
@@ -238,7 +238,7 @@ def _checkpoint(session: Session, named: Path | None) -> Path:
 
 
 def _compare(session: Session, entrants: list[Entrant], batch: int, limits: Limits) -> Comparison:
-    from capsedge.runtime.profiling.compare import compare
+    from capsedge.runtime.profiling.comparison import compare
     from capsedge.runtime.profiling.profiler import random_inputs
 
     return compare(entrants, random_inputs(session, batch), limits, _common.log)
@@ -247,7 +247,7 @@ def _compare(session: Session, entrants: list[Entrant], batch: int, limits: Limi
 def _write(
     report: Report, html: Path | None, png: Path | None, markdown: Path | None, trace: Path | None
 ) -> None:
-    from capsedge.runtime.files import write_text
+    from capsedge.runtime.files.writing import write_text
 
     if html is not None:
         report.save_html(html)

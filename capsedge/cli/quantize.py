@@ -15,7 +15,7 @@ from capsedge.cli._common import Json, log, print_json, say
 from capsedge.cli._places import READS, UPDATES, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.files import REJECTED, beside
+from capsedge.runtime.files.writing import REJECTED, beside
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def command(
     from capsedge.calibration.observers import observer
     from capsedge.calibration.quantize import quantize, split
     from capsedge.calibration.source import Source
-    from capsedge.exporters.quantized import finish
-    from capsedge.exporters.targets import TARGETS
+    from capsedge.graph.quantized_file import finish
+    from capsedge.graph.targets import TARGETS
     from capsedge.runtime.charts import check_chart
 
     if plot is not None:
@@ -169,7 +169,7 @@ def command(
 
 def _of_the_zoo(source: Source) -> bool:
     """Whether ``verify`` finds the checkpoint by itself."""
-    from capsedge.runtime.files import sha256
+    from capsedge.runtime.files.writing import sha256
     from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
     wanted = source.metadata.checkpoint_sha256

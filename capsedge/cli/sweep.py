@@ -88,14 +88,14 @@ def command(
             "pip install 'capsedge[export]'",
         ) from error
     from capsedge.calibration import evaluate
-    from capsedge.calibration.graph import written
     from capsedge.calibration.quantize import split
     from capsedge.calibration.source import Source, uniform
+    from capsedge.calibration.units import written
     from capsedge.cli.export import find_source
-    from capsedge.exporters import export
-    from capsedge.exporters.quantized import finish
+    from capsedge.exporters.to_onnx import export
+    from capsedge.graph.quantized_file import finish
     from capsedge.runtime.charts import check_chart
-    from capsedge.runtime.files import check_writable, temporary_folder, write_text
+    from capsedge.runtime.files.writing import check_writable, temporary_folder, write_text
 
     if output is not None:
         check_writable(output)

@@ -13,7 +13,7 @@ from capsedge.cli import _signals
 from capsedge.cli._common import Json, log, print_json, say
 from capsedge.cli._places import READS, Role
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.training.folder import MODEL, files
+from capsedge.training.run_files import MODEL, files
 
 
 def command(

@@ -13,7 +13,7 @@ from capsedge.cli import _common
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
-from capsedge.runtime.files import check_writable
+from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
     from capsedge.verification import Certificate

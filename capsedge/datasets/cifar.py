@@ -1,7 +1,8 @@
 """The python version of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html): batches that are pickles.
 
 A batch is a dictionary with ``data``, an array of bytes ``[N, 3072]``, and ``labels``. Its pickle is
-interpreted by `capsedge.runtime.pickles`, and the only thing made besides plain values is such an array.
+interpreted by `capsedge.runtime.files.pickles`, and the only thing made besides plain values is such an
+array.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 
 from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
-from capsedge.runtime import limits, pickles
-from capsedge.runtime.pickles import BadPickle, Name
-from capsedge.runtime.reading import opened, size
+from capsedge.runtime.files import limits, pickles
+from capsedge.runtime.files.opening import opened, size
+from capsedge.runtime.files.pickles import BadPickle, Name
 
 _SHAPE = (3, 32, 32)
 _CORE = ("numpy.core", "numpy._core")  # before and from numpy 2 on

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.datasets.sizes import check_bytes
-from capsedge.runtime.images import SUFFIXES, prepare, read_image
+from capsedge.runtime.files.opening import listing
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.reading import listing
+from capsedge.runtime.vision.images import SUFFIXES, prepare, read_image
 
 # Others than PNG and JPEG are refused by name, not passed over.
 _IMAGES = (*SUFFIXES, ".webp", ".bmp")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
-from capsedge.runtime.reading import opened, size
+from capsedge.runtime.files.opening import opened, size
 
 _UNSIGNED_BYTE = 8
 _CHUNK = 1 << 16

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.vision.images import prepare
 
 Floats = NDArray[np.float32]
 

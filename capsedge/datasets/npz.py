@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
-from capsedge.runtime.archives import Archive, BadArchive
-from capsedge.runtime.reading import opened, size
+from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.opening import opened, size
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_BYTES = 1 << 16

@@ -14,9 +14,9 @@ from capsedge.datasets import cifar, folder, idx, npz
 from capsedge.datasets.imageset import ImageSet, check_finite
 from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
-from capsedge.runtime.images import SUFFIXES
+from capsedge.runtime.files.opening import listing
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.reading import listing
+from capsedge.runtime.vision.images import SUFFIXES
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capsedge.errors import UsageError
-from capsedge.runtime import limits
+from capsedge.runtime.files import limits
 
 
 def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | None = None) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from capsedge.errors import UsageError
-from capsedge.runtime import limits
-from capsedge.runtime.documents import Malformed, check, decode
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.documents import Malformed, check, decode
 from capsedge.runtime.metadata import TASKS, Preprocessing
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.files import make_folder, write_bytes
+from capsedge.runtime.files.writing import make_folder, write_bytes
 
 Stroke = Sequence[tuple[float, float]]
 

@@ -22,16 +22,16 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.config import ModelConfig
-from capsedge.runtime import reading
-from capsedge.runtime.files import check_writable, make_folder, write_bytes, write_text
+from capsedge.runtime.files import opening
+from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
 from capsedge.training import augment
-from capsedge.training.folder import HISTORY, MODEL, STATE, files
 from capsedge.training.losses import (
     cross_entropy_loss,
     margin_loss,
     reconstruction_loss,
     spread_loss,
 )
+from capsedge.training.run_files import HISTORY, MODEL, STATE, files
 from capsedge.training.state import fill, read_state
 
 SCHEDULES = ("one-cycle", "exponential", "multistep")
@@ -197,7 +197,7 @@ def train(
             f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
         )
     last = folder / STATE
-    begun = reading.kind(last) is not None
+    begun = opening.kind(last) is not None
     if begun and not resume:
         raise UsageError(
             f"{folder} already holds a run.", "", "Add --resume to go on with it, or name another."

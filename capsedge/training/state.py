@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime import limits, reading
-from capsedge.runtime.archives import BadArchive
-from capsedge.runtime.documents import Malformed, decode, parse
-from capsedge.runtime.pickles import BadPickle
+from capsedge.runtime.files import limits, opening
+from capsedge.runtime.files.archives import BadArchive
+from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.files.pickles import BadPickle
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
 # What changes from step to step; everything else stands as this run has it.
@@ -56,8 +56,8 @@ def read_state(
         UsageError: the file cannot be opened.
         ArtefactError: it is damaged, or of other settings.
     """
-    with reading.opened(path) as file:
-        if reading.size(file) > limits.ARRAY_BYTES:
+    with opening.opened(path) as file:
+        if opening.size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ParityError
-from capsedge.runtime.files import write_text
+from capsedge.runtime.files.writing import write_text
 
 SCHEMA = 1
 

@@ -16,8 +16,8 @@ from torch import nn
 import capsedge
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.environment import machine, versions
-from capsedge.runtime.files import sha256
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.session import SCORES, Session, load
 from capsedge.verification.certificate import Certificate, Link

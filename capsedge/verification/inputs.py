@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet, read_images
-from capsedge.runtime.images import SUFFIXES, prepare
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.vision.images import SUFFIXES, prepare
 
 Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
 from capsedge.verification.probe import Probe, Site
 from capsedge.verification.reference import Reference
-from capsedge.verification.trace import Call, Step, trace
+from capsedge.verification.routing_trace import Call, Step, trace
 
 Array = NDArray[Any]
 

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from capsedge.runtime.onnx_file import read_harmless
-from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend
-from capsedge.runtime.operator_names import DOMAIN, operator_of
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.reading.onnx_file import read_harmless
+from capsedge.schema.names import DOMAIN, operator_of
 
 _MARK = re.compile(
     r"^((?:Dynamic|EM|Attention|Uniform)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$"

@@ -14,7 +14,7 @@ from torch import nn
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import CapsuleModel, build
-from capsedge.runtime.files import sha256
+from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 
 Arrays = dict[str, NDArray[Any]]

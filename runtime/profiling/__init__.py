@@ -7,7 +7,7 @@ peaks, comparison with peers, and the writers (markdown, HTML, PNG, trace).
 
 from __future__ import annotations
 
+from capsedge.runtime.profiling.profile_report import Report, Run
 from capsedge.runtime.profiling.profiler import profile
-from capsedge.runtime.profiling.report import Report, Run
 
 __all__ = ["Report", "Run", "profile"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from capsedge.runtime.profiling import svg, tables
-from capsedge.runtime.profiling.compare import Comparison
-from capsedge.runtime.profiling.report import Report, Row, Run
+from capsedge.runtime.profiling.comparison import Comparison
+from capsedge.runtime.profiling.profile_report import Report, Row, Run
 from capsedge.runtime.profiling.style import STYLE
 from capsedge.runtime.profiling.tables import Table
 from capsedge.runtime.units import milliseconds, size

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.runtime.profiling.engine import (
+from capsedge.runtime.profiling.onnxruntime_profiler import (
     Configuration,
     Feeds,
     ProfiledSession,

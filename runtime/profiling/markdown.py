@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from capsedge.runtime.files.text import markdown as text
 from capsedge.runtime.profiling import tables
-from capsedge.runtime.profiling.report import Report
+from capsedge.runtime.profiling.profile_report import Report
 from capsedge.runtime.profiling.tables import Table
-from capsedge.runtime.text import markdown as text
 
 
 def markdown(report: Report) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from capsedge.runtime.charts import caption, check_chart, new_figure, save_figure
 from capsedge.runtime.profiling.machine import Peaks
-from capsedge.runtime.profiling.report import OTHER, Report, Run
+from capsedge.runtime.profiling.profile_report import OTHER, Report, Run
 from capsedge.runtime.profiling.style import COLOURS
 from capsedge.runtime.units import milliseconds, size
 

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime import environment
-from capsedge.runtime.files import sha256
-from capsedge.runtime.onnxruntime_backend import Port
+from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.machine import environment
 from capsedge.runtime.profiling import warnings
-from capsedge.runtime.profiling.engine import Feeds, configuration
 from capsedge.runtime.profiling.machine import Peaks, measure_peaks
 from capsedge.runtime.profiling.measure import Limits, processor_speed, take_times
-from capsedge.runtime.profiling.operators import OperatorTimes, time_operators
-from capsedge.runtime.profiling.report import Report, Run
+from capsedge.runtime.profiling.onnxruntime_profiler import Feeds, configuration
+from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
+from capsedge.runtime.profiling.profile_report import Report, Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.statistics import stable_window, summarize
 from capsedge.runtime.session import Session
@@ -109,7 +109,7 @@ def _run(
 def _time_operators(session: Session, feeds: Feeds, peaks: Peaks | None) -> OperatorTimes:
     if session.passport is None:
         return time_operators(session, feeds, peaks)
-    from capsedge.runtime.profiling.tensorrt import time_layers
+    from capsedge.runtime.profiling.tensorrt_layers import time_layers
 
     return time_layers(session, feeds)
 

@@ -10,8 +10,8 @@ from html import escape
 import numpy as np
 
 from capsedge.runtime.profiling.machine import Peaks
-from capsedge.runtime.profiling.operators import Operator
-from capsedge.runtime.profiling.report import OTHER, Run
+from capsedge.runtime.profiling.operator_times import Operator
+from capsedge.runtime.profiling.profile_report import OTHER, Run
 from capsedge.runtime.units import milliseconds, quantity
 
 WIDTH, HEIGHT = 480, 260

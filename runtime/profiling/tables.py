@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capsedge.runtime.profiling.compare import Comparison
+from capsedge.runtime.profiling.comparison import Comparison
 from capsedge.runtime.profiling.machine import Peaks
-from capsedge.runtime.profiling.report import Row, Run
+from capsedge.runtime.profiling.profile_report import Row, Run
 from capsedge.runtime.units import milliseconds, quantity, size
 
 

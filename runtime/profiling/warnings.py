@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from capsedge.runtime.profiling.operators import OperatorTimes
+from capsedge.runtime.profiling.operator_times import OperatorTimes
 from capsedge.runtime.profiling.statistics import StableWindow, Statistics
 
 LARGE_CV = 0.1

@@ -116,8 +116,8 @@ def load_ort(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any
     """ONNX Runtime as it comes, without capsedge's operator library."""
     import onnxruntime
 
-    from capsedge.runtime.onnx_file import read_harmless
-    from capsedge.runtime.onnxruntime_backend import keep_to_itself
+    from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
+    from capsedge.runtime.reading.onnx_file import read_harmless
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 from capsedge.calibration.source import Source
 from capsedge.datasets import ImageSet
-from capsedge.exporters import export
-from capsedge.exporters.quantized import finish
+from capsedge.exporters.to_onnx import export
+from capsedge.graph.quantized_file import finish
 from tests.exporters.nets import network
 
 FAMILIES = ("dynamic", "em", "attention")

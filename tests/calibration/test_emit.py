@@ -11,17 +11,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.calibration import collect, ort_cpu, weights
 from capsedge.calibration.executed import executed, optimized
-from capsedge.calibration.graph import Graph, calibrated_tensors, find_units, written
 from capsedge.calibration.mixed import search
 from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.sensitivity import sensitivity
 from capsedge.calibration.source import Source, uniform
 from capsedge.calibration.table import Table
+from capsedge.calibration.units import Graph, calibrated_tensors, find_units, written
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.exporters.quantized import finish
-from capsedge.runtime.operator_names import operator_of
+from capsedge.graph.quantized_file import finish
 from capsedge.runtime.session import load
+from capsedge.schema.names import operator_of
 
 from .conftest import pixels
 
@@ -211,7 +211,7 @@ def test_fp16_islands(source: Source, calibration) -> None:
 
 def test_fp16_keeps_what_does_not_fit(source: Source, calibration) -> None:
     from capsedge.calibration import collect, half
-    from capsedge.calibration.graph import float_tensors
+    from capsedge.calibration.units import float_tensors
 
     limits = collect.magnitudes(source.model, float_tensors(source.model), calibration)
     first = next(n for n in source.model.graph.node if n.op_type == "Conv")

@@ -14,8 +14,8 @@ from capsedge.calibration.quantize import split
 from capsedge.calibration.source import Source, uniform, written
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import read_split
-from capsedge.exporters import export
-from capsedge.exporters.quantized import finish
+from capsedge.exporters.to_onnx import export
+from capsedge.graph.quantized_file import finish
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from capsedge.cli import app
 from capsedge.cli import build as verb
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.exporters import export
+from capsedge.exporters.to_onnx import export
 from tests.exporters.nets import network
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu  # noqa: F401

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime import embedding
-from capsedge.runtime.images import read_image
+from capsedge.runtime.machine import libcapsedge
+from capsedge.runtime.vision.images import read_image
 from capsedge.zoo import default_model
 from tests.conftest import ROOT
 
@@ -26,7 +26,7 @@ SAMPLES = [ROOT / "capsedge" / "samples" / f"{name}.png" for name in ("digit-3",
 
 def installed() -> bool:
     try:
-        embedding.find_embedding()
+        libcapsedge.find_embedding()
     except EnvironmentProblem:
         return False
     return True
@@ -92,9 +92,9 @@ def test_json_and_table() -> None:
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "LIBRARY", "libnothing.so")
+    monkeypatch.setattr(libcapsedge, "LIBRARY", "libnothing.so")
     with pytest.raises(EnvironmentProblem, match=r"apt-get install g\+\+"):
-        embedding.find_embedding()
+        libcapsedge.find_embedding()
 
 
 @pytest.mark.parametrize("options", [[], ["--top", "3"], ["--threshold", "0.35"], ["--invert"]])

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from capsedge.cli import app
-from capsedge.runtime import environment
-from capsedge.runtime.environment import BROKEN, MISSING, OK, Check, diagnose
+from capsedge.runtime.machine import environment
+from capsedge.runtime.machine.environment import BROKEN, MISSING, OK, Check, diagnose
 
 
 def test_every_line_that_is_not_ok_says_cost_and_cure() -> None:
@@ -29,7 +29,7 @@ def test_machine_facts() -> None:
 
 def test_versions_without_importing() -> None:
     code = (
-        "import sys; from capsedge.runtime.environment import versions;"
+        "import sys; from capsedge.runtime.machine.environment import versions;"
         "print(versions('torch', 'onnx', 'PIL', 'no_such_package'));"
         "assert not {'torch', 'onnx', 'PIL'} & set(sys.modules)"
     )

@@ -22,9 +22,9 @@ import capsedge  # noqa: E402
 from capsedge.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.cli import app  # noqa: E402
 from capsedge.models.config import Conv  # noqa: E402
-from capsedge.runtime.files import sha256  # noqa: E402
+from capsedge.runtime.files.writing import sha256  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata  # noqa: E402
-from capsedge.runtime.operator_names import operator_of  # noqa: E402
+from capsedge.schema.names import operator_of  # noqa: E402
 from tests.exporters.nets import network  # noqa: E402
 
 

@@ -17,7 +17,7 @@ from capsedge.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.cli import app  # noqa: E402
 from capsedge.models import build, get_config  # noqa: E402
 from capsedge.models.config import Conv  # noqa: E402
-from capsedge.runtime.files import sha256  # noqa: E402
+from capsedge.runtime.files.writing import sha256  # noqa: E402
 
 
 @pytest.fixture(scope="module")

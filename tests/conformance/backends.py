@@ -135,7 +135,7 @@ class OrtFunctions:
         try:
             import onnxruntime  # noqa: F401
 
-            import capsedge.exporters.bodies  # noqa: F401
+            import capsedge.graph.bodies  # noqa: F401
         except ImportError as error:
             return f"{error}: pip install 'capsedge[export]'"
         return ""
@@ -174,7 +174,7 @@ class OrtFunctions:
         import onnx
         from onnx import TensorProto, helper
 
-        from capsedge.exporters.bodies import function_body
+        from capsedge.graph.bodies import function_body
 
         # Outputs are named apart from inputs: EMRouting has a pose and an activation on both sides.
         outputs = [f"out_{name}" for name in case.outputs]

@@ -87,7 +87,7 @@ def fused_session(
     """A session over one node; inputs named in ``constants`` are initializers of the file."""
     import onnxruntime
 
-    from capsedge.runtime.native_library import find_library
+    from capsedge.runtime.backends.native_library import find_library
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

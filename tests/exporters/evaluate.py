@@ -8,11 +8,13 @@ import onnxruntime
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from capsedge.exporters import Rewrites, modules, proto
-from capsedge.exporters.first_pass import replace_uniform_passes
+from capsedge.exporters import modules
 from capsedge.exporters.to_onnx import to_proto
+from capsedge.graph import proto
+from capsedge.graph.first_pass import replace_uniform_passes
+from capsedge.graph.rewrites import Rewrites
 from capsedge.models import CapsuleModel
-from capsedge.runtime.operator_names import DOMAIN
+from capsedge.schema.names import DOMAIN
 
 
 def as_double(model: onnx.ModelProto) -> onnx.ModelProto:

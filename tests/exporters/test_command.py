@@ -14,7 +14,7 @@ import torch
 
 from capsedge import cli
 from capsedge.checkpoint import save_checkpoint
-from capsedge.runtime.files import sha256
+from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 
 from .nets import network
@@ -190,7 +190,7 @@ def test_parity_gate(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that differs from PyTorch is not written: here one agreement too few."""
-    from capsedge.exporters import proto
+    from capsedge.graph import proto
 
     attach = proto.attach_functions
 

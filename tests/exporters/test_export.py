@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 from capsedge.errors import EnvironmentProblem, ParityError, UnsupportedModelError, UsageError
-from capsedge.exporters import ExportReport, Rewrites, export, proto
+from capsedge.exporters.export_report import ExportReport
+from capsedge.exporters.to_onnx import export
+from capsedge.graph import proto
+from capsedge.graph.rewrites import Rewrites
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.operator_names import operator_of
+from capsedge.schema.names import operator_of
 
 from .evaluate import run
 from .nets import OwnModule, network

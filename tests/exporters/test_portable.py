@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 import capsedge.ops as ops
-from capsedge.exporters import export, proto
-from capsedge.exporters.portable import COMPOSITE, use_portable_forms
-from capsedge.exporters.views import merge_views
+from capsedge.exporters.to_onnx import export
+from capsedge.graph import proto
+from capsedge.graph.portable import COMPOSITE, use_portable_forms
+from capsedge.graph.views import merge_views
 
 from .evaluate import run
 from .nets import CONFIGS, OwnModule, network

@@ -11,9 +11,10 @@ import pytest
 from capsedge import cli
 from capsedge.checkpoint import save_checkpoint
 from capsedge.errors import UsageError
-from capsedge.exporters import export, proto
-from capsedge.exporters.quantized import fix_batch
-from capsedge.exporters.targets import TARGETS, resolve
+from capsedge.exporters.to_onnx import export
+from capsedge.graph import proto
+from capsedge.graph.quantized_file import fix_batch
+from capsedge.graph.targets import TARGETS, resolve
 
 from .evaluate import run
 from .nets import network

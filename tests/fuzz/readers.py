@@ -78,7 +78,7 @@ def _file(name: str, data: bytes) -> Path:
 
 
 def _read_image(data: bytes) -> None:
-    from capsedge.runtime.images import prepare
+    from capsedge.runtime.vision.images import prepare
 
     prepare(_file("image.png", data), PREP)
 
@@ -272,7 +272,7 @@ def _state() -> Iterable[bytes]:
 
 def _read_safetensors(data: bytes) -> None:
     from capsedge.checkpoint import load_checkpoint
-    from capsedge.runtime.inspection import inspect
+    from capsedge.runtime.reading.inspection import inspect
 
     if data[:1] == b"{":  # a header, with its length before it and a few tensors behind it
         data = (
@@ -300,7 +300,7 @@ def _safetensors() -> Iterable[bytes]:
 def _read_config(data: bytes) -> None:
     from capsedge.checkpoint import _shapes
     from capsedge.models.config import config_from_dict
-    from capsedge.runtime.documents import Malformed, parse
+    from capsedge.runtime.files.documents import Malformed, parse
 
     try:
         values = parse(data)
@@ -321,8 +321,8 @@ def _configs() -> Iterable[bytes]:
 
 
 def _read_onnx(data: bytes) -> None:
-    from capsedge.runtime.forecast import forecast
-    from capsedge.runtime.inspection import inspect
+    from capsedge.runtime.reading.forecast import forecast
+    from capsedge.runtime.reading.inspection import inspect
     from capsedge.runtime.session import load
 
     path = _file("m.onnx", data)
@@ -369,7 +369,7 @@ def _read_passport(data: bytes) -> None:
 
 def _passports() -> Iterable[bytes]:
     from capsedge.runtime import passport
-    from capsedge.runtime.files import sha256
+    from capsedge.runtime.files.writing import sha256
 
     engine = _file("m.engine", b"engine")
     machine = passport.Machine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
@@ -421,34 +421,36 @@ def _tables() -> Iterable[bytes]:
     yield path.read_bytes()
 
 
-_JSON = ("capsedge.runtime.documents",)
+_JSON = ("capsedge.runtime.files.documents",)
 READERS: dict[str, Reader] = {
     "images": Reader(
         _read_image, _images,
-        ("capsedge.runtime.images", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
+        ("capsedge.runtime.vision.images", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
     ),
-    "npz": Reader(_read_npz, _npz, ("capsedge.datasets", "capsedge.runtime.archives", "zipfile")),
+    "npz": Reader(_read_npz, _npz, ("capsedge.datasets", "capsedge.runtime.files.archives", "zipfile")),
     "idx": Reader(_read_idx, _idx, ("capsedge.datasets",)),
-    "cifar": Reader(_read_cifar, _cifar, ("capsedge.datasets", "capsedge.runtime.pickles", "pickletools")),
+    "cifar": Reader(
+        _read_cifar, _cifar, ("capsedge.datasets", "capsedge.runtime.files.pickles", "pickletools"),
+    ),
     "torch": Reader(
         _read_torch, _torch,
-        ("capsedge.torch_file", "capsedge.checkpoint", "capsedge.runtime.pickles",
-         "capsedge.runtime.archives", "capsedge.runtime.documents", "pickletools", "zipfile"),
+        ("capsedge.torch_file", "capsedge.checkpoint", "capsedge.runtime.files.pickles",
+         "capsedge.runtime.files.archives", "capsedge.runtime.files.documents", "pickletools", "zipfile"),
     ),
     "state": Reader(
         _read_state, _state,
-        ("capsedge.training.state", "capsedge.torch_file", "capsedge.runtime.pickles", "pickletools"),
+        ("capsedge.training.state", "capsedge.torch_file", "capsedge.runtime.files.pickles", "pickletools"),
     ),
     "safetensors": Reader(
         _read_safetensors, _safetensors,
-        ("capsedge.runtime.safetensors_file", "capsedge.runtime.inspection", "capsedge.checkpoint", *_JSON),
+        ("capsedge.runtime.files.safetensors_file", "capsedge.runtime.reading.inspection",
+         "capsedge.checkpoint", *_JSON),
     ),
     "config": Reader(_read_config, _configs, ("capsedge.models", *_JSON)),
     "onnx": Reader(
         _read_onnx, _onnx,
-        ("capsedge.runtime.onnx_file", "capsedge.runtime.onnx_structure", "capsedge.runtime.inspection",
-         "capsedge.runtime.forecast", "capsedge.runtime.shapes", "capsedge.runtime.profiling",
-         "capsedge.runtime.session", "capsedge.runtime.metadata", *_JSON),
+        ("capsedge.runtime.reading", "capsedge.runtime.profiling", "capsedge.runtime.session",
+         "capsedge.runtime.metadata", *_JSON),
     ),
     "passport": Reader(_read_passport, _passports, ("capsedge.runtime.passport", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),

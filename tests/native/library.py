@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library
 
 Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3, "int32": 4}

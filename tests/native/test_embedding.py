@@ -17,9 +17,9 @@ import pytest
 
 import capsedge
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.embedding import find_embedding
-from capsedge.runtime.images import read_image
-from capsedge.runtime.onnx_file import summarize
+from capsedge.runtime.machine.libcapsedge import find_embedding
+from capsedge.runtime.reading.onnx_file import summarize
+from capsedge.runtime.vision.images import read_image
 from capsedge.zoo import default_model
 
 from . import embedding

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import RESIZE_RULES, Preprocessing
+from capsedge.runtime.vision.images import prepare
 from tests.runtime.image_bits import BITS, Bits
 
 from . import embedding

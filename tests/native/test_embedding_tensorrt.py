@@ -20,7 +20,7 @@ import pytest
 
 import capsedge
 from capsedge.runtime import passport
-from capsedge.runtime.files import sha256
+from capsedge.runtime.files.writing import sha256
 from capsedge.zoo import default_model
 from tests.tensorrt.fixtures import ANY_AMOUNT, compile_cudart
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library
 from tests.conformance.native import fused_session
 
 from .library import Array, load

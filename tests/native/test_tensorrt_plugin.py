@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.exporters.operators import OPERATORS
+from capsedge.graph.operators import OPERATORS
 from tests.conformance.cases import CASES, Case, make
 from tests.native.library import output_shapes
 

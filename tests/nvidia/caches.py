@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import warnings
 
-from capsedge.exporters.engine.builder import get_timings, set_timings
-from capsedge.runtime.tensorrt_library import start, tensorrt_logger
-from capsedge.runtime.tensorrt_rtx import import_tensorrt_rtx
+from capsedge.exporters.tensorrt.builder import get_timings, set_timings
+from capsedge.runtime.backends.tensorrt_library import start, tensorrt_logger
+from capsedge.runtime.backends.tensorrt_rtx import import_tensorrt_rtx
 
 
 def main() -> None:

@@ -12,9 +12,11 @@ import torch
 from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet
-from capsedge.exporters import Rewrites, export, modules, proto
-from capsedge.exporters.quantized import finish
-from capsedge.exporters.to_onnx import to_proto
+from capsedge.exporters import modules
+from capsedge.exporters.to_onnx import export, to_proto
+from capsedge.graph import proto
+from capsedge.graph.quantized_file import finish
+from capsedge.graph.rewrites import Rewrites
 from capsedge.models import build
 from capsedge.zoo import zoo_checkpoint
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import capsedge
 from capsedge.errors import CapsedgeError
-from capsedge.runtime import tensorrt_library
-from capsedge.runtime.cuda import load_cuda
-from capsedge.runtime.engine_inspection import inspect_engine
+from capsedge.runtime.backends import tensorrt_library
+from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.backends.engine_inspection import inspect_engine
 from tests.native import embedding
 from tests.tensorrt.fixtures import ANY_AMOUNT
 

@@ -72,7 +72,7 @@ def test_timing_caches(environment: Mapping[str, str]) -> None:
 
 INTERRUPTED = """
 import sys
-from capsedge.exporters.engine import BuildOptions, build
+from capsedge.exporters.tensorrt import BuildOptions, build
 def report(share, phase, left):
     if share > 0.3:
         raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capsedge.runtime.profiling.layers import Place
+from capsedge.runtime.reading.attribution import Place
 from capsedge.zoo import default_model
 from tests.nvidia.conftest import Build
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import CapsedgeError
-from capsedge.exporters.engine import BuildOptions, build
-from capsedge.runtime import engine_layers
+from capsedge.exporters.tensorrt import BuildOptions, build
+from capsedge.runtime.backends import engine_layers
+from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
+from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.passport import TENSORRT_RTX
-from capsedge.runtime.profiling.node_names import places_in, together
-from capsedge.runtime.tensorrt_library import tensorrt_logger
-from capsedge.runtime.tensorrt_rtx import import_for
+from capsedge.runtime.reading.node_names import places_in, together
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:

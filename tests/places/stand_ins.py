@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 
-from capsedge.runtime import cuda, tensorrt_library
+from capsedge.runtime.backends import cuda, tensorrt_library
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT
 

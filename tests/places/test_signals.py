@@ -64,8 +64,8 @@ def start(
 @pytest.mark.parametrize(
     "module",
     [
-        "capsedge.cli", "typer", "rich", "json", "capsedge.runtime.files", "capsedge.cli.infer", "numpy",
-        "capsedge.runtime.session", "PIL", "onnxruntime.capi", "PIL.Image",
+        "capsedge.cli", "typer", "rich", "json", "capsedge.runtime.files.writing", "capsedge.cli.infer",
+        "numpy", "capsedge.runtime.session", "PIL", "onnxruntime.capi", "PIL.Image",
     ],
 )  # fmt: skip
 def test_interrupt_amid_an_import(module: str, tmp_path: Path) -> None:

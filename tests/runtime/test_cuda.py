@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime import cuda
+from capsedge.runtime.backends import cuda
 from tests.tensorrt.fixtures import compile_cudart
 
 

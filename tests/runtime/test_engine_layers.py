@@ -7,8 +7,8 @@ import json
 import pytest
 
 from capsedge.errors import CapsedgeError
-from capsedge.runtime import engine_layers
-from capsedge.runtime.engine_layers import Layer
+from capsedge.runtime.backends import engine_layers
+from capsedge.runtime.backends.engine_layers import Layer
 
 # As TensorRT 10 and 11 write them.
 TEN = {

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
-from capsedge.runtime import files
-from capsedge.runtime.files import (
+from capsedge.runtime.files import writing
+from capsedge.runtime.files.writing import (
     check_apart,
     check_writable,
     sha256,
@@ -215,7 +215,7 @@ def test_full_disk(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch):
 
 
 def stale(folder: Path) -> Path:
-    path = folder / f"{files._PREFIX}{'0' * 16}{files._SUFFIX}"
+    path = folder / f"{writing._PREFIX}{'0' * 16}{writing._SUFFIX}"
     path.write_bytes(b"half")
     return path
 
@@ -228,7 +228,7 @@ def test_stale_temporary_files_are_removed(tmp_path: Path):
 
 def test_temporary_files_in_use_are_not(tmp_path: Path):
     used = stale(tmp_path)
-    link = tmp_path / f"{files._PREFIX}link{files._SUFFIX}"
+    link = tmp_path / f"{writing._PREFIX}link{writing._SUFFIX}"
     link.symlink_to("a")
     with open(used, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -310,7 +310,7 @@ def test_temporary_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_temporary_folder_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(EnvironmentProblem, match="TMPDIR"), temporary_folder():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(files, "_is_full", lambda _: True)
+    monkeypatch.setattr(writing, "_is_full", lambda _: True)
     with pytest.raises(EnvironmentProblem, match="TMPDIR"), temporary_folder():
         raise ValueError("cut off")
     with pytest.raises(ArtefactError), temporary_folder():

@@ -13,11 +13,11 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.runtime.forecast import forecast
-from capsedge.runtime.native_library import find_library
-from capsedge.runtime.onnx_file import read_bytes
-from capsedge.runtime.profiling.engine import ProfiledSession, configuration
-from capsedge.runtime.profiling.operators import arena_peak
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.profiling.onnxruntime_profiler import ProfiledSession, configuration
+from capsedge.runtime.profiling.operator_times import arena_peak
+from capsedge.runtime.reading.forecast import forecast
+from capsedge.runtime.reading.onnx_file import read_bytes
 from tests.conftest import ROOT
 
 ZOO = ROOT / "capsedge/zoo"
@@ -52,7 +52,7 @@ def test_the_other_zoo_models(routing: str, ops: str, tmp_path: Path):
         pytest.skip("the operator library is not installed")
     pytest.importorskip("torch")
     from capsedge.checkpoint import load_checkpoint
-    from capsedge.exporters import export
+    from capsedge.exporters.to_onnx import export
 
     path = tmp_path / "model.onnx"
     export(load_checkpoint(ZOO / f"digits-{routing}.safetensors"), path, ops=ops)

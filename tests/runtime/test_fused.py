@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library
 from tests.runtime.models import SIDE, capsule_model, save
 
 pytestmark = pytest.mark.skipif(

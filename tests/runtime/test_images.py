@@ -17,9 +17,9 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image, ImageOps
 
 from capsedge.errors import UsageError
-from capsedge.runtime import limits
-from capsedge.runtime.images import prepare, read_image
+from capsedge.runtime.files import limits
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.vision.images import prepare, read_image
 from tests.runtime.image_bits import BITS, Bits
 
 GREY = Preprocessing(4, 4, 1, scale=1.0)

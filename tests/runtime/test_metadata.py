@@ -7,7 +7,7 @@ import json
 import pytest
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.limits import IMAGE_SIDE
+from capsedge.runtime.files.limits import IMAGE_SIDE
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from tests.runtime.models import metadata
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsedge.runtime.native_library import find_library
-from capsedge.runtime.operator_names import (
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.schema.names import (
     FAMILIES_KEY,
     MOST,
     OPERATORS,
@@ -43,7 +43,7 @@ def test_families_count_the_names_of_a_file() -> None:
 
 
 def test_the_exporter_knows_the_same_operators() -> None:
-    operators = pytest.importorskip("capsedge.exporters.operators")
+    operators = pytest.importorskip("capsedge.graph.operators")
     assert tuple(operators.OPERATORS) == OPERATORS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.runtime.pickles import BadPickle, Format, Name, NotPlain, loads
+from capsedge.runtime.files.pickles import BadPickle, Format, Name, NotPlain, loads
 
 
 def _call(name: Name, arguments: tuple[Any, ...]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,8 +16,9 @@ from PIL import Image
 
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
-from capsedge.runtime import native_library, onnx_file
+from capsedge.runtime.backends import native_library
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.reading import onnx_file
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
@@ -249,11 +251,16 @@ def test_find_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import capsedge.runtime
 
     monkeypatch.setattr(capsedge.runtime, "__path__", [str(tmp_path / "a"), str(tmp_path / "b")])
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
     assert native_library.find_library() is None
     installed = tmp_path / "b" / "_native" / native_library.NAME
     installed.parent.mkdir(parents=True)
     installed.write_bytes(b"")
     assert native_library.find_library() == installed
+    shutil.move(tmp_path / "b", tmp_path / "site" / "capsedge" / "runtime")  # where a wheel puts it
+    found = native_library.find_library()
+    assert found is not None
+    assert found.is_relative_to(tmp_path / "site")
     monkeypatch.setenv(native_library.VARIABLE, str(tmp_path / "mine.so"))
     with pytest.raises(EnvironmentProblem, match="CAPSEDGE_OPS_LIBRARY"):
         native_library.find_library()

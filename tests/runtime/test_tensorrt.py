@@ -12,9 +12,9 @@ import pytest
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
-from capsedge.runtime import providers
-from capsedge.runtime.onnxruntime_backend import OnnxRuntimeBackend
-from capsedge.runtime.providers import NO_FALLBACK
+from capsedge.runtime.backends import providers
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.backends.providers import NO_FALLBACK
 from tests.runtime.models import capsule_model, save
 
 
@@ -121,7 +121,7 @@ def test_nothing_of_cuda_is_loaded_for_an_onnx_file(model: Path) -> None:
     code = (
         "import sys, capsedge; capsedge.load(sys.argv[1]);"
         "print([m for m in sys.modules if m in ('tensorrt', 'torch', 'onnx')"
-        " or m.startswith('capsedge.runtime.tensorrt') or m == 'capsedge.runtime.cuda'])"
+        " or m.startswith('capsedge.runtime.tensorrt') or m == 'capsedge.runtime.backends.cuda'])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(model)], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.runtime import environment, nvidia, tensorrt_library
-from capsedge.runtime.environment import BROKEN, MISSING, OK
+from capsedge.runtime.backends import tensorrt_library
+from capsedge.runtime.machine import environment, nvidia
+from capsedge.runtime.machine.environment import BROKEN, MISSING, OK
 
 ORIN = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
 

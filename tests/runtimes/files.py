@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import capsedge
 import capsedge.ops as ops
+from capsedge.calibration.frozen import freeze
 from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet
-from capsedge.exporters import export
-from capsedge.exporters.frozen import freeze
-from capsedge.exporters.quantized import finish
-from capsedge.runtime.operator_names import DOMAIN
+from capsedge.exporters.to_onnx import export
+from capsedge.graph.quantized_file import finish
+from capsedge.schema.names import DOMAIN
 from capsedge.verification.reference import Reference
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 

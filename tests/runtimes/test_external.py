@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.runtime import onnxruntime_versions as versions
+from capsedge.runtime.backends import onnxruntime_versions as versions
 from tests.runtimes.external import SECRET, VALUES
 
 from .test_runtimes import INSTALLED, ROOT, place_of

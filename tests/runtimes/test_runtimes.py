@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 import capsedge
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime import onnxruntime_versions as versions
+from capsedge.runtime.backends import onnxruntime_versions as versions
 from tests.runtimes import files
 from tools.runtimes import folder
 

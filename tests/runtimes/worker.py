@@ -18,7 +18,7 @@ import onnxruntime
 
 import capsedge
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library
 from tests.native import embedding
 from tests.runtimes.files import Arrays
 

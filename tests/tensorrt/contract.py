@@ -14,11 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
-    "exporters/engine/builder.py",
-    "exporters/engine/engine.py",
-    "exporters/engine/progress.py",
-    "runtime/tensorrt_engine.py",
-    "runtime/tensorrt_library.py",
+    "exporters/tensorrt/builder.py",
+    "exporters/tensorrt/engine_file.py",
+    "exporters/tensorrt/progress.py",
+    "runtime/backends/tensorrt_engine.py",
+    "runtime/backends/tensorrt_library.py",
 )
 OBJECTS = {
     "builder": "Builder",

@@ -23,8 +23,8 @@ import onnx
 import onnxruntime
 from onnx import shape_inference
 
-from capsedge.runtime.native_library import find_library
-from capsedge.runtime.tensorrt_library import PLUGINS
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.tensorrt_library import PLUGINS
 
 __version__ = "10.3.0"
 PLUGINS_LOADED: list[str] = []

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capsedge.runtime import cuda
-from capsedge.runtime.device_array import CUDA, CUDA_HOST, DeviceArray
+from capsedge.runtime.backends import cuda
+from capsedge.runtime.backends.device_array import CUDA, CUDA_HOST, DeviceArray
 from tests.tensorrt import fake
 
 SOURCE = Path(__file__).with_name("cudart.c")
@@ -107,7 +107,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, cudart: Path) -> Iterator[Any]:
     """A GPU and TensorRT, both stand-ins; yields the library with its knobs."""
     monkeypatch.setenv(cuda.VARIABLE, str(cudart))
     monkeypatch.setitem(sys.modules, "tensorrt", fake)
-    monkeypatch.setattr("capsedge.runtime.tensorrt_library.device_name", lambda device: "Orin")
+    monkeypatch.setattr(
+        "capsedge.runtime.backends.tensorrt_library.device_name", lambda device: "Orin"
+    )
     cuda.load_cuda.cache_clear()
     library = ctypes.CDLL(str(cudart))
     library.fake_set.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t]

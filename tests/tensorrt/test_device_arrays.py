@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import capsedge
 from capsedge.errors import ShapeError, UsageError
-from capsedge.runtime.cuda import load_cuda
-from capsedge.runtime.device_array import CUDA_HOST, DeviceArray, device_array
+from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.backends.device_array import CUDA_HOST, DeviceArray, device_array
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT, ByDlpack, OnGpu, cudart, gpu, on_gpu
 from tests.tensorrt.test_engines import IMAGES, make, model

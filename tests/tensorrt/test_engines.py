@@ -25,14 +25,15 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from capsedge.exporters import export, proto
-from capsedge.exporters.engine import BuildOptions, BuildReport, build
+from capsedge.exporters.tensorrt import BuildOptions, BuildReport, build
+from capsedge.exporters.to_onnx import export
+from capsedge.graph import proto
 from capsedge.runtime import passport
-from capsedge.runtime.engine_inspection import inspect_engine
-from capsedge.runtime.native_library import find_library
-from capsedge.runtime.operator_names import operator_of
-from capsedge.runtime.tensorrt_library import PLUGINS
-from capsedge.runtime.tensorrt_slots import GRAPHS
+from capsedge.runtime.backends.engine_inspection import inspect_engine
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.tensorrt_library import PLUGINS
+from capsedge.runtime.backends.tensorrt_slots import GRAPHS
+from capsedge.schema.names import operator_of
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 from tests.exporters.engine.test_lowering import quantized
 from tests.exporters.nets import network
@@ -93,7 +94,7 @@ def test_engines_that_were_timed_for_another_power_mode(
     assert built.passport.machine.power_mode == "MAXN_SUPER"
     assert inspect_engine(built.path).timed_for == ""
     gpu.fake_multiprocessors(4)
-    monkeypatch.setattr("capsedge.runtime.engine_inspection.power_mode", lambda: "7W")
+    monkeypatch.setattr("capsedge.runtime.backends.engine_inspection.power_mode", lambda: "7W")
     found = inspect_engine(built.path)
     assert found.runs_here is True
     assert found.timed_for == "8 multiprocessors, here 4; power mode MAXN_SUPER, here 7W"
@@ -459,12 +460,12 @@ def test_another_precision_than_asked_for_is_an_error(make: Any, tmp_path: Path)
 def test_plugin_library_that_tensorrt_refuses(
     make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("capsedge.exporters.engine.engine.find_plugin", lambda: None)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.engine_file.find_plugin", lambda: None)
     with pytest.raises(EnvironmentProblem, match="not installed"):
         make(plugin="fused")
     library = tmp_path / "plugin.so"
     library.write_bytes(b"x")
-    monkeypatch.setattr("capsedge.exporters.engine.engine.find_plugin", lambda: library)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.engine_file.find_plugin", lambda: library)
     fake.FAIL["load_library"] = "SymbolAddress for getCreators could not be loaded"
     with pytest.raises(ArtefactError, match="does not take the plugin library") as refused:
         make(plugin="fused")

@@ -14,11 +14,11 @@ import pytest
 
 import capsedge
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.runtime.engine_inspection import engine_layers
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.engine_inspection import engine_layers
+from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.profiling import profile
-from capsedge.runtime.profiling.layers import GROUPS, Place
-from capsedge.runtime.profiling.node_names import node_name, places_in, together
+from capsedge.runtime.reading.attribution import GROUPS, Place
+from capsedge.runtime.reading.node_names import node_name, places_in, together
 from capsedge.zoo import default_model
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu

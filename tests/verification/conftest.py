@@ -13,7 +13,7 @@ import capsedge  # noqa: E402
 from capsedge.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.models import build, get_config  # noqa: E402
 from capsedge.models.config import CapsuleConv, Conv  # noqa: E402
-from capsedge.runtime.files import sha256  # noqa: E402
+from capsedge.runtime.files.writing import sha256  # noqa: E402
 
 _STEM = (Conv(8, 5, 2), Conv(8, 3, 1))
 

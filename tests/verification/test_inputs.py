@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from capsedge.errors import UsageError
-from capsedge.runtime.images import prepare
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.vision.images import prepare
 from capsedge.verification.inputs import generated, hard_cases, load_samples, shipped_samples
 
 PREP = Preprocessing(8, 8, 1, mean=(0.5,), std=(0.25,))

@@ -9,13 +9,13 @@ import torch
 from onnx import helper, numpy_helper
 
 import capsedge
-from capsedge.exporters import Rewrites
-from capsedge.runtime.native_library import find_library
-from capsedge.runtime.operator_names import numbered, operator_of
+from capsedge.graph.rewrites import Rewrites
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.schema.names import numbered, operator_of
 from capsedge.verification.ledger import Cell, Ledger, Row, routing_ledger
 from capsedge.verification.probe import Probe
 from capsedge.verification.reference import Reference, load_reference
-from capsedge.verification.trace import trace
+from capsedge.verification.routing_trace import trace
 
 CASES = [
     ("dynamic", "classes", 1), ("dynamic", "classes", 2), ("dynamic", "classes", 3),

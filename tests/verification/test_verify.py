@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 import capsedge
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.runtime.files import sha256
+from capsedge.runtime.files.writing import sha256
 
 ROUTINGS = ("dynamic", "em", "attention")
 

@@ -1,4 +1,4 @@
-// Names of the capsule operators in a file: one name for one function body (runtime/operator_names.py). ONNX Runtime
+// Names of the capsule operators in a file: one name for one function body (capsedge/schema/names.py). ONNX Runtime
 // ignores the overloads of functions before 1.27, so a second body of DynamicRouting is named DynamicRouting_2.
 #pragma once
 

@@ -182,7 +182,7 @@ CustomOp describe(const OrtApi* api, const Signature& signature, size_t number, 
 }
 
 // How many names of each operator get a kernel: `DynamicRouting` to `DynamicRouting_16`. A file gives every distinct
-// function body a name of its own (runtime/operator_names.py); a name without a kernel runs as its body.
+// function body a name of its own (capsedge/schema/names.py); a name without a kernel runs as its body.
 using Families = std::array<size_t, std::size(kSignatures)>;
 constexpr size_t kUsual = 16;            // where the session's options say nothing
 constexpr size_t kMost = 256;            // of one operator

@@ -11,9 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.exporters import export, proto
-from capsedge.exporters.engine import lowering
-from capsedge.runtime.tensorrt_library import PLUGINS
+from capsedge.exporters.tensorrt import lowering
+from capsedge.exporters.to_onnx import export
+from capsedge.graph import proto
+from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from tests.exporters.nets import CONFIGS, network
 
 IMAGES = np.random.default_rng(0).standard_normal((3, 1, 10, 10)).astype(np.float32)
@@ -30,7 +31,7 @@ def run(model: onnx.ModelProto, library: bool = False) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if library:
-        from capsedge.runtime.native_library import find_library
+        from capsedge.runtime.backends.native_library import find_library
 
         if find_library() is None:
             pytest.skip("the operator library is not built")

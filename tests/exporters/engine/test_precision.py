@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.errors import ParityError, UsageError
-from capsedge.exporters.engine import precision
-from capsedge.runtime.engine_layers import Layer
+from capsedge.exporters.tensorrt import precision
+from capsedge.runtime.backends.engine_layers import Layer
 from tests.exporters.engine.test_lowering import quantized
 
 

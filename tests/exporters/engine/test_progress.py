@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsedge.exporters.engine.progress import Progress
+from capsedge.exporters.tensorrt.progress import Progress
 
 
 def test_nested_phases() -> None:

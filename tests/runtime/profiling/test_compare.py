@@ -13,7 +13,7 @@ import pytest
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.profiling import peers
-from capsedge.runtime.profiling.compare import Entrant, check_installed, compare, difference
+from capsedge.runtime.profiling.comparison import Entrant, check_installed, compare, difference
 from capsedge.runtime.profiling.driver import Worker, write_inputs
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.profiler import random_inputs, session_device
@@ -26,8 +26,8 @@ def entrant(name: str, peer: str, model: Path) -> Entrant:
 
 
 def test_same_model_and_another(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("capsedge.runtime.profiling.compare.PAUSE", 0.0)
-    monkeypatch.setattr("capsedge.runtime.profiling.compare.TURN_WARMUP", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.comparison.TURN_WARMUP", 0.0)
     model = save(capsule_model(), tmp_path / "model.onnx")
     other = save(capsule_model(gain=5.0), tmp_path / "other.onnx")
     feeds = random_inputs(capsedge.load(model), 2)
@@ -80,14 +80,14 @@ def test_workers_run_on_the_gpu_of_the_session(tmp_path: Path):
 def test_unknown_and_missing_peers(monkeypatch):
     with pytest.raises(UsageError, match="Unknown peer 'tflite'"):
         check_installed(["tflite"])
-    monkeypatch.setattr("capsedge.runtime.profiling.compare.installed_version", lambda name: "")
+    monkeypatch.setattr("capsedge.runtime.profiling.comparison.installed_version", lambda name: "")
     with pytest.raises(EnvironmentProblem, match="pip install openvino"):
         check_installed(["openvino"])
 
 
 @pytest.mark.parametrize(("peer", "package"), [("litert", "ai-edge-litert"), ("mnn", "MNN")])
 def test_missing_converters_say_what_to_install(monkeypatch, peer, package):
-    monkeypatch.setattr("capsedge.runtime.profiling.compare.installed_version", lambda name: "")
+    monkeypatch.setattr("capsedge.runtime.profiling.comparison.installed_version", lambda name: "")
     with pytest.raises(EnvironmentProblem, match=package):
         check_installed([peer])
     for module in ("ai_edge_litert", "ai_edge_litert.interpreter", "MNN"):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.profiling import Report
-from capsedge.runtime.profiling.operators import OperatorTimes, time_operators
+from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
 from tests.conftest import ROOT
 
 
@@ -55,7 +55,7 @@ def test_a_fused_node_says_that_it_holds_all_iterations():
 def test_em_and_attention_iterations(tmp_path: Path):
     pytest.importorskip("torch")
     from capsedge.checkpoint import load_checkpoint
-    from capsedge.exporters import export
+    from capsedge.exporters.to_onnx import export
 
     wanted = {
         "em": ["classes, votes", *(f"classes, routing iteration {t}" for t in (1, 2, 3))],
@@ -81,7 +81,7 @@ def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
     pytest.importorskip("onnxscript")
     from capsedge.calibration.source import Source, uniform
     from capsedge.datasets import ImageSet
-    from capsedge.exporters.quantized import finish
+    from capsedge.graph.quantized_file import finish
 
     source = Source(ROOT / "capsedge/zoo/digits-dynamic.onnx", finish)
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), dtype=np.uint8)

@@ -1,0 +1,134 @@
+"""Writes the body of an ONNX function: nodes over named tensors, each name used once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.graph.rewrites import Rewrites
+
+Shape = tuple[int | None, ...]
+
+
+class Body:
+    """Collects the nodes of one function body.
+
+    All arithmetic is in ``compute`` (FP32): inputs are cast to it and results back to the type of the first
+    input, so that one body serves float and float16 nodes. The casts of a float node are removed by every
+    consumer (ONNX Runtime, OpenVINO, TensorRT), and by the exporter itself where it inlines.
+
+    Args:
+        operator: the operator's name; prefix of every tensor name, because TensorRT before 10.8 confuses a
+            formal input with a tensor of the same name outside.
+        shapes: of the inputs by name; None is the free batch.
+        attributes: of the node.
+        rewrites: which exact rewrites to use.
+        couplings: whether the couplings are wanted as a further output.
+        compute: element type of the arithmetic.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        shapes: dict[str, Shape],
+        attributes: dict[str, Any],
+        rewrites: Rewrites,
+        couplings: bool = False,
+        compute: int = TensorProto.FLOAT,
+    ) -> None:
+        self.operator = operator
+        self.shapes = shapes
+        self.attributes = attributes
+        self.rewrites = rewrites
+        self.couplings = couplings
+        self.compute = compute
+        self.nodes: list[onnx.NodeProto] = []
+        self._like = self.formal(next(iter(shapes)))
+        self._batch = next(iter(shapes.values()))[0]
+        self._computed: dict[str, str] = {}
+        self._constants: dict[bytes, str] = {}
+
+    def formal(self, name: str) -> str:
+        """The formal name of an input or output."""
+        return f"{self.operator}_{name}"
+
+    def input(self, name: str) -> str:
+        """An input in the type of the arithmetic."""
+        if name in self._computed:
+            return self._computed[name]
+        return self.op("Cast", self.formal(name), to=self.compute)
+
+    def compute_input(self, name: str, value: str) -> None:
+        """Let ``input(name)`` be a value that the body computes, in the type of the arithmetic."""
+        self._computed[name] = value
+
+    def result(self, name: str, value: str) -> None:
+        """Give an output its value, in the type of the first input."""
+        self.nodes.append(helper.make_node("CastLike", [value, self._like], [self.formal(name)]))
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node with one output; returns the output's name."""
+        output = f"{self.operator}_{op_type}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
+        return output
+
+    def mark(self, value: str, name: str) -> str:
+        """Rename a value just made to ``<operator>_<name>``, so that verification finds it in the body.
+
+        Couplings are ``[N·S or 1, M, I]``, poses ``[N·S, M, 1, P]``, logits of activations ``[N·S, M]``.
+        """
+        marked = f"{self.operator}_{name}"
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for k, old in enumerate(names):
+                    if old == value:
+                        names[k] = marked
+        return marked
+
+    def constant(self, value: Any) -> str:
+        """A constant in the type of the arithmetic."""
+        return self._constant(np.asarray(value, helper.tensor_dtype_to_np_dtype(self.compute)))
+
+    def ints(self, values: Sequence[int]) -> str:
+        """A constant INT64 vector: axes, a shape."""
+        return self._constant(np.asarray(list(values), np.int64))
+
+    def _constant(self, value: np.ndarray) -> str:
+        tensor = numpy_helper.from_array(value)
+        key = tensor.SerializeToString()
+        if key not in self._constants:
+            self._constants[key] = self.op("Constant", value=tensor)
+        return self._constants[key]
+
+    def batched(self, factor: int = 1) -> int:
+        """The batch times a factor as a dimension of a shape: a number where the batch is fixed, else -1."""
+        return -1 if self._batch is None else self._batch * factor
+
+    @staticmethod
+    def merged(dims: Shape) -> int:
+        """Some dimensions as one: a number where all are known, else -1."""
+        return -1 if None in dims else math.prod(d for d in dims if d is not None)
+
+    def reshape(self, x: str, *shape: int) -> str:
+        """Reshape; one dimension may be -1 (``batched``)."""
+        return self.op("Reshape", x, self.ints(shape))
+
+    def transpose(self, x: str, *perm: int) -> str:
+        """Permute the axes."""
+        return self.op("Transpose", x, perm=list(perm))
+
+    def sum_last(self, x: str, size: int, factor: float = 1.0) -> str:
+        """``factor`` times the sum over the last axis, which stays with size 1.
+
+        A product with ones: pnnx loses the axis of a ReduceSum over one axis.
+        """
+        return self.op("MatMul", x, self.constant(np.full((size, 1), factor)))
+
+    def sum_second_to_last(self, x: str, size: int) -> str:
+        """The sum over the last axis but one, which stays with size 1; a product with ones too."""
+        return self.op("MatMul", self.constant(np.ones((1, size))), x)

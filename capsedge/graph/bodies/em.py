@@ -1,0 +1,115 @@
+"""Body of ``capsedge::EMRouting``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from capsedge.graph.bodies._builder import Body
+from capsedge.graph.bodies._votes import (
+    grid,
+    row,
+    votes,
+    weighted_sum,
+    window_index,
+    windows,
+)
+
+
+def _coordinates(height: int, width: int, side: int) -> np.ndarray:
+    """Scaled position of every cell as an addition to its votes ``[H*W, P]`` (section 4 of the paper)."""
+    add = np.zeros((height, width, side * side))
+    add[:, :, side - 1] = ((np.arange(height) + 0.5) / height)[:, None]
+    add[:, :, 2 * side - 1] = ((np.arange(width) + 0.5) / width)[None, :]
+    return add.reshape(height * width, side * side)
+
+
+def _softplus(b: Body, x: str) -> str:
+    """ln(1 + eˣ) without a power that overflows: TensorRT's own Softplus does, in FP32 above 88."""
+    power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
+    return b.op("Add", b.op("Relu", x), b.op("Log", b.op("Add", power, b.constant(1.0))))
+
+
+def build(b: Body) -> None:
+    """Write the body: Hinton et al. 2018, procedure 1, unrolled.
+
+    Votes, deviations are ``[N·S, M, I, P]``; responsibilities ``[N·S, M, I]``.
+    """
+    _, height, width, types, size = (int(d or 0) for d in b.shapes["pose"])
+    kh, kw, _, m, side, _ = (int(d or 0) for d in b.shapes["weight"])
+    shared = bool(b.attributes["shared"])
+    kernel = (height, width) if shared else (kh, kw)
+    strides = (1, 1) if shared else (b.attributes["strides"][0], b.attributes["strides"][1])
+    index = window_index(height, width, kernel, strides)
+    s, cells = index.shape
+    places = b.batched(s)
+    i = cells * types
+    iterations, epsilon = b.attributes["iterations"], b.attributes["epsilon"]
+    temperatures = b.attributes["inverse_temperatures"]
+
+    matrices = types if shared else i
+    matrix = b.transpose(b.reshape(b.input("weight"), matrices, m, side, side), 0, 2, 1, 3)
+    if shared:
+        one = b.reshape(matrix, 1, types * side, m * side)
+        matrix = b.op("Expand", one, b.ints([cells, types * side, m * side]))
+    children = windows(b, b.input("pose"), height, width, types * size, index)
+    v = votes(b, children, b.reshape(matrix, i, side, m * side), s, (i, side, side, m, side))
+    if b.attributes["coordinate_addition"]:
+        # The same for all types; spread out when the file is loaded, so that it is stored once.
+        cell = b.constant(_coordinates(height, width, side)[index][:, :, None])  # [S, cells, 1, P]
+        add = b.op("Expand", cell, b.ints([s, cells, types, size]))
+        if s == 1:
+            v = b.op("Add", v, b.reshape(add, 1, 1, i, size))
+        else:
+            v = b.reshape(v, b.batched(), s, m, i * size)
+            v = b.op("Add", v, b.reshape(add, s, 1, i * size))
+            v = b.reshape(v, places, m, i, size)
+    a_child = windows(b, b.input("a"), height, width, types, index)
+    a_child = b.reshape(a_child, places, 1, i)
+    beta_u = b.reshape(b.op("Mul", b.input("beta_u"), b.constant(size)), 1, m)
+    beta_a = b.reshape(b.input("beta_a"), 1, m)
+    eps = b.constant(epsilon)
+
+    responsibility = ""
+    mean = logit = ""
+    for iteration in range(iterations):
+        # M-step. The first pass divides every child equally.
+        if iteration == 0:
+            share = b.op("Mul", a_child, b.constant(1.0 / m))
+            r = b.op("Add", share, b.constant(np.zeros((1, m, 1))))
+        else:
+            r = b.op("Mul", responsibility, a_child)
+        r = row(b, r)
+        mass = b.sum_last(r, i)  # [N·S, M, 1, 1]
+        divisor = b.op("Add", mass, eps)
+        mean = b.op("Div", weighted_sum(b, r, v), divisor)  # [N·S, M, 1, P]
+        mean = b.mark(mean, f"iter{iteration + 1}_pose")
+        difference = b.op("Sub", v, mean)
+        deviation = b.op("Mul", difference, difference)
+        variance = b.op("Add", b.op("Div", weighted_sum(b, r, deviation), divisor), eps)
+        half = b.sum_last(b.op("Log", variance), size, 0.5)
+        log_variance = b.reshape(half, places, m)
+        cost = b.op("Mul", b.op("Add", beta_u, log_variance), b.reshape(mass, places, m))
+        logit = b.op("Mul", b.op("Sub", beta_a, cost), b.constant(temperatures[iteration]))
+        logit = b.mark(logit, f"iter{iteration + 1}_logit")
+        if iteration + 1 == iterations and b.rewrites.dead_update:
+            break
+        # E-step in the log domain. ln sigmoid(x) = -softplus(-x).
+        previous = responsibility
+        precision = b.op("Div", b.constant(0.5), b.reshape(variance, places, m, size, 1))
+        distance = b.reshape(b.op("MatMul", deviation, precision), places, m, i)
+        log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
+        prior = b.reshape(b.op("Sub", log_a, log_variance), places, m, 1)
+        responsibility = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
+        responsibility = b.mark(responsibility, f"iter{iteration + 2}_couplings")
+        if iteration + 1 == iterations:
+            responsibility = previous  # the E-step just written reaches no output
+
+    h, w = (1, 1) if shared else grid(height, width, kernel, strides)
+    b.result("pose_out", b.reshape(mean, b.batched(), h, w, m, size))
+    b.result("a_out", b.reshape(b.op("Sigmoid", logit), b.batched(), h, w, m))
+    if b.couplings:
+        if not responsibility:
+            zero = b.op("Mul", a_child, b.constant(0.0))
+            responsibility = b.op("Add", zero, b.constant(np.full((1, m, 1), 1.0 / m)))
+        c = b.transpose(responsibility, 0, 2, 1)
+        b.result("couplings", b.reshape(c, b.batched(), h, w, i, m))

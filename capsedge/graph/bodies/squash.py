@@ -1,0 +1,50 @@
+"""Body of ``capsedge::Squash``."""
+
+from __future__ import annotations
+
+import math
+
+from capsedge.graph.bodies._builder import Body
+
+
+def squash(b: Body, x: str, size: int, epsilon: float, *, last: bool = True) -> str:
+    """``x · n²/(1 + n²) / sqrt(n² + epsilon)`` (Sabour et al. 2017, equation 1).
+
+    Args:
+        x: poses of ``size`` elements along the last axis; along the last axis but one without ``last``.
+    """
+    square = b.op("Mul", x, x)
+    n2 = b.sum_last(square, size) if last else b.sum_second_to_last(square, size)
+    return _scaled(b, x, n2, epsilon)
+
+
+def _scaled(b: Body, x: str, n2: str, epsilon: float) -> str:
+    """Poses with the length that their squared norms ask for."""
+    share = b.op("Div", n2, b.op("Add", n2, b.constant(1.0)))
+    root = b.op("Sqrt", b.op("Add", n2, b.constant(epsilon)))
+    return b.op("Mul", x, b.op("Div", share, root))
+
+
+def build(b: Body) -> None:
+    """Write the body: what lies before and after the axis is one axis each, so that no rank exceeds 3.
+
+    Where the batch is not before the axis, sizes are not known, and the axes stay as they are.
+    """
+    shape = b.shapes["x"]
+    axis = b.attributes["axis"] % len(shape)
+    if None in shape[axis:] or shape.count(None) > 1:
+        x = b.input("x")
+        n2 = b.op("ReduceSum", b.op("Mul", x, x), b.ints([axis]), keepdims=1)
+        b.result("y", _scaled(b, x, n2, b.attributes["epsilon"]))
+        return
+    size = int(shape[axis] or 0)
+    after = math.prod(int(d or 0) for d in shape[axis + 1 :])
+    last = axis == len(shape) - 1
+    x = b.input("x")
+    flat = (b.merged(shape[:axis]), size) if last else (b.merged(shape[:axis]), size, after)
+    if len(shape) > len(flat):
+        x = b.reshape(x, *flat)
+    y = squash(b, x, size, b.attributes["epsilon"], last=last)
+    if len(shape) > len(flat):
+        y = b.reshape(y, *(-1 if d is None else d for d in shape))
+    b.result("y", y)

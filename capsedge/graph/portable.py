@@ -1,0 +1,210 @@
+"""The forms of standard operators that every ONNX runtime reads alike, exact and as fast.
+
+- Views (``views``) are Reshapes with a constant target, without ``allowzero`` and without 0 ("as the
+  input"); where the batch is fixed, without -1 too. LiteRT and onnx2torch need that.
+- Norms are spelt out: MNN does not read the axes of ``ReduceL2`` and its like, which are an input since
+  opset 18, and reduces everything.
+- A sum over the last axis is a product with ones: pnnx loses the axis of a ReduceSum over one axis.
+- A norm squares what its poses are a view of: MNN squares a view in place, although it is an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.graph import proto
+from capsedge.graph.views import merge_views
+from capsedge.schema.names import DOMAIN
+
+COMPOSITE = ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare")
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+
+
+def use_portable_forms(model: onnx.ModelProto) -> None:
+    """Write the graph's nodes in the forms above, in place; dead nodes of the domain ``capsedge`` stay."""
+    _replace_nodes(model, _Writer(model).nodes())
+    proto.remove_dead_nodes(model, DOMAIN)
+    origin = merge_views(model)
+    if _square_origins(model, origin):
+        merge_views(model)
+    _describe(model)
+
+
+def _describe(model: onnx.ModelProto) -> None:
+    """State type and shape of the new values: a forecast reads them from the file."""
+    described = {v.name for v in (*model.graph.value_info, *model.graph.output)}
+    made = {o for n in model.graph.node for o in n.output}
+    model.graph.value_info.extend(
+        v
+        for v in proto.inferred(model).graph.value_info
+        if v.name in made and v.name not in described
+    )
+
+
+def _replace_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    kept = [*nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
+def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
+    """Let sums of squares take what their poses are a view of, and bring the sums into shape instead."""
+    graph = model.graph
+    shapes = proto.shapes_of(proto.inferred(model))
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in set(node.input):
+            users.setdefault(name, []).append(node)
+    outputs = {o.name for o in graph.output}
+    nodes: list[onnx.NodeProto] = []
+    changed: set[str] = set()
+    pending: dict[str, tuple[int, ...]] = {}
+    for node in graph.node:
+        nodes.append(node)
+        y = node.output[0] if node.output else ""
+        if y in pending:  # the sum of squares that were rewired
+            node.output[0] = f"{y}_flat"
+            target = f"{y}_shape"
+            graph.initializer.append(
+                numpy_helper.from_array(np.array(pending[y], np.int64), target)
+            )
+            nodes.append(helper.make_node("Reshape", [node.output[0], target], [y]))
+        if node.op_type != "Mul" or node.domain or node.input[0] != node.input[1]:
+            continue
+        view, following = node.input[0], users.get(y, [])
+        before, after = shapes.get(origin.get(view, "")), shapes.get(view)
+        if not before or not after or before[-1] != after[-1] or y in outputs:
+            continue
+        if len(following) != 1 or following[0].op_type != "MatMul" or following[0].input[0] != y:
+            continue
+        wanted = shapes.get(following[0].output[0])
+        if wanted is None or wanted[-1] != 1 or wanted.count(None) > 1:
+            continue
+        node.input[0] = node.input[1] = origin[view]
+        changed.add(y)
+        pending[following[0].output[0]] = tuple(-1 if d is None else d for d in wanted)
+    _replace_nodes(model, nodes)
+    described = [v for v in graph.value_info if v.name not in changed]
+    del graph.value_info[:]
+    graph.value_info.extend(described)
+    return bool(changed)
+
+
+class _Writer:
+    """Writes the nodes of a graph again, with norms and sums spelt out."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = model.graph
+        inferred = proto.inferred(model)
+        self.shapes = proto.shapes_of(inferred)
+        values = (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info)
+        self.types = {v.name: v.type.tensor_type.elem_type for v in values}
+        self.types |= {t.name: t.data_type for t in model.graph.initializer}
+        self.constants = proto.constants_of(model)
+        self.written: list[onnx.NodeProto] = []
+        self.added: dict[str, onnx.TensorProto] = {}
+
+    def nodes(self) -> list[onnx.NodeProto]:
+        for node in self.graph.node:
+            if node.domain or not node.input or self.types.get(node.input[0]) not in _FLOATS:
+                self.written.append(node)
+            elif node.op_type == "Pow" and self._exponent(node) == 2:
+                self.written.append(helper.make_node("Mul", [node.input[0]] * 2, node.output[:]))
+            elif (node.op_type in COMPOSITE and self._axes(node)) or self._sums_last(node):
+                self._reduction(node)
+            else:
+                self.written.append(node)
+        self.graph.initializer.extend(self.added.values())
+        return self.written
+
+    def _exponent(self, node: onnx.NodeProto) -> float | None:
+        """The exponent of a power, where it is one constant number of one dimension at most."""
+        tensor = self.constants.get(node.input[1])
+        if tensor is None or len(tensor.dims) > 1 or numpy_helper.to_array(tensor).size != 1:
+            return None
+        return float(numpy_helper.to_array(tensor).reshape(-1)[0])
+
+    def _axes(self, node: onnx.NodeProto) -> list[int]:
+        """The constant axes that a reduction names, from the first; none where it names none."""
+        shape = self.shapes.get(node.input[0])
+        axes = self.constants.get(node.input[1]) if len(node.input) > 1 else None
+        if shape is None or axes is None:
+            return []
+        return sorted(int(a) % len(shape) for a in numpy_helper.to_array(axes).reshape(-1))
+
+    def _sums_last(self, node: onnx.NodeProto) -> bool:
+        """Whether a node sums over the last axis alone, and its size is known."""
+        shape = self.shapes.get(node.input[0])
+        if node.op_type != "ReduceSum" or not shape or not shape[-1]:
+            return False
+        return len(shape) > 1 and self._axes(node) == [len(shape) - 1]
+
+    def _reduction(self, node: onnx.NodeProto) -> None:
+        x, axes = node.input[0], self._axes(node)
+        keepdims = next((a.i for a in node.attribute if a.name == "keepdims"), 1)
+        kind = node.op_type.removeprefix("Reduce")
+        steps = _Steps(self, node.output[0], x)
+        largest = ""
+        if kind in ("L2", "SumSquare"):
+            steps.op("Mul", x, x)
+        elif kind == "L1":
+            steps.op("Abs", x)
+        elif kind == "LogSumExp":
+            # The largest is clipped, so that an infinity among the inputs stays one.
+            limit = float(np.finfo(helper.tensor_dtype_to_np_dtype(self.types[x])).max)
+            steps.op("ReduceMax", x, steps.ints(axes), keepdims=1)
+            largest = steps.op("Clip", steps.value, *(steps.number(v) for v in (-limit, limit)))
+            steps.op("Exp", steps.op("Sub", x, largest))
+        shape = self.shapes[x]
+        if axes == [len(shape) - 1] and len(shape) > 1 and shape[-1]:
+            steps.op("MatMul", steps.value, steps.ones(shape[-1]))
+        else:
+            steps.op("ReduceSum", steps.value, steps.ints(axes), keepdims=1)
+        if not keepdims and not largest:  # at once, so that it is one with other views of the sum
+            steps.op("Squeeze", steps.value, steps.ints(axes))
+        if kind == "L2":
+            steps.op("Sqrt", steps.value)
+        elif kind in ("LogSum", "LogSumExp"):
+            steps.op("Log", steps.value)
+        if largest:
+            steps.op("Add", steps.value, largest)
+            if not keepdims:
+                steps.op("Squeeze", steps.value, steps.ints(axes))
+        steps.end()
+
+
+class _Steps:
+    """The nodes that one reduction becomes, named after its output."""
+
+    def __init__(self, writer: _Writer, output: str, like: str) -> None:
+        self.writer, self.output, self.value = writer, output, like
+        self.dtype = helper.tensor_dtype_to_np_dtype(writer.types[like])
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        self.value = f"{self.output}_{op_type.lower()}"
+        node = helper.make_node(op_type, list(inputs), [self.value], **attributes)
+        self.writer.written.append(node)
+        return self.value
+
+    def end(self) -> None:
+        """The last value is the output."""
+        self.writer.written[-1].output[0] = self.output
+
+    def ints(self, values: Sequence[int]) -> str:
+        return self._constant(f"axes_{'_'.join(map(str, values))}", np.array(values, np.int64))
+
+    def number(self, value: float) -> str:
+        return self._constant(f"{value:g}", np.array(value, self.dtype))
+
+    def ones(self, size: int) -> str:
+        return self._constant(f"ones_{size}", np.ones((size, 1), self.dtype))
+
+    def _constant(self, name: str, value: np.ndarray) -> str:
+        name = f"sum_{name}_{value.dtype}"
+        self.writer.added[name] = numpy_helper.from_array(value, name)
+        return name

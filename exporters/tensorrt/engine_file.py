@@ -1,0 +1,301 @@
+"""ONNX file in, TensorRT engine with its passport out.
+
+For ``tensorrt`` on the machine that will run it; for ``tensorrt-rtx`` on any machine.
+"""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.exporters.tensorrt import lowering, precision
+from capsedge.exporters.tensorrt.builder import Limits, build_engine
+from capsedge.exporters.tensorrt.names import name_nodes
+from capsedge.exporters.tensorrt.progress import Progress, Report
+from capsedge.runtime import passport
+from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.backends.tensorrt_library import (
+    NAME,
+    find_plugin,
+    load_plugin,
+    start,
+    tensorrt_logger,
+    this_machine,
+)
+from capsedge.runtime.backends.tensorrt_rtx import (
+    DEFAULT_CAPABILITIES,
+    check_capabilities,
+    check_parser_takes_plugins,
+    import_for,
+)
+from capsedge.runtime.files import opening
+from capsedge.runtime.files.writing import check_apart, check_writable, sha256, write_bytes
+from capsedge.runtime.machine.environment import power_mode
+from capsedge.runtime.metadata import PREFIX
+from capsedge.runtime.passport import TARGETS, TENSORRT, TENSORRT_RTX, Machine
+from capsedge.runtime.reading import onnx_file
+
+PLUGIN_MODES = ("auto", "native", "fused")
+_LEVELS = range(6)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to build.
+
+    Attributes:
+        precision: what the engine must have; None for what the file has.
+        plugin: ``fused`` uses the plugin library, ``native`` does not, ``auto`` does where it is there. An
+            engine needs the same plugin library wherever it runs, so ``auto`` is ``native`` for
+            ``tensorrt-rtx``.
+        batch: smallest, best and largest batch, all the same for a fixed one; None for the file's, or 1.
+        workspace: bytes of scratch memory that TensorRT may use; None for all.
+        timing_cache: file with timings, read if it is there, written afterwards.
+        optimization_level: TensorRT's, 0 to 5.
+        device: number of the GPU; of no use for ``tensorrt-rtx``.
+        target: ``tensorrt``, or ``tensorrt-rtx`` for an engine that several kinds of GPU run.
+        compute_capabilities: of those GPUs; empty for `DEFAULT_CAPABILITIES`.
+    """
+
+    precision: str | None = None
+    plugin: str = "auto"
+    batch: tuple[int, int, int] | None = None
+    workspace: int | None = None
+    timing_cache: Path | None = None
+    optimization_level: int = 3
+    device: int = 0
+    target: str = TENSORRT
+    compute_capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built; ``to_dict`` is the document that ``--json`` prints."""
+
+    path: Path
+    passport: passport.Passport
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": 1,
+            "engine": str(self.path),
+            **asdict(self.passport),
+            "warnings": list(self.warnings),
+        }
+
+
+def build(
+    source: Path | str, target: Path | str, options: BuildOptions, report: Report
+) -> BuildReport:
+    """Build an engine and write it with its passport.
+
+    Args:
+        source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
+        target: the engine, ``*.engine``; its passport goes beside it.
+        report: told the progress: share, phase, seconds left.
+
+    Raises:
+        UsageError: an option is wrong, or the file has another precision than asked for.
+        EnvironmentProblem: TensorRT, the GPU or the plugin library is missing.
+        UnsupportedModelError: TensorRT cannot run the model.
+        ParityError: TensorRT built another precision.
+        ArtefactError: the file is damaged.
+    """
+    source, target = Path(source), Path(target)
+    _check(options)
+    written = [target, passport.path_of(target)]
+    written += [options.timing_cache] if options.timing_cache is not None else []
+    for file in written:
+        check_writable(file)
+    check_apart(written, [source])
+    model = _read(source)
+    asked = precision.resolve(options.precision, model)
+    lowering.check(model)
+    trt = import_for(options.target)
+    capabilities = options.compute_capabilities
+    on_gpu: AbstractContextManager[None] = nullcontext()
+    if options.target == TENSORRT_RTX:
+        capabilities = capabilities or DEFAULT_CAPABILITIES
+        check_capabilities(trt, capabilities)
+        here = Machine(tensorrt=trt.__version__, cuda="", gpu="", compute_capability="")
+    else:
+        cuda = load_cuda()
+        here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())
+        on_gpu = cuda.on(options.device)
+    with on_gpu:
+        return _build(source, target, options, report, model, asked, trt, here, capabilities)
+
+
+def _build(
+    source: Path,
+    target: Path,
+    options: BuildOptions,
+    report: Report,
+    model: onnx.ModelProto,
+    asked: str,
+    trt: Any,
+    here: Machine,
+    capabilities: tuple[str, ...],
+) -> BuildReport:
+    """`build`, once it is known what to build and for which GPUs."""
+    portable = options.target == TENSORRT_RTX
+    library = _plugin("native" if portable and options.plugin == "auto" else options.plugin, model)
+    if portable and library is not None:
+        check_parser_takes_plugins()
+    logger = tensorrt_logger(trt)
+    logger.clear()
+    builder = start(trt, trt.Builder, logger)
+    batch = lowering.choose_batch(model, options.batch)
+    if batch[0] == batch[2]:
+        model = lowering.fix_batch(model, batch[0])
+    if library is None:
+        lowered = lowering.native(model)
+    else:
+        namespace = load_plugin(builder.get_plugin_registry(), library, logger)
+        lowered = lowering.fused(model, namespace)
+    name_nodes(lowered, source)
+    limits = Limits(
+        batch=batch,
+        workspace=options.workspace,
+        timing_cache=_timings(options.timing_cache),
+        optimization_level=options.optimization_level,
+        compute_capabilities=capabilities,
+    )
+    built = build_engine(
+        trt, builder, logger, lowered.SerializeToString(), limits, Progress(report), library
+    )
+    precision.compare(asked, built.layers)
+    write_bytes(target, built.plan)
+    issued = passport.Passport(
+        engine_sha256=sha256(target),
+        engine_bytes=len(built.plan),
+        machine=here,
+        plugin="fused" if library else "native",
+        plugin_library=str(library or ""),
+        plugin_sha256=sha256(library) if library else "",
+        precision=asked,
+        layers=precision.count(built.layers),
+        batch=batch,
+        source=source.name,
+        source_sha256=sha256(source),
+        metadata={p.key: p.value for p in model.metadata_props if p.key.startswith(PREFIX)},
+        command=command(source, target, options, batch),
+        products=precision.count_products(built.layers),
+        target=options.target,
+        compute_capabilities=capabilities,
+    )
+    passport.write(target, issued)
+    if options.timing_cache is not None and built.timing_cache:
+        write_bytes(options.timing_cache, built.timing_cache)
+    return BuildReport(target, issued, built.warnings)
+
+
+def _check(options: BuildOptions) -> None:
+    low, best, high = options.batch or (1, 1, 1)
+    if not 1 <= low <= best <= high:
+        raise UsageError(
+            f"Batch {low}:{best}:{high}.",
+            "Wanted: smallest, best and largest batch, each at least 1 and not below the one before.",
+            "Give for instance `--dynamic-batch 1:8:32`.",
+        )
+    if options.plugin not in PLUGIN_MODES:
+        raise UsageError(
+            f"Unknown plugin mode '{options.plugin}'.", "", f"Known: {', '.join(PLUGIN_MODES)}."
+        )
+    if options.optimization_level not in _LEVELS:
+        raise UsageError(
+            f"Optimization level {options.optimization_level}.", "TensorRT knows 0 to 5.", "Use 3."
+        )
+    if options.target not in TARGETS:
+        raise UsageError(f"Unknown target '{options.target}'.", "", f"Known: {', '.join(TARGETS)}.")
+    if options.target == TENSORRT_RTX:
+        for given, name in ((options.timing_cache, "timing-cache"), (options.device, "device")):
+            if given:
+                raise UsageError(
+                    f"--{name} with --target {TENSORRT_RTX}.",
+                    "TensorRT-RTX builds ahead of time: no kernel is timed and no GPU is used.",
+                    "Leave it out.",
+                )
+    elif options.compute_capabilities:
+        raise UsageError(
+            f"--compute-capability with --target {options.target}.",
+            "An engine of TensorRT is for the GPU that it is built on.",
+            f"Add `--target {TENSORRT_RTX}` for an engine that several kinds of RTX GPU run.",
+        )
+    if options.workspace is not None and options.workspace < 1 << 20:
+        raise UsageError(
+            f"A workspace of {options.workspace} bytes.",
+            "TensorRT needs at least 1 MiB.",
+            "Give for instance `--workspace 1G`, or leave it out.",
+        )
+
+
+def _read(source: Path) -> onnx.ModelProto:
+    data, _ = onnx_file.read_harmless(source)
+    try:
+        return onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's own error class differs between its versions
+        raise ArtefactError(
+            f"{source} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
+        ) from error
+
+
+def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
+    """The plugin library to build with, as the mode asks."""
+    if mode == "native":
+        return None
+    if not lowering.has_plugins(model):
+        if mode == "fused":
+            raise UsageError(
+                "The model has no operators for the plugin library.",
+                "Its couplings are all equal, or it was exported with `--ops portable` or by another tool.",
+                "Build with `--plugin auto`, or export again with `capsedge export --ops auto`.",
+            )
+        return None
+    library = find_plugin()
+    if library is None and mode == "fused":
+        raise EnvironmentProblem(
+            "The TensorRT plugin library of capsedge is not installed.",
+            f"{NAME} is compiled where nvcc and TensorRT's headers are.",
+            "Compile it (docs/tensorrt.md), or build with `--plugin native`, which needs nothing compiled.",
+        )
+    return library
+
+
+def _timings(path: Path | None) -> bytes:
+    if path is None:
+        return b""
+    if opening.kind(path) is None:
+        return b""
+    with opening.opened(path) as file:
+        return file.read()
+
+
+def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int, int, int]) -> str:
+    """The command that builds the same again."""
+    low, best, high = batch
+    words = ["capsedge", "build", str(source), "--plugin", options.plugin]
+    if options.target != TENSORRT:
+        words += ["--target", options.target]
+    if options.compute_capabilities:
+        words += ["--compute-capability", ",".join(options.compute_capabilities)]
+    if options.precision:
+        words += ["--precision", options.precision]
+    words += ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
+    if options.workspace is not None:
+        words += ["--workspace", str(options.workspace)]
+    if options.timing_cache is not None:
+        words += ["--timing-cache", str(options.timing_cache)]
+    if options.device:
+        words += ["--device", str(options.device)]
+    if options.optimization_level != BuildOptions.optimization_level:
+        words += ["--optimization-level", str(options.optimization_level)]
+    return shlex.join([*words, "-o", str(target)])

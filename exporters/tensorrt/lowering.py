@@ -1,0 +1,208 @@
+"""What TensorRT's parser gets: never a model-local function, which its versions treat differently.
+
+*native* is standard operators only. *fused* keeps the capsule operators that the plugin library has, marked
+for its registry; the others become standard operators.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper, inliner, numpy_helper
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.graph import proto
+from capsedge.graph.simplify import simplify
+from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
+from capsedge.schema.names import DOMAIN, operator_of
+
+_INLINED = "capsedge.inlined"
+_QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
+_NEWEST_OPSET = 20  # the newest that TensorRT 10.3 parses
+
+
+def native(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in standard operators only.
+
+    Raises:
+        UnsupportedModelError: a capsule operator has no function body.
+    """
+    check(model)
+    try:
+        lowered = proto.inline_functions(model) if model.functions else _copy(model)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            "The model's capsule operators cannot become standard operators.",
+            f"{error}.",
+            "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
+        ) from error
+    left = sorted({operator_of(n.op_type) for n in proto.operator_nodes(lowered)})
+    if left:
+        raise UnsupportedModelError(
+            "The model's capsule operators cannot become standard operators.",
+            f"No function body for {', '.join(left)}.",
+            "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
+        )
+    return lowered
+
+
+def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
+    """A copy whose capsule operators are TensorRT plugins.
+
+    Args:
+        namespace: under which the registry knows the plugins.
+
+    Raises:
+        UnsupportedModelError: an operator has neither a plugin nor a function body.
+    """
+    check(model)
+    copy = _copy(model)
+    bodies = {(f.name, f.overload): f for f in copy.functions if f.domain == DOMAIN}
+    constants = proto.constants_of(copy)
+    kept, used = [], []
+    for node in proto.operator_nodes(copy):
+        body = bodies.get((node.op_type, node.overload))
+        operator = operator_of(node.op_type)
+        if operator in PLUGINS and not (body and _uniform(node, constants)):
+            kept.append(node)
+        elif body is None:
+            raise UnsupportedModelError(
+                f"The model's {operator} cannot become TensorRT.",
+                "It has neither a plugin nor a function body.",
+                "Export it with bodies: `capsedge export --ops auto`.",
+            )
+        else:
+            node.domain = _INLINED
+            used.append(body)
+    own = [f for f in copy.functions if f.domain != DOMAIN]
+    del copy.functions[:]
+    for body in {(f.name, f.overload): f for f in used}.values():
+        function = copy.functions.add()
+        function.CopyFrom(body)
+        function.domain = _INLINED
+    copy.functions.extend(own)
+    for node in kept:
+        node.op_type, node.overload = operator_of(node.op_type), ""
+    if copy.functions:
+        copy.opset_import.append(helper.make_opsetid(_INLINED, 1))
+        inlined = inliner.inline_local_functions(copy)
+        proto.set_opset(inlined, _INLINED, None)
+        proto.keep_signature(inlined, model)
+        copy = inlined
+    copy = _folded(copy, model)
+    for node in proto.operator_nodes(copy):
+        node.attribute.append(helper.make_attribute("plugin_version", PLUGIN_VERSION))
+        node.attribute.append(helper.make_attribute("plugin_namespace", namespace))
+    return copy
+
+
+def _folded(copy: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Constants folded, so that what an inlined body computes from weights is a weight for TensorRT."""
+    folded = simplify(copy)
+    proto.keep_signature(folded, model)
+    proto.remove_dead_nodes(folded)
+    return folded
+
+
+def _uniform(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:
+    """Whether an attention pass has parents of constant zero: one product, for which no plugin is needed."""
+    if operator_of(node.op_type) != "AttentionRouting":
+        return False
+    parent = constants.get(node.input[1])
+    return parent is not None and not numpy_helper.to_array(parent).any()
+
+
+def has_plugins(model: onnx.ModelProto) -> bool:
+    """Whether the plugin library could run any of the model's operators."""
+    return any(operator_of(node.op_type) in PLUGINS for node in proto.operator_nodes(model))
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Refuse what TensorRT cannot parse, before minutes are spent.
+
+    Raises:
+        UnsupportedModelError: the file was made for another target.
+    """
+    operators = {operator_of(n.op_type) for n in proto.operator_nodes(model)}
+    foreign = sorted(operator for operator in operators if operator.startswith("Quantized"))
+    if foreign:
+        raise _other_target(f"It has {', '.join(foreign)}, which are kernels for the CPU.")
+    if proto.opset_of(model) > _NEWEST_OPSET:
+        raise UnsupportedModelError(
+            f"The model has opset {proto.opset_of(model)}.",
+            f"TensorRT 10.3 parses up to {_NEWEST_OPSET}.",
+            "Export it again: `capsedge export --opset 20`.",
+        )
+    constants = proto.constants_of(model)
+    for node in model.graph.node:
+        if node.op_type not in _QUANTIZE or len(node.input) < 3 or not node.input[2]:
+            continue
+        zero = constants.get(node.input[2])
+        if zero is None or zero.data_type != onnx.TensorProto.INT8:
+            # Biases are kept in INT32 by other tools; TensorRT wants them in floating point.
+            raise _other_target(f"The zero point of {node.op_type} '{node.name}' is not INT8.")
+        if numpy_helper.to_array(zero).any():
+            raise _other_target(f"{node.op_type} '{node.name}' has a zero point other than 0.")
+
+
+def _other_target(why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "The model was quantized for another target than TensorRT.",
+        f"{why} TensorRT takes INT8 with zero point 0 only.",
+        "Quantize it for TensorRT: `capsedge quantize --target tensorrt`.",
+    )
+
+
+def choose_batch(
+    model: onnx.ModelProto, asked: tuple[int, int, int] | None
+) -> tuple[int, int, int]:
+    """The batches to build for: those asked for, else the file's own, else 1.
+
+    Raises:
+        UsageError: several are asked for and the file is fixed to one.
+    """
+    fixed = [d.dim_value for d in _batches(model) if d.HasField("dim_value")]
+    if asked is None:
+        return (int(fixed[0]) if fixed else 1,) * 3
+    if fixed and asked[0] != asked[2]:
+        raise UsageError(
+            f"The model is fixed to batch {fixed[0]}.",
+            "An engine for several batches needs a file whose batch is free.",
+            f"Build with `--batch {fixed[0]}`, or export again without `--batch`.",
+        )
+    return asked
+
+
+def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """A copy whose batch is a number: everything is static then, and TensorRT optimises for it.
+
+    Raises:
+        UsageError: the file is fixed to another batch.
+    """
+    copy = _copy(model)
+    free = {d.dim_param for d in _batches(copy) if not d.HasField("dim_value")}
+    for dimension in _batches(copy):
+        if dimension.HasField("dim_value") and dimension.dim_value != batch:
+            raise UsageError(
+                f"The model is fixed to batch {dimension.dim_value}, not {batch}.",
+                "It was exported with `--batch`.",
+                f"Build with `--batch {dimension.dim_value}`, or export with a free batch.",
+            )
+    graph = copy.graph
+    for value in (*graph.input, *graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param and dimension.dim_param in free:
+                dimension.dim_value = batch
+    del graph.value_info[:]
+    return copy
+
+
+def _batches(model: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
+    given = {t.name for t in model.graph.initializer}
+    shapes = [v.type.tensor_type.shape for v in model.graph.input if v.name not in given]
+    return [shape.dim[0] for shape in shapes if shape.dim]
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy

@@ -1,0 +1,190 @@
+"""What calls of an engine run in: so many at a time, each with a stream, buffers and CUDA graphs of its own.
+
+A graph belongs to the context that it was captured from, as that was then: TensorRT forbids to change the
+context afterwards. So a slot has a context for each of the batches that it ran last, all of them in the same
+scratch memory, since only one runs at a time. The buffers have room for the largest batch and never move.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
+
+CONTEXTS = 4  # calls at the same time; more keep no GPU busier and cost memory
+GRAPHS = 8  # batches of a slot whose graphs are kept
+_ATTEMPTS = 3  # to capture; another library may free memory in the middle of one
+
+
+@dataclass
+class _Bound:
+    """A context set to a batch."""
+
+    context: Any
+    ran: bool = False
+    graph: int = 0
+
+
+class Capturing:
+    """Whether the calls of an engine become graphs.
+
+    Attributes:
+        plain_because: why they do not; empty while they do.
+    """
+
+    def __init__(self, graphs: bool) -> None:
+        self.plain_because = "" if graphs else "graphs were not asked for"
+        self._left = _ATTEMPTS
+
+    def failed(self, why: str) -> None:
+        """Another attempt is over; after the last one calls are plain for good."""
+        self._left -= 1
+        if not self._left:
+            self.plain_because = why
+
+
+class Slot:
+    """What one call at a time uses.
+
+    Attributes:
+        stream: all its work is on it.
+        device, host: addresses of its buffers, by name of the input or output.
+        scratch: address of the memory that its contexts compute in.
+    """
+
+    def __init__(self, engine: LoadedEngine, largest: int) -> None:
+        cuda = engine.cuda
+        self._engine = engine
+        self._bound: OrderedDict[int, _Bound] = OrderedDict()  # by batch, the last used at the end
+        self.scratch = 0
+        self.device: dict[str, int] = {}
+        self.host: dict[str, int] = {}
+        self.stream = cuda.create_stream()
+        try:
+            self.scratch = cuda.allocate(engine.scratch)
+            for port in (*engine.inputs, *engine.outputs):
+                size = engine.bytes(port, largest)
+                self.device[port.name] = cuda.allocate(size)
+                self.host[port.name] = cuda.allocate_host(size)
+            self._spare = engine.new_context(self.scratch)
+        except BaseException:
+            self.destroy()
+            raise
+
+    def destroy(self) -> None:
+        """Give everything back, whatever fails."""
+        cuda = self._engine.cuda
+        with suppress(EnvironmentProblem):
+            cuda.synchronize(self.stream)
+        for bound in self._bound.values():
+            if bound.graph:
+                with suppress(EnvironmentProblem):
+                    cuda.destroy_graph(bound.graph)
+        self._bound.clear()
+        self._spare = None
+        for free, addresses in (
+            (cuda.free, [self.scratch, *self.device.values()]),
+            (cuda.free_host, list(self.host.values())),
+        ):
+            for address in filter(None, addresses):
+                with suppress(EnvironmentProblem):
+                    free(address)
+        with suppress(EnvironmentProblem):
+            cuda.destroy_stream(self.stream)
+
+    def execute(self, batch: int, capturing: Capturing) -> None:
+        """Put the inference on the stream.
+
+        The first run of a batch is a plain one, as TensorRT wants; the second is captured, the others launch
+        its graph.
+        """
+        engine, cuda = self._engine, self._engine.cuda
+        bound = self._for(batch)
+        if not bound.ran:
+            engine.enqueue(bound.context, self.stream)
+            bound.ran = True
+            return
+        if not bound.graph and not capturing.plain_because:
+            cuda.synchronize(self.stream)
+            bound.graph, why = cuda.capture(
+                self.stream, lambda: engine.accepts(bound.context, self.stream)
+            )
+            if not bound.graph:
+                capturing.failed(why)
+        if bound.graph:
+            cuda.launch(bound.graph, self.stream)
+        else:
+            engine.enqueue(bound.context, self.stream)
+
+    def _for(self, batch: int) -> _Bound:
+        """The context of a batch: the one that has it, a new one, or the one that was used longest ago."""
+        found = self._bound.get(batch)
+        if found is not None:
+            self._bound.move_to_end(batch)
+            return found
+        cuda = self._engine.cuda
+        context, self._spare = self._spare, None
+        if context is None and len(self._bound) < GRAPHS:
+            context = self._engine.new_context(self.scratch)
+        elif context is None:
+            _, oldest = self._bound.popitem(last=False)
+            cuda.synchronize(self.stream)  # its graph may still run
+            if oldest.graph:
+                cuda.destroy_graph(oldest.graph)
+            context = oldest.context
+        self._engine.bind(context, batch, self.device)
+        bound = self._bound[batch] = _Bound(context)
+        return bound
+
+
+class Slots:
+    """The slots of an engine, made when they are needed.
+
+    Args:
+        most: of them; a call that finds all of them in use waits.
+    """
+
+    def __init__(self, engine: LoadedEngine, largest: int, most: int) -> None:
+        self._engine, self._largest = engine, largest
+        self._room = threading.BoundedSemaphore(most)
+        self._lock = threading.Lock()
+        self._free = [
+            Slot(engine, largest)
+        ]  # too little memory is found now, not at the first image
+
+    @contextmanager
+    def one(self) -> Iterator[Slot]:
+        """A slot that nobody else uses; one that a call failed in is thrown away."""
+        with self._room:
+            with self._lock:
+                slot = self._free.pop() if self._free else None
+            if slot is None:
+                slot = Slot(self._engine, self._largest)
+            try:
+                yield slot
+            except BaseException as error:
+                if not isinstance(
+                    error, UsageError
+                ):  # the caller's mistake is found before anything runs
+                    slot.destroy()
+                    raise
+                self._give_back(slot)
+                raise
+            self._give_back(slot)
+
+    def _give_back(self, slot: Slot) -> None:
+        with self._lock:
+            self._free.append(slot)
+
+    def destroy(self) -> None:
+        """Give back those that no call is in; calls that still run keep theirs."""
+        with self._lock:
+            free, self._free = self._free, []
+        for slot in free:
+            slot.destroy()

@@ -1,0 +1,117 @@
+"""Zip archives from anywhere: npz files and PyTorch's checkpoints."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from typing import IO
+
+from capsedge.errors import CapsedgeError
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.opening import size
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+
+class BadArchive(ValueError):
+    """An archive is damaged, beyond the limits, or no zip archive."""
+
+
+class Archive:
+    """An open zip archive; what is in it is read only when asked for, and only as much as asked for.
+
+    Args:
+        file: its content.
+
+    Raises:
+        BadArchive: it is no zip archive, or lists too many members.
+    """
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        with _damaged():
+            self._zip = zipfile.ZipFile(_Capped(file))
+
+    @property
+    def names(self) -> list[str]:
+        """Of all members."""
+        return list(self._zip.NameToInfo)
+
+    @contextmanager
+    def member(self, name: str) -> Iterator[IO[bytes]]:
+        """A member, unpacked as it is read.
+
+        Raises:
+            BadArchive: it is not there, packed by an unknown method, or damaged (also where the block reads).
+        """
+        entry = self._entry(name)
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadArchive(f"'{name}' is packed by an unknown method")
+        with _damaged(), self._zip.open(entry) as content:
+            yield content
+
+    def stored(self, name: str, most: int) -> bytearray:
+        """A member that is not packed, whole; its checksum is left alone, as PyTorch may leave it out.
+
+        Args:
+            most: bytes that it may have.
+
+        Raises:
+            BadArchive: it is not there, packed, too large, or cut off.
+        """
+        entry = self._entry(name)
+        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
+            raise BadArchive(f"'{name}' is packed")
+        if entry.file_size > most:
+            raise BadArchive(f"'{name}' has {entry.file_size:,} bytes, {most:,} are read")
+        with _damaged():
+            self._file.seek(entry.header_offset)
+            magic, names, extra = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
+            start = entry.header_offset + _LOCAL_HEADER.size + names + extra
+            if magic != b"PK\3\4" or entry.file_size > size(self._file) - start:
+                raise BadArchive(f"'{name}' lies outside of the file")
+            self._file.seek(start)
+            content = bytearray(entry.file_size)
+            if self._file.readinto(content) != len(content):
+                raise BadArchive(f"'{name}' is cut off")
+            return content
+
+    def length(self, name: str) -> int:
+        """Bytes of a member, as its index says.
+
+        Raises:
+            BadArchive: it is not there.
+        """
+        return self._entry(name).file_size
+
+    def _entry(self, name: str) -> zipfile.ZipInfo:
+        if name not in self._zip.NameToInfo:
+            raise BadArchive(f"it has no '{name}'")
+        return self._zip.NameToInfo[name]
+
+
+class _Capped:
+    """A file that refuses to read much at once: what zipfile reads at once is an index."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, count: int = -1) -> bytes:
+        """At most the limit of an index."""
+        if count > limits.ARCHIVE_INDEX_BYTES:
+            raise BadArchive(f"its index has {count:,} bytes")
+        return self._file.read(count if count >= 0 else limits.ARCHIVE_INDEX_BYTES)
+
+
+@contextmanager
+def _damaged() -> Iterator[None]:
+    try:
+        yield
+    except (BadArchive, CapsedgeError):
+        raise
+    except Exception as error:  # zipfile raises many kinds for damaged archives, none of them ours
+        raise BadArchive(f"{type(error).__name__}: {error}") from error

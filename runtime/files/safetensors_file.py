@@ -1,0 +1,100 @@
+"""The header of a safetensors file (https://huggingface.co/docs/safetensors): its tensors and their places.
+
+Judged here before the library of that name, which takes any header of up to 100 MB, sees the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from typing import Any
+
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.files.opening import size
+
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+# Element types: their names elsewhere, and bytes.
+TYPES: dict[str, tuple[str, int]] = {
+    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
+    "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1),
+    "U64": ("uint64", 8), "U32": ("uint32", 4), "U16": ("uint16", 2), "U8": ("uint8", 1),
+    "BOOL": ("bool", 1), "F8_E4M3": ("float8_e4m3", 1), "F8_E5M2": ("float8_e5m2", 1),
+    "C64": ("complex64", 8),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of the file.
+
+    Attributes:
+        dtype: one of TYPES.
+        shape: its sizes.
+        data_offsets: its first byte and the one after its last, counted from the end of the header.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        begin, end = self.data_offsets
+        if self.dtype not in TYPES:
+            raise ValueError(f"unknown type '{self.dtype[:40]}'")
+        if min((0, *self.shape)) < 0 or not 0 <= begin <= end:
+            raise ValueError("a size or an offset is below 0")
+        if self.elements * TYPES[self.dtype][1] != end - begin:
+            raise ValueError(
+                f"{end - begin:,} bytes for {self.elements:,} elements of {self.dtype}"
+            )
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header says.
+
+    Attributes:
+        metadata: texts under keys.
+        tensors: by name.
+    """
+
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, StoredTensor]
+
+
+def read_header(file: BufferedReader) -> Header:
+    """Read and check the header of an open file.
+
+    Raises:
+        Malformed: it is no safetensors file, is cut off, or goes beyond the limits.
+    """
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    room = size(file) - _LENGTH_BYTES
+    if length > room:
+        raise Malformed(f"its header claims {length:,} bytes, {max(room, 0):,} follow")
+    if length > limits.JSON_BYTES:
+        raise Malformed(f"its header has {length:,} bytes, {limits.JSON_BYTES:,} are read")
+    values: Any = parse(file.read(length))
+    if type(values) is not dict:
+        raise Malformed("its header is no object")
+    if len(values) > limits.TENSORS:
+        raise Malformed(f"it has {len(values):,} tensors, {limits.TENSORS:,} are read")
+    metadata = decode(dict[str, str], values.pop(_METADATA, {}), _METADATA)
+    tensors = decode(dict[str, StoredTensor], values, "tensors")
+    at = 0
+    for tensor in sorted(tensors.values(), key=lambda t: t.data_offsets):
+        if tensor.data_offsets[0] != at:
+            raise Malformed("its tensors overlap or leave gaps")
+        at = tensor.data_offsets[1]
+    if at != room - length:
+        raise Malformed(f"its tensors have {at:,} bytes, the file has {room - length:,}")
+    return Header(metadata, tensors)

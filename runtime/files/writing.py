@@ -1,0 +1,345 @@
+"""The one place that writes files. They are whole or absent: written to a temporary name, then renamed.
+
+What is replaced is a plain file and nothing else. A link stays, and the file that it leads to is
+replaced; the older file's mode and owner are kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from capsedge.errors import ArtefactError, CapsedgeError, EnvironmentProblem, UsageError
+from capsedge.runtime.files import opening
+
+# What a file cannot be replaced for in this place; other failures are the machine's.
+_PLACE = frozenset(
+    (
+        errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+        errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EBUSY, errno.ETXTBSY, errno.EOPNOTSUPP,
+    )
+)  # fmt: skip
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+REJECTED = ".rejected"  # after the name of an output that failed its gate and was kept aside
+_PREFIX, _SUFFIX = ".capsedge-", ".tmp"
+_LEAST_SPACE = 64 << 10  # bytes left on a disk that counts as full
+_LINKS = 40  # followed at most, as Linux does
+
+
+def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        UsageError: there is no folder for it, the folder cannot be written, or the target is no plain file.
+        EnvironmentProblem: the disk is full or failing; nothing is left behind.
+    """
+    place, older = _place(target)
+    _remove_stale(place.parent)
+    with _failing(target), _temporary(place.parent, older is None) as (handle, name):
+        with open(handle, "wb", closefd=False) as file:
+            file.write(data)
+        os.fsync(handle)
+        if older is not None:
+            _take_over(handle, older)
+        os.replace(name, place)
+
+
+def write_text(target: Path | str, text: str) -> None:
+    """Write a UTF-8 file whole or not at all; raises as ``write_bytes`` does."""
+    # Names of files may hold bytes that are no text; they are escaped, as in messages.
+    write_bytes(target, text.encode(errors="backslashreplace"))
+
+
+def check_writable(target: Path | str) -> None:
+    """Find out before long work whether ``target`` can be written; changes nothing.
+
+    Raises:
+        UsageError: as ``write_bytes``.
+    """
+    folder = _place(target)[0].parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"Cannot write {target}.",
+            f"The folder {folder} is not yours to write in.",
+            "Choose another place.",
+        )
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """The file with the same name and something after it."""
+    return Path(f"{path}{suffix}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for outputs and those above it, where they are not there yet.
+
+    Raises:
+        UsageError: it cannot be made.
+        EnvironmentProblem: the disk is full.
+    """
+    with _failing(folder, f"Cannot make the folder {folder}."):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_apart(
+    outputs: Iterable[Path | str], inputs: Iterable[Path | str], flat: Iterable[Path | str] = ()
+) -> None:
+    """Refuse outputs that would replace an input, or each other, by whatever name or link.
+
+    Args:
+        inputs: files, and folders of data sets.
+        flat: the same, of whose folders the files are read, and not those in folders inside.
+
+    Raises:
+        UsageError: an output is also an input or another output.
+    """
+    folders, seen = {3: list(inputs), 1: list(flat)}, dict[object, Path | str]()
+    files = {_identity(path): path for paths in folders.values() for path in paths}
+    for output in outputs:
+        place, older = _place(output)
+        me = _identity(place)
+        if me in files or (older is not None and _is_read(older, folders)):
+            other = files.get(me, output)
+            raise UsageError(
+                f"Cannot write {output}.",
+                "It is an input of the same command"
+                + ("." if str(other) == str(output) else f", named {other}."),
+                "Name another file for the output.",
+            )
+        if me in seen:
+            raise UsageError(
+                f"Cannot write {output}.",
+                f"Another output of the same command goes there: {seen[me]}.",
+                "Name a file for each.",
+            )
+        seen[me] = output
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is removed with all in it when the block ends.
+
+    Raises:
+        EnvironmentProblem: it cannot be made, or its disk filled up while the block ran.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="capsedge-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _no_space(error, tempfile.tempdir or "") from error
+    with folder as name:
+        try:
+            yield Path(name)
+        except Exception as error:
+            if isinstance(error, CapsedgeError) and not (
+                isinstance(error, ArtefactError) and error.__cause__ is not None
+            ):
+                raise
+            if (isinstance(error, OSError) and error.errno in FULL) or _is_full(name):
+                raise _no_space(error, name) from error
+            raise
+
+
+def sha256(path: Path | str) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    import hashlib
+
+    digest = hashlib.sha256()
+    with opening.opened(path) as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
+    """The file behind a name, links followed, and what is there now.
+
+    Raises:
+        UsageError: it is no place for a file.
+    """
+    target = Path(target)
+    older: os.stat_result | None = None
+    with _failing(target):
+        with suppress(FileNotFoundError):
+            older = os.stat(target)
+        place = Path(os.path.realpath(target))
+        if older is not None:
+            found = opening.kind(target)
+            if found != opening.FILE:
+                raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a file.")
+        if _of_kernel(target):
+            raise UsageError(
+                f"Cannot write {target}.",
+                "It is a name of the kernel for an open file.",
+                "Name a file.",
+            )
+        folder = opening.kind(place.parent)
+        if folder != opening.FOLDER:
+            raise UsageError(
+                f"Cannot write {target}.",
+                f"There is no folder {place.parent}."
+                if folder is None
+                else f"{place.parent} is a {folder}, no folder.",
+                "Make it, or choose another place." if folder is None else "Choose another place.",
+            )
+    return place, older
+
+
+def _of_kernel(path: Path) -> bool:
+    """Whether a link on the way lies in /proc, as for /dev/stdout: it leads to what is open."""
+    for _ in range(_LINKS):
+        folder = os.path.realpath(path.parent)
+        if folder == "/proc" or folder.startswith("/proc/"):
+            return True
+        try:
+            path = Path(folder, os.readlink(os.path.join(folder, path.name)))
+        except OSError:
+            return False
+    return False
+
+
+@contextmanager
+def _failing(target: Path | str, what: str = "") -> Iterator[None]:
+    """Failures of the block to write, as errors for the reader."""
+    try:
+        os.fsencode(target)
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error}."
+        if error.errno in _PLACE or isinstance(error, FileExistsError):
+            raise UsageError(
+                what or f"Cannot write {target}.", why, "Choose another place."
+            ) from error
+        raise EnvironmentProblem(
+            f"Writing {target} failed.",
+            why,
+            "Nothing was left behind. Free some space or choose another place.",
+        ) from error
+    except ValueError as error:
+        opening.check_name(target, error)
+        raise
+
+
+@contextmanager
+def _temporary(folder: Path, fresh: bool) -> Iterator[tuple[int, Path]]:
+    """A new file in a folder, open and locked; removed when the block ends, unless it was renamed.
+
+    The lock tells other processes that it is in use; ``_remove_stale`` takes those without one.
+    """
+    # The umask is applied by the kernel. What replaces a file stays private until it has that file's mode.
+    mode = 0o666 if fresh else 0o600
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        name = folder / f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
+        handle = -1
+        try:
+            handle = os.open(name, flags, mode)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink == 0:
+                continue  # taken for stale before it was locked
+            yield handle, name
+            return
+        finally:
+            with suppress(OSError):
+                os.unlink(name)
+            if handle >= 0:
+                os.close(handle)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove temporary files of processes that were killed: our own user's, which nobody has locked."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
+                continue
+            with suppress(OSError):
+                if not entry.is_file(follow_symlinks=False):
+                    continue
+                handle = os.open(
+                    entry.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+                )
+                try:
+                    found = os.fstat(handle)
+                    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(entry.path)
+                finally:
+                    os.close(handle)
+
+
+def _take_over(handle: int, older: os.stat_result) -> None:
+    """Give the new file the owner, as far as we may, and the mode of the older one."""
+    mode = older.st_mode & 0o777
+    new = os.fstat(handle)
+    with suppress(OSError):
+        if new.st_gid != older.st_gid:
+            os.fchown(handle, -1, older.st_gid)
+        if new.st_uid != older.st_uid:
+            os.fchown(handle, older.st_uid, -1)
+    if os.fstat(handle).st_gid != older.st_gid:
+        mode &= ~0o070 | (mode & 0o007) << 3  # another group gets no more than others had
+    os.fchmod(handle, mode)
+
+
+def _identity(path: Path | str) -> object:
+    """What two names of one file have in common."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return os.path.realpath(path)
+    return found.st_dev, found.st_ino
+
+
+def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]]) -> bool:
+    """Whether a file is one that a reader takes from a folder; they are given by the levels that are read."""
+    for depth, folder in ((depth, f) for depth, paths in folders.items() for f in paths):
+        if not os.path.isdir(folder):
+            continue
+        for found in _data_files(Path(folder), depth):
+            if found.inode() == older.st_ino or found.is_symlink():
+                with suppress(OSError):
+                    if os.path.samestat(found.stat(), older):
+                        return True
+    return False
+
+
+def _data_files(folder: Path, depth: int) -> Iterator[os.DirEntry[str]]:
+    """Files of a folder of images or a data set, and of the folders in it."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if depth > 1:
+                    yield from _data_files(Path(entry.path), depth - 1)
+            elif entry.name.lower().endswith(_DATA) or "_batch" in entry.name:
+                yield entry
+
+
+_DATA = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".npz", ".gz", "-ubyte")
+
+
+def _is_full(folder: str) -> bool:
+    with suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize < _LEAST_SPACE or (
+            found.f_files > 0 and found.f_favail == 0
+        )
+    return False
+
+
+def _no_space(error: Exception, folder: str) -> EnvironmentProblem:
+    why = error.strerror if isinstance(error, OSError) else "Its disk is full"
+    return EnvironmentProblem(
+        f"The folder of temporary files{' ' + folder if folder else ''} cannot be written.",
+        f"{why or error}.",
+        "Free some space, or name another folder: TMPDIR=/path.",
+    )

@@ -1,0 +1,1 @@
+"""What this machine has: processor, packages, drivers, and the compiled libraries of capsedge."""

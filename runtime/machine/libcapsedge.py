@@ -1,0 +1,65 @@
+"""Where libcapsedge, its headers and its CMake package are: what a C or C++ program builds against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.backends.native_library import installed
+
+LIBRARY = "libcapsedge.so"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The installed C and C++ interface (docs/embedding.md).
+
+    Attributes:
+        include: folder of capsedge.h and capsedge.hpp.
+        library: the shared library.
+        cmake: folder of capsedgeConfig.cmake.
+        pkgconfig: folder of capsedge.pc.
+        examples: folder of classify.cpp and the other examples.
+    """
+
+    include: Path
+    library: Path
+    cmake: Path
+    pkgconfig: Path
+    examples: Path
+
+    @property
+    def cflags(self) -> list[str]:
+        """What a compiler needs."""
+        return [f"-I{self.include}"]
+
+    @property
+    def libs(self) -> list[str]:
+        """What a linker needs; programs find the library where it is now."""
+        folder = self.library.parent
+        return [f"-L{folder}", "-lcapsedge", f"-Wl,-rpath,{folder}"]
+
+
+def find_embedding() -> Embedding:
+    """The installed interface.
+
+    Raises:
+        EnvironmentProblem: it was not built when capsedge was installed.
+    """
+    library = installed("lib", LIBRARY)
+    if library is not None:
+        folder, root = library.parent, library.parents[1]
+        return Embedding(
+            include=root / "include",
+            library=library,
+            cmake=folder / "cmake" / "capsedge",
+            pkgconfig=folder / "pkgconfig",
+            examples=root / "share" / "capsedge" / "examples",
+        )
+    raise EnvironmentProblem(
+        "The C and C++ library of capsedge is not installed.",
+        "It is compiled when capsedge is installed on a Linux machine with a C++17 compiler.",
+        "Install a compiler (Debian: apt-get install g++), then "
+        "`pip install --force-reinstall --no-deps capsedge`.",
+    )

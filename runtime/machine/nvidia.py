@@ -1,0 +1,188 @@
+"""JetPack, TensorRT, CUDA and driver of this machine, by the table of what goes together (nvidia.json)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends import cuda as cuda_runtime
+from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
+from capsedge.runtime.machine.environment import BROKEN, MISSING, OK, Check, installed_version
+
+RELEASE_FILE = Path("/etc/nv_tegra_release")
+_GPU = "gpu"
+_NO_ENGINES = "no TensorRT engines here"
+_OLD_JETPACK = "its TensorRT is too old for engines of capsedge"
+_UPDATE = "flash JetPack 6.1 or later (docs/jetson.md); until then models run on the CPU"
+
+
+@lru_cache(maxsize=1)
+def table() -> Mapping[str, Any]:
+    """What goes together."""
+    text = Path(__file__).with_name("nvidia.json").read_text(encoding="utf-8")
+    document: Mapping[str, Any] = json.loads(text)
+    return document
+
+
+def number(version: str) -> tuple[int, ...]:
+    """``"36.4.3"`` as numbers that compare; what is no number ends it."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def l4t_release(text: str) -> str:
+    """``"36.4.3"`` from the first line of ``/etc/nv_tegra_release``; empty if it says nothing of the kind."""
+    found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
+    return f"{found[1]}.{found[2]}" if found else ""
+
+
+def jetpack_of(l4t: str) -> Mapping[str, Any] | None:
+    """The row of the table for an L4T release: the newest one that is not newer; None before the first."""
+    rows = [r for r in table()["jetpack"] if number(r["l4t"]) <= number(l4t)]
+    return max(rows, key=lambda r: number(r["l4t"]), default=None)
+
+
+def is_known(l4t: str) -> bool:
+    """Whether the table has the release itself, and not only older ones."""
+    row = jetpack_of(l4t)
+    return row is not None and number(l4t)[: len(number(row["l4t"]))] == number(row["l4t"])
+
+
+def tensorrt_row(version: str) -> Mapping[str, Any] | None:
+    """The row of the table for a version of TensorRT."""
+    rows: Sequence[Mapping[str, Any]] = table()["tensorrt"]
+    return next(
+        (r for r in rows if number(r["from"]) <= number(version) < number(r["before"])), None
+    )
+
+
+def driver_for(cuda: str) -> str:
+    """The oldest Linux driver for a CUDA version; empty where the table does not say."""
+    rows = [r for r in table()["driver"] if r["cuda"] == cuda.split(".")[0]]
+    return str(rows[0]["linux"]) if rows else ""
+
+
+def checks() -> list[Check]:
+    """Lines for ``capsedge doctor``; JetPack only on a Jetson."""
+    l4t = l4t_release(RELEASE_FILE.read_text(errors="replace")) if RELEASE_FILE.is_file() else ""
+    lines = [jetpack(l4t)] if l4t else []
+    version = installed_version("tensorrt")
+    of = "" if l4t else cuda_of_wheels()
+    driver = cuda_runtime.driver_version()
+    return [*lines, _cuda(), tensorrt(version, l4t, of, driver), _plugin(version)]
+
+
+def cuda_of_wheels() -> str:
+    """``"12"`` or ``"13"``: the CUDA that TensorRT's wheels here are for; empty for none, or both."""
+    found = []
+    for cuda in ("12", "13"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(f"tensorrt-cu{cuda}-bindings")
+            found.append(cuda)
+    return found[0] if len(found) == 1 else ""
+
+
+def jetpack(l4t: str) -> Check:
+    """JetPack by its L4T release."""
+    row = jetpack_of(l4t)
+    if row is None:
+        return Check(
+            "JetPack", _GPU, BROKEN, f"L4T {l4t}, older than JetPack 5", _OLD_JETPACK, _UPDATE
+        )
+    if row["supported"] and not is_known(l4t):
+        after = f"JetPack {row['jetpack']} (L4T {row['l4t']})"
+        return Check("JetPack", _GPU, OK, f"L4T {l4t}, newer than capsedge knows: after {after}")
+    found = f"JetPack {row['jetpack']} (L4T {l4t}): CUDA {row['cuda']}, TensorRT {row['tensorrt']}"
+    if row["supported"]:
+        return Check("JetPack", _GPU, OK, found)
+    return Check("JetPack", _GPU, BROKEN, found, _OLD_JETPACK, _UPDATE)
+
+
+def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
+    """TensorRT by its version, by JetPack, and by the driver.
+
+    Args:
+        version: of TensorRT; empty where there is none.
+        l4t: the release of a Jetson; empty elsewhere.
+        cuda: major version of CUDA that TensorRT's wheels are for; empty where that is not known.
+        driver: newest CUDA that the driver runs; empty without one.
+    """
+    if not version:
+        return Check("tensorrt", _GPU, MISSING, "not installed", _NO_ENGINES, how_to_get())
+    row = tensorrt_row(version)
+    if row is None or not row["supported"]:
+        known = "newer than capsedge knows" if row is None else "too old"
+        return Check(
+            "tensorrt",
+            _GPU,
+            BROKEN,
+            f"{version}, {known}; 10.3 to 11 are supported",
+            _NO_ENGINES,
+            how_to_get(),
+        )
+    board = jetpack_of(l4t) if l4t else None
+    if board is not None:
+        return _on_jetpack(version, board)
+    if cuda and driver and number(driver) < number(cuda):
+        older = f"or `pip install 'capsedge[tensorrt-cu{number(driver)[0]}]'` in its place"
+        return Check(
+            "tensorrt", _GPU, BROKEN, f"{version} for CUDA {cuda}, with a driver for {driver}",
+            _NO_ENGINES, f"install NVIDIA driver {driver_for(cuda)} or later, {older}",
+        )  # fmt: skip
+    return Check("tensorrt", _GPU, OK, f"{version} for CUDA {cuda}" if cuda else version)
+
+
+def _on_jetpack(version: str, board: Mapping[str, Any]) -> Check:
+    ranges = [r for r in board["runs"] if number(r[0]) <= number(version) < number(r[1])]
+    if not ranges:
+        return Check(
+            "tensorrt", _GPU, BROKEN,
+            f"{version}, which is not made for JetPack {board['jetpack']} (its own: {board['tensorrt']})",
+            "engines may not build or load",
+            "use JetPack's own: `sudo apt-get install python3-libnvinfer`, in an environment made with "
+            "--system-site-packages",
+        )  # fmt: skip
+    needs = ", made for JetPack 7.2.2 or later on AGX Orin and Thor" if version[:2] == "11" else ""
+    return Check("tensorrt", _GPU, OK, f"{version}{needs}")
+
+
+def _cuda() -> Check:
+    try:
+        library = cuda_runtime.load_cuda()
+    except CapsedgeError as error:
+        return Check("CUDA runtime", _GPU, MISSING, error.what, _NO_ENGINES, error.fix)
+    try:
+        return cuda(library.runtime_version(), library.driver_version())
+    except CapsedgeError as error:
+        return Check("CUDA runtime", _GPU, BROKEN, error.why, _NO_ENGINES, error.fix)
+
+
+def cuda(runtime: str, driver: str) -> Check:
+    """The CUDA runtime beside what the driver runs; ``0.0`` is no driver."""
+    if number(driver) < number(runtime)[:1]:
+        least = driver_for(runtime)
+        found = "no driver" if driver == "0.0" else f"a driver for {driver}"
+        return Check(
+            "CUDA runtime", _GPU, BROKEN, f"{runtime}, with {found}", "nothing runs on the GPU",
+            f"install NVIDIA driver {least or 'of this CUDA version'} or later",
+        )  # fmt: skip
+    return Check("CUDA runtime", _GPU, OK, f"{runtime}, driver for {driver}")
+
+
+def _plugin(tensorrt_version: str) -> Check:
+    name, cost = "plugin library", "engines use native operators: same results, slower routing"
+    fix = "compile it where nvcc and TensorRT's headers are (docs/tensorrt.md)"
+    try:
+        path = find_plugin()
+    except CapsedgeError as error:
+        return Check(name, _GPU, BROKEN, error.what, cost, error.fix)
+    if path is None:
+        return Check(name, _GPU, MISSING, "not built", cost, fix)
+    return Check(name, _GPU, OK, f"{path}{'' if tensorrt_version else ' (but no TensorRT)'}")

@@ -1,0 +1,250 @@
+"""Backends and models side by side, fairly.
+
+Each runs in a process of its own, on the same inputs with as many threads. Outputs are compared before
+anything is timed. Then they take turns (A B C A B C ...), so that a drift of the machine meets all of
+them; at every change there is a pause, because threads of the one before may still spin (OpenMP's do for
+200 ms), and a warm-up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files.writing import temporary_folder
+from capsedge.runtime.machine.environment import installed_version
+from capsedge.runtime.profiling.driver import WORKER, Worker, write_inputs
+from capsedge.runtime.profiling.measure import Limits
+from capsedge.runtime.profiling.onnxruntime_profiler import Feeds
+from capsedge.runtime.profiling.statistics import Statistics, summarize
+from capsedge.runtime.profiling.worker import Specification
+
+ROUNDS = 5
+PAUSE = 0.25  # seconds before each turn
+TURN_WARMUP = 0.1  # seconds at the start of each turn
+TOLERANCE = 1e-3  # of an output's largest magnitude, between backends of one model
+PACKAGES = {
+    "ort": "onnxruntime",
+    "openvino": "openvino",
+    "litert": "ai-edge-litert",
+    "mnn": "MNN",
+    "torch": "torch",
+}
+INSTALL = {
+    "ort": "pip install 'capsedge[cpu]'",
+    "openvino": "pip install openvino",
+    "litert": "pip install onnx2tf ai-edge-litert",
+    "mnn": "pip install MNN",
+    "torch": "pip install 'capsedge[export]'",
+}
+CAPSEDGE = "capsedge"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One that takes part.
+
+    Attributes:
+        name: shown.
+        specification: what its worker runs; inputs and answer are filled in here.
+        computes: what model; outputs of entrants with the same are compared.
+        module: of its worker.
+    """
+
+    name: str
+    specification: Specification
+    computes: str
+    module: str = WORKER
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was measured of one entrant.
+
+    Attributes:
+        name, model: as given.
+        version: of its packages, in its own words.
+        difference: from the first entrant of the same model: the largest over all outputs, each relative
+            to the output's largest magnitude; 0 for the first itself.
+        problem: why it was not timed; empty where it was.
+        samples: seconds of every counted run.
+        latency: their statistics; None where it was not timed.
+        cold_start_ms: from starting its process to the first outputs.
+        peak_bytes: the most memory its process had.
+    """
+
+    name: str
+    model: str
+    version: str
+    difference: float
+    problem: str
+    samples: tuple[float, ...]
+    latency: Statistics | None
+    cold_start_ms: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Entrants that took turns on the same inputs."""
+
+    batch: int
+    threads: int
+    rounds: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def failed(self) -> tuple[Entry, ...]:
+        """Those whose outputs differ too much."""
+        return tuple(entry for entry in self.entries if entry.problem)
+
+    def ratio(self, entry: Entry) -> float | None:
+        """How many times the first entrant's median; None where one was not timed."""
+        first = self.entries[0].latency
+        if first is None or entry.latency is None:
+            return None
+        return entry.latency.median / first.median
+
+    def to_dict(self, samples: bool = True) -> dict[str, Any]:
+        """JSON values only."""
+        entries = []
+        for entry in self.entries:
+            document = {k: v for k, v in asdict(entry).items() if k != "samples"}
+            document["times_first"] = self.ratio(entry)
+            if samples:
+                document["samples_ms"] = [1e3 * s for s in entry.samples]
+            entries.append(document)
+        return {
+            "batch": self.batch,
+            "threads": self.threads,
+            "rounds": self.rounds,
+            "tolerance": TOLERANCE,
+            "entries": entries,
+        }
+
+
+def check_installed(peers: Sequence[str], known: Sequence[str] = tuple(PACKAGES)) -> None:
+    """Refuse peers that are unknown or not installed, before any work.
+
+    Raises:
+        UsageError: an unknown name.
+        EnvironmentProblem: its package is missing.
+    """
+    for peer in peers:
+        if peer not in known:
+            raise UsageError(
+                f"Unknown peer '{peer}'.",
+                f"Known: {', '.join(known)}.",
+                "Use --compare ort,openvino.",
+            )
+        if not installed_version(PACKAGES[peer]):
+            raise EnvironmentProblem(
+                f"The peer '{peer}' is not installed.",
+                f"It needs the package {PACKAGES[peer]}.",
+                INSTALL[peer],
+            )
+
+
+def compare(
+    entrants: Sequence[Entrant],
+    feeds: Feeds,
+    limits: Limits,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Check parity, then measure in turns.
+
+    Args:
+        entrants: the first one is what the others are related to.
+        feeds: the inputs of all.
+        limits: ``duration`` and ``iterations`` are of each entrant, over all rounds.
+
+    Raises:
+        EnvironmentProblem: a worker does not start or fails.
+    """
+    batch = len(next(iter(feeds.values())))
+    with temporary_folder() as folder, ExitStack() as stack:
+        inputs = write_inputs(folder, feeds)
+        workers = []
+        for k, entrant in enumerate(entrants):
+            progress(f"starting {entrant.name}")
+            answer = str(folder / f"answer-{k}.npz")
+            filled = replace(entrant.specification, inputs=str(inputs), answer=answer)
+            workers.append(stack.enter_context(Worker(filled, entrant.module)))
+        differences = _differences(entrants, workers)
+        problems = [
+            f"differs from {_first_of(entrants, e).name} by {d:.2g} (tolerance {TOLERANCE:g})"
+            if not d <= TOLERANCE
+            else ""
+            for e, d in zip(entrants, differences, strict=True)
+        ]
+        samples: list[list[float]] = [[] for _ in entrants]
+        peaks: list[int | None] = [None for _ in entrants]
+        turn = Limits(TURN_WARMUP, limits.duration / ROUNDS, -(-limits.iterations // ROUNDS))
+        for number in range(ROUNDS):
+            progress(f"round {number + 1} of {ROUNDS}")
+            for k, worker in enumerate(workers):
+                if problems[k]:
+                    continue
+                time.sleep(PAUSE)
+                seconds, memory = worker.round(turn)
+                samples[k] += seconds.tolist()
+                peaks[k] = memory["peak_bytes"]
+        entries = tuple(
+            Entry(
+                name=entrant.name,
+                model=Path(entrant.specification.model).name,
+                version=workers[k].first["version"],
+                difference=differences[k],
+                problem=problems[k],
+                samples=tuple(samples[k]),
+                latency=summarize(np.array(samples[k])) if samples[k] else None,
+                cold_start_ms=1e3 * workers[k].cold_start,
+                peak_bytes=peaks[k],
+            )
+            for k, entrant in enumerate(entrants)
+        )
+    return Comparison(batch, entrants[0].specification.threads, ROUNDS, entries)
+
+
+def _first_of(entrants: Sequence[Entrant], entrant: Entrant) -> Entrant:
+    """The first entrant that runs the same model."""
+    return next(e for e in entrants if e.computes == entrant.computes)
+
+
+def _differences(entrants: Sequence[Entrant], workers: Sequence[Worker]) -> list[float]:
+    """Difference of each entrant from the first one of the same model."""
+    wanted: dict[str, dict[str, NDArray[Any]]] = {}
+    found = []
+    for entrant, worker in zip(entrants, workers, strict=True):
+        outputs = worker.outputs()
+        reference = wanted.setdefault(entrant.computes, outputs)
+        found.append(difference(outputs, reference))
+    return found
+
+
+def difference(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> float:
+    """Largest difference over the outputs that both have, relative to each output's largest magnitude.
+
+    Raises:
+        EnvironmentProblem: they have no output in common, or a shape differs.
+    """
+    common = [name for name in wanted if name in found]
+    if not common or any(found[n].shape != wanted[n].shape for n in common):
+        raise EnvironmentProblem(
+            "A peer's outputs are not those of the model.",
+            f"It gives {sorted(found)}, the model {sorted(wanted)}.",
+            "Leave that peer out of --compare.",
+        )
+    return max(
+        float(np.max(np.abs(found[n].astype(np.float64) - wanted[n]), initial=0.0))
+        / max(float(np.max(np.abs(wanted[n]), initial=0.0)), 1e-30)
+        for n in common
+    )

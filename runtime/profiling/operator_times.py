@@ -1,0 +1,268 @@
+"""Time, operations and bytes of every operator of a session, in the order in which they run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.runtime.profiling.machine import Overheads, Peaks, overheads
+from capsedge.runtime.profiling.measure import timed_runs
+from capsedge.runtime.profiling.onnxruntime_profiler import (
+    Configuration,
+    Event,
+    Feeds,
+    ProfiledSession,
+    configuration,
+)
+from capsedge.runtime.reading.attribution import Place, places
+from capsedge.runtime.reading.costs import Tensor, cost
+from capsedge.runtime.reading.onnx_file import read_bytes
+from capsedge.runtime.reading.onnx_structure import Graph, Structure, read_structure
+from capsedge.runtime.session import Session
+from capsedge.schema.names import operator_of
+
+WARMUP = 3  # runs at least at the start of each turn that are not counted
+PAUSE, SETTLE = 0.02, 0.05  # seconds without and with runs before each turn
+ROUNDS = 5  # in which plain and profiled runs take turns
+SECONDS = 2.0  # of profiled and plain runs together, but one run each a round at least
+MOST_RUNS = 400  # of the profiled session; its events lie in memory
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the graph that runs.
+
+    Attributes:
+        name, kind: as ONNX Runtime names it, and its type.
+        layer, group, iteration, label: where it belongs (``layers``); empty in files of other tools.
+        microseconds: what it takes, the profiler's own cost taken away: the mean over the middle half
+            of the runs, by their sum.
+        share: of the sum over all operators.
+        operations, bytes: per run, of the whole batch.
+        attainable: microseconds it would take at the machine's measured peaks; None without them.
+        bound: ``compute`` or ``memory``, whichever peak is nearer; empty without peaks.
+        provider: of ONNX Runtime, that ran it.
+    """
+
+    name: str
+    kind: str
+    layer: str
+    group: str
+    iteration: int | None
+    label: str
+    microseconds: float
+    share: float
+    operations: float
+    bytes: int
+    attainable: float | None
+    bound: str
+    provider: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """One operator in one run, for a trace: microseconds from the start of the first run shown."""
+
+    operator: int
+    start: int
+    duration: int
+
+
+@dataclass
+class OperatorTimes:
+    """What the operators took, beside what a whole run took meanwhile.
+
+    Attributes:
+        operators: in the order in which they run.
+        median_ms: of whole runs without the profiler, in turns with the profiled ones.
+        sum_ms: of the operators.
+        call_ms: of the call around the operators, feeding and fetching; measured with a model of one
+            operator.
+        timing_cost_us: what was taken away from each operator.
+        runs: profiled runs counted.
+        arena_peak: the most bytes that intermediate values took; None where ONNX Runtime does not say.
+        spans: of a few runs.
+    """
+
+    operators: list[Operator] = field(default_factory=list)
+    median_ms: float = 0.0
+    sum_ms: float = 0.0
+    call_ms: float = 0.0
+    timing_cost_us: float = 0.0
+    runs: int = 0
+    arena_peak: int | None = None
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def attributed(self) -> float:
+        """Operators and the call around them, over the median of whole runs; 1 where all is accounted
+        for."""
+        return (self.sum_ms + self.call_ms) / self.median_ms if self.median_ms else 0.0
+
+
+SHOWN_RUNS = 3  # in the trace
+
+
+def time_operators(
+    session: Session, feeds: Feeds, peaks: Peaks | None = None, seconds: float = SECONDS
+) -> OperatorTimes:
+    """Run a session and a profiled copy of it in turns.
+
+    Raises:
+        UsageError: the session does not run in ONNX Runtime.
+    """
+    how = configuration(session)
+    model = read_bytes(session.path)
+    with ProfiledSession(model, how) as profiled:
+        plain, counted = _take_turns(session, profiled, feeds, seconds)
+        recording = profiled.finish()
+    events = [recording.runs[k] for k in counted]
+    return _assemble(
+        read_structure(session.path),
+        recording.graph,
+        events,
+        recording.runs,
+        plain,
+        how,
+        peaks,
+        feeds,
+    )
+
+
+def _take_turns(
+    session: Session, profiled: ProfiledSession, feeds: Feeds, seconds: float
+) -> tuple[NDArray[np.float64], list[int]]:
+    """Seconds of the plain runs, and which of the profiled runs count."""
+    plain: list[NDArray[np.float64]] = []
+    counted: list[int] = []
+    done = 0
+    each = seconds / (2 * ROUNDS)
+    for _ in range(ROUNDS):
+        _settle(lambda: session.run(feeds))
+        plain.append(timed_runs(lambda: session.run(feeds), each))
+        most = min(len(plain[-1]), MOST_RUNS // ROUNDS)
+        done += _settle(lambda: profiled.run(feeds))
+        count = len(timed_runs(lambda: profiled.run(feeds), each, most=most))
+        counted += range(done, done + count)
+        done += count
+    return np.concatenate(plain), counted
+
+
+def _settle(run: Callable[[], Any]) -> int:
+    """Let the other session's threads stop spinning and one's own spread over the cores; how many runs it
+    took."""
+    time.sleep(PAUSE)
+    return len(timed_runs(run, SETTLE, WARMUP))
+
+
+def _assemble(
+    written: Structure,
+    optimized: Structure | None,
+    runs: list[list[Event]],
+    everything: list[list[Event]],
+    plain: NDArray[np.float64],
+    how: Configuration,
+    peaks: Peaks | None,
+    feeds: Feeds,
+) -> OperatorTimes:
+    first = runs[0]
+    same = [run for run in runs if len(run) == len(first)]
+    running = _matching(optimized, first)
+    where = places(written, running) if running is not None else [Place() for _ in first]
+    values = _values(running, first, feeds) if running is not None else {}
+    durations = np.array([[e.duration for e in run] for run in same], dtype=np.float64)
+    # On a GPU operators are queued, and the profiler's cost hides behind them.
+    around = overheads(how.threads) if how.on_cpu else Overheads(0.0, 0.0)
+    bias = around.timing_us
+    # The runs whose sums lie in the middle: what they sum to is comparable with the median of whole runs.
+    order = np.argsort(durations.sum(axis=1))
+    middle = order[len(order) // 4 : len(order) - len(order) // 4]
+    taken = [max(0.0, float(t) - bias) for t in durations[middle].mean(axis=0)]
+    total = sum(taken)
+    operators = []
+    for k, event in enumerate(first):
+        spent = cost(running.nodes[k], values) if running is not None else None
+        attainable, bound = None, ""
+        if peaks is not None and spent is not None and spent.known:
+            compute, memory = spent.operations / peaks.operations, spent.bytes / peaks.bandwidth
+            attainable, bound = (
+                1e6 * max(compute, memory),
+                "compute" if compute >= memory else "memory",
+            )
+        place = where[k]
+        operators.append(
+            Operator(
+                name=event.name,
+                kind=operator_of(event.kind),
+                layer=place.layer,
+                group=place.group,
+                iteration=place.iteration,
+                label=place.label,
+                microseconds=taken[k],
+                share=taken[k] / total if total else 0.0,
+                operations=spent.operations if spent else 0.0,
+                bytes=spent.bytes if spent else 0,
+                attainable=attainable,
+                bound=bound,
+                provider=event.provider.removesuffix("ExecutionProvider"),
+            )
+        )
+    shown = same[-SHOWN_RUNS:]
+    origin = shown[0][0].start if shown and shown[0] else 0
+    return OperatorTimes(
+        operators=operators,
+        median_ms=1e3 * float(np.median(plain)),
+        sum_ms=total / 1e3,
+        call_ms=around.call_ms,
+        timing_cost_us=bias,
+        runs=len(same),
+        arena_peak=arena_peak(everything),
+        spans=[
+            Span(k, event.start - origin, event.duration)
+            for run in shown
+            for k, event in enumerate(run)
+        ],
+    )
+
+
+def arena_peak(runs: list[list[Event]]) -> int | None:
+    """The most bytes that intermediate values and outputs took, in the first run of a session.
+
+    Later runs get one block for all of them, planned from the first one's sizes.
+
+    ONNX Runtime's allocator also holds some weights; what was in use before the first operator is taken away.
+    """
+    events = [event for run in runs for event in run]
+    if not events or events[0].arena is None or events[0].arena_delta is None:
+        return None
+    before = events[0].arena - events[0].arena_delta
+    return max(event.arena or 0 for event in runs[0]) - before
+
+
+def _matching(optimized: Structure | None, events: list[Event]) -> Graph | None:
+    """The optimized graph, if it is what ran: the same operator types in the same order."""
+    if optimized is None:
+        return None
+    graph = optimized.graph
+    return graph if [n.op for n in graph.nodes] == [e.kind for e in events] else None
+
+
+def _values(running: Graph, events: list[Event], feeds: Feeds) -> dict[str, Tensor]:
+    """Shape and type of every value, as the run had them."""
+    values = {name: Tensor(str(array.dtype), array.shape) for name, array in feeds.items()}
+    for stored in running.initializers:
+        shape = tuple(int(d) for d in stored.shape or ())
+        values[stored.name] = Tensor(stored.type, shape)
+    for node, event in zip(running.nodes, events, strict=True):
+        named = [o for o in node.outputs if o]
+        for name, (kind, shape) in zip(named, event.outputs, strict=False):
+            values[name] = Tensor(_TYPES.get(kind, kind), shape)
+    return values
+
+
+_TYPES = {"float": "float32", "double": "float64"}

@@ -1,0 +1,351 @@
+"""Which layer, group and routing iteration each operator of the running graph belongs to.
+
+ONNX Runtime runs an optimized graph: convolutions swallow activations, function bodies are inlined. What
+stays are the names of values. So a file of capsedge is read twice, as it was written and as it runs, and
+the two are joined by those names:
+
+- an operator outside of the routing procedures has the layer of the nearest weight before it (``stem.0``,
+  ``primary``);
+- a ``capsedge`` node, or the operators of its inlined body, have the layer of the node's weight;
+- inside a body, an iteration begins with what uses the outcome of the iteration before, and the votes are
+  what the first weighted sum is made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from capsedge.runtime.reading.onnx_structure import Graph, Node, Structure
+from capsedge.schema.names import DOMAIN
+
+STEM, VOTES, ROUTING, CLASSIFIER, DECODER = "stem", "votes", "routing", "classifier", "decoder"
+GROUPS = (STEM, VOTES, ROUTING, CLASSIFIER, DECODER)
+_PROCEDURES = ("DynamicRouting", "EMRouting", "AttentionRouting", "UniformRouting")
+ROUTING_OPERATORS = frozenset((*_PROCEDURES, *(f"Quantized{name}" for name in _PROCEDURES)))
+_BODIES = frozenset((*ROUTING_OPERATORS, "Squash", "PoseNormalization", "QuantizedConv"))
+
+# Values of inlined bodies: by ONNX Runtime, and by `capsedge export --ops portable`.
+_INLINED = re.compile(
+    r"^_inlfunc_(?P<operator>[A-Za-z]+?)(?P<number>_\d+)?(?P<instance>_token_\d+)?"
+    r"_(?P=operator)_(?P<value>.+)$"
+)
+_PORTABLE = re.compile(
+    r"^(?P<operator>[A-Za-z]+Routing)_(?P<value>.+?)__(?P<number>)(?P<instance>\d+)$"
+)
+# As the exporter names weights; with an ending where quantization made another tensor of one.
+_PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
+# What ONNX Runtime writes before the name of a value that it casts, or takes a cast from.
+_RENAMED = re.compile(r"^((InsertedPrecisionFreeCast|InsertedCast|FusedBack|FusedFront)_)+")
+_END = {"EMRouting": re.compile(r"^iter(\d{1,6})_logit"), "": re.compile(r"^iter(\d{1,6})_pose")}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operator belongs.
+
+    Attributes:
+        layer: name of the layer; empty where the file tells nothing.
+        group: one of GROUPS; empty where the file tells nothing.
+        iteration: of routing, from 1; None outside of it.
+        iterations: how many one fused operator does; 1 else.
+    """
+
+    layer: str = ""
+    group: str = ""
+    iteration: int | None = None
+    iterations: int = 1
+
+    @property
+    def label(self) -> str:
+        """For a person: ``classes, routing iteration 2``."""
+        if self.group == VOTES:
+            return f"{self.layer}, votes"
+        if self.iteration is None:
+            return self.layer or "(no layer named)"
+        if self.iterations > 1:
+            return f"{self.layer}, routing iterations {self.iteration}..{self.iterations} (fused)"
+        return f"{self.layer}, routing iteration {self.iteration}"
+
+
+@dataclass(frozen=True)
+class _Instance:
+    """One routing procedure (or squash, ...) of the graph, fused or inlined.
+
+    Attributes:
+        operator: which.
+        body: the name of its function body (``operator_names``).
+        key: tells the calls of a body apart.
+    """
+
+    operator: str
+    body: str
+    key: str
+
+
+def is_capsule_file(model: Structure) -> bool:
+    """Whether a file says enough of itself to name capsule layers."""
+    return any(name.startswith("capsedge.") for name in model.metadata) or any(
+        node.domain == DOMAIN for node in model.graph.nodes
+    )
+
+
+def places(model: Structure, running: Graph) -> list[Place]:
+    """The place of every operator of the running graph, in its order.
+
+    Args:
+        model: the file as it was written.
+        running: the graph that runs, of that file.
+    """
+    if not is_capsule_file(model):
+        return [Place() for _ in running.nodes]
+    written = _layers_of_values(model.graph)
+    instances = [_instance(node) for node in running.nodes]
+    names = _names(model.graph, instances, running)
+    found: list[Place] = []
+    layer_of: dict[str, str] = {}
+    passes: dict[str, int] = defaultdict(int)
+    started: dict[_Instance, int] = {}
+    ended: dict[str, int] = {}  # value -> routing iterations of its instance that it comes after
+    after_routing: set[str] = set()
+    votes = _votes(running, instances)
+    most = _iterations(running, instances)
+    for node, instance in zip(running.nodes, instances, strict=True):
+        above = [layer_of[i] for i in node.inputs if i in layer_of]
+        routed = any(i in after_routing for i in node.inputs)
+        if instance is not None and instance.operator in ROUTING_OPERATORS:
+            place = _inside(node, instance, names[instance], passes, started, ended, votes)
+            if place.iteration is not None and instance in most:
+                place = replace(place, iteration=min(place.iteration, most[instance]))
+            routed = True
+            last = node.outputs[0] if node.outputs else ""
+            _mark_end(last, instance, ended, node.inputs)
+        else:
+            own = names.get(instance, "") if instance is not None else ""
+            layer = own or _own_layer(node, written) or (above[0] if above else "")
+            place = Place(layer, _group_outside(layer, routed))
+        found.append(place)
+        for output in node.outputs:
+            layer_of[output] = place.layer
+            if routed:
+                after_routing.add(output)
+    return _between(running, found)
+
+
+def _inside(
+    node: Node,
+    instance: _Instance,
+    layer: str,
+    passes: dict[str, int],
+    started: dict[_Instance, int],
+    ended: dict[str, int],
+    votes: dict[_Instance, set[str]],
+) -> Place:
+    """The place of an operator of a routing procedure."""
+    operator = instance.operator.removeprefix("Quantized")
+    if instance not in started:
+        passes[layer] += 1
+        started[instance] = passes[layer]
+    if operator in ("AttentionRouting", "UniformRouting"):
+        # One pass an instance: concurrent routing is a schedule of nodes.
+        first = started[instance]
+    else:
+        first = 1 + max((ended.get(i, 0) for i in node.inputs), default=0)
+    if node.domain == DOMAIN:
+        total = node.integer("iterations", 1)
+        return Place(layer, ROUTING, first, total if total > 1 else 1)
+    if any(output in votes.get(instance, ()) for output in node.outputs):
+        return Place(layer, VOTES)
+    return Place(layer, ROUTING, first)
+
+
+def _iterations(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, int]:
+    """Iterations of every inlined dynamic and EM routing; what follows the last one still is the last
+    one's."""
+    most: dict[_Instance, int] = {}
+    for node, instance in zip(running.nodes, instances, strict=True):
+        if instance is None or instance.operator.endswith(("AttentionRouting", "UniformRouting")):
+            continue
+        for output in node.outputs:
+            mark = _END[""].match(_inner_name(output))
+            if mark:
+                most[instance] = max(most.get(instance, 1), int(mark.group(1)))
+    return most
+
+
+def _mark_end(
+    value: str, instance: _Instance, ended: dict[str, int], inputs: tuple[str, ...]
+) -> None:
+    """Note how many iterations a value comes after, in dynamic and EM routing."""
+    operator = instance.operator.removeprefix("Quantized")
+    if operator in ("AttentionRouting", "UniformRouting"):
+        return
+    mark = _END.get(operator, _END[""]).match(_inner_name(value))
+    before = max((ended.get(i, 0) for i in inputs), default=0)
+    ended[value] = int(mark.group(1)) if mark else before
+
+
+def _between(running: Graph, found: list[Place]) -> list[Place]:
+    """What lies between two routing layers (a reshape) is the first one's, not the classifier's."""
+    leads_to_routing: set[str] = set()
+    result = list(found)
+    for k in range(len(found) - 1, -1, -1):
+        node = running.nodes[k]
+        ahead = any(output in leads_to_routing for output in node.outputs)
+        if ahead and found[k].group == CLASSIFIER:
+            result[k] = replace(found[k], group=ROUTING)
+        if ahead or found[k].group in (VOTES, ROUTING):
+            leads_to_routing.update(node.inputs)
+    return result
+
+
+def _group_outside(layer: str, routed: bool) -> str:
+    if not routed:
+        return STEM
+    return DECODER if layer.startswith("decoder") else CLASSIFIER
+
+
+def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, set[str]]:
+    """Values that the votes are made of: those before the second operand of the first weighted sum."""
+    producer = {o: k for k, node in enumerate(running.nodes) for o in node.outputs}
+    first: dict[_Instance, int] = {}
+    for k, (node, instance) in enumerate(zip(running.nodes, instances, strict=True)):
+        marked = any(_inner_name(o).startswith("iter1_pose") for o in node.outputs)
+        if marked and instance is not None and node.domain != DOMAIN:
+            first.setdefault(instance, k)
+    found: dict[_Instance, set[str]] = {}
+    for instance, k in first.items():
+        if instance.operator.endswith("UniformRouting"):
+            continue  # no votes apart: their sum is one linear map
+        product = _nearest_product(running, producer, instances, k)
+        operand = running.nodes[product].inputs[1] if product is not None else ""
+        if operand in producer:
+            found[instance] = _before(running, producer, instances, instance, operand)
+    return found
+
+
+def _nearest_product(
+    running: Graph, producer: dict[str, int], instances: list[_Instance | None], k: int
+) -> int | None:
+    """The matrix product nearest before an operator, in the same procedure."""
+    instance, front, seen = instances[k], [k], set()
+    while front:
+        current = front.pop(0)
+        if current in seen:
+            continue
+        seen.add(current)
+        if "MatMul" in running.nodes[current].op:
+            return current
+        front += [
+            producer[i]
+            for i in running.nodes[current].inputs
+            if i in producer and instances[producer[i]] == instance
+        ]
+    return None
+
+
+def _before(
+    running: Graph,
+    producer: dict[str, int],
+    instances: list[_Instance | None],
+    instance: _Instance,
+    value: str,
+) -> set[str]:
+    found, front = set(), [value]
+    while front:
+        name = front.pop()
+        k = producer.get(name)
+        if name in found or k is None or instances[k] != instance:
+            continue
+        found.add(name)
+        front += running.nodes[k].inputs
+    return found
+
+
+def _instance(node: Node) -> _Instance | None:
+    """The procedure that an operator of the running graph is, or is part of."""
+    if node.domain == DOMAIN and node.operator in _BODIES:
+        key = node.name or (node.outputs[0] if node.outputs else "")
+        return _Instance(node.operator, node.op, key)
+    for name in (*node.outputs, node.name):
+        match = _INLINED.match(name) or _PORTABLE.match(name)
+        if match and match["operator"] in _BODIES:
+            body = match["operator"] + (match["number"] or "")
+            return _Instance(match["operator"], body, body + (match["instance"] or ""))
+    return None
+
+
+def _inner_name(value: str) -> str:
+    """The name of a value within its function body; empty for others."""
+    match = _INLINED.match(value) or _PORTABLE.match(value)
+    return match["value"] if match else ""
+
+
+def _names(
+    written: Graph, instances: list[_Instance | None], running: Graph
+) -> dict[_Instance, str]:
+    """The layer of every procedure: that of the written node's weight, node and procedure matched in
+    order."""
+    layers: dict[str, list[str]] = defaultdict(list)
+    by_node: dict[str, str] = {}
+    for node in written.nodes:
+        if node.domain == DOMAIN and node.operator in _BODIES:
+            layer = layer_of_weights(node)
+            layers[node.op].append(layer)
+            by_node[node.name] = layer
+    result: dict[_Instance, str] = {}
+    inlined: dict[str, list[_Instance]] = defaultdict(list)
+    for instance in instances:
+        if instance is None or instance in result or instance in inlined[instance.body]:
+            continue
+        if instance.key in by_node:
+            result[instance] = by_node[instance.key]
+        else:
+            inlined[instance.body].append(instance)
+    unnamed: dict[str, int] = defaultdict(int)
+    for body, group in inlined.items():
+        group.sort(key=_order)
+        known = layers.get(body, [])
+        for k, instance in enumerate(group):
+            operator = instance.operator
+            unnamed[operator] += 1
+            fallback = (
+                "" if operator not in ROUTING_OPERATORS else f"{operator} {unnamed[operator]}"
+            )
+            result[instance] = (known[k] if len(known) == len(group) else "") or fallback
+    return result
+
+
+def _order(instance: _Instance) -> int:
+    digits = re.search(r"(\d{1,18})$", instance.key[-18:])
+    return int(digits.group(1)) if digits else -1
+
+
+def _layers_of_values(graph: Graph) -> dict[str, str]:
+    """Layer of every value as the file names it: of the nearest weight before it."""
+    layer_of: dict[str, str] = {}
+    for node in graph.nodes:
+        own = layer_of_weights(node)
+        above = [layer_of[i] for i in node.inputs if layer_of.get(i)]
+        for output in node.outputs:
+            layer_of[output] = own or (above[0] if above else "")
+    return layer_of
+
+
+def layer_of_weights(node: Node) -> str:
+    """The module whose weights a node takes, as the exporter names them; empty for none."""
+    for name in node.inputs:
+        stem, dot, leaf = _RENAMED.sub("", name).rpartition(".")
+        if dot and _PARAMETER.fullmatch(leaf):
+            return stem.removeprefix("model.").removesuffix(".conv")
+    return ""
+
+
+def _own_layer(node: Node, written: dict[str, str]) -> str:
+    """By the names of what it makes: fused operators keep the name of the last value."""
+    for name in (*node.outputs, node.name.removesuffix("_nchwc")):
+        layer = written.get(_RENAMED.sub("", name))
+        if layer:
+            return layer
+    return layer_of_weights(node)

@@ -1,0 +1,138 @@
+"""Operations and bytes of an operator, from the shapes of what it reads and writes.
+
+A multiply-add is two operations. Bytes are those of each input and output once; what only renames a tensor
+(a reshape) moves none. Routing is counted by its procedure (docs/operators.md): every vote once, and what
+each iteration does with it; a kernel that makes votes anew in every iteration does more, and is not
+credited for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from capsedge.runtime.reading.onnx_structure import BITS, Node
+
+Shape = tuple[int, ...]
+
+VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
+_MOVES = frozenset(
+    ("Transpose", "Gather", "Concat", "Slice", "Split", "Expand", "Pad", "Cast", "CastLike", "Tile",
+     "ReorderInput", "ReorderOutput", "Constant", "Shape", "MemcpyToHost", "MemcpyFromHost", "Where")
+)  # fmt: skip
+_WEIGHT_OF_CONVOLUTION = {"QLinearConv": 3, "QuantizedConv": 3}
+_NORMALIZATIONS = {"Softmax": 5, "LogSoftmax": 5, "LayerNormalization": 8, "PoseNormalization": 8,
+                   "SkipLayerNormalization": 9, "BatchNormalization": 2, "Squash": 4}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Shape and element type of a value; ``shape`` None where nobody says."""
+
+    type: str
+    shape: Shape | None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape) if self.shape is not None else 0
+
+    @property
+    def bytes(self) -> int:
+        return (self.elements * BITS.get(self.type, 0) + 7) // 8
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Operations and bytes moved; ``known`` is False where a shape was missing."""
+
+    operations: float
+    bytes: int
+    known: bool = True
+
+
+def cost(node: Node, values: Mapping[str, Tensor]) -> Cost:
+    """What a node computes and moves."""
+    names = [*dict.fromkeys(n for n in (*node.inputs, *node.outputs) if n)]
+    known = all(n in values and values[n].shape is not None for n in names)
+    moved = 0 if node.op in VIEWS else sum(values[n].bytes for n in names if n in values)
+    try:
+        operations = _operations(node, values)
+    except (LookupError, ArithmeticError, ValueError):  # shapes that no such operator has
+        return Cost(0.0, moved, False)
+    return Cost(operations, moved, known)
+
+
+def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
+    def shape(name: str) -> Shape:
+        found = values[name].shape
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    kind = node.operator
+    if kind in VIEWS or kind in _MOVES:
+        return 0.0
+    routing = kind.removeprefix("Quantized")
+    if routing in _ROUTING:
+        return float(_ROUTING[routing](node, shape))
+    out = shape(node.outputs[0])
+    if "ConvTranspose" in kind:
+        return 2.0 * math.prod(shape(node.inputs[0])) * math.prod(shape(node.inputs[1])[1:])
+    if "Conv" in kind:
+        weight = shape(node.inputs[_WEIGHT_OF_CONVOLUTION.get(kind, 1)])
+        return 2.0 * math.prod(out) * math.prod(weight[1:])
+    if "MatMul" in kind:
+        a = shape(node.inputs[0])
+        return 2.0 * math.prod(out) * a[-2 if node.integer("transA", 0) else -1]
+    if "Gemm" in kind:
+        rows = math.prod(out[:-1])
+        return 2.0 * math.prod(out) * math.prod(shape(node.inputs[0])) / max(rows, 1)
+    if kind in _NORMALIZATIONS:
+        return float(_NORMALIZATIONS[kind] * math.prod(out))
+    if kind.startswith(("Reduce", "MaxPool", "AveragePool", "Global")):
+        return float(math.prod(shape(node.inputs[0])))
+    return float(math.prod(out))
+
+
+def _dynamic(node: Node, shape: Any) -> float:
+    i, j, out, size = shape(node.inputs[1])
+    batch, iterations = shape(node.inputs[0])[0], node.integer("iterations", 3)
+    # A vote's element: its product, a weighted sum an iteration, an agreement between two.
+    return float(2 * batch * i * j * out * (size + iterations + iterations - 1))
+
+
+def _window(node: Node, shape: Any, weight: int) -> tuple[int, int]:
+    """Elements of all votes, and rows of the weight's matrices."""
+    kh, kw, types, _, rows, _ = shape(node.inputs[weight])
+    out = shape(node.outputs[0])
+    children = kh * kw * types
+    if node.integer("shared", 0):
+        children = math.prod(shape(node.inputs[0])[1:4])
+    return math.prod(out) * children, rows
+
+
+def _em(node: Node, shape: Any) -> float:
+    elements, rows = _window(node, shape, 2)
+    iterations = node.integer("iterations", 1)
+    # An M-step weighs a vote and adds it and its square; an E-step squares a deviation and weighs it.
+    return 2.0 * elements * (rows + 3 * iterations + 2 * (iterations - 1))
+
+
+def _attention(node: Node, shape: Any) -> float:
+    elements, rows = _window(node, shape, 2)
+    return 2.0 * elements * (rows + 2)
+
+
+def _uniform(node: Node, shape: Any) -> float:
+    elements, rows = _window(node, shape, 1)
+    return 2.0 * elements * rows
+
+
+_ROUTING = {
+    "DynamicRouting": _dynamic,
+    "EMRouting": _em,
+    "AttentionRouting": _attention,
+    "UniformRouting": _uniform,
+}

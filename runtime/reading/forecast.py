@@ -1,0 +1,294 @@
+"""Memory and traffic of a model before it is built: from shapes alone, by layer.
+
+Activations are followed through the graph as an executor does: a value lives from the operator that makes
+it to the last
+one that reads it, outputs live to the end; a reshape makes no copy, and an elementwise operator writes over
+an input that nobody else reads. The largest sum is the peak.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime.files import limits
+from capsedge.runtime.reading.attribution import places
+from capsedge.runtime.reading.costs import VIEWS, Tensor, cost
+from capsedge.runtime.reading.onnx_structure import Node, read_structure
+from capsedge.runtime.reading.shapes import Sizes
+
+# Memory in bytes and bandwidth in bytes a second, of the makers' data sheets.
+DEVICES: dict[str, tuple[int, float]] = {
+    "orin-nano-4gb": (4 * 2**30, 34e9),
+    "orin-nano-8gb": (8 * 2**30, 68e9),
+    "orin-nano-8gb-super": (8 * 2**30, 102e9),
+    "orin-nx-8gb": (8 * 2**30, 102e9),
+    "orin-nx-16gb": (16 * 2**30, 102e9),
+    "agx-orin-32gb": (32 * 2**30, 204e9),
+    "agx-orin-64gb": (64 * 2**30, 204e9),
+    "xavier-nx-8gb": (8 * 2**30, 59e9),
+    "raspberry-pi-5-8gb": (8 * 2**30, 17e9),
+}
+_USABLE = 0.75  # of a device's memory; the rest is the system's and the runtime's
+_IN_PLACE = frozenset(
+    ("Relu", "Sigmoid", "Tanh", "Add", "Sub", "Mul", "Div", "Sqrt", "Exp", "Log", "Neg", "Softplus",
+     "Softmax", "Clip", "Abs", "LeakyRelu", "Elu")
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerForecast:
+    """One layer.
+
+    Attributes:
+        name: as in ``capsedge profile``.
+        operations: for the whole batch, a multiply-add being two.
+        traffic: bytes of its operators' inputs, weights and outputs, each once.
+        weights: bytes of them that are weights.
+        live: the most bytes of activations alive while it runs.
+    """
+
+    name: str
+    operations: float
+    traffic: int
+    weights: int
+    live: int
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """How a model lies in a device.
+
+    Attributes:
+        name, memory, bandwidth: of the device, from its maker.
+        fits: weights and activations take no more than three quarters of the memory.
+        largest_batch: that fits; activations grow with the batch.
+        least_ms: the traffic at the device's bandwidth, which no implementation of these operators undercuts
+            as long as nothing stays in a cache.
+    """
+
+    name: str
+    memory: int
+    bandwidth: float
+    fits: bool
+    largest_batch: int
+    least_ms: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a batch will take.
+
+    Attributes:
+        batch: images.
+        weights: bytes of stored tensors.
+        peak: the most bytes of activations alive at once, outputs included and inputs not: those are the
+            caller's. What ONNX Runtime takes in its first run.
+        planned: the block that ONNX Runtime plans for the runs after it (its memory pattern), and the
+            outputs.
+        peak_layer: where.
+        inputs: bytes of the inputs.
+        traffic, operations: sums over all layers.
+        layers: in order.
+        device: how it fits a device; None where none was named.
+    """
+
+    batch: int
+    weights: int
+    peak: int
+    planned: int
+    peak_layer: str
+    inputs: int
+    traffic: int
+    operations: float
+    layers: tuple[LayerForecast, ...]
+    device: DeviceFit | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return asdict(self)
+
+
+def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> Forecast:
+    """Forecast memory and traffic of an ONNX file.
+
+    ``capsedge`` nodes count as fused: their votes are never in memory.
+
+    Raises:
+        UsageError: no such file, an unknown device, a batch below 1.
+        ArtefactError: the file is damaged.
+        UnsupportedModelError: the file does not state the shapes.
+    """
+    if batch < 1:
+        raise UsageError(f"The batch {batch}.", "A batch has one image or more.", "Use --batch 8.")
+    if device is not None and device not in DEVICES:
+        raise UsageError(
+            f"Unknown device '{device}'.",
+            f"Known: {', '.join(DEVICES)}.",
+            "Use --device orin-nano-8gb.",
+        )
+    model = read_structure(path)
+    graph = model.graph
+    values = Sizes(graph, batch).tensors()
+    wanted = [o for node in graph.nodes for o in node.outputs if o]
+    wanted += [value.name for value in (*graph.inputs, *graph.outputs, *graph.initializers)]
+    missing = [name for name in wanted if name not in values]
+    if missing:
+        raise UnsupportedModelError(
+            f"The sizes of {path} cannot be told from the file.",
+            f"It does not state the shape of {len(missing)} values, the first is '{missing[0]}'.",
+            "Add shapes: `onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)`.",
+        )
+    stored = {value.name for value in graph.initializers}
+    weights = sum(values[name].bytes for name in stored)
+    outputs = {o.name for o in graph.outputs}
+    live, block = live_bytes(graph.nodes, values, stored, outputs)
+    where = places(model, graph)
+    named = any(place.layer for place in where)
+    labels = [p.label if named else n.operator for p, n in zip(where, graph.nodes, strict=True)]
+    rows: dict[str, list[float]] = {}
+    for node, label, alive in zip(graph.nodes, labels, live, strict=True):
+        spent = cost(node, values)
+        row = rows.setdefault(label, [0.0, 0, 0, 0])
+        row[0] += spent.operations
+        row[1] += spent.bytes
+        row[2] += sum(values[n].bytes for n in set(node.inputs) & stored)
+        row[3] = max(row[3], alive)
+    layers = tuple(
+        LayerForecast(name, r[0], int(r[1]), int(r[2]), int(r[3])) for name, r in rows.items()
+    )
+    peak = max(live, default=0)
+    planned = block + sum(values[name].bytes for name in outputs)
+    inputs = sum(values[v.name].bytes for v in graph.inputs if v.name not in stored)
+    traffic = sum(layer.traffic for layer in layers)
+    return Forecast(
+        batch=batch,
+        weights=weights,
+        peak=peak,
+        planned=planned,
+        peak_layer=labels[live.index(peak)] if live else "",
+        inputs=inputs,
+        traffic=traffic,
+        operations=sum(layer.operations for layer in layers),
+        layers=layers,
+        device=_fit(device, batch, weights, max(peak, planned) + inputs, traffic)
+        if device
+        else None,
+    )
+
+
+def _fit(device: str, batch: int, weights: int, activations: int, traffic: int) -> DeviceFit:
+    memory, bandwidth = DEVICES[device]
+    room = int(_USABLE * memory)
+    each = activations / batch
+    return DeviceFit(
+        name=device,
+        memory=memory,
+        bandwidth=bandwidth,
+        fits=weights + activations <= room,
+        largest_batch=max(0, int((room - weights) // each)) if each else 0,
+        least_ms=1e3 * traffic / bandwidth,
+    )
+
+
+@dataclass
+class Planner:
+    """Places buffers in one block: into the gap that fits best, else behind everything (ONNX Runtime's plan).
+
+    Attributes:
+        size: of the block, so far.
+    """
+
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        self._placed: dict[int, tuple[int, int]] = {}  # buffer -> offset, end
+        self._order: list[tuple[int, int]] = []  # of the same, sorted
+
+    def take(self, buffer: int, count: int) -> None:
+        """Place a buffer of so many bytes.
+
+        Raises:
+            UnsupportedModelError: too many are alive at once.
+        """
+        if len(self._placed) >= limits.LIVE_VALUES:
+            raise UnsupportedModelError(
+                f"Over {limits.LIVE_VALUES:,} values of the graph are alive at once.",
+                "That is not forecast.",
+            )
+        at, best, end = -1, -1, 0
+        for offset, stop in self._order:
+            gap = offset - end
+            if gap >= count and (best < 0 or gap < best):
+                at, best = end, gap
+            end = max(end, stop)
+        at = end if best < 0 else at
+        self._placed[buffer] = (at, at + count)
+        insort(self._order, self._placed[buffer])
+        self.size = max(self.size, at + count)
+
+    def give_back(self, buffer: int) -> None:
+        """Its place is free again."""
+        place = self._placed.pop(buffer, None)
+        if place is not None:
+            del self._order[bisect_left(self._order, place)]
+
+
+def live_bytes(
+    nodes: list[Node], values: dict[str, Tensor], stored: set[str], outputs: set[str]
+) -> tuple[list[int], int]:
+    """Bytes of activations alive while each node runs, and of the block that holds all but the outputs."""
+    readers = Counter(name for node in nodes for name in node.inputs)
+    buffer: dict[str, int] = {}  # value -> its buffer
+    users: Counter[int] = Counter()  # buffer -> readings of its values still to come
+    size: list[int] = []
+    made = {o for node in nodes for o in node.outputs} - stored
+    planner, alive, found = Planner(), 0, []
+    for node in nodes:
+        for output in filter(None, node.outputs):
+            held = None
+            if output not in outputs:
+                held = _reusable(node, output, values, buffer, users, made)
+            if held is None:
+                held = len(size)
+                size.append(values[output].bytes)
+                alive += size[held]
+                if output not in outputs:
+                    planner.take(held, size[held])
+            buffer[output] = held
+            users[held] += readers[output] + (output in outputs)
+        found.append(alive)
+        for name in (*node.inputs, *(o for o in node.outputs if not readers[o])):
+            if name not in buffer:
+                continue
+            held = buffer[name]
+            users[held] -= name in node.inputs
+            if users[held] == 0:
+                alive -= size[held]
+                size[held] = 0
+                planner.give_back(held)
+    return found, planner.size
+
+
+def _reusable(
+    node: Node,
+    output: str,
+    values: dict[str, Tensor],
+    buffer: dict[str, int],
+    users: Counter[int],
+    made: set[str],
+) -> int | None:
+    """The buffer of an input that the output takes over, or shares as another view of it."""
+    if node.op in VIEWS and node.inputs and node.inputs[0] in buffer:
+        return buffer[node.inputs[0]]
+    if node.op not in _IN_PLACE:
+        return None
+    for name in node.inputs:
+        last = name in made and name in buffer and users[buffer[name]] == 1
+        if last and values[name].bytes == values[output].bytes:
+            return buffer[name]
+    return None

@@ -1,0 +1,310 @@
+"""What an artefact holds, without running it: ``capsedge inspect``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.files.opening import opened, size
+from capsedge.runtime.files.safetensors_file import TYPES, read_header
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.reading.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.schema.names import DOMAIN
+
+LARGEST = 5  # intermediate values listed
+CONFIG_KEY = "capsedge.config"  # of a checkpoint's metadata
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Stored tensors of one element type."""
+
+    type: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RoutingLayer:
+    """A routing node and the memory of its votes.
+
+    Attributes:
+        name, operator: of the node.
+        positions, children, parents, pose: votes are ``[N, positions, children, parents, pose]``; None
+            where the file does not say the shapes.
+        votes: batch -> bytes of that tensor in FP32, which an unfused graph writes and reads back.
+        fused: batch -> bytes that a fused kernel moves: inputs, weights and outputs, once each.
+    """
+
+    name: str
+    operator: str
+    positions: int | None = None
+    children: int | None = None
+    parents: int | None = None
+    pose: int | None = None
+    votes: dict[int, int] = field(default_factory=dict)
+    fused: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Intermediate:
+    """A large intermediate value of the graph: batch -> its bytes."""
+
+    name: str
+    type: str
+    shape: Shape
+    bytes: dict[int, int]
+
+
+@dataclass
+class Inspection:
+    """What ``inspect`` found; ``to_dict`` is the document that ``--json`` prints."""
+
+    path: str
+    kind: str
+    bytes: int
+    sha256: str
+    tensors: list[Tensors]
+    ir_version: int | None = None
+    opsets: dict[str, int] = field(default_factory=dict)
+    producer: str = ""
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    operators: dict[str, dict[str, int]] = field(default_factory=dict)
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    routing: list[RoutingLayer] = field(default_factory=list)
+    largest: list[Intermediate] = field(default_factory=list)
+    buffers: int = 0
+    external_data: bool = False
+    metadata: ModelMetadata | None = None
+    configuration: dict[str, Any] | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all floating-point tensors in the file, but a checkpoint's running statistics."""
+        return sum(t.elements for t in self.tensors if "float" in t.type) - self.buffers
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {"schema": 1, "parameters": self.parameters, **asdict(self)}
+
+
+def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
+    """Look into an ONNX file of any tool, or a safetensors checkpoint.
+
+    Args:
+        path: the file; its content tells its kind, not its name.
+        batches: batch sizes for which the votes' memory is computed.
+
+    Raises:
+        UsageError: no such file, or a batch below 1.
+        ArtefactError: the file is damaged or of no known kind.
+    """
+    path = Path(path)
+    if not batches or min(batches) < 1:
+        raise UsageError(
+            f"Batch sizes {list(batches)}.", "A batch has one image or more.", "Use --batch 1,8."
+        )
+    with opened(path, "Name an ONNX file or a checkpoint that exists.") as file:
+        head = file.read(9)
+    if head[:4] == b"PK\x03\x04":
+        raise UsageError(
+            f"{path} is a PyTorch archive (.pt).",
+            "Its content is a pickle, which inspect does not open.",
+            "Inspect the .safetensors checkpoint, or export it with `capsedge export --checkpoint`.",
+        )
+    if head[8:9] == b"{":
+        return _checkpoint(path)
+    return _onnx(path, batches)
+
+
+def _checkpoint(path: Path) -> Inspection:
+    groups: dict[str, list[int]] = {}
+    configuration, buffers = None, 0
+    try:
+        with opened(path) as file:
+            length = size(file)
+            header = read_header(file)
+        if CONFIG_KEY in header.metadata:
+            configuration = decode(dict[str, Any], parse(header.metadata[CONFIG_KEY]), CONFIG_KEY)
+    except Malformed as error:
+        raise ArtefactError(
+            f"{path} is no readable safetensors checkpoint.",
+            f"{error}.",
+            "Copy it again, or save it again with capsedge.",
+        ) from error
+    for name, tensor in header.tensors.items():
+        kind, width = TYPES[tensor.dtype]
+        group = groups.setdefault(kind, [0, 0, 0])
+        group[0] += 1
+        group[1] += tensor.elements
+        if name.endswith((".running_mean", ".running_var")) and "float" in kind:
+            buffers += tensor.elements
+        group[2] += tensor.elements * width
+    tensors = [Tensors(kind, *counts) for kind, counts in sorted(groups.items())]
+    return Inspection(
+        path=str(path),
+        kind="checkpoint",
+        bytes=length,
+        sha256=sha256(path),
+        tensors=tensors,
+        configuration=configuration,
+        buffers=buffers,
+    )
+
+
+def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
+    model = read_structure(path)
+    graph = model.graph
+    used: dict[str, Counter[str]] = {DOMAIN: Counter(), "standard": Counter()}
+    for node in graph.walk():
+        kind = {DOMAIN: DOMAIN, "": "standard"}.get(node.domain, node.domain)
+        used.setdefault(kind, Counter())[node.operator] += 1
+    calls = Counter((node.domain, node.op, node.overload) for node in graph.walk())
+    groups: dict[str, list[int]] = {}
+    for tensor in (*graph.initializers, *_constants(graph)):
+        group = groups.setdefault(tensor.type, [0, 0, 0])
+        elements = tensor.elements or 0
+        group[0] += 1
+        group[1] += elements
+        group[2] += (elements * BITS.get(tensor.type, 0) + 7) // 8
+    stored = {t.name for t in graph.initializers}
+    shapes = {
+        v.name: v.shape
+        for v in (*graph.values, *graph.inputs, *graph.outputs, *graph.initializers)
+        if v.shape is not None
+    }
+    return Inspection(
+        path=str(path),
+        kind="onnx",
+        bytes=path.stat().st_size,
+        sha256=sha256(path),
+        tensors=[Tensors(kind, *counts) for kind, counts in sorted(groups.items())],
+        ir_version=model.ir_version,
+        opsets=model.opsets,
+        producer=model.producer,
+        inputs=[v for v in graph.inputs if v.name not in stored],
+        outputs=graph.outputs,
+        operators={kind: dict(sorted(count.items())) for kind, count in used.items()},
+        functions=[
+            {
+                "domain": f.domain,
+                "name": f.name,
+                "overload": f.overload,
+                "nodes": sum(1 for _ in f.walk()),
+                "calls": calls[(f.domain, f.name, f.overload)],
+            }
+            for f in model.functions
+        ],
+        routing=[
+            _votes(node, shapes, batches)
+            for node in graph.nodes
+            if node.domain == DOMAIN and node.operator in _GEOMETRY
+        ],
+        largest=_largest(graph, batches),
+        external_data=model.external_data,
+        metadata=ModelMetadata.from_properties(model.metadata),
+    )
+
+
+def _largest(graph: Graph, batches: Sequence[int]) -> list[Intermediate]:
+    """The largest intermediate values of stated shape, the batch being the first dimension of the inputs.
+
+    Other free dimensions (a batch folded with positions, in inlined bodies) have no size to compute with.
+    """
+    batch = {v.shape[0] for v in graph.inputs if v.shape}
+    found = []
+    for value in graph.values:
+        if not value.shape or not all(isinstance(d, int) for d in value.shape[1:]):
+            continue
+        first = value.shape[0]
+        if not isinstance(first, int) and first not in batch:
+            continue
+        bits = BITS.get(value.type, 0) * _per_image(value.shape)
+        sizes = {n: (first if isinstance(first, int) else n) * bits // 8 for n in batches}
+        found.append(Intermediate(value.name, value.type, value.shape, sizes))
+    return sorted(found, key=lambda v: -max(v.bytes.values()))[:LARGEST]
+
+
+def _constants(graph: Graph) -> list[Value]:
+    values = (node.attributes.get("value") for node in graph.walk() if node.op == "Constant")
+    return [v for v in values if isinstance(v, Value)]
+
+
+def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> RoutingLayer:
+    """Votes of a capsedge routing node (docs/operators.md gives the shapes)."""
+    name = _layer_name(node)
+    try:
+        positions, children, parents, pose = _GEOMETRY[node.operator](node, shapes)
+        per_image = sum(_per_image(shapes[n]) for n in (*_data(node), *node.outputs) if n)
+        weights = sum(math.prod(_known(shapes[n])) for n in node.inputs if n not in _data(node))
+    except (LookupError, ArithmeticError, ValueError):
+        return RoutingLayer(name, node.operator)  # shapes that the file does not state
+    votes = positions * children * parents * pose
+    return RoutingLayer(
+        name,
+        node.operator,
+        positions,
+        children,
+        parents,
+        pose,
+        votes={n: 4 * n * votes for n in batches},
+        fused={n: 4 * (n * per_image + weights) for n in batches},
+    )
+
+
+def _layer_name(node: Node) -> str:
+    """The module whose weight a routing node takes, as the exporter names it; else the node's own name."""
+    weight = node.inputs[len(_data(node))] if len(node.inputs) > len(_data(node)) else ""
+    if weight.endswith(".weight"):
+        return weight.removeprefix("model.").removesuffix(".weight")
+    return node.name or (node.outputs[0] if node.outputs else "")
+
+
+def _known(shape: Shape) -> tuple[int, ...]:
+    if not all(isinstance(d, int) for d in shape):
+        raise ValueError("a free dimension")
+    return tuple(int(d) for d in shape)
+
+
+def _per_image(shape: Shape) -> int:
+    return math.prod(_known(shape[1:]))
+
+
+def _data(node: Node) -> tuple[str, ...]:
+    """Inputs with a batch dimension; the others are weights."""
+    return node.inputs[: 1 if node.operator in ("DynamicRouting", "UniformRouting") else 2]
+
+
+def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
+    children, parents, pose, _ = _known(shapes[node.inputs[1]])
+    return 1, children, parents, pose
+
+
+def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
+    weight = node.inputs[1 if node.operator == "UniformRouting" else 2]
+    rows, columns, types, parents, _, last = _known(shapes[weight])
+    height, width, _, size = _known(shapes[node.inputs[0]][1:])
+    if not node.integer("matrix_pose", 1):
+        size = last
+    if node.integer("shared", 0):
+        return 1, height * width * types, parents, size
+    down, right = node.integers("strides") or (1, 1)
+    positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
+    return positions, rows * columns * types, parents, size
+
+
+_GEOMETRY = {
+    "DynamicRouting": _dynamic,
+    "EMRouting": _map,
+    "AttentionRouting": _map,
+    "UniformRouting": _map,
+}

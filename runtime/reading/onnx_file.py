@@ -1,0 +1,366 @@
+"""A first look into an ONNX file with nothing but the standard library.
+
+The device has no ``onnx`` package, and a file that somebody sent must be judged before ONNX
+Runtime is handed its bytes. So the protobuf wire format
+(https://protobuf.dev/programming-guides/encoding) is walked here, weights are stepped over, and
+what the runtime must know is collected: metadata, ``capsedge`` nodes, functions, external data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.runtime.files import opening
+from capsedge.runtime.reading.onnx_schema import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    MODEL,
+    VARINT,
+    Field,
+    Message,
+)
+from capsedge.schema.names import DOMAIN, operator_of
+
+# Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
+COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
+MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
+MAX_FIELDS = 4_000_000  # a real model has a few thousand; keeps a hostile file from taking minutes
+MAX_MESSAGES = 500_000
+MAX_NODES = 100_000  # a kilobyte of memory or more each, for two bytes of the file
+MAX_DEPTH = 100  # messages within messages, as protobuf has it
+
+_WIDTHS = {FIXED32: 4, FIXED64: 8}
+_ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
+
+# Field numbers of onnx.proto3.
+_MODEL_IR, _MODEL_PRODUCER, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 7, 8
+_MODEL_METADATA = 14
+_NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 4, 7, 8
+_TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
+_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_OPSET_DOMAIN, _OPSET_VERSION = 1, 2
+
+# What a message's fields hold: a number as it is, anything else as the bytes start:end.
+_Found = dict[int, "int | tuple[int, int]"]
+
+
+@dataclass
+class OnnxSummary:
+    """What an ONNX file holds, as far as the runtime needs it.
+
+    Attributes:
+        ir_version: version of the file format.
+        producer: the tool that wrote the file.
+        opsets: version of every imported operator domain (the default domain is ``""``).
+        metadata: the file's ``metadata_props``.
+        capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
+        capsedge_functions: ``(type, overload)`` of every function body of that domain.
+        overloaded: ``(domain, name)`` of functions that only their overload tells apart.
+        external: names of tensors whose data lies in another file.
+        operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
+        functions: domain and name of every function.
+    """
+
+    ir_version: int = 0
+    producer: str = ""
+    opsets: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    capsedge_nodes: list[tuple[str, str]] = field(default_factory=list)
+    capsedge_functions: set[tuple[str, str]] = field(default_factory=set)
+    overloaded: set[tuple[str, str]] = field(default_factory=set)
+    external: list[str] = field(default_factory=list)
+    operators: set[tuple[str, str]] = field(default_factory=set)
+    functions: set[tuple[str, str]] = field(default_factory=set)
+    has_graph: bool = False
+
+    @property
+    def missing_functions(self) -> list[str]:
+        """Operators of ``capsedge`` nodes that carry no function body, sorted."""
+        bare = {n for n in self.capsedge_nodes if n not in self.capsedge_functions}
+        return sorted({operator_of(name) for name, _ in bare})
+
+    @property
+    def capsedge_types(self) -> list[str]:
+        """Types of the ``capsedge`` nodes."""
+        return [name for name, _ in self.capsedge_nodes]
+
+
+class _Malformed(Exception):
+    """The bytes are not the message they should be."""
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """Read a model file whole.
+
+    Raises:
+        UsageError: there is no such file, or it cannot be read.
+        ArtefactError: it is empty or too large.
+    """
+    path = Path(path)
+    found = opening.kind(path)
+    if found == opening.FOLDER:
+        raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
+    if found is None:
+        raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
+    with opening.opened(path, "Name an .onnx file that may be read.") as file:
+        size = opening.size(file)
+        if size > MAX_BYTES:
+            raise ArtefactError(
+                f"{path} is too large for an ONNX file.",
+                f"It has {size:,} bytes; the format ends at {MAX_BYTES:,}.",
+                "Check that it is the right file.",
+            )
+        data = file.read(MAX_BYTES)
+    if not data:
+        raise ArtefactError(
+            f"{path} is empty.",
+            "It has 0 bytes; a download or an export was probably interrupted.",
+            "Fetch it again, or export it again with `capsedge export`.",
+        )
+    return data
+
+
+def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
+    """Walk an ONNX file; ``name`` is what errors call it.
+
+    Raises:
+        ArtefactError: the bytes are no ONNX model, or are cut off.
+    """
+    try:
+        summary = _Walker(data).model()
+        if not summary.has_graph or not summary.ir_version:
+            raise _Malformed("it has no graph")
+    except (_Malformed, UnicodeDecodeError) as error:
+        why, fix = _something_else(data) or (
+            f"Read as one, {error}.",
+            "Fetch the file again, or export it again with `capsedge export`.",
+        )
+        raise ArtefactError(f"{name} is not a whole ONNX file.", why, fix) from error
+    return summary
+
+
+def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
+    """Read a model file that a runtime is to be given.
+
+    Raises:
+        UsageError, ArtefactError, UnsupportedModelError: as `read_bytes`, `summarize` and `check_harmless`.
+    """
+    data = read_bytes(path)
+    summary = summarize(data, str(path))
+    check_harmless(summary, str(path))
+    return data, summary
+
+
+def check_harmless(summary: OnnxSummary, name: str) -> None:
+    """Refuse what would make a runtime open other files, or run what is no known operator.
+
+    Raises:
+        ArtefactError: weights lie in other files, or a node holds code compiled for a device.
+        UnsupportedModelError: an operator is of a domain that is neither known nor the file's own.
+    """
+    if summary.external:
+        raise ArtefactError(
+            f"{name} keeps weights in other files.",
+            f"{len(summary.external)} tensors are external, the first is '{summary.external[0]}'. "
+            "capsedge reads self-contained files only, so that a model never opens other files.",
+            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
+        )
+    if any(kind == COMPILED for _, kind in summary.operators):
+        raise ArtefactError(
+            f"{name} has {COMPILED} nodes.",
+            "They hold or name code that was compiled for one device, which cannot be judged.",
+            "Take the ONNX file that they were compiled from.",
+        )
+    foreign = sorted(
+        (domain, kind)
+        for domain, kind in summary.operators - summary.functions
+        if domain not in DOMAINS
+    )
+    if foreign:
+        domain, kind = foreign[0]
+        raise UnsupportedModelError(
+            f"{name} has operators of the domain '{domain}'.",
+            f"The first is {kind}. Known domains: {', '.join(DOMAINS[1:])}; others only as functions "
+            "that the file itself defines.",
+            "Export the model again without them.",
+        )
+
+
+def _something_else(data: bytes) -> tuple[str, str] | None:
+    """Why and fix for the files that are most often given instead."""
+    if data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
+        return "It is a picture.", "Name the .onnx file of the model."
+    if data.startswith(b"PK\x03\x04") or data[8:9] == b"{":  # a .pt is a zip; .safetensors has JSON
+        return "It looks like a checkpoint.", "Export it: `capsedge export --checkpoint FILE`."
+    return None
+
+
+class _Wire:
+    """Reads protobuf's wire format; what protobuf would read in another way is refused."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.seen = 0
+
+    def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield ``(number, wire type, a, b)``: the value as ``a``, or the bytes as ``a:b``."""
+        data, at = self.data, start
+        while at < end:
+            self.seen += 1
+            if self.seen > MAX_FIELDS:
+                raise _Malformed(f"it has more than {MAX_FIELDS:,} fields")
+            tag = data[at]
+            if tag < 0x80:
+                at += 1
+            else:
+                tag, at = self.tag(at, end)
+            wire = tag & 7
+            if wire == VARINT:
+                value, at = self.varint(at, end)
+                yield tag >> 3, wire, value, 0
+            elif wire == BYTES:
+                length, at = self.varint(at, end)
+                if length > end - at:
+                    raise _Malformed(
+                        f"a field at byte {at} needs {length:,} bytes and {end - at:,} are left"
+                    )
+                yield tag >> 3, wire, at, at + length
+                at += length
+            elif wire in _WIDTHS:
+                width = _WIDTHS[wire]
+                if width > end - at:
+                    raise _Malformed(f"it ends inside the field at byte {at}")
+                yield tag >> 3, wire, at, at + width
+                at += width
+            else:
+                raise _Malformed(f"a field at byte {at} has the unknown wire type {wire}")
+
+    def messages(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The length-delimited fields alone."""
+        for number, wire, a, b in self.fields(start, end):
+            if wire == BYTES:
+                yield number, a, b
+
+    def tag(self, at: int, end: int) -> tuple[int, int]:
+        """A field's number and wire type: 32 bits to protobuf, which drops any others."""
+        tag, after = self.varint(at, end)
+        if tag >= 1 << 32 or tag >> 7 * (after - at - 1) == 0:
+            raise _Malformed(f"the tag at byte {at} is too long")
+        return tag, after
+
+    def varint(self, at: int, end: int) -> tuple[int, int]:
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= end:
+                raise _Malformed(f"it ends at byte {at}, inside a number")
+            byte = self.data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value >= 1 << 64:
+                    raise _Malformed(f"a number at byte {at} has more than 64 bits")
+                return value, at
+        raise _Malformed(f"a number at byte {at} does not end")
+
+    def text(self, start: int, end: int) -> str:
+        return self.data[start:end].decode()
+
+
+class _Walker(_Wire):
+    """Goes through a whole file by the schema."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.summary = OnnxSummary()
+        self.overloads: dict[tuple[str, str], str] = {}
+        self.entered = 0
+        self.nodes = 0
+
+    def model(self) -> OnnxSummary:
+        if self.data[4:8] == _ORT_FORMAT:
+            raise _Malformed("it is also a file of ONNX Runtime's own format")
+        found = self.walk(MODEL, 0, len(self.data), 0)
+        self.summary.ir_version = self._number(found, _MODEL_IR)
+        self.summary.producer = self._text(found, _MODEL_PRODUCER)
+        self.summary.has_graph = _MODEL_GRAPH in found
+        return self.summary
+
+    def walk(self, message: Message, start: int, end: int, depth: int) -> _Found:
+        """Go through a message and all below it; the last value of each of its own fields."""
+        if depth > MAX_DEPTH:
+            raise _Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
+        self.entered += 1
+        if self.entered > MAX_MESSAGES:
+            raise _Malformed(f"it has more than {MAX_MESSAGES:,} messages")
+        found: _Found = {}
+        known, stood = message.fields, 0
+        for number, wire, a, b in self.fields(start, end):
+            entry = known.get(number << 3 | wire)
+            if entry is None:
+                raise _Malformed(
+                    f"a {message.name} has a field {number} of wire type {wire} at byte {a}, "
+                    "which the format lacks"
+                )
+            if stood & entry.once:
+                raise _Malformed(f"a {message.name} has its field {number} twice")
+            stood |= entry.once
+            if entry.narrow and (1 << 31) <= a < (1 << 64) - (1 << 31):
+                raise _Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
+            found[number] = a if wire == VARINT else (a, b)
+            if entry.message is not None:
+                self.take(message, entry, self.walk(entry.message, a, b, depth + 1))
+        return found
+
+    def take(self, parent: Message, entry: Field, found: _Found) -> None:
+        """Note what the summary has of a submessage."""
+        name = entry.message.name if entry.message else ""
+        if name == "NodeProto":
+            self._node(found)
+        elif name == "TensorProto":
+            self._tensor(found)
+        elif name == "FunctionProto":
+            self._function(found)
+        elif parent is MODEL and entry.number == _MODEL_OPSET:
+            domain = self._text(found, _OPSET_DOMAIN)
+            self.summary.opsets[domain] = self._number(found, _OPSET_VERSION)
+        elif parent is MODEL and entry.number == _MODEL_METADATA:
+            key = self._text(found, _ENTRY_KEY)
+            self.summary.metadata[key] = self._text(found, _ENTRY_VALUE)
+
+    def _node(self, found: _Found) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _Malformed(f"it has more than {MAX_NODES:,} nodes")
+        kind, domain = self._text(found, _NODE_TYPE), self._text(found, _NODE_DOMAIN)
+        self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
+        if domain == DOMAIN:
+            self.summary.capsedge_nodes.append((kind, self._text(found, _NODE_OVERLOAD)))
+
+    def _function(self, found: _Found) -> None:
+        name, domain = self._text(found, _FUNCTION_NAME), self._text(found, _FUNCTION_DOMAIN)
+        overload = self._text(found, _FUNCTION_OVERLOAD)
+        self.summary.functions.add((domain, name))
+        if self.overloads.setdefault((domain, name), overload) != overload:
+            self.summary.overloaded.add((domain, name))
+        if domain == DOMAIN:
+            self.summary.capsedge_functions.add((name, overload))
+
+    def _tensor(self, found: _Found) -> None:
+        # The runtime goes by the location alone; a tensor that names a file has no other reason to.
+        if _TENSOR_EXTERNAL in found or self._number(found, _TENSOR_LOCATION):
+            self.summary.external.append(self._text(found, _TENSOR_NAME))
+
+    def _text(self, found: _Found, number: int) -> str:
+        span = found.get(number)
+        return self.text(*span) if isinstance(span, tuple) else ""
+
+    @staticmethod
+    def _number(found: _Found, number: int) -> int:
+        value = found.get(number)
+        return value if isinstance(value, int) else 0
