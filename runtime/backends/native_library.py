@@ -47,7 +47,8 @@ def installed(*parts: str) -> Path | None:
     """A file that the native build installed, by its path in the folder of libraries; None if not there."""
     import capsedge.runtime
 
-    # The package may come from its sources while the build installed the library elsewhere: an editable install
+    # The package may come from its sources while the build installed the library elsewhere: an editable
+    # install
     # has both folders, and in the root of a checkout the sources hide the installed package.
     elsewhere = (Path(folder, "capsedge", "runtime") for folder in sys.path)
     for place in itertools.chain(map(Path, capsedge.runtime.__path__), elsewhere):
