@@ -48,8 +48,7 @@ def installed(*parts: str) -> Path | None:
     import capsedge.runtime
 
     # The package may come from its sources while the build installed the library elsewhere: an editable
-    # install
-    # has both folders, and in the root of a checkout the sources hide the installed package.
+    # install has both folders, and in the root of a checkout the sources hide the installed package.
     elsewhere = (Path(folder, "capsedge", "runtime") for folder in sys.path)
     for place in itertools.chain(map(Path, capsedge.runtime.__path__), elsewhere):
         file = place.joinpath("_native", *parts)
