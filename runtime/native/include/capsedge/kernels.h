@@ -1,6 +1,6 @@
 /* The operators without a runtime: a small C interface for tests, measurements and other languages.
  * docs/operators.md says what they compute. Functions that can fail return 0, or 1 with a sentence in `error`.
- * Whole models run through another header, embedding/include/capsedge.h. */
+ * Whole models run through another header, libcapsedge/include/capsedge.h. */
 #ifndef CAPSEDGE_KERNELS_H_
 #define CAPSEDGE_KERNELS_H_
 
