@@ -149,7 +149,7 @@ def host_library() -> Path | None:
     flags = checks if os.environ.get(SANITIZE) else ["-Wall", "-Wextra", "-Werror"]
     folder = "cuda-host-sanitized" if os.environ.get(SANITIZE) else "cuda-host"
     target = ROOT / "build" / folder / "libcapsedge_cuda_host.so"
-    shared = (SOURCES.parent / "cpu" / name for name in ("half.h", "simd.h"))
+    shared = (SOURCES.parent / "cpu" / "simd" / name for name in ("half.h", "simd.h"))
     newest = max(file.stat().st_mtime for file in (*SOURCES.iterdir(), *shared))
     if target.is_file() and target.stat().st_mtime > newest:
         return target

@@ -13,10 +13,10 @@
 #include <tuple>
 
 #include "call.h"
-#include "dispatch.h"
 #include "families.h"
-#include "operator.h"
+#include "operators/operator.h"
 #include "shapes.h"
+#include "simd/dispatch.h"
 
 namespace capsedge::ort {
 

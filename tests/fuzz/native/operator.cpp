@@ -1,6 +1,6 @@
 // Every operator as a node of its own: shapes, attributes, types and values from the bytes, through the C interface.
 
-#include "operator.h"
+#include "operators/operator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "capsedge/kernels.h"
-#include "dispatch.h"
+#include "simd/dispatch.h"
 
 using namespace capsedge;
 

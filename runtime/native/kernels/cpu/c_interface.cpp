@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "capsedge/kernels.h"
-#include "dispatch.h"
-#include "operator.h"
+#include "operators/operator.h"
+#include "simd/dispatch.h"
 
 struct capsedge_kernel {
   std::unique_ptr<capsedge::Operator> made;

@@ -8,7 +8,7 @@
 #ifdef CAPSEDGE_EMULATE
 #define CAPSEDGE_LEVEL emulated
 #define CAPSEDGE_WIDTH 4
-#include "../cpu/half.h"
+#include "../cpu/simd/half.h"
 #define CAPSEDGE_DEVICE inline
 #define CAPSEDGE_KERNEL static void
 #else

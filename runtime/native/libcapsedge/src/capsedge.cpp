@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "capsedge.h"
-#include "error.h"
+#include "support/error.h"
 #include "failure.h"
 #include "handles.h"
 #include "open.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "dispatch.h"
+#include "simd/dispatch.h"
 #include "failure.h"
 #include "limits.h"
 

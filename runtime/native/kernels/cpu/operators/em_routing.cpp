@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "dispatch.h"
 #include "operator.h"
-#include "plan.h"
+#include "simd/dispatch.h"
+#include "support/plan.h"
 
 namespace capsedge {
 

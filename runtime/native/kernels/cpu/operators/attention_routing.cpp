@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "dispatch.h"
 #include "operator.h"
 #include "router.h"
+#include "simd/dispatch.h"
 
 namespace capsedge {
 

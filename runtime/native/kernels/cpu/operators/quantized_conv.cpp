@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "operator.h"
-#include "plan.h"
-#include "transpose.h"
+#include "support/plan.h"
+#include "support/transpose.h"
 
 namespace capsedge {
 

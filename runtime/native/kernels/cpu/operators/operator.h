@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel.h"
-#include "tensor.h"
+#include "support/parallel.h"
+#include "support/tensor.h"
 
 namespace capsedge {
 

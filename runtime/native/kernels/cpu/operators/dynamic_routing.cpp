@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "dispatch.h"
 #include "int8_weight.h"
 #include "operator.h"
 #include "router.h"
+#include "simd/dispatch.h"
 
 namespace capsedge {
 

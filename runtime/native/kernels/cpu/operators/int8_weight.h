@@ -2,7 +2,7 @@
 // and so waits for memory.
 #pragma once
 
-#include "plan.h"
+#include "support/plan.h"
 
 namespace capsedge {
 

@@ -5,7 +5,7 @@
 #include <cpuid.h>
 #endif
 
-#include "error.h"
+#include "support/error.h"
 
 namespace capsedge {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "operator.h"
-#include "plan.h"
+#include "support/plan.h"
 
 namespace capsedge {
 

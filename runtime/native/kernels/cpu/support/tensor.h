@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "error.h"
-#include "level.h"
+#include "simd/level.h"
 
 namespace capsedge {
 

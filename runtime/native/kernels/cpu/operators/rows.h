@@ -1,7 +1,7 @@
 // What squash and layer normalization share: independent rows of floats, in parallel, in either storage type.
 #pragma once
 
-#include "plan.h"
+#include "support/plan.h"
 
 namespace capsedge {
 

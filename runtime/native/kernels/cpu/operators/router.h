@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "plan.h"
+#include "support/plan.h"
 
 namespace capsedge {
 
