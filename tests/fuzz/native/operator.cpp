@@ -117,7 +117,7 @@ void set_values(Given& given, Bytes& b, int mode) {
 
 using List = std::vector<capsedge_kernel_attribute>;
 
-class Listed : public Attributes {
+class Listed : public AttributeSource {
  public:
   explicit Listed(const List& list) : list_(list) {}
   bool find(const char* name, std::vector<int64_t>& values) const override { return get(name, values); }

@@ -8,23 +8,21 @@ namespace capsedge {
 
 namespace {
 
-constexpr char kName[] = "AttentionRouting";
 enum Input { kPose, kParent, kWeight, kScale, kBias };
 
 class AttentionRouting : public Operator {
  public:
   AttentionRouting(const Attributes& attributes, const Level& level)
-      : Operator(level),
-        strides_(attributes.strides(kName)),
-        matrix_(attributes.flag(kName, "matrix_pose", true)),
-        scale_(attributes.number(kName, "agreement_scale")),
-        epsilon_(attributes.positive(kName, "epsilon", 1e-5f)) {}
+      : Operator(attributes, level),
+        strides_(attributes.strides()),
+        matrix_(attributes.flag("matrix_pose")),
+        scale_(attributes.number("agreement_scale")),
+        epsilon_(attributes.positive("epsilon")) {}
 
-  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == 5, kName, "wanted five inputs");
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     const Shape parents =
-        attention_output(kName, in[kPose], in[kWeight], in[kScale], in[kBias], matrix_, strides_);
-    expect_shape(kName, "parent", in[kParent], {parents.begin(), parents.end()});
+        attention_output(name(), in[kPose], in[kWeight], in[kScale], in[kBias], matrix_, strides_);
+    expect_shape(name(), "parent", in[kParent], {parents.begin(), parents.end()});
     return {parents};
   }
 

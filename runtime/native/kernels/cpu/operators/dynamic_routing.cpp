@@ -9,7 +9,6 @@ namespace capsedge {
 
 namespace {
 
-constexpr char kName[] = "DynamicRouting";
 enum Input { kPose, kWeight, kPrior, kBias };
 
 WeightLayout layout_of(const Shape& weight) {
@@ -20,20 +19,19 @@ WeightLayout layout_of(const Shape& weight) {
 class DynamicRouting : public Operator {
  public:
   DynamicRouting(const Attributes& attributes, const Level& level)
-      : Operator(level),
-        iterations_(attributes.integer(kName, "iterations", 3)),
-        leaky_(attributes.flag(kName, "leaky", false)),
-        epsilon_(attributes.positive(kName, "epsilon", 1e-8f)) {
-    expect(iterations_ >= 1 && iterations_ <= 1000, kName,
+      : Operator(attributes, level),
+        iterations_(attributes.integer("iterations")),
+        leaky_(attributes.flag("leaky")),
+        epsilon_(attributes.positive("epsilon")) {
+    expect(iterations_ >= 1 && iterations_ <= 1000, name(),
            "attribute 'iterations' is ", iterations_, ": wanted 1 or more (at most 1000)");
   }
 
-  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == 4, kName, "wanted four inputs");
-    expect_shape(kName, "u", in[kPose], {"N", "I", "Pin"});
-    expect_shape(kName, "weight", in[kWeight], {in[kPose][1], "J", "Pout", in[kPose][2]});
-    expect_shape(kName, "log_prior", in[kPrior], {in[kPose][1], in[kWeight][1]});
-    expect_shape(kName, "bias", in[kBias], {in[kWeight][1], in[kWeight][2]});
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+    expect_shape(name(), "u", in[kPose], {"N", "I", "Pin"});
+    expect_shape(name(), "weight", in[kWeight], {in[kPose][1], "J", "Pout", in[kPose][2]});
+    expect_shape(name(), "log_prior", in[kPrior], {in[kPose][1], in[kWeight][1]});
+    expect_shape(name(), "bias", in[kBias], {in[kWeight][1], in[kWeight][2]});
     return {{in[kPose][0], in[kWeight][1], in[kWeight][2]}};
   }
 

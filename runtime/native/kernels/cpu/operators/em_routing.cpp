@@ -8,7 +8,6 @@ namespace capsedge {
 
 namespace {
 
-constexpr char kName[] = "EMRouting";
 enum Input { kPose, kActivation, kWeight, kBetaU, kBetaA };
 
 // As many children as one pass takes. Longer than elsewhere: every part begins with the slower kind of block.
@@ -40,39 +39,229 @@ struct Statistics {
   }
 };
 
+struct Settings {
+  Shape strides;
+  bool coordinates, shared;
+  float epsilon;
+  std::vector<float> temperatures;  // one per iteration
+};
+
+// One run over all output positions of a batch.
+class Run {
+ public:
+  // `weight` is packed in bundles of `bundle` children, or one by one if that is 1.
+  Run(const Settings& settings, const Level& level, int64_t bundle, const float* weight, const std::vector<Tensor>& in,
+      const std::vector<Output>& results)
+      : settings_(settings),
+        level_(level),
+        bundle_(bundle),
+        grid_{in[kPose].shape[1], in[kPose].shape[2]},
+        types_(in[kPose].shape[3]),
+        size_(in[kPose].shape[4]),
+        parents_(in[kWeight].shape[3]),
+        out_grid_{results[0].shape[1], results[0].shape[2]},
+        positions_(results[0].shape[0] * out_grid_.height * out_grid_.width),
+        pose_(in[kPose], level),
+        activation_(in[kActivation], level),
+        result_pose_(results[0], level),
+        result_activation_(results[1], level) {
+    plan(in[kWeight].shape, weight);
+    set_betas(Floats(in[kBetaU], level), Floats(in[kBetaA], level));
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  void all(const Threads& threads) {
+    if (positions_ >= 4 || chunks_ == 1) {
+      parallel_for(threads, positions_, [this](int64_t position) { position_by_itself(position); });
+    } else {
+      positions_by_chunk(threads);
+    }
+    result_pose_.store();
+    result_activation_.store();
+  }
+
+ private:
+  void plan(const Shape& weight_shape, const float* weight) {
+    const bool shared = settings_.shared;
+    const int64_t side = weight_shape[4];
+    places_ = children_of({grid_.height, grid_.width, types_, shared ? grid_.height : weight_shape[0],
+                           shared ? grid_.width : weight_shape[1], shared});
+    while (places_.size() % static_cast<size_t>(bundle_)) places_.push_back({-1, 0, 0, 0});
+    real_ = plan_votes(level_, places_, weight, size_, side, side, side, parents_, 1);
+    votes_ = real_;
+    if (bundle_ > 1) {
+      votes_ = plan_votes(level_, places_, weight, size_, side, side, side, parents_ * bundle_, 1);
+      votes_.weight_size = bundle_size(window_layout(weight_shape), bundle_);
+      votes_.bundle = static_cast<int>(bundle_);
+    }
+    children_ = static_cast<int64_t>(places_.size()) / bundle_;
+    chunk_children_ = kEmChunk / bundle_;
+    chunks_ = (children_ + chunk_children_ - 1) / chunk_children_;
+    statistics_floats_ =
+        Statistics::floats(size_, votes_.lanes) + (bundle_ > 1 ? Statistics::floats(size_, real_.lanes) : 0);
+    pass_floats_ = scratch_floats(votes_) + (bundle_ > 1 ? size_ * bundle_ : 0);
+    const int64_t all_votes = children_ * votes_.tile_stride;
+    kept_floats_ = settings_.temperatures.size() > 1 && all_votes <= kKeptVotes ? all_votes : 0;
+  }
+
+  void set_betas(const Floats& beta_u, const Floats& beta_a) {
+    betas_ = Buffer(2 * static_cast<int64_t>(real_.lanes));
+    std::fill(betas_.data(), betas_.data() + betas_.size(), 0.0f);
+    std::copy(beta_u.data(), beta_u.data() + parents_, betas_.data());
+    std::copy(beta_a.data(), beta_a.data() + parents_, betas_.data() + real_.lanes);
+  }
+
+  // All passes of one position in one task.
+  void position_by_itself(int64_t position) {
+    float* memory = thread_scratch(statistics_floats_ + pass_floats_ + kept_floats_);
+    const Statistics s(size_, votes_.lanes, memory);
+    float* scratch = memory + statistics_floats_;
+    float* kept = kept_floats_ ? scratch + pass_floats_ : nullptr;
+    for (size_t t = 0; t < settings_.temperatures.size(); ++t) {
+      for (int64_t c = 0; c < chunks_; ++c) {
+        level_.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, kept, scratch));
+        if (c) level_.em_merge(votes_.pose_elements, votes_.lanes, s.moments, s.part);
+      }
+      finish(s, t);
+    }
+    write(position, s);
+  }
+
+  // Few positions: each pass shares a position's children out instead.
+  void positions_by_chunk(const Threads& threads) {
+    const int64_t lanes = votes_.lanes, part_floats = Statistics::moments_floats(size_, lanes);
+    Buffer memory(positions_ * statistics_floats_), parts(positions_ * chunks_ * part_floats);
+    const auto part_of = [&](int64_t position, int64_t chunk) {
+      return Statistics::moments_at(size_, lanes, parts.data() + (position * chunks_ + chunk) * part_floats);
+    };
+    std::vector<Statistics> all;
+    for (int64_t i = 0; i < positions_; ++i) all.emplace_back(size_, lanes, memory.data() + i * statistics_floats_);
+    for (size_t t = 0; t < settings_.temperatures.size(); ++t) {
+      parallel_for(threads, positions_ * chunks_, [&](int64_t task) {
+        const int64_t position = task / chunks_, chunk = task % chunks_;
+        const Statistics& s = all[static_cast<size_t>(position)];
+        const Moments moments = chunk ? part_of(position, chunk) : s.moments;
+        level_.em(pass_of(position, chunk, t == 0, s, moments, nullptr, thread_scratch(pass_floats_)));
+      });
+      for (int64_t position = 0; position < positions_; ++position) {
+        const Statistics& s = all[static_cast<size_t>(position)];
+        for (int64_t c = 1; c < chunks_; ++c)
+          level_.em_merge(votes_.pose_elements, votes_.lanes, s.moments, part_of(position, c));
+        finish(s, t);
+      }
+    }
+    for (int64_t position = 0; position < positions_; ++position) write(position, all[static_cast<size_t>(position)]);
+  }
+
+  EmPass pass_of(int64_t position, int64_t chunk, bool first_pass, const Statistics& s, const Moments& moments,
+                 float* kept, float* scratch) const {
+    const int64_t image = position / (out_grid_.height * out_grid_.width);
+    const int64_t place = position % (out_grid_.height * out_grid_.width);
+    const int64_t row = place / out_grid_.width * (settings_.shared ? 1 : settings_.strides[0]);
+    const int64_t column = place % out_grid_.width * (settings_.shared ? 1 : settings_.strides[1]);
+    const int64_t capsule = ((image * grid_.height + row) * grid_.width + column) * types_;
+    EmPass p{};
+    p.votes = votes_;
+    p.first = static_cast<int>(chunk * chunk_children_);
+    p.last = static_cast<int>(std::min(children_, (chunk + 1) * chunk_children_));
+    p.pose = pose_.data() + capsule * size_;
+    p.activation = activation_.data() + capsule;
+    p.first_pass = first_pass;
+    p.mean = s.mean;
+    p.precision = s.precision;
+    p.offset = s.offset;
+    p.coordinates = settings_.coordinates;
+    p.row0 = static_cast<int>(row);
+    p.column0 = static_cast<int>(column);
+    p.row_scale = 1.0f / static_cast<float>(grid_.height);
+    p.column_scale = 1.0f / static_cast<float>(grid_.width);
+    p.kept = kept;
+    p.moments = moments;
+    p.scratch = scratch;
+    p.bundle_pose = scratch + scratch_floats(votes_);
+    return p;
+  }
+
+  // The statistics of a position's parents lie behind those that passes use.
+  Statistics real_of(const Statistics& s) const {
+    if (bundle_ == 1) return s;
+    return {size_, real_.lanes, s.moments.mass + Statistics::floats(size_, votes_.lanes)};
+  }
+
+  void finish(const Statistics& s, size_t t) const {
+    const Statistics own = real_of(s);
+    if (bundle_ > 1) level_.em_fold(real_.pose_elements, real_.parents, real_.lanes, s.moments, own.moments);
+    EmFinish f{};
+    f.pose_elements = real_.pose_elements;
+    f.lanes = real_.lanes;
+    f.moments = own.moments;
+    f.beta_u = betas_.data();
+    f.beta_a = betas_.data() + real_.lanes;
+    f.inverse_temperature = settings_.temperatures[t];
+    f.epsilon = settings_.epsilon;
+    f.mean = own.mean;
+    f.precision = own.precision;
+    f.offset = own.offset;
+    f.activation = own.activation;
+    level_.em_finish(f);
+    if (bundle_ == 1 || t + 1 == settings_.temperatures.size()) return;
+    level_.em_spread(real_.pose_elements, real_.parents, real_.lanes, own.mean, s.mean);
+    level_.em_spread(real_.pose_elements, real_.parents, real_.lanes, own.precision, s.precision);
+    level_.em_spread(1, real_.parents, real_.lanes, own.offset, s.offset);
+  }
+
+  void write(int64_t position, const Statistics& s) {
+    const Statistics own = real_of(s);
+    to_parents(real_, own.mean, result_pose_.data() + position * parents_ * size_);
+    std::copy(own.activation, own.activation + parents_, result_activation_.data() + position * parents_);
+  }
+
+  const Settings& settings_;
+  const Level& level_;
+  const int64_t bundle_;
+  const Grid grid_;  // of the children
+  const int64_t types_, size_, parents_;
+  const Grid out_grid_;
+  const int64_t positions_;
+  const Floats pose_, activation_;
+  FloatOutput result_pose_, result_activation_;
+  Buffer betas_;  // beta_u and beta_a, [2][lanes]
+  std::vector<Child> places_;
+  // `votes_` is what passes go over, bundles with virtual parents or children; `real_` are the parents themselves.
+  Votes votes_, real_;
+  int64_t children_, chunk_children_, chunks_;
+  int64_t statistics_floats_, pass_floats_, kept_floats_;  // of one position; kept: 0 if votes are made again
+};
+
 class EmRouting : public Operator {
  public:
   EmRouting(const Attributes& attributes, const Level& level)
-      : Operator(level),
-        strides_(attributes.strides(kName)),
-        coordinates_(attributes.flag(kName, "coordinate_addition", false)),
-        shared_(attributes.flag(kName, "shared", false)),
-        epsilon_(attributes.positive(kName, "epsilon", 1e-6f)) {
-    attributes.find("inverse_temperatures", temperatures_);
-    const auto count = static_cast<int64_t>(temperatures_.size());
-    expect(count >= 1, kName, "attribute 'inverse_temperatures' is missing or empty: wanted one number an iteration");
-    const int64_t iterations = attributes.integer(kName, "iterations", count);
-    expect(iterations == count, kName, "attribute 'iterations' is ", iterations, ", but there are ", count,
-           " inverse temperatures: wanted one an iteration");
+      : Operator(attributes, level),
+        settings_{attributes.strides(), attributes.flag("coordinate_addition"), attributes.flag("shared"),
+                  attributes.positive("epsilon"), attributes.numbers("inverse_temperatures")} {
+    const auto count = static_cast<int64_t>(settings_.temperatures.size());
+    const int64_t iterations = attributes.integer("iterations");
+    expect(iterations == count, name(), "attribute 'iterations' is ", iterations, ", but there are ", count,
+           " inverse temperatures: wanted one per iteration");
   }
 
-  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == 5, kName, "wanted five inputs");
-    expect_shape(kName, "pose", in[kPose], {"N", "H", "W", "C", "P"});
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+    expect_shape(name(), "pose", in[kPose], {"N", "H", "W", "C", "P"});
     const Shape& pose = in[kPose];
     const Shape& weight = in[kWeight];
-    const int64_t side = matrix_side(kName, pose[4]);
-    expect_shape(kName, "a", in[kActivation], {pose[0], pose[1], pose[2], pose[3]});
-    expect_shape(kName, "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
-    expect_shape(kName, "beta_u", in[kBetaU], {weight[3]});
-    expect_shape(kName, "beta_a", in[kBetaA], {weight[3]});
-    expect(!coordinates_ || side >= 2, kName, "coordinate addition wants poses of 2x2 or more");
+    const int64_t side = matrix_side(name(), pose[4]);
+    expect_shape(name(), "a", in[kActivation], {pose[0], pose[1], pose[2], pose[3]});
+    expect_shape(name(), "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
+    expect_shape(name(), "beta_u", in[kBetaU], {weight[3]});
+    expect_shape(name(), "beta_a", in[kBetaA], {weight[3]});
+    expect(!settings_.coordinates || side >= 2, name(), "coordinate addition wants poses of 2x2 or more");
     Grid grid{1, 1};
-    if (shared_) {
-      expect(weight[0] == 1 && weight[1] == 1, kName, "input 'weight' has shape ", weight,
+    if (settings_.shared) {
+      expect(weight[0] == 1 && weight[1] == 1, name(), "input 'weight' has shape ", weight,
              ": shared weights want a window of 1x1");
     } else {
-      grid = output_grid(kName, pose, weight[0], weight[1], strides_);
+      grid = output_grid(name(), pose, weight[0], weight[1], settings_.strides);
     }
     return {{pose[0], grid.height, grid.width, weight[3], pose[4]}, {pose[0], grid.height, grid.width, weight[3]}};
   }
@@ -81,164 +270,29 @@ class EmRouting : public Operator {
     if (index == kWeight && tensor.shape.size() == 6) weight_ = packed(tensor, nullptr);
   }
 
-  void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override;
+  void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
+    if (in[kPose].shape[0] == 0) return;
+    const Shape& weight_shape = in[kWeight].shape;
+    const int64_t bundle = this->bundle(weight_shape);
+    const Level& level = bundle > 1 ? level_ : level_for(level_, weight_shape[3]);
+    std::optional<Buffer> own;
+    const Buffer& weight = made_once(weight_, own, [&] { return packed(in[kWeight], &threads); });
+    Run(settings_, level, bundle, weight.data(), in, results).all(threads);
+  }
 
  private:
-  int64_t bundle(const Shape& weight) const { return bundle_of(window_layout(weight), level_, shared_, weight[2]); }
+  int64_t bundle(const Shape& weight) const {
+    return bundle_of(window_layout(weight), level_, settings_.shared, weight[2]);
+  }
   Buffer packed(const Tensor& weight, const Threads* threads) const {
     const WeightLayout layout = window_layout(weight.shape);
     const int64_t bundle = this->bundle(weight.shape);
     return bundle > 1 ? pack_bundles(weight, layout, level_, bundle) : pack(weight, layout, level_, threads);
   }
 
-  const Shape strides_;
-  const bool coordinates_;
-  const bool shared_;
-  const float epsilon_;
-  std::vector<float> temperatures_;
+  const Settings settings_;
   std::optional<Buffer> weight_;
 };
-
-void EmRouting::run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const {
-  const Shape& shape = in[kPose].shape;
-  const Shape& weight_shape = in[kWeight].shape;
-  const int64_t images = shape[0], height = shape[1], width = shape[2], types = shape[3], size = shape[4];
-  if (images == 0) return;
-  const int64_t parents = weight_shape[3], side = weight_shape[4];
-  const int64_t bundle = this->bundle(weight_shape);
-  const Level& level = bundle > 1 ? level_ : level_for(level_, parents);
-  const int64_t grid_height = results[0].shape[1], grid_width = results[0].shape[2];
-  const Floats pose(in[kPose], level), activation(in[kActivation], level);
-  const Floats beta_u_in(in[kBetaU], level), beta_a_in(in[kBetaA], level);
-  std::optional<Buffer> own_weight;
-  const float* weight = made_once(weight_, own_weight, [&] { return packed(in[kWeight], &threads); }).data();
-  FloatOutput result_pose(results[0], level), result_activation(results[1], level);
-
-  std::vector<Child> places =
-      children_of({height, width, types, shared_ ? height : weight_shape[0], shared_ ? width : weight_shape[1], shared_});
-  while (places.size() % static_cast<size_t>(bundle)) places.push_back({-1, 0, 0, 0});
-  // `votes` is what passes go over, bundles with virtual parents or children; `real` are the parents themselves.
-  const Votes real = plan_votes(level, places, weight, size, side, side, side, parents, 1);
-  Votes votes = real;
-  if (bundle > 1) {
-    votes = plan_votes(level, places, weight, size, side, side, side, parents * bundle, 1);
-    votes.weight_size = bundle_size(window_layout(weight_shape), bundle);
-    votes.bundle = static_cast<int>(bundle);
-  }
-  const auto children = static_cast<int64_t>(places.size()) / bundle;
-  const int64_t chunk_children = kEmChunk / bundle, chunks = (children + chunk_children - 1) / chunk_children;
-  const int64_t elements = size, lanes = votes.lanes;
-  const int64_t statistics_floats =
-      Statistics::floats(elements, lanes) + (bundle > 1 ? Statistics::floats(elements, real.lanes) : 0);
-  const int64_t pass_floats = scratch_floats(votes) + (bundle > 1 ? size * bundle : 0);
-  Buffer betas(2 * static_cast<int64_t>(real.lanes));
-  std::fill(betas.data(), betas.data() + betas.size(), 0.0f);
-  std::copy(beta_u_in.data(), beta_u_in.data() + parents, betas.data());
-  std::copy(beta_a_in.data(), beta_a_in.data() + parents, betas.data() + real.lanes);
-
-  const auto pass_of = [&](int64_t position, int64_t chunk, bool first_pass, const Statistics& s,
-                           const Moments& moments, float* kept, float* scratch) {
-    const int64_t image = position / (grid_height * grid_width), place = position % (grid_height * grid_width);
-    const int64_t row = place / grid_width * (shared_ ? 1 : strides_[0]);
-    const int64_t column = place % grid_width * (shared_ ? 1 : strides_[1]);
-    const int64_t capsule = ((image * height + row) * width + column) * types;
-    EmPass p{};
-    p.votes = votes;
-    p.first = static_cast<int>(chunk * chunk_children);
-    p.last = static_cast<int>(std::min(children, (chunk + 1) * chunk_children));
-    p.pose = pose.data() + capsule * size;
-    p.activation = activation.data() + capsule;
-    p.first_pass = first_pass;
-    p.mean = s.mean;
-    p.precision = s.precision;
-    p.offset = s.offset;
-    p.coordinates = coordinates_;
-    p.row0 = static_cast<int>(row);
-    p.column0 = static_cast<int>(column);
-    p.row_scale = 1.0f / static_cast<float>(height);
-    p.column_scale = 1.0f / static_cast<float>(width);
-    p.kept = kept;
-    p.moments = moments;
-    p.scratch = scratch;
-    p.bundle_pose = scratch + scratch_floats(votes);
-    return p;
-  };
-  // The statistics of a position's parents lie behind those that passes use.
-  const auto real_of = [&](const Statistics& s) {
-    return bundle > 1 ? Statistics(elements, real.lanes, s.moments.mass + Statistics::floats(elements, lanes)) : s;
-  };
-  const auto finish = [&](const Statistics& s, size_t t) {
-    const Statistics own = real_of(s);
-    if (bundle > 1) level.em_fold(real.pose_elements, real.parents, real.lanes, s.moments, own.moments);
-    EmFinish f{};
-    f.pose_elements = real.pose_elements;
-    f.lanes = real.lanes;
-    f.moments = own.moments;
-    f.beta_u = betas.data();
-    f.beta_a = betas.data() + real.lanes;
-    f.inverse_temperature = temperatures_[t];
-    f.epsilon = epsilon_;
-    f.mean = own.mean;
-    f.precision = own.precision;
-    f.offset = own.offset;
-    f.activation = own.activation;
-    level.em_finish(f);
-    if (bundle == 1 || t + 1 == temperatures_.size()) return;
-    level.em_spread(real.pose_elements, real.parents, real.lanes, own.mean, s.mean);
-    level.em_spread(real.pose_elements, real.parents, real.lanes, own.precision, s.precision);
-    level.em_spread(1, real.parents, real.lanes, own.offset, s.offset);
-  };
-  const auto write = [&](int64_t position, const Statistics& s) {
-    const Statistics own = real_of(s);
-    to_parents(real, own.mean, result_pose.data() + position * parents * size);
-    std::copy(own.activation, own.activation + parents, result_activation.data() + position * parents);
-  };
-
-  const int64_t positions = images * grid_height * grid_width;
-  const int64_t all_votes = children * votes.tile_stride;
-  const int64_t kept_floats = temperatures_.size() > 1 && all_votes <= kKeptVotes ? all_votes : 0;
-  if (positions >= 4 || chunks == 1) {
-    parallel_for(threads, positions, [&](int64_t position) {
-      float* memory = thread_scratch(statistics_floats + pass_floats + kept_floats);
-      const Statistics s(elements, lanes, memory);
-      float* scratch = memory + statistics_floats;
-      float* kept = kept_floats ? scratch + pass_floats : nullptr;
-      for (size_t t = 0; t < temperatures_.size(); ++t) {
-        for (int64_t c = 0; c < chunks; ++c) {
-          level.em(pass_of(position, c, t == 0, s, c ? s.part : s.moments, kept, scratch));
-          if (c) level.em_merge(votes.pose_elements, votes.lanes, s.moments, s.part);
-        }
-        finish(s, t);
-      }
-      write(position, s);
-    });
-  } else {
-    // Few positions: each pass shares a position's children out instead.
-    const int64_t part_floats = Statistics::moments_floats(elements, lanes);
-    Buffer memory(positions * statistics_floats), parts(positions * chunks * part_floats);
-    std::vector<Statistics> all;
-    for (int64_t i = 0; i < positions; ++i) all.emplace_back(elements, lanes, memory.data() + i * statistics_floats);
-    for (size_t t = 0; t < temperatures_.size(); ++t) {
-      parallel_for(threads, positions * chunks, [&](int64_t task) {
-        const int64_t position = task / chunks, chunk = task % chunks;
-        const Statistics& s = all[static_cast<size_t>(position)];
-        const Moments part = Statistics::moments_at(elements, lanes, parts.data() + task * part_floats);
-        level.em(pass_of(position, chunk, t == 0, s, chunk ? part : s.moments, nullptr,
-                          thread_scratch(pass_floats)));
-      });
-      for (int64_t position = 0; position < positions; ++position) {
-        const Statistics& s = all[static_cast<size_t>(position)];
-        for (int64_t c = 1; c < chunks; ++c)
-          level.em_merge(votes.pose_elements, votes.lanes, s.moments,
-                          Statistics::moments_at(elements, lanes, parts.data() + (position * chunks + c) * part_floats));
-        finish(s, t);
-      }
-    }
-    for (int64_t position = 0; position < positions; ++position) write(position, all[static_cast<size_t>(position)]);
-  }
-  result_pose.store();
-  result_activation.store();
-}
 
 }  // namespace
 

@@ -1,66 +1,52 @@
 #include "operator.h"
 
+#include <algorithm>
+
 namespace capsedge {
 
 namespace {
 
-template <typename T>
-std::vector<T> single(const Attributes& attributes, const char* op, const char* name) {
-  std::vector<T> values;
-  if (attributes.find(name, values))
-    expect(values.size() == 1, op, "attribute '", name, "' has ", static_cast<int64_t>(values.size()),
-           " values: wanted one");
-  return values;
+using Make = std::unique_ptr<Operator> (*)(const Attributes&, const Level&);
+
+// Operators with INT8 weights are made over these.
+constexpr struct {
+  const char* name;
+  Make make;
+} kMakers[] = {
+    {"Squash", make_squash},
+    {"DynamicRouting", make_dynamic_routing},
+    {"EMRouting", make_em_routing},
+    {"AttentionRouting", make_attention_routing},
+    {"UniformRouting", make_uniform_routing},
+    {"PoseNormalization", make_pose_normalization},
+    {"QuantizedConv", make_quantized_conv},
+};
+
+Make maker_of(const OperatorSpec& spec) {
+  if (spec.quantizes) return make_quantized_routing;
+  for (const auto& [name, make] : kMakers)
+    if (std::string_view(name) == spec.name) return make;
+  throw Error(std::string(spec.name) + ": there is no CPU kernel");
+}
+
+std::string all_names() {
+  std::string names;
+  for (const OperatorSpec& spec : kOperators) names += (names.empty() ? "" : ", ") + std::string(spec.name);
+  return names;
 }
 
 }  // namespace
 
-int64_t Attributes::integer(const char* op, const char* name, int64_t otherwise) const {
-  const auto values = single<int64_t>(*this, op, name);
-  return values.empty() ? otherwise : values[0];
+std::vector<Shape> Operator::outputs(const std::vector<Shape>& inputs) const {
+  expect(inputs.size() == spec_.inputs.size(), name(), "wanted ", static_cast<int64_t>(spec_.inputs.size()), " inputs");
+  return output_shapes(inputs);
 }
 
-bool Attributes::flag(const char* op, const char* name, bool otherwise) const {
-  const int64_t value = integer(op, name, otherwise);
-  expect(value == 0 || value == 1, op, "attribute '", name, "' is ", value, ": wanted 0 or 1");
-  return value == 1;
-}
-
-float Attributes::positive(const char* op, const char* name, float otherwise) const {
-  const auto values = single<float>(*this, op, name);
-  const float value = values.empty() ? otherwise : values[0];
-  expect(value > 0, op, "attribute '", name, "' is ", value, ": wanted a number above zero");
-  return value;
-}
-
-float Attributes::number(const char* op, const char* name) const {
-  const auto values = single<float>(*this, op, name);
-  expect(!values.empty(), op, "attribute '", name, "' is missing");
-  return values[0];
-}
-
-Shape Attributes::strides(const char* op) const {
-  Shape values;
-  if (!find("strides", values)) return {1, 1};
-  expect(values.size() == 2 && values[0] >= 1 && values[1] >= 1, op,
-         "attribute 'strides' is ", values, ": wanted two numbers of 1 or more");
-  return values;
-}
-
-std::unique_ptr<Operator> make_operator(const std::string& name, const Attributes& attributes, const Level& level) {
-  if (name == "Squash") return make_squash(attributes, level);
-  if (name == "DynamicRouting") return make_dynamic_routing(attributes, level);
-  if (name == "EMRouting") return make_em_routing(attributes, level);
-  if (name == "AttentionRouting") return make_attention_routing(attributes, level);
-  if (name == "UniformRouting") return make_uniform_routing(attributes, level);
-  if (name == "PoseNormalization") return make_pose_normalization(attributes, level);
-  if (name == "QuantizedConv") return make_quantized_conv(attributes, level);
-  if (name.rfind("Quantized", 0) == 0) {
-    if (auto made = make_quantized_routing(name, attributes, level)) return made;
-  }
-  throw Error("no operator '" + name + "': there are Squash, DynamicRouting, EMRouting, AttentionRouting, " +
-              "UniformRouting, PoseNormalization, QuantizedConv, QuantizedDynamicRouting, QuantizedEMRouting, " +
-              "QuantizedAttentionRouting, QuantizedUniformRouting");
+std::unique_ptr<Operator> make_operator(const std::string& name, const AttributeSource& attributes,
+                                        const Level& level) {
+  const OperatorSpec* const spec = find_operator(name);
+  if (spec == nullptr) throw Error("no operator '" + name + "': there are " + all_names());
+  return maker_of(*spec)(Attributes(*spec, attributes), level);
 }
 
 }  // namespace capsedge

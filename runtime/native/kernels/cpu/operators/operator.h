@@ -6,24 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "attributes.h"
 #include "support/parallel.h"
 #include "support/tensor.h"
 
 namespace capsedge {
-
-// Attributes of a node. An absent attribute gives its default; one without a default throws Error.
-class Attributes {
- public:
-  virtual ~Attributes() = default;
-  virtual bool find(const char* name, std::vector<int64_t>& values) const = 0;
-  virtual bool find(const char* name, std::vector<float>& values) const = 0;
-
-  int64_t integer(const char* op, const char* name, int64_t otherwise) const;
-  bool flag(const char* op, const char* name, bool otherwise) const;
-  float positive(const char* op, const char* name, float otherwise) const;
-  float number(const char* op, const char* name) const;
-  Shape strides(const char* op) const;
-};
 
 // What is made of an input: by `constant` if it is an initializer, else by `make` for this run only, kept in `own`.
 template <typename T, typename Make>
@@ -33,11 +20,11 @@ const T& made_once(const std::optional<T>& constant, std::optional<T>& own, Make
 
 class Operator {
  public:
-  explicit Operator(const Level& level) : level_(level) {}
+  Operator(const Attributes& attributes, const Level& level) : spec_(attributes.spec()), level_(level) {}
   virtual ~Operator() = default;
 
-  // Checks the inputs' shapes; the outputs' shapes.
-  virtual std::vector<Shape> outputs(const std::vector<Shape>& inputs) const = 0;
+  // Checks the inputs' number and shapes; returns the outputs' shapes.
+  std::vector<Shape> outputs(const std::vector<Shape>& inputs) const;
 
   // Input number `index` is the same in every run. Called before run, not during one.
   virtual void constant(size_t index, const Tensor& tensor) = 0;
@@ -49,11 +36,17 @@ class Operator {
   const Level& level() const { return level_; }
 
  protected:
+  // Called with as many inputs as the table says.
+  virtual std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const = 0;
+  const char* name() const { return spec_.name; }
+
+  const OperatorSpec& spec_;
   const Level& level_;
 };
 
 // Throws Error for an unknown operator or a wrong attribute.
-std::unique_ptr<Operator> make_operator(const std::string& name, const Attributes& attributes, const Level& level);
+std::unique_ptr<Operator> make_operator(const std::string& name, const AttributeSource& attributes,
+                                        const Level& level);
 
 std::unique_ptr<Operator> make_squash(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_dynamic_routing(const Attributes&, const Level&);
@@ -61,7 +54,7 @@ std::unique_ptr<Operator> make_em_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_attention_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_uniform_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_pose_normalization(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_quantized_routing(const std::string& name, const Attributes&, const Level&);
+std::unique_ptr<Operator> make_quantized_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_quantized_conv(const Attributes&, const Level&);
 
 }  // namespace capsedge

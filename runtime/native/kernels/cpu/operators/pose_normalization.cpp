@@ -5,18 +5,15 @@ namespace capsedge {
 
 namespace {
 
-constexpr char kName[] = "PoseNormalization";
-
 class PoseNormalization : public Operator {
  public:
   PoseNormalization(const Attributes& attributes, const Level& level)
-      : Operator(level), epsilon_(attributes.positive(kName, "epsilon", 1e-5f)) {}
+      : Operator(attributes, level), epsilon_(attributes.positive("epsilon")) {}
 
-  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == 3, kName, "wanted three inputs");
-    expect(!in[0].empty() && in[0].back() >= 1, kName, "input 'x' has shape ", in[0], ": wanted [..., P]");
-    expect_shape(kName, "scale", in[1], {in[0].back()});
-    expect_shape(kName, "bias", in[2], {in[0].back()});
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+    expect(!in[0].empty() && in[0].back() >= 1, name(), "input 'x' has shape ", in[0], ": wanted [..., P]");
+    expect_shape(name(), "scale", in[1], {in[0].back()});
+    expect_shape(name(), "bias", in[2], {in[0].back()});
     return {in[0]};
   }
 
@@ -25,7 +22,7 @@ class PoseNormalization : public Operator {
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
     const int64_t size = in[0].shape.back();
     const Floats scale(in[1], level_), bias(in[2], level_);
-    for_rows(kName, in[0], results[0], size, level_, threads, [&](const float* x, float* y, int64_t rows) {
+    for_rows(name(), in[0], results[0], size, level_, threads, [&](const float* x, float* y, int64_t rows) {
       level_.normalize_rows(x, y, rows, size, scale.data(), bias.data(), epsilon_);
     });
   }

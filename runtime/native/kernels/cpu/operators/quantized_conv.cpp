@@ -10,7 +10,6 @@ namespace capsedge {
 
 namespace {
 
-constexpr char kName[] = "QuantizedConv";
 enum Input { kX, kXScale, kXZero, kWeight, kWeightScale, kWeightZero, kYScale, kYZero, kBias };
 
 // Products of one sum: 255 · 127 times as many fit 32 bits.
@@ -34,6 +33,14 @@ struct Plan {
   int64_t groups, group_bytes, sweep;  // groups of channels; segments of a sweep
   Grid grid;
   std::vector<int32_t> offsets;
+
+  int64_t image_elements() const { return height * width * channels; }
+};
+
+// Of each channel, and zeros up to whole groups: what its sums begin with, and what they are multiplied by.
+struct Scaling {
+  std::vector<int32_t> start;
+  std::vector<float> factors;
 };
 
 struct Packed {
@@ -42,6 +49,19 @@ struct Packed {
 };
 
 int64_t floats_for(int64_t bytes) { return (bytes + 3) / 4; }
+
+// Of an image as the kernels read it.
+int64_t element_bytes(const ConvKernels& kernels) { return kernels.dot == 4 ? 1 : 2; }
+
+// Of a letter of the operators' table that stands for one type.
+Type type_of(char letter) {
+  switch (letter) {
+    case 'i': return Type::kInt32;
+    case 'b': return Type::kInt8;
+    case 'B': return Type::kUint8;
+    default: return Type::kFloat;
+  }
+}
 
 template <typename T>
 T scalar(const Tensor& tensor) {
@@ -53,24 +73,22 @@ T scalar(const Tensor& tensor) {
 class QuantizedConv : public Operator {
  public:
   QuantizedConv(const Attributes& attributes, const Level& level)
-      : Operator(level),
-        strides_(attributes.strides(kName)),
-        dilations_(numbers(attributes, "dilations", {1, 1}, 1)),
-        pads_(numbers(attributes, "pads", {0, 0, 0, 0}, 0)) {}
+      : Operator(attributes, level),
+        strides_(attributes.strides()),
+        dilations_(attributes.integers("dilations", 1, kMost)),
+        pads_(attributes.integers("pads", 0, kMost)) {}
 
-  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == 9, kName, "wanted nine inputs");
-    expect_shape(kName, "x", in[kX], {"N", "C", "H", "W"});
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+    expect_shape(name(), "x", in[kX], {"N", "C", "H", "W"});
     const Shape& x = in[kX];
     const Shape& weight = in[kWeight];
-    expect_shape(kName, "weight", weight, {"M", x[1], "Kh", "Kw"});
-    for (const auto& [input, name] : {std::pair{kXScale, "x_scale"}, {kXZero, "x_zero_point"}, {kYScale, "y_scale"},
-                                      {kYZero, "y_zero_point"}})
-      expect_shape(kName, name, in[static_cast<size_t>(input)], {});
-    expect_shape(kName, "weight_scale", in[kWeightScale], {weight[0]});
-    expect_shape(kName, "weight_zero_point", in[kWeightZero], {weight[0]});
-    expect_shape(kName, "bias", in[kBias], {weight[0]});
-    expect(elements({weight[1], weight[2], weight[3]}) <= kMostProducts, kName, "input 'weight' has shape ", weight,
+    expect_shape(name(), "weight", weight, {"M", x[1], "Kh", "Kw"});
+    for (const Input one : {kXScale, kXZero, kYScale, kYZero})
+      expect_shape(name(), spec_.inputs[one].name, in[one], {});
+    expect_shape(name(), "weight_scale", in[kWeightScale], {weight[0]});
+    expect_shape(name(), "weight_zero_point", in[kWeightZero], {weight[0]});
+    expect_shape(name(), "bias", in[kBias], {weight[0]});
+    expect(elements({weight[1], weight[2], weight[3]}) <= kMostProducts, name(), "input 'weight' has shape ", weight,
            ": a sum of more than ", kMostProducts, " products may not fit 32 bits");
     const Plan p = plan(x, weight);
     return {{x[0], weight[0], p.grid.height, p.grid.width}};
@@ -80,26 +98,21 @@ class QuantizedConv : public Operator {
     const Shape& shape = tensor.shape;
     if (index != kWeight || shape.size() != 4) return;
     if (elements(shape) == 0 || elements({shape[1], shape[2], shape[3]}) > kMostProducts) return;  // outputs() says what is wrong
-    expect_type(kName, "weight", tensor, Type::kInt8);
+    expect_type(name(), "weight", tensor, Type::kInt8);
     packed_ = pack(tensor, nullptr);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override;
 
  private:
-  static Shape numbers(const Attributes& attributes, const char* name, Shape otherwise, int64_t least) {
-    Shape values;
-    if (!attributes.find(name, values)) return otherwise;
-    const bool fits = std::all_of(values.begin(), values.end(), [&](int64_t x) { return least <= x && x <= kMost; });
-    expect(fits && values.size() == otherwise.size(), kName, "attribute '", name, "' is ", values, ": wanted ",
-           static_cast<int64_t>(otherwise.size()), " numbers of ", least, " or more (at most ", kMost, ")");
-    return values;
-  }
-
   Plan plan(const Shape& x, const Shape& weight) const;
   Packed pack(const Tensor& weight, const Threads* threads) const;
+  void check_types(const std::vector<Tensor>& in) const;
+  Scaling scaling(const Plan& p, const std::vector<Tensor>& in, const std::vector<int32_t>& weight_sums) const;
+  Buffer padded_input(const Plan& p, const Tensor& x, uint8_t zero, const Threads& threads) const;
   template <typename T>
   void channels_last(const Plan& p, const Tensor& x, T zero, T* to, const Threads& threads) const;
+  std::vector<int32_t> windows(const Plan& p) const;
 
   const Shape strides_;
   const Shape dilations_;
@@ -115,9 +128,9 @@ Plan QuantizedConv::plan(const Shape& x, const Shape& weight) const {
   p.kernel_width = weight[3];
   p.height = x[2] + pads_[0] + pads_[2];
   p.width = x[3] + pads_[1] + pads_[3];
-  p.grid = output_grid(kName, {0, p.height, p.width}, dilations_[0] * (weight[2] - 1) + 1,
+  p.grid = output_grid(name(), {0, p.height, p.width}, dilations_[0] * (weight[2] - 1) + 1,
                        dilations_[1] * (weight[3] - 1) + 1, strides_);
-  expect(p.width <= kMost / p.channels / p.height, kName, "input 'x' of shape ", x,
+  expect(p.width <= kMost / p.channels / p.height, name(), "input 'x' of shape ", x,
          " is too large: at most 2^31 elements with its padding");
   const bool whole_rows = dilations_[1] == 1;
   p.segments = weight[2] * (whole_rows ? 1 : weight[3]);
@@ -196,94 +209,100 @@ void QuantizedConv::channels_last(const Plan& p, const Tensor& x, T zero, T* to,
   }
 }
 
-void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>& results,
-                        const Threads& threads) const {
-  expect_type(kName, "x", in[kX], Type::kUint8);
-  expect_type(kName, "x_scale", in[kXScale], Type::kFloat);
-  expect_type(kName, "x_zero_point", in[kXZero], Type::kUint8);
-  expect_type(kName, "weight", in[kWeight], Type::kInt8);
-  expect_type(kName, "weight_scale", in[kWeightScale], Type::kFloat);
-  expect_type(kName, "weight_zero_point", in[kWeightZero], Type::kInt8);
-  expect_type(kName, "y_scale", in[kYScale], Type::kFloat);
-  expect_type(kName, "y_zero_point", in[kYZero], Type::kUint8);
-  expect_type(kName, "bias", in[kBias], Type::kInt32);
-  const Shape& shape = in[kX].shape;
-  const int64_t images = shape[0], outputs = in[kWeight].shape[0];
+void QuantizedConv::check_types(const std::vector<Tensor>& in) const {
+  for (size_t i = 0; i < in.size(); ++i) expect_type(name(), spec_.inputs[i].name, in[i], type_of(spec_.inputs[i].type));
   const auto* weight_zero = static_cast<const int8_t*>(in[kWeightZero].data);
-  expect(std::all_of(weight_zero, weight_zero + outputs, [](int8_t z) { return z == 0; }), kName,
+  expect(std::all_of(weight_zero, weight_zero + in[kWeight].shape[0], [](int8_t z) { return z == 0; }), name(),
          "input 'weight_zero_point' is not zero: weights are symmetric");
-  if (images == 0) return;
-  const ConvKernels& kernels = level_.conv;
-  const Plan p = plan(shape, in[kWeight].shape);
-  std::optional<Packed> own;
-  const Packed& packed = made_once(packed_, own, [&] { return pack(in[kWeight], &threads); });
+}
 
-  // Σ (x - zero) w + bias = Σ x w + (bias - zero Σ w); in unsigned numbers, which wrap.
+// Σ (x - zero) w + bias = Σ x w + (bias - zero Σ w); in unsigned numbers, which wrap.
+Scaling QuantizedConv::scaling(const Plan& p, const std::vector<Tensor>& in,
+                               const std::vector<int32_t>& weight_sums) const {
   const uint8_t x_zero = scalar<uint8_t>(in[kXZero]);
   const float x_scale = scalar<float>(in[kXScale]), y_scale = scalar<float>(in[kYScale]);
   const auto* bias = static_cast<const int32_t*>(in[kBias].data);
   const auto* weight_scale = static_cast<const float*>(in[kWeightScale].data);
-  const int64_t lanes = p.groups * kernels.channels;
-  std::vector<int32_t> start(static_cast<size_t>(lanes), 0);
-  std::vector<float> factors(static_cast<size_t>(lanes), 0.0f);
-  for (size_t m = 0; m < static_cast<size_t>(outputs); ++m) {
-    start[m] = static_cast<int32_t>(static_cast<uint32_t>(bias[m]) -
-                                    static_cast<uint32_t>(x_zero) * static_cast<uint32_t>(packed.sums[m]));
-    factors[m] = x_scale * weight_scale[m] / y_scale;
+  const auto lanes = static_cast<size_t>(p.groups * level_.conv.channels);
+  Scaling made{std::vector<int32_t>(lanes, 0), std::vector<float>(lanes, 0.0f)};
+  for (size_t m = 0; m < weight_sums.size(); ++m) {
+    made.start[m] = static_cast<int32_t>(static_cast<uint32_t>(bias[m]) -
+                                         static_cast<uint32_t>(x_zero) * static_cast<uint32_t>(weight_sums[m]));
+    made.factors[m] = x_scale * weight_scale[m] / y_scale;
   }
+  return made;
+}
 
-  const int64_t element = kernels.dot == 4 ? 1 : 2;
-  const int64_t image_elements = p.height * p.width * p.channels;
+// The padded images in the element type of the kernels.
+Buffer QuantizedConv::padded_input(const Plan& p, const Tensor& x, uint8_t zero, const Threads& threads) const {
   // The last segment may be read up to its padded length. Padding may make much of a small tensor.
-  int64_t input_elements = 0;
-  expect(!__builtin_mul_overflow(images, image_elements, &input_elements) && input_elements <= INT64_MAX / 4, kName,
-         "input 'x' of shape ", shape, " is too large with its padding");
-  Buffer input(floats_for((input_elements + kernels.dot) * element));
-  if (element == 1) {
-    channels_last(p, in[kX], x_zero, reinterpret_cast<uint8_t*>(input.data()), threads);
+  int64_t count = 0;
+  expect(!__builtin_mul_overflow(x.shape[0], p.image_elements(), &count) && count <= INT64_MAX / 4, name(),
+         "input 'x' of shape ", x.shape, " is too large with its padding");
+  Buffer input(floats_for((count + level_.conv.dot) * element_bytes(level_.conv)));
+  if (element_bytes(level_.conv) == 1) {
+    channels_last(p, x, zero, reinterpret_cast<uint8_t*>(input.data()), threads);
   } else {
-    channels_last(p, in[kX], static_cast<int16_t>(x_zero), reinterpret_cast<int16_t*>(input.data()), threads);
+    channels_last(p, x, static_cast<int16_t>(zero), reinterpret_cast<int16_t*>(input.data()), threads);
   }
+  return input;
+}
 
-  const int64_t positions = p.grid.height * p.grid.width;
-  std::vector<int32_t> windows(static_cast<size_t>(positions));
-  for (int64_t i = 0; i < positions; ++i)
-    windows[static_cast<size_t>(i)] = static_cast<int32_t>(
+// Where the window of each output position begins in its image.
+std::vector<int32_t> QuantizedConv::windows(const Plan& p) const {
+  std::vector<int32_t> starts(static_cast<size_t>(p.grid.height * p.grid.width));
+  for (int64_t i = 0; i < p.grid.height * p.grid.width; ++i)
+    starts[static_cast<size_t>(i)] = static_cast<int32_t>(
         (i / p.grid.width * strides_[0] * p.width + i % p.grid.width * strides_[1]) * p.channels);
+  return starts;
+}
+
+void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>& results,
+                        const Threads& threads) const {
+  check_types(in);
+  const int64_t images = in[kX].shape[0], outputs = in[kWeight].shape[0];
+  if (images == 0) return;
+  const ConvKernels& kernels = level_.conv;
+  const Plan p = plan(in[kX].shape, in[kWeight].shape);
+  std::optional<Packed> own;
+  const Packed& packed = made_once(packed_, own, [&] { return pack(in[kWeight], &threads); });
+  const Scaling channels = scaling(p, in, packed.sums);
+  const Buffer input = padded_input(p, in[kX], scalar<uint8_t>(in[kXZero]), threads);
+  const std::vector<int32_t> starts = windows(p);
 
   // Blocks of whole tiles, so that only the last one has a rest.
+  const int64_t positions = p.grid.height * p.grid.width;
   const int64_t tiles = (positions + kernels.positions - 1) / kernels.positions;
   const int64_t enough = (kTasks + p.groups * images - 1) / (p.groups * images);
   const int64_t blocks = std::clamp<int64_t>((positions + kPositions - 1) / kPositions, std::min(enough, tiles), tiles);
-  const int64_t step_bytes = p.padded * kernels.channels;
+  const int64_t image_bytes = p.image_elements() * element_bytes(kernels), step_bytes = p.padded * kernels.channels;
+  const uint8_t y_zero = scalar<uint8_t>(in[kYZero]);
   auto* y = static_cast<uint8_t*>(results[0].data);
   // Neighbouring tasks share weights.
   parallel_for(threads, p.groups * images * blocks, [&](int64_t task) {
     const int64_t group = task / (images * blocks), image = task / blocks % images, block = task % blocks;
     const int64_t first = tiles * block / blocks * kernels.positions;
     const int64_t count = std::min(tiles * (block + 1) / blocks * kernels.positions, positions) - first;
-    const int64_t cells = count * kernels.channels;
+    const int64_t cells = count * kernels.channels, channel = group * kernels.channels;
     float* scratch = thread_scratch(cells + floats_for(cells));
     auto* sums = reinterpret_cast<int32_t*>(scratch);
     auto* bytes = reinterpret_cast<uint8_t*>(scratch + cells);
     const auto* weight = reinterpret_cast<const int8_t*>(packed.bytes.data()) + group * p.group_bytes;
     ConvPass pass{};
-    pass.input = reinterpret_cast<const char*>(input.data()) + image * image_elements * element;
-    pass.windows = windows.data() + first;
+    pass.input = reinterpret_cast<const char*>(input.data()) + image * image_bytes;
+    pass.windows = starts.data() + first;
     pass.positions = static_cast<int>(count);
     pass.length = static_cast<int>(p.padded);
     pass.sums = sums;
     for (int64_t segment = 0; segment < p.segments; segment += p.sweep) {
-      pass.start = segment == 0 ? start.data() + group * kernels.channels : nullptr;
+      pass.start = segment == 0 ? channels.start.data() + channel : nullptr;
       pass.offsets = p.offsets.data() + segment;
       pass.segments = static_cast<int>(std::min(p.sweep, p.segments - segment));
       pass.weight = weight + segment * step_bytes;
       pass.ahead = pass.weight + pass.segments * step_bytes;
       kernels.convolve(pass);
     }
-    kernels.requantize(sums, factors.data() + group * kernels.channels, scalar<uint8_t>(in[kYZero]),
-                       static_cast<int>(count), bytes);
-    const int64_t channel = group * kernels.channels;
+    kernels.requantize(sums, channels.factors.data() + channel, y_zero, static_cast<int>(count), bytes);
     transpose_bytes(bytes, kernels.channels, count, std::min<int64_t>(kernels.channels, outputs - channel),
                     y + (image * outputs + channel) * positions + first, positions);
   });

@@ -9,17 +9,16 @@ namespace capsedge {
 
 namespace {
 
-struct Kind {
-  const char* name;  // of the float operator
-  size_t inputs;     // of it
-  size_t weight;     // which of them
-  size_t parents_axis, columns_axis;
+// Axes of the weight that its scale has, [parents][columns].
+struct ScaleAxes {
+  size_t parents, columns;
 };
-constexpr Kind kKinds[] = {
-    {"DynamicRouting", 4, 1, 1, 2}, {"EMRouting", 5, 2, 3, 5}, {"AttentionRouting", 5, 2, 3, 5},
-    {"UniformRouting", 4, 1, 3, 5}};
+ScaleAxes scale_axes(const OperatorSpec& routing) {
+  // [I, J, Pout, Pin], or [Kh, Kw, C, M, K, L].
+  return std::string_view(routing.name) == "DynamicRouting" ? ScaleAxes{1, 2} : ScaleAxes{3, 5};
+}
 
-// The float operator's sentences begin with its name.
+// Messages of the float operator begin with its name.
 template <typename F>
 auto said_as_quantized(F&& f) {
   try {
@@ -31,54 +30,41 @@ auto said_as_quantized(F&& f) {
 
 class QuantizedRouting : public Operator {
  public:
-  QuantizedRouting(const Kind& kind, const Attributes& attributes, const Level& level)
-      : Operator(level),
-        kind_(kind),
-        name_("Quantized" + std::string(kind.name)),
-        routing_(said_as_quantized([&] { return make_operator(kind.name, attributes, level); })) {}
+  QuantizedRouting(const OperatorSpec& routing, const Attributes& attributes, const Level& level)
+      : Operator(attributes, level),
+        axes_(scale_axes(routing)),
+        weight_at_(routing.input("weight")),
+        routing_(said_as_quantized([&] { return make_operator(routing.name, attributes.source(), level); })) {}
 
-  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == kind_.inputs + 1, name_.c_str(), "wanted ", static_cast<int64_t>(kind_.inputs + 1), " inputs");
-    std::vector<Shape> rest = in;
-    rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(kind_.weight) + 1);
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+    const std::vector<Shape> rest = without_scale(in);
     const auto found = said_as_quantized([&] { return routing_->outputs(rest); });
-    const Shape& weight = in[kind_.weight];
-    expect_shape(name_.c_str(), "weight_scale", in[kind_.weight + 1],
-                 {weight[kind_.parents_axis], weight[kind_.columns_axis]});
+    const Shape& weight = in[weight_at_];
+    expect_shape(name(), "weight_scale", in[weight_at_ + 1],
+                 {weight[axes_.parents], weight[axes_.columns]});
     return found;
   }
 
   void constant(size_t index, const Tensor& tensor) override {
-    if (index < kind_.weight) {
-      routing_->constant(index, tensor);
-    } else if (index > kind_.weight + 1) {
-      routing_->constant(index - 1, tensor);
+    if (index == weight_at_) {
+      expect_type(name(), "weight", tensor, Type::kInt8);
+      weight_ = copy_of<int8_t>(tensor);
+      pack_weight();
+    } else if (index == weight_at_ + 1) {
+      expect_type(name(), "weight_scale", tensor, Type::kFloat);
+      scale_ = copy_of<float>(tensor);
+      pack_weight();
     } else {
-      // Packed when both are known.
-      if (index == kind_.weight) {
-        expect_type(name_.c_str(), "weight", tensor, Type::kInt8);
-        weight_ = copy_of<int8_t>(tensor);
-      } else {
-        expect_type(name_.c_str(), "weight_scale", tensor, Type::kFloat);
-        scale_ = copy_of<float>(tensor);
-      }
-      if (!weight_ || !scale_) return;
-      const Shape& shape = weight_->shape;
-      if (shape.size() <= kind_.columns_axis || elements(shape) == 0 ||
-          scale_->shape != Shape{shape[kind_.parents_axis], shape[kind_.columns_axis]})
-        return;  // outputs() says what is wrong
-      routing_->constant(kind_.weight, {weight_->values.data(), shape, Type::kInt8, scale_->values.data()});
-      weight_.reset();
+      routing_->constant(index < weight_at_ ? index : index - 1, tensor);
     }
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
-    const Tensor& scale = in[kind_.weight + 1];
-    expect_type(name_.c_str(), "weight", in[kind_.weight], Type::kInt8);
-    expect_type(name_.c_str(), "weight_scale", scale, Type::kFloat);
-    std::vector<Tensor> rest = in;
-    rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(kind_.weight) + 1);
-    rest[kind_.weight].scale = static_cast<const float*>(scale.data);
+    const Tensor& scale = in[weight_at_ + 1];
+    expect_type(name(), "weight", in[weight_at_], Type::kInt8);
+    expect_type(name(), "weight_scale", scale, Type::kFloat);
+    std::vector<Tensor> rest = without_scale(in);
+    rest[weight_at_].scale = static_cast<const float*>(scale.data);
     said_as_quantized([&] { routing_->run(rest, results, threads); });
   }
 
@@ -94,8 +80,26 @@ class QuantizedRouting : public Operator {
     return Copy<T>{tensor.shape, {from, from + elements(tensor.shape)}};
   }
 
-  const Kind& kind_;
-  const std::string name_;
+  // The float operator's inputs.
+  template <typename X>
+  std::vector<X> without_scale(std::vector<X> inputs) const {
+    inputs.erase(inputs.begin() + static_cast<std::ptrdiff_t>(weight_at_) + 1);
+    return inputs;
+  }
+
+  // Once the weight and its scale are known.
+  void pack_weight() {
+    if (!weight_ || !scale_) return;
+    const Shape& shape = weight_->shape;
+    if (shape.size() <= axes_.columns || elements(shape) == 0 ||
+        scale_->shape != Shape{shape[axes_.parents], shape[axes_.columns]})
+      return;  // outputs() says what is wrong
+    routing_->constant(weight_at_, {weight_->values.data(), shape, Type::kInt8, scale_->values.data()});
+    weight_.reset();
+  }
+
+  const ScaleAxes axes_;
+  const size_t weight_at_;
   const std::unique_ptr<Operator> routing_;
   std::optional<Copy<int8_t>> weight_;
   std::optional<Copy<float>> scale_;
@@ -103,13 +107,8 @@ class QuantizedRouting : public Operator {
 
 }  // namespace
 
-// Null if there is no such operator.
-std::unique_ptr<Operator> make_quantized_routing(const std::string& name, const Attributes& attributes,
-                                                 const Level& level) {
-  for (const Kind& kind : kKinds)
-    if (name == "Quantized" + std::string(kind.name))
-      return std::make_unique<QuantizedRouting>(kind, attributes, level);
-  return nullptr;
+std::unique_ptr<Operator> make_quantized_routing(const Attributes& attributes, const Level& level) {
+  return std::make_unique<QuantizedRouting>(*find_operator(attributes.spec().quantizes), attributes, level);
 }
 
 }  // namespace capsedge

@@ -5,19 +5,16 @@ namespace capsedge {
 
 namespace {
 
-constexpr char kName[] = "Squash";
-
 class Squash : public Operator {
  public:
   Squash(const Attributes& attributes, const Level& level)
-      : Operator(level),
-        axis_(attributes.integer(kName, "axis", -1)),
-        epsilon_(attributes.positive(kName, "epsilon", 1e-8f)) {}
+      : Operator(attributes, level),
+        axis_(attributes.integer("axis")),
+        epsilon_(attributes.positive("epsilon")) {}
 
-  std::vector<Shape> outputs(const std::vector<Shape>& inputs) const override {
-    expect(inputs.size() == 1, kName, "wanted one input");
+  std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const override {
     const auto rank = static_cast<int64_t>(inputs[0].size());
-    expect(-rank <= axis_ && axis_ < rank, kName, "axis ", axis_, " of input 'x', whose shape is ", inputs[0]);
+    expect(-rank <= axis_ && axis_ < rank, name(), "axis ", axis_, " of input 'x', whose shape is ", inputs[0]);
     return {inputs[0]};
   }
 
@@ -30,7 +27,7 @@ class Squash : public Operator {
     const int64_t size = shape[axis];
     int64_t inner = 1;
     for (size_t i = axis + 1; i < shape.size(); ++i) inner *= shape[i];
-    for_rows(kName, inputs[0], results[0], size * inner, level_, threads, [&](const float* x, float* y, int64_t rows) {
+    for_rows(name(), inputs[0], results[0], size * inner, level_, threads, [&](const float* x, float* y, int64_t rows) {
       if (inner == 1) {
         level_.squash_rows(x, y, rows, size, epsilon_);
       } else {

@@ -7,7 +7,6 @@ namespace capsedge {
 
 namespace {
 
-constexpr char kName[] = "UniformRouting";
 enum Input { kPose, kWeight, kScale, kBias };
 
 // weight[Kh][Kw][C][M][K][L] / M as the kernel reads it: strips of lanes [L][M], in each a row for every child and
@@ -29,14 +28,13 @@ Buffer pack_uniform(const Tensor& weight, const Level& level) {
 class UniformRouting : public Operator {
  public:
   UniformRouting(const Attributes& attributes, const Level& level)
-      : Operator(level),
-        strides_(attributes.strides(kName)),
-        matrix_(attributes.flag(kName, "matrix_pose", true)),
-        epsilon_(attributes.positive(kName, "epsilon", 1e-5f)) {}
+      : Operator(attributes, level),
+        strides_(attributes.strides()),
+        matrix_(attributes.flag("matrix_pose")),
+        epsilon_(attributes.positive("epsilon")) {}
 
-  std::vector<Shape> outputs(const std::vector<Shape>& in) const override {
-    expect(in.size() == 4, kName, "wanted four inputs");
-    return {attention_output(kName, in[kPose], in[kWeight], in[kScale], in[kBias], matrix_, strides_)};
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+    return {attention_output(name(), in[kPose], in[kWeight], in[kScale], in[kBias], matrix_, strides_)};
   }
 
   void constant(size_t index, const Tensor& tensor) override {
