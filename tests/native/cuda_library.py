@@ -22,6 +22,7 @@ from tests.native.library import NativeError, output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "runtime" / "native" / "kernels" / "cuda"
+UNITS = [str(file) for file in sorted(SOURCES.glob("*.cu"))]
 VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
 SANITIZE = "CAPSEDGE_CUDA_SANITIZE"  # set: the host build reports wrong addresses and arithmetic
 Array = NDArray[Any]
@@ -157,7 +158,7 @@ def host_library() -> Path | None:
     made = target.with_name(f"{target.name}.{os.getpid()}")
     subprocess.run(
         [compiler, "-std=c++17", "-O2", *flags, "-Wno-unknown-pragmas", "-shared", "-fPIC",
-         "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", str(SOURCES / "kernels.cu"),
+         "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", *UNITS,
          "-o", str(made)],
         check=True,
     )  # fmt: skip

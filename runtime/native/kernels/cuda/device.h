@@ -9,6 +9,7 @@
 #define CAPSEDGE_LEVEL emulated
 #define CAPSEDGE_WIDTH 4
 #include "../cpu/simd/half.h"
+#include "emulate.h"
 #define CAPSEDGE_DEVICE inline
 #define CAPSEDGE_KERNEL static void
 #else

@@ -8,9 +8,6 @@
 namespace capsedge {
 namespace cuda {
 
-constexpr int kTileFloats = 10 * 1024;  // of shared memory, for weights
-constexpr int kTileChildren = 8;
-
 // Weights of `count` children from `begin` on, as [child][parent][inner][column], in FP32 with their scale.
 template <typename W>
 CAPSEDGE_DEVICE void load_tile(const Block& b, const Layer& l, int begin, int count, float* tile) {
