@@ -17,16 +17,12 @@ static void print_port(const char* kind, const capsedge_port* port) {
   printf("\n");
 }
 
-int main(int count, char** words) {
-  if (count != 2) {
-    fprintf(stderr, "usage: tensors MODEL\n");
-    return CAPSEDGE_USAGE;
-  }
-  /* The bytes may come from anywhere: a file, a flash partition, the program itself. */
-  FILE* const file = fopen(words[1], "rb");
+/* The bytes may come from anywhere: a file, a flash partition, the program itself. */
+static capsedge_session* open_file(const char* path) {
+  FILE* const file = fopen(path, "rb");
   if (file == NULL) {
-    fprintf(stderr, "error: %s cannot be read\n", words[1]);
-    return CAPSEDGE_USAGE;
+    fprintf(stderr, "error: %s cannot be read\n", path);
+    exit(CAPSEDGE_USAGE);
   }
   fseek(file, 0, SEEK_END);
   const size_t size = (size_t)ftell(file);
@@ -37,62 +33,87 @@ int main(int count, char** words) {
   capsedge_session* session = NULL;
   check(capsedge_open_bytes(bytes, got, NULL, &session));
   free(bytes);
+  return session;
+}
 
-  capsedge_description about = CAPSEDGE_DESCRIPTION_INIT;
-  check(capsedge_describe(session, &about));
-  printf("libcapsedge %s, %s %s, %s operators\n", capsedge_version(), about.backend, about.backend_version, about.ops);
+static void describe(capsedge_session* session, const capsedge_description* about) {
+  printf("libcapsedge %s, %s %s, %s operators\n", capsedge_version(), about->backend, about->backend_version, about->ops);
   const char* parity = NULL;
   check(capsedge_property(session, "capsedge.parity", &parity));
   printf("parity of the export: %s\n", parity ? parity : "not stated");
-  for (int j = 0; j < about.class_count; ++j) {
+  for (int j = 0; j < about->class_count; ++j) {
     const char* name = NULL;
     check(capsedge_class_name(session, j, &name));
     printf("%s%s", j ? ", " : "classes: ", name);
   }
   printf("\n");
+}
 
-  /* One image, by the model's own preprocessing: a light vertical bar, read upside down. */
+/* One image, by the model's own preprocessing: a light vertical bar, read upside down. The caller frees the values. */
+static capsedge_tensor prepared_input(capsedge_session* session) {
   static unsigned char pixels[64][48];
   for (int y = 8; y < 56; ++y)
     for (int x = 20; x < 28; ++x) pixels[y][x] = 255;
   const capsedge_image image = {pixels[63], CAPSEDGE_UINT8, 64, 48, 1, -48};
   capsedge_preprocessing how = CAPSEDGE_PREPROCESSING_INIT;
   check(capsedge_preprocessing_of(session, &how));
-  const size_t values = (size_t)how.channels * (size_t)how.height * (size_t)how.width;
-  float* const input_values = malloc(values * sizeof(float));
-  check(capsedge_prepare(&how, &image, 0, input_values, values));
-
-  check(capsedge_warm_up(session, 1, 2));
+  const size_t count = (size_t)how.channels * (size_t)how.height * (size_t)how.width;
+  float* const values = malloc(count * sizeof(float));
+  check(capsedge_prepare(&how, &image, 0, values, count));
 
   capsedge_port port = CAPSEDGE_PORT_INIT;
   check(capsedge_input(session, 0, &port));
   print_port("input", &port);
   capsedge_tensor input = {0};
-  input.data = input_values;
-  input.bytes = values * sizeof(float);
+  input.data = values;
+  input.bytes = count * sizeof(float);
   input.type = port.type;
   input.rank = 4;
   input.shape[0] = 1;
   input.shape[1] = how.channels;
   input.shape[2] = how.height;
   input.shape[3] = how.width;
+  return input;
+}
 
-  capsedge_tensor* const outputs = calloc(about.output_count, sizeof *outputs);
-  for (size_t i = 0; i < about.output_count; ++i) {
+/* Room for every output. */
+static capsedge_tensor* output_room(capsedge_session* session, size_t count) {
+  capsedge_tensor* const outputs = calloc(count, sizeof *outputs);
+  for (size_t i = 0; i < count; ++i) {
+    capsedge_port port = CAPSEDGE_PORT_INIT;
     check(capsedge_output(session, i, &port));
     print_port("output", &port);
     outputs[i].bytes = 1 << 20; /* the room; the call sets what it wrote */
     outputs[i].data = malloc(outputs[i].bytes);
   }
-  check(capsedge_run(session, &input, 1, outputs, about.output_count));
-  for (size_t i = 0; i < about.output_count; ++i) printf("output %d: %zu bytes\n", (int)i, outputs[i].bytes);
-  const float* const scores = outputs[0].data;
+  return outputs;
+}
+
+static void print_best(capsedge_session* session, const float* scores, int classes) {
   int best = 0;
-  for (int j = 1; j < about.class_count; ++j)
+  for (int j = 1; j < classes; ++j)
     if (scores[j] > scores[best]) best = j;
   const char* name = NULL;
   check(capsedge_class_name(session, best, &name));
   printf("the bar is a %s\n", name);
+}
+
+int main(int count, char** words) {
+  if (count != 2) {
+    fprintf(stderr, "usage: tensors MODEL\n");
+    return CAPSEDGE_USAGE;
+  }
+  capsedge_session* const session = open_file(words[1]);
+  capsedge_description about = CAPSEDGE_DESCRIPTION_INIT;
+  check(capsedge_describe(session, &about));
+  describe(session, &about);
+
+  capsedge_tensor input = prepared_input(session);
+  capsedge_tensor* const outputs = output_room(session, about.output_count);
+  check(capsedge_warm_up(session, 1, 2));
+  check(capsedge_run(session, &input, 1, outputs, about.output_count));
+  for (size_t i = 0; i < about.output_count; ++i) printf("output %d: %zu bytes\n", (int)i, outputs[i].bytes);
+  print_best(session, outputs[0].data, about.class_count);
 
   capsedge_counters counters = CAPSEDGE_COUNTERS_INIT;
   check(capsedge_read_counters(session, &counters));
@@ -100,7 +121,7 @@ int main(int count, char** words) {
 
   for (size_t i = 0; i < about.output_count; ++i) free(outputs[i].data);
   free(outputs);
-  free(input_values);
+  free(input.data);
   check(capsedge_close(session));
   return 0;
 }

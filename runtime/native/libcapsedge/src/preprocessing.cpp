@@ -191,54 +191,64 @@ std::string Preprocessing::wrong() const {
   return "";
 }
 
-void prepare(const Preprocessing& p, const capsedge_image& image, bool invert, const std::string& name,
-             PrepareScratch& scratch, float* to) {
-  check_image(image, p.channels, name);
-  const Size target{p.height, p.width};
-  Size part{image.height, image.width}, inner = target;
-  int64_t top = 0, left = 0;
-  if (p.resize == Resize::kCrop) {
-    const Size cut = fit(target, part);
-    top = (part.height - cut.height) / 2, left = (part.width - cut.width) / 2;
-    part = cut;
-  } else if (p.resize == Resize::kPad) {
-    inner = fit(part, target);
-  } else if (p.resize == Resize::kCenter) {
-    inner = {std::min(part.height, target.height), std::min(part.width, target.width)};
-    top = (part.height - inner.height) / 2, left = (part.width - inner.width) / 2;
-    part = inner;
-  }
-  const int64_t channels = p.channels, row = part.width * channels;
-  Rows rows(image, p.channels, invert, name, scratch.row);
+namespace {
 
-  // Along the height: `tall` is [inner.height][part.width][channels].
+// The part of the image that is kept, the size that it gets, and the whole target.
+struct Placement {
+  Size part, inner, target;
+  int64_t top = 0, left = 0;  // of the part in the image
+
+  bool padded() const { return inner.height != target.height || inner.width != target.width; }
+};
+
+Placement place(const Preprocessing& p, const capsedge_image& image) {
+  const Size whole{image.height, image.width}, target{p.height, p.width};
+  Placement placed{whole, target, target};
+  if (p.resize == Resize::kCrop) {
+    placed.part = fit(target, whole);
+  } else if (p.resize == Resize::kPad) {
+    placed.inner = fit(whole, target);
+  } else if (p.resize == Resize::kCenter) {
+    placed.inner = {std::min(whole.height, target.height), std::min(whole.width, target.width)};
+    placed.part = placed.inner;
+  }
+  placed.top = (whole.height - placed.part.height) / 2;
+  placed.left = (whole.width - placed.part.width) / 2;
+  return placed;
+}
+
+// Along the height: scratch.tall becomes [inner.height][part.width][channels].
+void resize_height(const Placement& placed, int64_t channels, Rows& rows, PrepareScratch& scratch) {
+  const Size &part = placed.part, &inner = placed.inner;
+  const int64_t row = part.width * channels;
   scratch.tall.resize(static_cast<size_t>(inner.height * row));
   scratch.part.resize(static_cast<size_t>(row));
   for (int64_t i = 0; i < inner.height; ++i) {
     float* line = scratch.tall.data() + i * row;
     if (part.height == inner.height) {
-      rows.read(top + i, left, part.width, line);
+      rows.read(placed.top + i, placed.left, part.width, line);
       continue;
     }
     const int64_t first = taps(part.height, inner.height, i, scratch.weights);
     for (size_t k = 0; k < scratch.weights.size(); ++k) {
-      rows.read(top + first + static_cast<int64_t>(k), left, part.width, scratch.part.data());
+      rows.read(placed.top + first + static_cast<int64_t>(k), placed.left, part.width, scratch.part.data());
       add_row(k == 0, scratch.weights[k], scratch.part.data(), row, line);
     }
   }
+}
 
-  // Along the width, then (v * scale - mean) / std into [channels, height, width]. What padding leaves is level 0.
+// Along the width, then (v * scale - mean) / std into [channels, height, width]. What padding leaves is level 0.
+void resize_width(const Placement& placed, const Preprocessing& p, PrepareScratch& scratch, float* to) {
+  const Size &part = placed.part, &inner = placed.inner, &target = placed.target;
+  const int64_t channels = p.channels, row = part.width * channels;
   const float scale = static_cast<float>(p.scale);
   const auto of = [](const std::vector<double>& list, int64_t c) {
     return static_cast<float>(list[list.size() == 1 ? 0 : static_cast<size_t>(c)]);
   };
   const int64_t down = (target.height - inner.height) / 2, right = (target.width - inner.width) / 2;
-  for (int64_t c = 0; c < channels; ++c) {
-    const float mean = of(p.mean, c), std = of(p.std, c);
-    if (inner.height != target.height || inner.width != target.width)
-      std::fill(to + c * target.height * target.width, to + (c + 1) * target.height * target.width,
-                (0.0f * scale - mean) / std);
-  }
+  for (int64_t c = 0; c < channels && placed.padded(); ++c)
+    std::fill(to + c * target.height * target.width, to + (c + 1) * target.height * target.width,
+              (0.0f * scale - of(p.mean, c)) / of(p.std, c));
   for (int64_t j = 0; j < inner.width; ++j) {
     const int64_t first = part.width == inner.width ? j : taps(part.width, inner.width, j, scratch.weights);
     if (part.width == inner.width) scratch.weights.assign(1, 1.0f);
@@ -255,6 +265,17 @@ void prepare(const Preprocessing& p, const capsedge_image& image, bool invert, c
       }
     }
   }
+}
+
+}  // namespace
+
+void prepare(const Preprocessing& p, const capsedge_image& image, bool invert, const std::string& name,
+             PrepareScratch& scratch, float* to) {
+  check_image(image, p.channels, name);
+  Rows rows(image, p.channels, invert, name, scratch.row);
+  const Placement placed = place(p, image);
+  resize_height(placed, p.channels, rows, scratch);
+  resize_width(placed, p, scratch, to);
 }
 
 }  // namespace capsedge::libcapsedge
