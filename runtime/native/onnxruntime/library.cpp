@@ -20,7 +20,7 @@ namespace capsedge::ort {
 
 namespace {
 
-// What ONNX Runtime sees as OrtCustomOp has our own fields behind it.
+// What ONNX Runtime sees as OrtCustomOp, with our own fields behind it.
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
   const OperatorSpec* spec;

@@ -1,4 +1,4 @@
-// Shape inference: what is known of the inputs' shapes when a model is loaded becomes the outputs'.
+// Shape inference: the outputs' shapes, as far as the inputs' are known when a model is loaded.
 #pragma once
 
 #include "operators.h"

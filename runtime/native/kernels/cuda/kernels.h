@@ -6,7 +6,7 @@
 namespace capsedge {
 namespace cuda {
 
-constexpr int kThreads = 256;  // of a block, at most
+constexpr int kThreads = 256;  // per block, at most
 
 // Votes that have kernels of their own, by rows and columns.
 enum class Shape { kGeneric, k4x4, k2x2, k1x16, k1x8 };
@@ -20,7 +20,7 @@ struct Kernels {
   WholeKernel begin;  // attention
   PassKernel finish;
 };
-// `q`: parents of a lane.
+// `q`: parents per lane.
 Kernels kernels_of(const Layer& layer, Shape shape, int q, bool tiled);
 
 template <typename T>

@@ -7,7 +7,7 @@
 namespace capsedge {
 namespace cuda {
 
-// Memory of one unit (an image, or an output position of one) between passes.
+// Memory of one unit (an image, or one of its output positions) between passes.
 //   dynamic, attention: query[parents][pose]
 //   EM: mean[parents][pose], precision[parents][pose], offset[parents]
 // and of one part of its children:

@@ -36,7 +36,7 @@ Shape shape_of(const capsedge_cuda_routing& r) {
 
 int bytes_of(int32_t type) { return type == CAPSEDGE_CUDA_FLOAT ? 4 : type == CAPSEDGE_CUDA_FLOAT16 ? 2 : 1; }
 
-// Reads of four elements want addresses that divide by their size.
+// Reads of four elements need addresses that are multiples of their size.
 bool vectors_fit(const capsedge_cuda_routing& r) {
   return aligned(r.pose, 4 * bytes_of(r.type)) && aligned(r.weight, 4 * bytes_of(r.weight_type));
 }
@@ -53,10 +53,10 @@ void set_parts(Plan& plan, int64_t splits) {
                (state + partial + (generic ? l.units * l.splits * kTile * l.parents : 0));
 }
 
-// Units of a group: as many as the registers hold.
+// Units per group: as many as the registers hold.
 int units_of_group(const Layer& l) { return l.operation == CAPSEDGE_CUDA_EM ? 1 : 2; }
 
-// Whether several units share the weights in shared memory: where there are units enough, and the tile holds a child.
+// Whether several units share the weights in shared memory: where there are enough units and the tile holds a child.
 void plan_tiles(Plan& plan, int32_t scheme) {
   Layer& l = plan.layer;
   const bool shapes = plan.shape == Shape::k4x4 || plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
@@ -126,7 +126,7 @@ int64_t splits_of(const Plan& plan, int32_t scheme, int processors) {
   if (scheme == CAPSEDGE_CUDA_SPLIT) return std::min(3, l.children);
   if (scheme == CAPSEDGE_CUDA_CLUSTER) return std::min(kMaxCluster, l.children);
   if (!l.units || l.units >= processors) return 1;
-  // Children that are worth a block.
+  // The fewest children that are worth a block.
   const int64_t least = plan.shape == Shape::kGeneric ? kTile : 4 * (plan.threads / l.group);
   const int64_t splits =
       std::min<int64_t>((2 * processors + l.units - 1) / l.units, (l.children + least - 1) / least);
@@ -160,15 +160,15 @@ const char* check_layer(const capsedge_cuda_routing& r) {
                : (r.grid_height - 1) * static_cast<int64_t>(r.stride_rows) + r.kernel_height > r.height ||
                      (r.grid_width - 1) * static_cast<int64_t>(r.stride_columns) + r.kernel_width > r.width)
     return "the windows do not lie inside the grid";
-  // Kernels count these in 32 bits: with a block's step beyond the last child, and eight children's logits. A double
-  // holds what three numbers of 32 bits make.
+  // Kernels count these in 32 bits: with a block's step beyond the last child, and the logits of eight children. A
+  // double holds the product of three 32-bit numbers.
   const auto product = [](double a, double b, double c) { return a * b * c; };
   if (product(r.parents, r.rows, r.columns) > INT_MAX / (2 * kTile) ||
       product(r.inner, std::max(r.rows, r.columns), 1) > INT_MAX ||
       product(r.height, r.width, r.types) > INT_MAX / 2 ||
       product(r.kernel_height, r.kernel_width, r.types) > INT_MAX / 2 ||
       product(r.images, r.grid_height, r.grid_width) > INT_MAX)
-    return "it is too large: at most 2^30 capsules of an image, 2^31 positions, 2^27 numbers of an image's parents";
+    return "it is too large: at most 2^30 capsules per image, 2^31 positions, 2^27 numbers for the parents of an image";
   return nullptr;
 }
 

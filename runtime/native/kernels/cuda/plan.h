@@ -11,9 +11,9 @@ struct Plan {
   Layer layer;
   Shape shape;
   Kernels kernels;
-  int q;           // parents of a lane
+  int q;           // parents per lane
   bool whole;      // one kernel for all iterations; with several parts, by clusters
-  int together;    // tiled: units of a block; else 0
+  int together;    // tiled: units per block; else 0
   int threads;
   int64_t bytes;   // of workspace
 };

@@ -1,6 +1,6 @@
 // A pass over many units at once: a block takes several units and reads the weights of a few children into shared
 // memory, where every group of lanes uses them for its own units. Without that, weights come from the second-level
-// cache once for every unit, and that is what the pass waits for. A group of lanes takes U units, a lane one parent.
+// cache once for every unit, and that is what the pass waits for. A group of lanes takes U units, each lane one parent.
 #pragma once
 
 #include "routing.h"

@@ -128,7 +128,7 @@ class Run {
     write(position, s);
   }
 
-  // Few positions: each pass shares a position's children out instead.
+  // For few positions: each pass shares out the children of every position.
   void positions_by_chunk(const Threads& threads) {
     const int64_t lanes = votes_.lanes, part_floats = Statistics::moments_floats(size_, lanes);
     Buffer memory(positions_ * statistics_floats_), parts(positions_ * chunks_ * part_floats);
@@ -183,7 +183,7 @@ class Run {
     return p;
   }
 
-  // The statistics of a position's parents lie behind those that passes use.
+  // The statistics of the real parents lie behind those that the passes use.
   Statistics real_of(const Statistics& s) const {
     if (bundle_ == 1) return s;
     return {size_, real_.lanes, s.moments.mass + Statistics::floats(size_, votes_.lanes)};

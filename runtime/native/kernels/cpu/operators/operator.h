@@ -12,7 +12,7 @@
 
 namespace capsedge {
 
-// What is made of an input: by `constant` if it is an initializer, else by `make` for this run only, kept in `own`.
+// What is derived from an input: by `constant` if it is an initializer, else by `make` for this run only, kept in `own`.
 template <typename T, typename Make>
 const T& made_once(const std::optional<T>& constant, std::optional<T>& own, Make&& make) {
   return constant ? *constant : own.emplace(make());

@@ -235,7 +235,7 @@ Scaling QuantizedConv::scaling(const Plan& p, const std::vector<Tensor>& in,
 
 // The padded images in the element type of the kernels.
 Buffer QuantizedConv::padded_input(const Plan& p, const Tensor& x, uint8_t zero, const Threads& threads) const {
-  // The last segment may be read up to its padded length. Padding may make much of a small tensor.
+  // The last segment may be read up to its padded length. Padding may make a small tensor large.
   int64_t count = 0;
   expect(!__builtin_mul_overflow(x.shape[0], p.image_elements(), &count) && count <= INT64_MAX / 4, name(),
          "input 'x' of shape ", x.shape, " is too large with its padding");
@@ -270,7 +270,7 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
   const Buffer input = padded_input(p, in[kX], scalar<uint8_t>(in[kXZero]), threads);
   const std::vector<int32_t> starts = windows(p);
 
-  // Blocks of whole tiles, so that only the last one has a rest.
+  // Blocks of whole tiles, so that only the last one has a remainder.
   const int64_t positions = p.grid.height * p.grid.width;
   const int64_t tiles = (positions + kernels.positions - 1) / kernels.positions;
   const int64_t enough = (kTasks + p.groups * images - 1) / (p.groups * images);

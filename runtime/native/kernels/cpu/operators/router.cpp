@@ -84,7 +84,7 @@ class Run {
     }
   }
 
-  // Groups first to last together: every task takes a part of the children, so that weights are read once a pass.
+  // Groups first to last together: every task takes a part of the children, so that weights are read once per pass.
   void groups_by_chunk(int64_t first, int64_t last, int64_t units) const {
     const int64_t first_unit = group(first).unit;
     const int64_t floats = units * unit_floats_;

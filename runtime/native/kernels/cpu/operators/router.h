@@ -26,7 +26,7 @@ struct Routing {
   bool leaky;
   // The query of the first pass, [elements][lanes]; without it the first pass has no agreement.
   std::function<void(int64_t unit, float* query)> start;
-  // Turns a pass's sum into what the next pass asks with, or into the output after the last.
+  // Turns the sum of a pass into the query of the next one, or into the output after the last.
   std::function<void(int64_t unit, bool last, float* sum, float* query)> finish;
 };
 

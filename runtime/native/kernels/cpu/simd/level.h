@@ -124,7 +124,7 @@ struct ConvPass {
   int32_t* sums;           // [positions][channels]
 };
 struct ConvKernels {
-  int dot;                 // products that a lane adds at a time
+  int dot;                 // products added per lane at a time
   int positions;           // that go together
   int channels;            // likewise
   void (*convolve)(const ConvPass& pass);

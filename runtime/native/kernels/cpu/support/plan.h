@@ -35,7 +35,7 @@ const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout
 // Lanes of the strip that begins `left` lanes before the end.
 inline int64_t strip_width(int64_t left) { return left > kStrip / 2 ? kStrip : kStrip / 2; }
 
-// The strip of one weight that begins at lane `at`, a row for each inner index; where it ends.
+// Writes the strip of one weight that begins at lane `at`, one row per inner index; returns its end.
 template <typename T>
 T* pack_strip(const T* from, WeightLayout layout, int64_t at, T* to) {
   const int64_t width = strip_width(layout.lanes() - at), filled = std::min(width, layout.lanes() - at);
@@ -62,7 +62,7 @@ int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, i
 int64_t bundle_size(const WeightLayout& layout, int64_t bundle);
 Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle);
 
-// Checks what a pass of attention routing takes, the uniform one too; the shape of its parents' poses.
+// Checks the inputs of attention or uniform routing; returns the shape of the parents' poses.
 Shape attention_output(const char* op, const Shape& pose, const Shape& weight, const Shape& scale, const Shape& bias,
                        bool matrix_pose, const Shape& strides);
 

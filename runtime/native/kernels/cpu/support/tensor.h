@@ -28,7 +28,7 @@ struct Output {
   Type type;
 };
 
-// The most there is where the product fits no number.
+// INT64_MAX where the product overflows.
 inline int64_t elements(const Shape& shape) {
   int64_t count = 1;
   bool fits = true;
