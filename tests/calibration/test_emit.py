@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import onnx
 import pytest
@@ -16,10 +14,11 @@ from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.sensitivity import sensitivity
 from capsedge.calibration.source import Source, uniform
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import Graph, calibrated_tensors, find_units, written
+from capsedge.calibration.units import calibrated_tensors, find_units
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.graph.quantized_file import finish
+from capsedge.graph.proto import written
+from capsedge.graph.wiring import Graph
 from capsedge.runtime.session import load
 from capsedge.schema.names import operator_of
 
@@ -172,7 +171,7 @@ def test_for_tensorrt(source: Source, table) -> None:
 @pytest.mark.parametrize("target", ["openvino", "litert"])
 def test_for_other_runtimes(exported, target: str) -> None:
     """Q/DQ in standard operators; LiteRT's with constant shapes."""
-    source = Source(exported, partial(finish, runtime=target))
+    source = Source(exported, runtime=target)
     calibration, data = pixels(48, 1, source), pixels(20, 2, source)
     table = source.calibrate(calibration, "minmax", None)
     chosen = source.quantizable(target)

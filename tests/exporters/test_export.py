@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from capsedge.errors import EnvironmentProblem, ParityError, UnsupportedModelError, UsageError
+from capsedge.exporters import to_onnx
 from capsedge.exporters.export_report import ExportReport
 from capsedge.exporters.to_onnx import export
 from capsedge.graph import proto
@@ -229,7 +230,7 @@ def test_reconstruction_needs_a_decoder(tmp_path: Path) -> None:
 
 def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate finds an error of the exporter: here a body with one iteration too few."""
-    attach = proto.attach_functions
+    attach = to_onnx.attach_functions
 
     def wrong(model: onnx.ModelProto, rewrites: Rewrites | None = None) -> None:
         for node in proto.operator_nodes(model):
@@ -238,7 +239,7 @@ def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.Monkey
                     attribute.i -= 1
         attach(model, rewrites)
 
-    monkeypatch.setattr(proto, "attach_functions", wrong)
+    monkeypatch.setattr(to_onnx, "attach_functions", wrong)
     with pytest.raises(ParityError, match=r"Output '(lengths|poses)' on input") as caught:
         export(network("dynamic"), tmp_path / "m.onnx")
     assert caught.value.exit_code == 4

@@ -35,8 +35,8 @@ from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.schema.names import operator_of
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
-from tests.exporters.engine.test_lowering import quantized
 from tests.exporters.nets import network
+from tests.exporters.tensorrt.test_lowering import quantized
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu, on_gpu  # noqa: F401
 

@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.to_onnx import export
-from capsedge.graph import proto
+from capsedge.graph.proto import operator_nodes
+from capsedge.graph.shapes import inferred, shapes_of
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from tests.exporters.nets import CONFIGS, network
 
@@ -57,7 +58,7 @@ def test_native_is_standard_operators_that_mean_the_same(model: onnx.ModelProto)
 def test_fused_has_marked_plugins_and_no_function(model: onnx.ModelProto) -> None:
     lowered = lowering.fused(model, "capsedge")
     assert not lowered.functions
-    nodes = proto.operator_nodes(lowered)
+    nodes = operator_nodes(lowered)
     assert nodes
     assert {n.op_type for n in nodes} <= set(PLUGINS)
     assert {n.domain for n in lowered.graph.node} == {"", "capsedge"}
@@ -81,7 +82,7 @@ def test_axes_are_weights(model: onnx.ModelProto) -> None:
 
 def test_batch_becomes_a_number(model: onnx.ModelProto) -> None:
     fixed = lowering.native(lowering.fix_batch(model, 3))
-    shapes = proto.shapes_of(proto.inferred(fixed))
+    shapes = shapes_of(inferred(fixed))
     assert shapes["images"][0] == 3
     assert all(s[0] == 3 for o in fixed.graph.output for s in [shapes[o.name]])
     for found, wanted in zip(run(fixed), run(model), strict=True):
@@ -104,7 +105,7 @@ def test_operators_without_bodies_are_refused(tmp_path: Path) -> None:
     export(network("dynamic"), path, ops="fused")
     with pytest.raises(UnsupportedModelError, match="become standard operators"):
         lowering.native(onnx.load(path))
-    assert proto.operator_nodes(lowering.fused(onnx.load(path), ""))
+    assert operator_nodes(lowering.fused(onnx.load(path), ""))
 
 
 def quantized(zero_point: np.ndarray) -> onnx.ModelProto:
