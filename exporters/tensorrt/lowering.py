@@ -101,7 +101,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
 
 
 def _prepared(model: onnx.ModelProto, mark: Mapping[str, str] | None = None) -> onnx.ModelProto:
-    """A copy with sorted nodes, without functions and without what reaches no output.
+    """A copy without functions and without what reaches no output, its plugins marked.
 
     Constants are folded before (``graph.simplify``): GraphSurgeon folds with ONNX Runtime, which
     `capsedge build` does without.
@@ -114,7 +114,8 @@ def _prepared(model: onnx.ModelProto, mark: Mapping[str, str] | None = None) -> 
     for node in graph.nodes:
         if node.domain == DOMAIN:
             node.attrs.update(mark or {})
-    prepared: onnx.ModelProto = gs.export_onnx(graph.cleanup().toposort())
+    prepared: onnx.ModelProto = gs.export_onnx(graph.cleanup())
+    prepared.metadata_props.extend(model.metadata_props)
     return prepared
 
 

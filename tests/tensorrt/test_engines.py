@@ -88,7 +88,7 @@ def test_engines_that_were_timed_for_another_power_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They run, and inspect says what they were timed for."""
-    for module in ("exporters.engine.engine", "runtime.engine_inspection"):
+    for module in ("exporters.tensorrt.engine_file", "runtime.backends.engine_inspection"):
         monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
     built = make()
     assert built.passport.machine.power_mode == "MAXN_SUPER"
