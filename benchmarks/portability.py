@@ -204,7 +204,6 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     from capsedge.cli.export import find_source
     from capsedge.datasets import from_iterable
     from capsedge.exporters.to_onnx import export
-    from capsedge.graph.quantized_file import finish
     from capsedge.ops import decompositions
     from capsedge.runtime.profiling.measure import Limits, take_times
 
@@ -230,7 +229,7 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
         )
     }
     calibration = from_iterable(iter(rng.random((64, *shape)).astype(np.float32)), None)
-    quantized = Source(fused, lambda m: finish(m, runtime="litert"))
+    quantized = Source(fused, runtime="litert")
     table = quantized.calibrate(calibration, "mse", None)
     units = quantized.quantizable("litert")
     int8, _ = quantized.emit(uniform(units, "int8"), table, "litert")

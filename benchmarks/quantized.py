@@ -61,9 +61,8 @@ def library_default(plain: Path, output: Path, images: np.ndarray, only: list[st
 def ours(model: Path, output: Path, images: Any) -> None:
     """Quantize with capsedge, everything in INT8, without the gate."""
     from capsedge.calibration.source import Source, uniform
-    from capsedge.graph.quantized_file import finish
 
-    source = Source(model, finish)
+    source = Source(model)
     table = source.calibrate(images, "mse", None)
     made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
     output.write_bytes(made.SerializeToString())

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.calibration.observers import BINS, Histogram
-from capsedge.calibration.units import written
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.graph.proto import copy_of, written
 from capsedge.runtime.session import load
 
 BATCH = 32
@@ -35,8 +35,7 @@ def watch(
     Raises:
         UsageError: the file's fixed batch is larger than there are images.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     known = {o.name for o in copy.graph.output} | {i.name for i in copy.graph.input}
     copy.graph.output.extend(
         helper.make_tensor_value_info(t, TensorProto.FLOAT, None) for t in tensors if t not in known

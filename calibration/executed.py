@@ -14,7 +14,8 @@ from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import register_operators
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.reading.onnx_file import read_bytes, summarize
-from capsedge.schema.names import operator_of
+from capsedge.schema.names import DOMAIN, operator_of
+from capsedge.schema.operators import OPERATORS
 
 # What computes with weights or routes; everything else moves or normalizes.
 COMPUTING = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
@@ -104,10 +105,10 @@ def executed(path: Path | str) -> list[Executed]:
         name = f"{node.domain}::{operator}" if node.domain not in ("", "ai.onnx") else operator
         if operator in INTEGER:
             counts[name, "int8"] += 1
-        elif node.domain == "capsedge":
+        elif node.domain == DOMAIN and operator in OPERATORS:
             types = [kinds.get(i, TensorProto.UNDEFINED) for i in node.input]
             precision = next((NAMES[k] for k in types if k in NAMES), "unknown")
-            if operator.startswith("Quantized"):
+            if OPERATORS[operator].in_8_bits:
                 precision = "int8 weights"
             counts[name, precision] += 1
         elif node.op_type in COMPUTING:

@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from capsedge.calibration.collect import watch
-from capsedge.calibration.units import ROUTING, title
+from capsedge.calibration.units import title
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError
-from capsedge.graph import proto
 from capsedge.graph.bodies import function_body
+from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.first_pass import make_uniform
-from capsedge.graph.operators import attributes_of
+from capsedge.graph.functions import attach_functions, detach_functions
+from capsedge.graph.proto import attributes_of, copy_of, initializer, operator_nodes, opset_of
+from capsedge.graph.shapes import input_shapes, shapes_of
 from capsedge.schema.names import DOMAIN, operator_of
+from capsedge.schema.operators import ROUTING_OPERATORS
 
 SMALLEST = 1e-30  # couplings below have a logarithm all the same
-_FREEZABLE = {"DynamicRouting", "AttentionRouting"}
 
 
 def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]]:
@@ -42,16 +44,15 @@ def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]
         UnsupportedModelError: there is no routing to freeze, or it is EM routing: its M-step weighs
             votes by the children's activations and their variances, so that no matrix product remains.
     """
-    proto.detach_functions(model)
-    nodes = proto.operator_nodes(model)
-    if any(n.op_type == "EMRouting" for n in nodes):
+    detach_functions(model)
+    routed = [n for n in operator_nodes(model) if _has_couplings(n)]
+    if any(not ROUTING_OPERATORS[n.op_type].freezable for n in routed):
         raise UnsupportedModelError(
             "The couplings of EM routing cannot be frozen.",
             "With constant couplings its M-step still divides by the children's activations and takes "
             "variances: no matrix product remains.",
             "Export it with fewer iterations: --iters 1.",
         )
-    routed = [n for n in nodes if n.op_type in _FREEZABLE]
     if not routed:
         raise UnsupportedModelError(
             "The file has no routing whose couplings could be frozen.",
@@ -62,26 +63,30 @@ def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]
     measured = {}
     for node in routed:
         mean, deviation = couplings[node.output[0]]
-        weight = node.input[ROUTING[node.op_type]]
+        weight = node.input[ROUTING_OPERATORS[node.op_type].weight]
         measured[title(weight)] = {"deviation": deviation, "uniform": 1 / mean.shape[-1]}
-        if node.op_type == "DynamicRouting":
-            _freeze_dynamic(model, node, mean)
+        if ROUTING_OPERATORS[node.op_type].first_pass:
+            _freeze_in_weights(model, node, mean)
         else:
-            _freeze_attention(model, node, mean)
-    proto.remove_dead_nodes(model)
-    proto.attach_functions(model)
+            _freeze_in_priors(model, node, mean)
+    remove_dead_nodes(model)
+    attach_functions(model)
     onnx.checker.check_model(model, full_check=True)
     return measured
+
+
+def _has_couplings(node: onnx.NodeProto) -> bool:
+    spec = ROUTING_OPERATORS.get(node.op_type)
+    return spec is not None and spec.couplings and not spec.quantizes
 
 
 def _mean_couplings(
     model: onnx.ModelProto, routed: list[onnx.NodeProto], data: ImageSet
 ) -> dict[str, tuple[NDArray[np.float64], float]]:
     """Couplings ``[I, J]`` of each node, averaged over images (and positions), and their deviation."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    proto.attach_functions(copy)
-    shapes = proto.shapes_of(model)
+    copy = copy_of(model)
+    attach_functions(copy)
+    shapes = shapes_of(model)
     names = {}
     outputs = {n.output[0] for n in routed}
     number = 0
@@ -89,12 +94,11 @@ def _mean_couplings(
         if node.domain != DOMAIN or node.output[0] not in outputs:
             continue
         number += 1
-        known = [shapes[i] for i in node.input]
         body = function_body(
             operator_of(node.op_type),
-            known,
+            input_shapes(node, shapes),
             attributes_of(node),
-            opset=proto.opset_of(model),
+            opset=opset_of(model),
             couplings=True,
         )
         node.op_type = body.name = f"{body.name}Couplings{number}"
@@ -120,7 +124,7 @@ def _mean_couplings(
     return result
 
 
-def _freeze_dynamic(
+def _freeze_in_priors(
     model: onnx.ModelProto, node: onnx.NodeProto, mean: NDArray[np.float64]
 ) -> None:
     """One iteration with log priors whose softmax is the mean coupling."""
@@ -130,24 +134,25 @@ def _freeze_dynamic(
         mean = mean / rest
     name = f"{node.output[0]}_frozen"
     value = np.log(np.maximum(mean, SMALLEST)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(value, name))
-    node.input[2] = name
+    model.graph.initializer.append(initializer(name, value))
+    node.input[ROUTING_OPERATORS[node.op_type].input_names.index("log_prior")] = name
     for attribute in node.attribute:
         if attribute.name == "iterations":
             attribute.i = 1
 
 
-def _freeze_attention(
+def _freeze_in_weights(
     model: onnx.ModelProto, node: onnx.NodeProto, mean: NDArray[np.float64]
 ) -> None:
     """A uniform pass whose weights hold ``M`` times the mean couplings."""
+    place = ROUTING_OPERATORS[node.op_type].weight
     weight = numpy_helper.to_array(
-        next(t for t in model.graph.initializer if t.name == node.input[2])
+        next(t for t in model.graph.initializer if t.name == node.input[place])
     )
     rows, columns, types, parents = weight.shape[:4]
     factors = parents * mean.reshape(rows, columns, types, parents, 1, 1)
-    name = f"{node.input[2]}_frozen_{node.output[0]}"
+    name = f"{node.input[place]}_frozen_{node.output[0]}"
     frozen = (weight * factors).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(frozen, name))
-    node.input[2] = name
+    model.graph.initializer.append(initializer(name, frozen))
+    node.input[place] = name
     make_uniform(node)

@@ -8,7 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.calibration.units import Graph, Kept, initializer, is_sum, replace_graph, shapes
+from capsedge.calibration.units import Kept, is_sum
+from capsedge.graph.proto import initializer
+from capsedge.graph.shapes import values_of
+from capsedge.graph.wiring import Graph, replace_graph
 from capsedge.schema.names import DOMAIN
 
 LARGEST = 65504.0
@@ -56,7 +59,7 @@ class _Emitter:
     def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
         self.graph = Graph(model)
         self.limits = limits
-        known = shapes(model)
+        known = values_of(model)
         self.float_ = {
             name for name, v in known.items() if v.type.tensor_type.elem_type == TensorProto.FLOAT
         } | {

@@ -9,8 +9,8 @@ from pathlib import Path
 from capsedge.calibration.evaluate import Outcome, latency
 from capsedge.calibration.source import QDQ, Source, uniform
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import written
 from capsedge.datasets import ImageSet
+from capsedge.graph.proto import written
 from capsedge.runtime.charts import new_figure, save_figure
 
 DPI = 110

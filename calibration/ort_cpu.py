@@ -12,16 +12,11 @@ from onnx import TensorProto, helper
 
 from capsedge.calibration import weights
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import (
-    ROUTING,
-    STORED,
-    Graph,
-    Unit,
-    attributes,
-    initializer,
-    replace_graph,
-)
+from capsedge.calibration.units import Unit, weight_place
+from capsedge.graph.proto import attributes_of, initializer, replace
+from capsedge.graph.wiring import Graph, replace_graph
 from capsedge.schema.names import DOMAIN
+from capsedge.schema.operators import OPERATORS
 
 INT4_OPSET = 21  # the first whose Cast takes INT4
 Assignment = Mapping[str, str]  # unit -> fp32, int8, int4
@@ -62,18 +57,18 @@ class _Emitter:
         for node in self.graph.nodes:
             if id(node) in self.absorbed:
                 continue
-            place = {"Conv": 1, **ROUTING, **STORED}.get(node.op_type)
+            place = weight_place(node)
             level = "fp32"
             if place is not None and len(node.input) > place:
                 level = self.level.get(node.input[place], "fp32")
-            if level == "fp32":
+            if place is None or level == "fp32":
                 self.nodes.append(node)
             elif self._is_8_bit_conv(node):
                 self._conv(node, level)
-            elif node.op_type in ROUTING:
-                self._routing(node, ROUTING[node.op_type], level)
+            elif node.domain == DOMAIN:
+                self._routing(node, place, level)
             else:
-                self._stored(node, int(place or 0), level)
+                self._stored(node, place, level)
         made = replace_graph(self.graph.model, self.nodes, self.more, self.like)
         if "int4" in self.level.values():
             for item in made.opset_import:
@@ -145,7 +140,7 @@ class _Emitter:
             error = w - integers * scale.reshape(-1, 1, 1, 1).astype(np.float64)
             bias = bias + error.sum(axis=(2, 3)) @ means
         whole = np.rint(bias / (step * scale.astype(np.float64))).astype(np.int32)
-        attribute = attributes(node)
+        attribute = attributes_of(node)
         geometry: dict[str, Any] = {
             "strides": list(attribute.get("strides", [1, 1])),
             "pads": list(attribute.get("pads", [0, 0, 0, 0])),
@@ -191,20 +186,15 @@ class _Emitter:
         return least.reshape(-1, 1, 1, 1)
 
     def _routing(self, node: onnx.NodeProto, place: int, level: str) -> None:
-        name = node.input[place]
-        axes = (0, 3) if node.op_type == "DynamicRouting" else (0, 1, 2, 4)
+        name, spec = node.input[place], OPERATORS[node.op_type]
+        assert spec.layout is not None
+        axes = spec.layout.shared
         eight, _, scale = self._integers(name, axes, level)
         made = onnx.NodeProto()
         made.CopyFrom(node)
-        made.op_type = f"Quantized{node.op_type}"
-        inputs = [
-            *node.input[:place],
-            eight,
-            self._add(f"{name}_scale", scale.squeeze(axes)),
-            *node.input[place + 1 :],
-        ]
-        del made.input[:]
-        made.input.extend(inputs)
+        made.op_type = spec.int8
+        weight = [eight, self._add(f"{name}_scale", scale.squeeze(axes))]
+        replace(made.input, [*node.input[:place], *weight, *node.input[place + 1 :]])
         self.nodes.append(made)
 
     def _stored(self, node: onnx.NodeProto, place: int, level: str) -> None:
@@ -229,7 +219,7 @@ class _Emitter:
 
 def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
     """The axes of a stored weight that share a scale: all but those of the output."""
-    if node.op_type == "Gemm" and attributes(node).get("transB", 0):
+    if node.op_type == "Gemm" and attributes_of(node).get("transB", 0):
         return (1,)
     return tuple(range(rank - 1))
 

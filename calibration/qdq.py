@@ -10,7 +10,9 @@ from onnx import helper
 
 from capsedge.calibration import weights
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import Graph, Kept, Unit, initializer, replace_graph
+from capsedge.calibration.units import Kept, Unit
+from capsedge.graph.proto import initializer
+from capsedge.graph.wiring import Graph, replace_graph
 
 LEAST_CHANNELS = 16
 

@@ -13,9 +13,10 @@ from capsedge.calibration.executed import Executed, executed
 from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import Kept, written
+from capsedge.calibration.units import Kept
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.graph.proto import written
 from capsedge.runtime.files.writing import (
     REJECTED,
     beside,

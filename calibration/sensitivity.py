@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,14 +14,12 @@ from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.source import Source
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import ROUTING, initializer, title
+from capsedge.calibration.units import title
 from capsedge.datasets import ImageSet
-from capsedge.schema.names import DOMAIN, operator_of
-
-# The function bodies name what verification and this module look at: <operator>_iter<t>_<what>.
-_MARK = re.compile(
-    r"^((?:Dynamic|EM|Attention|Uniform)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$"
-)
+from capsedge.graph.proto import copy_of, initializer, operator_nodes
+from capsedge.schema.marks import Mark, mark_of
+from capsedge.schema.names import operator_of
+from capsedge.schema.operators import ROUTING_OPERATORS
 
 
 @dataclass(frozen=True)
@@ -88,28 +85,27 @@ def _iterations(source: Source, calibration: ImageSet) -> list[tuple[str, onnx.M
 def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, list[str]]]:
     """The marked tensors of an inlined model by layer and iteration, in order."""
     layers = [
-        title(n.input[ROUTING[operator_of(n.op_type)]])
-        for n in model.graph.node
-        if n.domain == DOMAIN and operator_of(n.op_type) in ROUTING
+        title(n.input[ROUTING_OPERATORS[operator_of(n.op_type)].weight])
+        for n in operator_nodes(model)
+        if operator_of(n.op_type) in ROUTING_OPERATORS
     ]
     sites: list[tuple[str, list[str]]] = []
-    taken: set[tuple[str, int, str]] = set()
+    taken: set[Mark] = set()
     place, passes = -1, dict.fromkeys(layers, 0)
     for node in inlined.graph.node:
         for name in node.output:
-            mark = _MARK.match(name)
+            mark = mark_of(name)
             if mark is None:
                 continue
-            key = mark[1], int(mark[2]), mark[3]
-            fresh = not taken or key in taken or mark[1] not in {t[0] for t in taken}
+            fresh = not taken or mark in taken or mark.operator not in {t.operator for t in taken}
             if fresh:
                 place, taken = place + 1, set()
                 layer = layers[place] if place < len(layers) else f"routing {place + 1}"
                 passes[layer] = passes.get(layer, 0) + 1
-            taken.add(key)
-            # Attention makes one pass a node: its passes are the iterations of the layer.
-            one_pass = mark[1] in ("AttentionRouting", "UniformRouting")
-            title_ = f"{layer}, iteration {passes[layer] if one_pass else key[1]}"
+            taken.add(mark)
+            # Where a node is one pass, the passes are the iterations of the layer.
+            iterates = ROUTING_OPERATORS[mark.operator].iterates
+            title_ = f"{layer}, iteration {mark.iteration if iterates else passes[layer]}"
             if sites and sites[-1][0] == title_:
                 sites[-1][1].append(name)
             else:
@@ -121,8 +117,7 @@ def _rounded(
     model: onnx.ModelProto, tensors: list[str], limits: dict[str, tuple[float, float]]
 ) -> onnx.ModelProto:
     """A copy in which some tensors pass through uint8."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     nodes = list(copy.graph.node)
     del copy.graph.node[:]
     for node in nodes:

@@ -14,16 +14,17 @@ from capsedge.calibration import collect, evaluate, half, ort_cpu, qdq
 from capsedge.calibration.evaluate import Outcome, Scores
 from capsedge.calibration.table import Table
 from capsedge.calibration.units import (
-    Graph,
     Kept,
     Unit,
     calibrated_tensors,
     find_units,
     float_tensors,
-    written,
 )
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.graph.proto import written
+from capsedge.graph.quantized_file import finish
+from capsedge.graph.wiring import Graph
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
@@ -32,7 +33,6 @@ from capsedge.runtime.session import load
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
 TARGETS = ("ort-cpu", *QDQ)
-Finish = Callable[[onnx.ModelProto], None]
 Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
 
@@ -42,13 +42,16 @@ class Source:
 
     Args:
         path: the file.
-        finish: attaches function bodies to a model's capsule operators (``exporters`` has it).
+        bodies: whether what is made of it carries function bodies; without, it runs only where the operator
+            library is.
+        runtime: one that what is made of it is for, a key of ``graph.targets.TARGETS``; None for ONNX
+            Runtime and TensorRT.
 
     Raises:
         ArtefactError: the file has no metadata, is not in FP32, or is damaged.
     """
 
-    def __init__(self, path: Path | str, finish: Finish) -> None:
+    def __init__(self, path: Path | str, bodies: bool = True, runtime: str | None = None) -> None:
         self.path = Path(path)
         session = load(self.path)
         if session.metadata is None:
@@ -81,7 +84,7 @@ class Source:
                 f"{path} has no layer that can be quantized.",
                 "; ".join(f"{k.node}: {k.numbers}" for k in self.kept),
             )
-        self._finish = finish
+        self._bodies, self._runtime = bodies, runtime
         self._scores: dict[int, tuple[ImageSet, Scores]] = {}
 
     @property
@@ -115,7 +118,7 @@ class Source:
         tensors = float_tensors(self.model)
         limits = collect.magnitudes(self.model, tensors, data)
         model, kept = half.emit(self.model, limits)
-        self._finish(model)
+        finish(model, self._bodies, self._runtime)
         return model, kept
 
     def emit(
@@ -139,7 +142,7 @@ class Source:
             for u in self.units
             if assignment.get(u.name, "fp32") == "fp32" and u.name not in {k.node for k in kept}
         ]
-        self._finish(model)
+        finish(model, self._bodies, self._runtime)
         return model, kept
 
     def quantizable(self, target: str) -> list[Unit]:

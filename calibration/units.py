@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
-from capsedge.runtime.files.writing import temporary_folder
-from capsedge.schema.names import DOMAIN, operator_of
+from capsedge.graph.proto import attributes_of
+from capsedge.graph.shapes import values_of
+from capsedge.graph.wiring import Graph
+from capsedge.schema.names import DOMAIN
+from capsedge.schema.operators import OPERATORS
 
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would weigh as much
 MAX_PRODUCTS = 65000  # of uint8 and int8 that a 32-bit sum holds (docs/operators.md, QuantizedConv)
-ROUTING = {
-    "DynamicRouting": 1,
-    "EMRouting": 2,
-    "AttentionRouting": 2,
-    "UniformRouting": 1,
-}  # place of the weight
-STORED = {"Gemm": 1, "MatMul": 1}
+_STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # place of the weight
 
 
 @dataclass(frozen=True)
@@ -60,65 +53,17 @@ class Kept:
         return {"node": self.node, "op": self.op, "rule": self.rule, "numbers": self.numbers}
 
 
-class Graph:
-    """A model and who makes and uses its tensors.
-
-    Attributes:
-        model: as it was given.
-        nodes: of its graph, capsule operators under the operator's own name instead of their body's.
-    """
-
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.model = model
-        self.nodes = [_without_body(node) for node in model.graph.node]
-        self.initializers = {t.name: t for t in model.graph.initializer}
-        self.outputs = {o.name for o in model.graph.output}
-        self.producers = {o: n for n in self.nodes for o in n.output}
-        self.consumers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.nodes:
-            for name in node.input:
-                self.consumers.setdefault(name, []).append(node)
-
-    def array(self, name: str) -> NDArray[Any]:
-        """Value of an initializer."""
-        return numpy_helper.to_array(self.initializers[name])
-
-    def relu_after(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The ReLU that alone uses a node's output."""
-        users = self.consumers.get(node.output[0], [])
-        if len(users) == 1 and users[0].op_type == "Relu" and node.output[0] not in self.outputs:
-            return users[0]
-        return None
-
-    def result(self, node: onnx.NodeProto) -> str:
-        """The tensor that leaves a convolution: after its ReLU, if it has one."""
-        relu = self.relu_after(node)
-        return str(relu.output[0] if relu is not None else node.output[0])
-
-    @property
-    def fused(self) -> bool:
-        """Whether the model uses the operators of the domain ``capsedge``."""
-        return any(n.domain == DOMAIN for n in self.nodes)
-
-
-def _without_body(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node that names its operator, not a function body."""
-    if node.domain != DOMAIN:
-        return node
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    copy.op_type, copy.overload = operator_of(node.op_type), ""
-    return copy
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Attributes as Python values."""
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
-
-
 def title(weight: str) -> str:
     """A layer's name from its weight's."""
     return weight.removeprefix("model.").removesuffix(".weight")
+
+
+def weight_place(node: onnx.NodeProto) -> int | None:
+    """Where among its inputs a node has a weight that can be in 8 bits; None for nowhere."""
+    if node.domain == "":
+        return _STANDARD.get(node.op_type)
+    spec = OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+    return spec.weight if spec is not None and spec.int8 else None
 
 
 def float_weight(graph: Graph, node: onnx.NodeProto, place: int) -> str | None:
@@ -147,7 +92,7 @@ def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
     if len(node.input) > 2 and node.input[2] and float_weight(graph, node, 2) is None:
         return "its bias is no FP32 constant"
     dims = list(graph.initializers[node.input[1]].dims)
-    a = attributes(node)
+    a = attributes_of(node)
     if len(dims) != 4:
         return f"it has {len(dims) - 2} spatial dimensions, wanted 2"
     if a.get("group", 1) != 1:
@@ -164,10 +109,8 @@ def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
     kinds: dict[str, str] = {}
     kept: list[Kept] = []
     for node in graph.nodes:
-        place = {"Conv": 1, **ROUTING, **STORED}.get(node.op_type)
-        if place is None or node.domain not in ("", DOMAIN):
-            continue
-        name = float_weight(graph, node, place)
+        place = weight_place(node)
+        name = None if place is None else float_weight(graph, node, place)
         if name is None or is_sum(graph, node):
             continue
         elements = math.prod(graph.initializers[name].dims)
@@ -182,7 +125,7 @@ def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
             kept.append(Kept(title(name), node.op_type, "small", numbers))
             continue
         else:
-            kind = "routing" if node.op_type in ROUTING else "linear"
+            kind = "routing" if node.domain == DOMAIN else "linear"
         # A weight that several nodes share is one unit, of the kind that computes in 8 bits.
         if kinds.get(name) in (None, "linear"):
             kinds[name] = kind
@@ -210,69 +153,6 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
     made = {o for n in graph.node for o in n.output} | {i.name for i in graph.input}
     return [
         name
-        for name, v in shapes(model).items()
+        for name, v in values_of(model).items()
         if v.type.tensor_type.elem_type == TensorProto.FLOAT and name in made
     ]
-
-
-@contextmanager
-def written(model: onnx.ModelProto) -> Iterator[Path]:
-    """A model as a file, while the block runs."""
-    with temporary_folder() as folder:
-        path = folder / "model.onnx"
-        path.write_bytes(model.SerializeToString())
-        yield path
-
-
-def initializer(name: str, value: NDArray[Any] | np.generic) -> onnx.TensorProto:
-    """An initializer of a numpy array or number."""
-    return numpy_helper.from_array(np.asarray(value, order="C"), name)
-
-
-def shapes(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Type and shape of every tensor of the graph that inference finds."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    return {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
-
-
-def replace_graph(
-    model: onnx.ModelProto,
-    nodes: Iterable[onnx.NodeProto],
-    more: Mapping[str, onnx.TensorProto],
-    like: Mapping[str, tuple[str, int]],
-) -> onnx.ModelProto:
-    """A copy with other nodes and more initializers, without what nothing uses any more.
-
-    The file loses its functions of the domain ``capsedge``: they belong to the shapes and types of before.
-
-    Args:
-        nodes: of a ``Graph`` of the model, or made anew.
-        like: new tensors: the old tensor whose shape each has, and its own element type.
-    """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    nodes = list(nodes)
-    del copy.graph.node[:]
-    copy.graph.node.extend(nodes)
-    others = [f for f in copy.functions if f.domain != DOMAIN]
-    del copy.functions[:]
-    copy.functions.extend(others)
-    used = {i for n in nodes for i in n.input} | {o.name for o in copy.graph.output}
-    tensors = {t.name: t for t in model.graph.initializer} | dict(more)
-    del copy.graph.initializer[:]
-    copy.graph.initializer.extend(t for name, t in tensors.items() if name in used)
-    known = shapes(model)
-    for t in model.graph.initializer:
-        known.setdefault(t.name, helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-    for name, (old, element) in like.items():
-        if old in known:
-            value = onnx.ValueInfoProto()
-            value.CopyFrom(known[old])
-            value.name = name
-            value.type.tensor_type.elem_type = element
-            known[name] = value
-    ends = {v.name for v in (*copy.graph.input, *copy.graph.output)}
-    made = {o for n in nodes for o in n.output} - ends
-    del copy.graph.value_info[:]
-    copy.graph.value_info.extend(v for name, v in known.items() if name in made)
-    return copy

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, ParityError
 from capsedge.exporters.export_report import CaseParity
-from capsedge.graph import proto
+from capsedge.graph.proto import check_operators
+from capsedge.graph.shapes import inferred
 
 
 def validate(model: onnx.ModelProto) -> None:
@@ -22,10 +23,10 @@ def validate(model: onnx.ModelProto) -> None:
     Raises:
         CapsedgeError: the graph is not valid ONNX: a bug of the exporter.
     """
-    problems = proto.check_operators(model)
+    problems = check_operators(model)
     try:
         onnx.checker.check_model(model, full_check=True)
-        proto.inferred(model)
+        inferred(model)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         problems.append(str(error))
     if problems:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import onnx
 from onnx import helper, inliner
 
-from capsedge.graph import proto
-from capsedge.graph.bodies import Shape, function_body
-from capsedge.graph.operators import OPERATORS, TORCH_DOMAIN, VERSION, attributes_of
+from capsedge.exporters.translation import TORCH_DOMAIN
+from capsedge.graph.bodies import function_body
+from capsedge.graph.cleaning import fold_fills, remove_unused_tensors, strip_notes
+from capsedge.graph.proto import attributes_of, operator_nodes, opset_of, set_opset
 from capsedge.graph.rewrites import Rewrites
+from capsedge.graph.shapes import inferred, input_shapes, keep_signature, shapes_of
 from capsedge.graph.simplify import simplify
-from capsedge.schema.names import DOMAIN
+from capsedge.schema.names import DOMAIN, VERSION
+from capsedge.schema.operators import OPERATORS
 
 _EXPANDED = "capsedge.expanded"
 
@@ -22,24 +25,23 @@ def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
     becomes standard operators that give both, since the ONNX operators have no such output.
 
     Raises:
-        ValueError: an input of a node has no shape.
+        UnknownShapeError: an input of a node has no shape.
     """
-    proto.strip_notes(model)
-    proto.fold_fills(model)
-    shapes = proto.shapes_of(model)
+    strip_notes(model)
+    fold_fills(model)
+    shapes = shapes_of(model)
     read = {i for n in model.graph.node for i in n.input} | {o.name for o in model.graph.output}
     expanded = 0
-    for node in proto.operator_nodes(model, TORCH_DOMAIN):
-        spec = OPERATORS[node.op_type]
+    for node in operator_nodes(model, TORCH_DOMAIN):
+        spec, known = OPERATORS[node.op_type], input_shapes(node, shapes)
         if spec.couplings and node.output[-1] in read:
             expanded += 1
-            inputs: list[Shape] = [shapes[i] for i in node.input]
             body = function_body(
                 node.op_type,
-                inputs,
+                known,
                 attributes_of(node),
                 rewrites,
-                opset=proto.opset_of(model),
+                opset=opset_of(model),
                 domain=_EXPANDED,
                 couplings=True,
             )
@@ -49,14 +51,14 @@ def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
         else:
             node.domain = DOMAIN
             del node.output[len(spec.outputs) :]
-    proto.set_opset(model, TORCH_DOMAIN, None)
-    proto.set_opset(model, DOMAIN, VERSION)
+    set_opset(model, TORCH_DOMAIN, None)
+    set_opset(model, DOMAIN, VERSION)
     if expanded:
         model.opset_import.append(helper.make_opsetid(_EXPANDED, 1))
         inlined = inliner.inline_local_functions(model)
-        proto.set_opset(inlined, _EXPANDED, None)
-        inlined = simplify(proto.inferred(inlined))
-        proto.keep_signature(inlined, model)
-        model = inlined
-    proto.remove_unused_tensors(model)
+        set_opset(inlined, _EXPANDED, None)
+        folded = simplify(inferred(inlined))
+        keep_signature(folded, model)
+        model = folded
+    remove_unused_tensors(model)
     return model

@@ -19,19 +19,22 @@ from capsedge.exporters import checks, modules
 from capsedge.exporters.emit import lower
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.translation import translation_table
-from capsedge.graph import proto
+from capsedge.exporters.translation import TORCH_DOMAIN, translation_table
+from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.first_pass import replace_uniform_passes
+from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.layer_norm import replace_layer_norms
-from capsedge.graph.operators import OPERATORS, TORCH_DOMAIN
 from capsedge.graph.portable import use_portable_forms
+from capsedge.graph.proto import copy_of, operator_counts, operator_nodes
 from capsedge.graph.rewrites import Rewrites
+from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.schema.names import DOMAIN
+from capsedge.schema.operators import OPERATORS
 
 IR_VERSION = 10
 OPSETS = range(18, 22)
@@ -106,25 +109,25 @@ def export(
             metadata,
             checkpoint_sha256,
         )
-        proto_model, rewritten = to_proto(subject, opset, batch, rewrites)
-        proto_model = _with_ops(proto_model, ops, rewrites)
-        checks.validate(proto_model)
-        parity = _prove(proto_model, ops, rewrites, subject, batch, atol, rtol)
+        lowered, rewritten = to_proto(subject, opset, batch, rewrites)
+        lowered = _with_ops(lowered, ops, rewrites)
+        checks.validate(lowered)
+        parity = _prove(lowered, ops, rewrites, subject, batch, atol, rtol)
     if subject.metadata is not None:
-        _write_metadata(proto_model, subject.metadata, parity, atol, rtol)
-    data = proto_model.SerializeToString()
+        _write_metadata(lowered, subject.metadata, parity, atol, rtol)
+    data = lowered.SerializeToString()
     if not dry_run:
         write_bytes(path, data)
     return ExportReport(
         path=path,
         size=len(data),
         opset=opset,
-        ir_version=proto_model.ir_version,
+        ir_version=lowered.ir_version,
         ops=ops,
-        inputs=_signature(proto_model.graph.input),
-        outputs=_signature(proto_model.graph.output),
-        operators=proto.operator_counts(proto_model),
-        functions=len(proto_model.functions),
+        inputs=_signature(lowered.graph.input),
+        outputs=_signature(lowered.graph.output),
+        operators=operator_counts(lowered),
+        functions=len(lowered.functions),
         rewrites=rewritten,
         atol=atol,
         rtol=rtol,
@@ -239,14 +242,14 @@ def to_proto(
     model = simplify(program.model_proto)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
-    captured = sum(
-        OPERATORS[n.op_type].couplings for n in proto.operator_nodes(model, TORCH_DOMAIN)
-    )
+    captured = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
     try:
         model = lower(model, rewrites)
-    except KeyError as error:
+    except UnknownShapeError as error:
         raise UnsupportedModelError(
-            "A capsule operator has an input of unknown shape.", f"Tensor {error}."
+            "A capsule operator has an input of unknown shape.",
+            f"There is {error}.",
+            "Give every operation before it fixed sizes; only the batch may be free.",
         ) from error
     # The passes kept alive as outputs go on as ordinary tensors.
     model.graph.value_info.extend(model.graph.output[len(subject.outputs) :])
@@ -258,7 +261,7 @@ def to_proto(
         linear = replace_uniform_passes(model)
         said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
     replace_layer_norms(model)
-    proto.remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
+    remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
     return model, said
 
@@ -306,10 +309,10 @@ def _quiet() -> Iterator[None]:
 def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.ModelProto:
     if ops == "fused":
         return model
-    proto.attach_functions(model, rewrites)
+    attach_functions(model, rewrites)
     if ops == "auto":
         return model
-    inlined = proto.inline_functions(model)
+    inlined = inline_functions(model)
     use_portable_forms(inlined)
     return inlined
 
@@ -326,9 +329,8 @@ def _prove(
     runnable = model
     if ops == "fused":
         # A fused file runs only with the kernels; its graph is proven with the function bodies.
-        runnable = onnx.ModelProto()
-        runnable.CopyFrom(model)
-        proto.attach_functions(runnable, rewrites)
+        runnable = copy_of(model)
+        attach_functions(runnable, rewrites)
     cases = checks.input_cases(subject.example, (1, 3) if batch is None else (batch,))
     session = checks.session_of(runnable)
     return checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)

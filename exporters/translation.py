@@ -1,123 +1,90 @@
 """PyTorch's capsule operators to ONNX nodes while ``torch.onnx.export`` runs.
 
 The nodes made here are in a domain of our own, ``capsedge.torch``, with the couplings as an output,
-because the torch operators have it; ``lowering`` then makes ``capsedge`` nodes of them. A private
+because the torch operators have it; ``emit.lower`` then makes ``capsedge`` nodes of them. A private
 domain also keeps ONNX's global registry free of ``capsedge`` schemas, which would stop shape inference
 through the function bodies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from onnx import AttributeProto, defs
+from onnx import defs
 from onnxscript.values import Opset
 
 import capsedge.ops  # noqa: F401  (registers the torch operators)
-from capsedge.graph.operators import OPERATORS, TORCH_DOMAIN, Operator
+from capsedge.schema.operators import OPERATORS, Operator
+
+TORCH_DOMAIN = "capsedge.torch"  # of the nodes made while torch exports; in no file
 
 _ATTRIBUTE_TYPES = {
-    AttributeProto.INT: defs.OpSchema.AttrType.INT,
-    AttributeProto.INTS: defs.OpSchema.AttrType.INTS,
-    AttributeProto.FLOAT: defs.OpSchema.AttrType.FLOAT,
-    AttributeProto.FLOATS: defs.OpSchema.AttrType.FLOATS,
+    "int": defs.OpSchema.AttrType.INT,
+    "ints": defs.OpSchema.AttrType.INTS,
+    "float": defs.OpSchema.AttrType.FLOAT,
+    "floats": defs.OpSchema.AttrType.FLOATS,
 }
+_PYTHON_TYPES = {"int": int, "ints": list[int], "float": float, "floats": list[float]}
 _TYPES = ["tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)"]
 
 
 def _register(operator: Operator) -> None:
     if defs.has(operator.name, TORCH_DOMAIN):
         return
-    outputs = [*operator.outputs, *(["couplings"] if operator.couplings else [])]
+    outputs = [*operator.output_names, *(["couplings"] if operator.couplings else [])]
     parameter = defs.OpSchema.FormalParameter
     defs.register_schema(
         defs.OpSchema(
             operator.name,
             TORCH_DOMAIN,
             1,
-            inputs=[parameter(n, "T") for n in operator.inputs],
+            inputs=[parameter(n, "T") for n in operator.input_names],
             outputs=[parameter(n, "T") for n in outputs],
             type_constraints=[("T", _TYPES, "a floating-point type")],
             attributes=[
-                defs.OpSchema.Attribute(n, _ATTRIBUTE_TYPES[t], required=True)
-                for n, t in operator.attributes.items()
+                defs.OpSchema.Attribute(a.name, _ATTRIBUTE_TYPES[a.type], required=True)
+                for a in operator.attributes
             ],
         )
     )
 
 
+def _translation(operator: Operator, opset: Opset) -> Callable[..., Any]:
+    """A function of the PyTorch operator's arguments that makes the ONNX node."""
+    inputs = dict.fromkeys(operator.input_names, Any)
+    types = {**inputs, **{a.name: _PYTHON_TYPES[a.type] for a in operator.attributes}}
+    kinds = {a.name: a.type for a in operator.attributes}
+
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(types, args, strict=False)), **kwargs}
+        tensors = [given.pop(name) for name in operator.input_names]
+        for name, value in given.items():
+            if kinds[name] == "int":  # PyTorch has booleans too
+                given[name] = int(value)
+            elif kinds[name] in ("ints", "floats"):
+                given[name] = list(value)
+        return getattr(opset, operator.name)(*tensors, **given)
+
+    # By these torch tells inputs from attributes.
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    translate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, either, annotation=kind) for name, kind in types.items()]
+    )
+    translate.__annotations__ = types
+    translate.__name__ = operator.torch
+    return translate
+
+
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The table for ``torch.onnx.export(custom_translation_table=...)``; may be asked for again and again."""
+    table: dict[Callable[..., Any], Callable[..., Any]] = {}
+    opset = Opset(TORCH_DOMAIN, 1)
     for operator in OPERATORS.values():
-        _register(operator)
-    op = Opset(TORCH_DOMAIN, 1)
-
-    def squash(x: Any, axis: int, epsilon: float) -> Any:
-        return op.Squash(x, axis=axis, epsilon=epsilon)
-
-    def dynamic_routing(
-        u: Any, weight: Any, log_prior: Any, bias: Any, iterations: int, leaky: bool, epsilon: float
-    ) -> Any:
-        return op.DynamicRouting(
-            u, weight, log_prior, bias, iterations=iterations, leaky=int(leaky), epsilon=epsilon
-        )
-
-    def em_routing(
-        pose: Any,
-        a: Any,
-        weight: Any,
-        beta_u: Any,
-        beta_a: Any,
-        iterations: int,
-        strides: Sequence[int],
-        inverse_temperatures: Sequence[float],
-        coordinate_addition: bool,
-        shared: bool,
-        epsilon: float,
-    ) -> Any:
-        return op.EMRouting(
-            pose,
-            a,
-            weight,
-            beta_u,
-            beta_a,
-            iterations=iterations,
-            strides=list(strides),
-            inverse_temperatures=list(inverse_temperatures),
-            coordinate_addition=int(coordinate_addition),
-            shared=int(shared),
-            epsilon=epsilon,
-        )
-
-    def attention_routing(
-        pose: Any,
-        parent: Any,
-        weight: Any,
-        scale: Any,
-        bias: Any,
-        strides: Sequence[int],
-        matrix_pose: bool,
-        agreement_scale: float,
-        epsilon: float,
-    ) -> Any:
-        return op.AttentionRouting(
-            pose,
-            parent,
-            weight,
-            scale,
-            bias,
-            strides=list(strides),
-            matrix_pose=int(matrix_pose),
-            agreement_scale=agreement_scale,
-            epsilon=epsilon,
-        )
-
-    ops = torch.ops.capsedge
-    return {
-        ops.squash.default: squash,
-        ops.dynamic_routing.default: dynamic_routing,
-        ops.em_routing.default: em_routing,
-        ops.attention_routing.default: attention_routing,
-    }
+        if operator.torch:
+            _register(operator)
+            function = getattr(torch.ops.capsedge, operator.torch).default
+            table[function] = _translation(operator, opset)
+    return table

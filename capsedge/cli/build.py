@@ -96,10 +96,11 @@ def command(
     """Build a TensorRT engine from an ONNX file, on the machine that will run it or portable."""
     try:
         import onnx  # noqa: F401
+        import onnx_graphsurgeon  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise EnvironmentProblem(
-            "Building engines needs the packages onnx and onnxscript.",
+            "Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",
             f"{error}.",
             "pip install 'capsedge[build]'",
         ) from error

@@ -213,15 +213,14 @@ def _frozen(
     from capsedge.calibration.frozen import freeze
     from capsedge.calibration.quantize import split
     from capsedge.calibration.source import Source, rounded
-    from capsedge.graph import proto
-    from capsedge.graph.quantized_file import finish
+    from capsedge.graph.proto import operator_counts
     from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
 
     check_writable(target)
     with temporary_folder() as folder:
         routed = folder / target.name
         report = write(routed)
-        source = Source(routed, finish)
+        source = Source(routed)
         splits = split(source, calib_data, None, count)
         for warning in splits.warnings:
             log(f"warning: {warning}")
@@ -242,7 +241,7 @@ def _frozen(
         report,
         path=target,
         size=len(data),
-        operators=proto.operator_counts(model),
+        operators=operator_counts(model),
         functions=len(model.functions),
     )
     return report, measured

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +107,6 @@ def command(
     from capsedge.calibration.observers import observer
     from capsedge.calibration.quantize import quantize, split
     from capsedge.calibration.source import Source
-    from capsedge.graph.quantized_file import finish
     from capsedge.graph.targets import TARGETS
     from capsedge.runtime.charts import check_chart
 
@@ -130,7 +128,7 @@ def command(
             f"{runtime} knows no operators of the domain capsedge.",
             "Leave --ops out.",
         )
-    source = Source(model, partial(finish, bodies=ops == "auto", runtime=runtime))
+    source = Source(model, ops == "auto", runtime)
     splits = split(source, calib_data, data, calib_images, seed, limit)
     for warning in splits.warnings:
         log(f"warning: {warning}")

@@ -90,10 +90,9 @@ def command(
     from capsedge.calibration import evaluate
     from capsedge.calibration.quantize import split
     from capsedge.calibration.source import Source, uniform
-    from capsedge.calibration.units import written
     from capsedge.cli.export import find_source
     from capsedge.exporters.to_onnx import export
-    from capsedge.graph.quantized_file import finish
+    from capsedge.graph.proto import written
     from capsedge.runtime.charts import check_chart
     from capsedge.runtime.files.writing import check_writable, temporary_folder, write_text
 
@@ -120,7 +119,7 @@ def command(
         for count in counts:
             path = folder / f"{count}.onnx"
             export(trained, path, iterations=count)
-            source = Source(path, finish)
+            source = Source(path)
             if splits is None:
                 splits = split(source, calib_data, None, 512, limit=limit)
                 for warning in splits.warnings:

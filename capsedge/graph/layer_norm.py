@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from capsedge.graph import proto
-from capsedge.graph.operators import VERSION, attributes_of
-from capsedge.schema.names import DOMAIN
+from capsedge.graph.proto import attributes_of, replace, set_opset
+from capsedge.graph.shapes import shapes_of
+from capsedge.schema.names import DOMAIN, VERSION
 
 LONGEST = 64  # of a row; over longer ones ONNX Runtime's own kernel is as fast
 
@@ -17,7 +17,7 @@ def replace_layer_norms(model: onnx.ModelProto) -> int:
 
     ONNX Runtime's kernel costs about 0.1 µs a row however short it is.
     """
-    shapes = proto.shapes_of(model)
+    shapes = shapes_of(model)
     replaced = 0
     for node in model.graph.node:
         if node.op_type != "LayerNormalization" or node.domain or len(node.input) != 3:
@@ -36,9 +36,8 @@ def replace_layer_norms(model: onnx.ModelProto) -> int:
             continue
         epsilon = attributes.get("epsilon", 1e-5)
         node.op_type, node.domain = "PoseNormalization", DOMAIN
-        del node.attribute[:]
-        node.attribute.append(helper.make_attribute("epsilon", epsilon))
+        replace(node.attribute, [helper.make_attribute("epsilon", epsilon)])
         replaced += 1
     if replaced:
-        proto.set_opset(model, DOMAIN, VERSION)
+        set_opset(model, DOMAIN, VERSION)
     return replaced

@@ -17,7 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.graph import proto
+from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.proto import constants_of, replace
+from capsedge.graph.shapes import inferred, shapes_of
 from capsedge.graph.views import merge_views
 from capsedge.schema.names import DOMAIN
 
@@ -27,8 +29,8 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 def use_portable_forms(model: onnx.ModelProto) -> None:
     """Write the graph's nodes in the forms above, in place; dead nodes of the domain ``capsedge`` stay."""
-    _replace_nodes(model, _Writer(model).nodes())
-    proto.remove_dead_nodes(model, DOMAIN)
+    replace(model.graph.node, _Writer(model).nodes())
+    remove_dead_nodes(model, DOMAIN)
     origin = merge_views(model)
     if _square_origins(model, origin):
         merge_views(model)
@@ -40,22 +42,14 @@ def _describe(model: onnx.ModelProto) -> None:
     described = {v.name for v in (*model.graph.value_info, *model.graph.output)}
     made = {o for n in model.graph.node for o in n.output}
     model.graph.value_info.extend(
-        v
-        for v in proto.inferred(model).graph.value_info
-        if v.name in made and v.name not in described
+        v for v in inferred(model).graph.value_info if v.name in made and v.name not in described
     )
-
-
-def _replace_nodes(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    kept = [*nodes]
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
 
 
 def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
     """Let sums of squares take what their poses are a view of, and bring the sums into shape instead."""
     graph = model.graph
-    shapes = proto.shapes_of(proto.inferred(model))
+    shapes = shapes_of(inferred(model))
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for name in set(node.input):
@@ -88,10 +82,8 @@ def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
         node.input[0] = node.input[1] = origin[view]
         changed.add(y)
         pending[following[0].output[0]] = tuple(-1 if d is None else d for d in wanted)
-    _replace_nodes(model, nodes)
-    described = [v for v in graph.value_info if v.name not in changed]
-    del graph.value_info[:]
-    graph.value_info.extend(described)
+    replace(graph.node, nodes)
+    replace(graph.value_info, [v for v in graph.value_info if v.name not in changed])
     return bool(changed)
 
 
@@ -100,12 +92,12 @@ class _Writer:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
-        inferred = proto.inferred(model)
-        self.shapes = proto.shapes_of(inferred)
-        values = (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info)
+        complete = inferred(model)
+        self.shapes = shapes_of(complete)
+        values = (*complete.graph.input, *complete.graph.output, *complete.graph.value_info)
         self.types = {v.name: v.type.tensor_type.elem_type for v in values}
         self.types |= {t.name: t.data_type for t in model.graph.initializer}
-        self.constants = proto.constants_of(model)
+        self.constants = constants_of(model)
         self.written: list[onnx.NodeProto] = []
         self.added: dict[str, onnx.TensorProto] = {}
 

@@ -1,11 +1,13 @@
-"""Function bodies for quantized files: what ``calibration`` emits becomes a file that runs anywhere."""
+"""The last step of a quantized file: with bodies, without, or in standard operators for another runtime."""
 
 from __future__ import annotations
 
 import onnx
 
-from capsedge.graph import proto
+from capsedge.graph.functions import attach_functions, inline_functions, strip_functions
 from capsedge.graph.portable import use_portable_forms
+from capsedge.graph.proto import copy_of, operator_nodes, opset_of
+from capsedge.graph.shapes import inferred
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import TARGETS, Target
 from capsedge.schema.names import DOMAIN
@@ -29,8 +31,8 @@ def finish(model: onnx.ModelProto, bodies: bool = True, runtime: str | None = No
     if runtime is not None:
         _for_runtime(model, TARGETS[runtime])
         return
-    proto.attach_functions(model)
-    opset = proto.opset_of(model)
+    attach_functions(model)
+    opset = opset_of(model)
     # TensorRT before 10.8 confuses a formal input with a tensor of the same name outside.
     taken = {t for n in model.graph.node for t in (*n.input, *n.output)}
     for function in model.functions:
@@ -39,22 +41,21 @@ def finish(model: onnx.ModelProto, bodies: bool = True, runtime: str | None = No
             for item in function.opset_import:
                 if item.domain == "":
                     item.version = opset
-    touched = {t for n in proto.operator_nodes(model) for t in (*n.input, *n.output)}
+    touched = {t for n in operator_nodes(model) for t in (*n.input, *n.output)}
     kept = [v for v in model.graph.value_info if v.name in touched]
     del model.graph.value_info[:]
     onnx.checker.check_model(model, full_check=True)
     if not bodies:
-        bare = proto.strip_functions(model)
-        model.CopyFrom(bare)
+        model.CopyFrom(strip_functions(model))
     model.graph.value_info.extend(kept)
 
 
 def _for_runtime(model: onnx.ModelProto, target: Target) -> None:
     """Standard operators only, and the batch that the target wants, in place."""
     made = model
-    if proto.operator_nodes(model):
-        proto.attach_functions(model)
-        made = proto.inline_functions(model)
+    if operator_nodes(model):
+        attach_functions(model)
+        made = inline_functions(model)
     if target.batch is not None:
         made = fix_batch(made, target.batch)
     use_portable_forms(made)
@@ -64,8 +65,7 @@ def _for_runtime(model: onnx.ModelProto, target: Target) -> None:
 
 def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     """A copy of a model of standard operators with its free batch fixed; one that is fixed stays as it is."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copy_of(model)
     free = {
         d.dim_param
         for v in copy.graph.input
@@ -81,7 +81,7 @@ def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
                 d.dim_value = batch
     for value in copy.graph.output:
         value.type.tensor_type.ClearField("shape")
-    return simplify(proto.inferred(copy))
+    return simplify(inferred(copy))
 
 
 def _shorten(function: onnx.FunctionProto, taken: set[str]) -> None:

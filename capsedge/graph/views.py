@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from capsedge.graph import proto
 from capsedge.graph.bodies import Shape
+from capsedge.graph.cleaning import captured, remove_dead_nodes
+from capsedge.graph.proto import constants_of
+from capsedge.graph.shapes import inferred, shapes_of
 from capsedge.schema.names import DOMAIN
 
 
@@ -21,10 +23,10 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
         For every view that is left, the tensor that it is a view of.
     """
     graph = model.graph
-    constants = proto.constants_of(model)
-    inferred = proto.inferred(model)
-    shapes = proto.shapes_of(inferred)
-    kept = {o.name for o in graph.output} | proto.captured(graph)
+    constants = constants_of(model)
+    complete = inferred(model)
+    shapes = shapes_of(complete)
+    kept = {o.name for o in graph.output} | captured(graph)
     origin: dict[str, str] = {}
     same: dict[str, str] = {}  # a tensor -> the equal one used instead
     known: dict[tuple[str, tuple[int, ...]], str] = {}  # (origin, target) -> the first view of them
@@ -53,9 +55,9 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
     targets.store()
     described = {v.name for v in graph.value_info}
     graph.value_info.extend(
-        v for v in inferred.graph.value_info if v.name in same.values() and v.name not in described
+        v for v in complete.graph.value_info if v.name in same.values() and v.name not in described
     )
-    proto.remove_dead_nodes(model, DOMAIN)
+    remove_dead_nodes(model, DOMAIN)
     return origin
 
 

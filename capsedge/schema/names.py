@@ -10,20 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from capsedge.schema.operators import OPERATORS
+
 DOMAIN = "capsedge"
-OPERATORS = (
-    "Squash",
-    "DynamicRouting",
-    "EMRouting",
-    "AttentionRouting",
-    "UniformRouting",
-    "PoseNormalization",
-    "QuantizedDynamicRouting",
-    "QuantizedEMRouting",
-    "QuantizedAttentionRouting",
-    "QuantizedUniformRouting",
-    "QuantizedConv",
-)
+VERSION = 1  # of the domain
 MOST = 256  # names of one operator that have a kernel; further ones run as function bodies
 FAMILIES_KEY = "capsedge.families"  # session option that the operator library reads
 

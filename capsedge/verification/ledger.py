@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
+from capsedge.schema.operators import OPERATORS
 from capsedge.verification.probe import Probe, Site
 from capsedge.verification.reference import Reference
 from capsedge.verification.routing_trace import Call, Step, trace
@@ -154,8 +155,9 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
 def _rows(site: Site, call: Call, own: Call, values: dict[str, Array]) -> list[Row]:
     rows = []
     for step, noisy in zip(call.steps, own.steps, strict=True):
-        # An attention node is one pass: the body calls it 1, the schedule knows which it is.
-        inner = min(step.iteration, 1) if call.operator == "AttentionRouting" else step.iteration
+        # Where a node is one pass the body calls it 1; the schedule knows which it is.
+        iterates = OPERATORS[call.operator].iterates
+        inner = step.iteration if iterates else min(step.iteration, 1)
         found = {kind: values[name] for kind, name in site.values.get(inner, {}).items()}
         known = step.iteration == 0 and call.sources[0] is not None  # the output of a layer before
         if found and not known:

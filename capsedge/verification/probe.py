@@ -1,12 +1,11 @@
 """What routing does inside an ONNX file: a copy of the file that also gives the values of every iteration.
 
-The exporter names these values in the function bodies ``<operator>_iter<t>_couplings``, ``_pose`` and
-``_logit`` (``Body.mark``); inlining keeps the names and adds a number. The file itself is never changed.
+The exporter names these values in the function bodies (``schema.marks``); inlining keeps the names and adds a
+number. The file itself is never changed.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ from numpy.typing import NDArray
 
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from capsedge.runtime.reading.onnx_file import read_harmless
+from capsedge.schema.marks import mark_of
 from capsedge.schema.names import DOMAIN, operator_of
+from capsedge.schema.operators import OPERATORS, ROUTING_OPERATORS
 
-_MARK = re.compile(
-    r"^((?:Dynamic|EM|Attention|Uniform)Routing)_iter(\d+)_(couplings|pose|logit)(?:_.*)?$"
-)
-_UNIFORM = "UniformRouting"  # a first attention pass
+# What a first pass, rewritten, is one of.
+_PASSES = {o.first_pass: o.name for o in OPERATORS.values() if o.first_pass}
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Site:
     Attributes:
         operator: its type.
         values: iteration -> kind -> name of the graph value in the probe. Iteration 0 is the layer's input.
-        uniform: a first attention pass, rewritten.
+        uniform: a first pass, rewritten.
     """
 
     operator: str
@@ -72,7 +71,7 @@ class Probe:
         functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         open_site: Site | None = None
         for node in model.graph.node:
-            if node.domain == DOMAIN and operator_of(node.op_type).endswith("Routing"):
+            if node.domain == DOMAIN and operator_of(node.op_type) in ROUTING_OPERATORS:
                 open_site = None
                 body = functions.get((node.domain, node.op_type, node.overload))
                 if library is not None or body is None:
@@ -81,10 +80,10 @@ class Probe:
                     self.sites.append(_opened(model, node, body, len(self.sites)))
             else:
                 for name in node.output:
-                    found = _MARK.match(name)
+                    found = mark_of(name)
                     if found is None:
                         continue
-                    operator, iteration, kind = found[1], int(found[2]), found[3]
+                    operator, iteration, kind = found
                     if open_site is None or not open_site.takes(operator, iteration, kind):
                         open_site = _site(operator)
                         self.sites.append(open_site)
@@ -115,9 +114,7 @@ class Probe:
 
 def _site(operator: str) -> Site:
     """A place without values yet."""
-    if operator == _UNIFORM:
-        return Site("AttentionRouting", uniform=True)
-    return Site(operator)
+    return Site(_PASSES.get(operator, operator), uniform=operator in _PASSES)
 
 
 def _from_outside(node: onnx.NodeProto) -> Site:
@@ -127,7 +124,7 @@ def _from_outside(node: onnx.NodeProto) -> Site:
     iterations = next((a.i for a in node.attribute if a.name == "iterations"), 1)
     site.add(0, "pose", node.input[0])
     site.add(iterations, "pose", node.output[0])
-    if operator == "EMRouting":
+    if ROUTING_OPERATORS[operator].activations:
         site.add(0, "activation", node.input[1])
         site.add(iterations, "activation", node.output[1])
     return site
@@ -140,7 +137,7 @@ def _opened(
     operator = operator_of(node.op_type)
     site = _site(operator)
     site.add(0, "pose", node.input[0])
-    if operator == "EMRouting":
+    if ROUTING_OPERATORS[operator].activations:
         site.add(0, "activation", node.input[1])
     own = onnx.FunctionProto()
     own.CopyFrom(body)
@@ -148,11 +145,11 @@ def _opened(
     own.name = node.op_type = f"{operator}Probe{number}"
     for inner in body.node:
         for name in inner.output:
-            found = _MARK.match(name)
+            found = mark_of(name)
             if found is not None:
                 outside = f"probe{number}_{name}"
                 own.output.append(name)
                 node.output.append(outside)
-                site.add(int(found[2]), found[3], outside)
+                site.add(found.iteration, found.kind, outside)
     model.functions.append(own)
     return site

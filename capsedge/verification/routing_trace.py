@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from capsedge.schema.operators import OPERATORS
+
 Array = NDArray[Any]
 
 
@@ -84,11 +86,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: dict[int, Call] = {}
         self._passes: dict[str, int] = {}
         self._alive: list[Tensor] = []  # no address is used twice while it identifies a call
-        ops = torch.ops.capsedge
-        self._unroll: dict[Any, Callable[..., Call]] = {
-            ops.dynamic_routing.default: self._dynamic,
-            ops.em_routing.default: self._em,
-            ops.attention_routing.default: self._attention,
+        unrolled: dict[str, Callable[..., Call]] = {
+            "DynamicRouting": self._dynamic,
+            "EMRouting": self._em,
+            "AttentionRouting": self._attention,
+        }
+        self._unroll = {
+            getattr(torch.ops.capsedge, OPERATORS[name].torch).default: (name, unroll)
+            for name, unroll in unrolled.items()
         }
 
     def __torch_dispatch__(
@@ -96,7 +101,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self._unroll:
-            call = self._unroll[func](*args)
+            operator, unroll = self._unroll[func]
+            call = unroll(operator, *args)
             call.sources = (*self._sources(args[0]), *call.sources)
             self.calls.append(call)
             self._made[result[0].data_ptr()] = call
@@ -109,15 +115,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _layer(self, weight: Tensor) -> str:
         return self._layers.get(weight.data_ptr(), f"routing {len(self.calls) + 1}")
 
-    def _dynamic(self, u: Tensor, weight: Tensor, *rest: Any) -> Call:
+    def _dynamic(self, operator: str, u: Tensor, weight: Tensor, *rest: Any) -> Call:
         log_prior, bias, iterations, leaky, epsilon = rest
         steps = [_step(0, u)]
         for t in range(1, iterations + 1):
             v, c = torch.ops.capsedge.dynamic_routing(u, weight, log_prior, bias, t, leaky, epsilon)
             steps.append(_step(t, v, c))
-        return Call("DynamicRouting", self._layer(weight), steps)
+        return Call(operator, self._layer(weight), steps)
 
-    def _em(self, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
+    def _em(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
         beta_u, beta_a, iterations, strides, temperatures, *others = rest
         steps = [_step(0, pose, length=a)]
         for t in range(1, iterations + 1):
@@ -125,15 +131,17 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 pose, a, weight, beta_u, beta_a, t, strides, temperatures[:t], *others
             )
             steps.append(_step(t, mean, r, activation))
-        return Call("EMRouting", self._layer(weight), steps)
+        return Call(operator, self._layer(weight), steps)
 
-    def _attention(self, pose: Tensor, parent: Tensor, weight: Tensor, *rest: Any) -> Call:
+    def _attention(
+        self, operator: str, pose: Tensor, parent: Tensor, weight: Tensor, *rest: Any
+    ) -> Call:
         layer = self._layer(weight)
         self._passes[layer] = self._passes.get(layer, 0) + 1
         out, c = torch.ops.capsedge.attention_routing(pose, parent, weight, *rest)
         steps = [_step(0, pose), _step(self._passes[layer], out, c)]
         uniform = not bool(parent.any())
-        return Call("AttentionRouting", layer, steps, uniform, self._sources(parent))
+        return Call(operator, layer, steps, uniform, self._sources(parent))
 
 
 def _step(

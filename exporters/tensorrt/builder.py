@@ -1,7 +1,7 @@
 """The one path through the builders of TensorRT 10.3 to 11 and TensorRT-RTX: strongly typed networks.
 
-Every name of TensorRT that is used here is in the bindings of all versions (tests/exporters/engine); numbers
-of flags moved between 10 and 11, so no flag is ever written as a number.
+Every name of TensorRT that is used here is in the bindings of all versions (tests/tensorrt/test_contract.py);
+numbers of flags moved between 10 and 11, so no flag is ever written as a number.
 """
 
 from __future__ import annotations

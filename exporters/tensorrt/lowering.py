@@ -6,14 +6,21 @@ for its registry; the others become standard operators.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
+import onnx_graphsurgeon as gs
 from onnx import helper, inliner, numpy_helper
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.graph import proto
+from capsedge.graph.first_pass import without_parents
+from capsedge.graph.functions import inline_functions
+from capsedge.graph.proto import constants_of, copy_of, operator_nodes, opset_of, replace, set_opset
+from capsedge.graph.shapes import keep_signature
 from capsedge.graph.simplify import simplify
 from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
 from capsedge.schema.names import DOMAIN, operator_of
+from capsedge.schema.operators import OPERATORS
 
 _INLINED = "capsedge.inlined"
 _QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
@@ -28,21 +35,21 @@ def native(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     check(model)
     try:
-        lowered = proto.inline_functions(model) if model.functions else _copy(model)
+        lowered = inline_functions(model) if model.functions else model
     except ValueError as error:
         raise UnsupportedModelError(
             "The model's capsule operators cannot become standard operators.",
             f"{error}.",
             "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
         ) from error
-    left = sorted({operator_of(n.op_type) for n in proto.operator_nodes(lowered)})
+    left = sorted({operator_of(n.op_type) for n in operator_nodes(lowered)})
     if left:
         raise UnsupportedModelError(
             "The model's capsule operators cannot become standard operators.",
             f"No function body for {', '.join(left)}.",
             "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
         )
-    return lowered
+    return _prepared(lowered)
 
 
 def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
@@ -55,14 +62,15 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
         UnsupportedModelError: an operator has neither a plugin nor a function body.
     """
     check(model)
-    copy = _copy(model)
+    copy = copy_of(model)
     bodies = {(f.name, f.overload): f for f in copy.functions if f.domain == DOMAIN}
-    constants = proto.constants_of(copy)
+    constants = constants_of(copy)
     kept, used = [], []
-    for node in proto.operator_nodes(copy):
+    for node in operator_nodes(copy):
         body = bodies.get((node.op_type, node.overload))
         operator = operator_of(node.op_type)
-        if operator in PLUGINS and not (body and _uniform(node, constants)):
+        # Of parents that are zero one product is left, for which no plugin is needed.
+        if operator in PLUGINS and not (body and without_parents(node, constants, {})):
             kept.append(node)
         elif body is None:
             raise UnsupportedModelError(
@@ -73,47 +81,47 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
         else:
             node.domain = _INLINED
             used.append(body)
-    own = [f for f in copy.functions if f.domain != DOMAIN]
-    del copy.functions[:]
+    replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
     for body in {(f.name, f.overload): f for f in used}.values():
         function = copy.functions.add()
         function.CopyFrom(body)
         function.domain = _INLINED
-    copy.functions.extend(own)
     for node in kept:
         node.op_type, node.overload = operator_of(node.op_type), ""
     if copy.functions:
         copy.opset_import.append(helper.make_opsetid(_INLINED, 1))
         inlined = inliner.inline_local_functions(copy)
-        proto.set_opset(inlined, _INLINED, None)
-        proto.keep_signature(inlined, model)
+        set_opset(inlined, _INLINED, None)
+        keep_signature(inlined, model)
         copy = inlined
-    copy = _folded(copy, model)
-    for node in proto.operator_nodes(copy):
-        node.attribute.append(helper.make_attribute("plugin_version", PLUGIN_VERSION))
-        node.attribute.append(helper.make_attribute("plugin_namespace", namespace))
-    return copy
-
-
-def _folded(copy: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Constants folded, so that what an inlined body computes from weights is a weight for TensorRT."""
+    # What an inlined body computes from weights is a weight for TensorRT.
     folded = simplify(copy)
-    proto.keep_signature(folded, model)
-    proto.remove_dead_nodes(folded)
-    return folded
+    keep_signature(folded, model)
+    return _prepared(folded, {"plugin_version": PLUGIN_VERSION, "plugin_namespace": namespace})
 
 
-def _uniform(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:
-    """Whether an attention pass has parents of constant zero: one product, for which no plugin is needed."""
-    if operator_of(node.op_type) != "AttentionRouting":
-        return False
-    parent = constants.get(node.input[1])
-    return parent is not None and not numpy_helper.to_array(parent).any()
+def _prepared(model: onnx.ModelProto, mark: Mapping[str, str] | None = None) -> onnx.ModelProto:
+    """A copy without functions and without what reaches no output, its plugins marked.
+
+    Constants are folded before (``graph.simplify``): GraphSurgeon folds with ONNX Runtime, which
+    `capsedge build` does without.
+
+    Args:
+        mark: attributes by which TensorRT's registry finds the plugin of a capsule operator.
+    """
+    graph = gs.import_onnx(model)
+    graph.functions.clear()
+    for node in graph.nodes:
+        if node.domain == DOMAIN:
+            node.attrs.update(mark or {})
+    prepared: onnx.ModelProto = gs.export_onnx(graph.cleanup())
+    prepared.metadata_props.extend(model.metadata_props)
+    return prepared
 
 
 def has_plugins(model: onnx.ModelProto) -> bool:
     """Whether the plugin library could run any of the model's operators."""
-    return any(operator_of(node.op_type) in PLUGINS for node in proto.operator_nodes(model))
+    return any(operator_of(node.op_type) in PLUGINS for node in operator_nodes(model))
 
 
 def check(model: onnx.ModelProto) -> None:
@@ -122,17 +130,17 @@ def check(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedModelError: the file was made for another target.
     """
-    operators = {operator_of(n.op_type) for n in proto.operator_nodes(model)}
-    foreign = sorted(operator for operator in operators if operator.startswith("Quantized"))
+    operators = {operator_of(n.op_type) for n in operator_nodes(model)}
+    foreign = sorted(o for o in operators if o in OPERATORS and OPERATORS[o].in_8_bits)
     if foreign:
         raise _other_target(f"It has {', '.join(foreign)}, which are kernels for the CPU.")
-    if proto.opset_of(model) > _NEWEST_OPSET:
+    if opset_of(model) > _NEWEST_OPSET:
         raise UnsupportedModelError(
-            f"The model has opset {proto.opset_of(model)}.",
+            f"The model has opset {opset_of(model)}.",
             f"TensorRT 10.3 parses up to {_NEWEST_OPSET}.",
             "Export it again: `capsedge export --opset 20`.",
         )
-    constants = proto.constants_of(model)
+    constants = constants_of(model)
     for node in model.graph.node:
         if node.op_type not in _QUANTIZE or len(node.input) < 3 or not node.input[2]:
             continue
@@ -178,7 +186,7 @@ def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     Raises:
         UsageError: the file is fixed to another batch.
     """
-    copy = _copy(model)
+    copy = copy_of(model)
     free = {d.dim_param for d in _batches(copy) if not d.HasField("dim_value")}
     for dimension in _batches(copy):
         if dimension.HasField("dim_value") and dimension.dim_value != batch:
@@ -200,9 +208,3 @@ def _batches(model: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
     given = {t.name for t in model.graph.initializer}
     shapes = [v.type.tensor_type.shape for v in model.graph.input if v.name not in given]
     return [shape.dim[0] for shape in shapes if shape.dim]
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy

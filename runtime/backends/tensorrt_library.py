@@ -15,10 +15,11 @@ from capsedge.runtime.backends.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.backends.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.backends.native_library import named_or_installed
 from capsedge.runtime.passport import Machine, Passport, check
+from capsedge.schema.operators import OPERATORS
 
 OLDEST = (10, 3)
 NAMESPACES = ("capsedge", "")  # where a registry may keep our creators
-PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
+PLUGINS = tuple(o.name for o in OPERATORS.values() if o.plugin)
 PLUGIN_VERSION = "1"
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"

@@ -18,13 +18,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from capsedge.runtime.reading.onnx_structure import Graph, Node, Structure
+from capsedge.schema.marks import Mark, mark_in
 from capsedge.schema.names import DOMAIN
+from capsedge.schema.operators import OPERATORS, ROUTING_OPERATORS
 
 STEM, VOTES, ROUTING, CLASSIFIER, DECODER = "stem", "votes", "routing", "classifier", "decoder"
 GROUPS = (STEM, VOTES, ROUTING, CLASSIFIER, DECODER)
-_PROCEDURES = ("DynamicRouting", "EMRouting", "AttentionRouting", "UniformRouting")
-ROUTING_OPERATORS = frozenset((*_PROCEDURES, *(f"Quantized{name}" for name in _PROCEDURES)))
-_BODIES = frozenset((*ROUTING_OPERATORS, "Squash", "PoseNormalization", "QuantizedConv"))
 
 # Values of inlined bodies: by ONNX Runtime, and by `capsedge export --ops portable`.
 _INLINED = re.compile(
@@ -38,7 +37,6 @@ _PORTABLE = re.compile(
 _PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
 # What ONNX Runtime writes before the name of a value that it casts, or takes a cast from.
 _RENAMED = re.compile(r"^((InsertedPrecisionFreeCast|InsertedCast|FusedBack|FusedFront)_)+")
-_END = {"EMRouting": re.compile(r"^iter(\d{1,6})_logit"), "": re.compile(r"^iter(\d{1,6})_pose")}
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,10 @@ def _inside(
     votes: dict[_Instance, set[str]],
 ) -> Place:
     """The place of an operator of a routing procedure."""
-    operator = instance.operator.removeprefix("Quantized")
     if instance not in started:
         passes[layer] += 1
         started[instance] = passes[layer]
-    if operator in ("AttentionRouting", "UniformRouting"):
+    if not _iterates(instance):
         # One pass an instance: concurrent routing is a schedule of nodes.
         first = started[instance]
     else:
@@ -161,29 +158,29 @@ def _inside(
 
 
 def _iterations(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, int]:
-    """Iterations of every inlined dynamic and EM routing; what follows the last one still is the last
+    """Iterations of every inlined procedure that iterates; what follows the last one still is the last
     one's."""
     most: dict[_Instance, int] = {}
     for node, instance in zip(running.nodes, instances, strict=True):
-        if instance is None or instance.operator.endswith(("AttentionRouting", "UniformRouting")):
+        if instance is None or not _iterates(instance):
             continue
         for output in node.outputs:
-            mark = _END[""].match(_inner_name(output))
-            if mark:
-                most[instance] = max(most.get(instance, 1), int(mark.group(1)))
+            mark = _mark(output, instance)
+            if mark is not None and mark.kind == "pose":
+                most[instance] = max(most.get(instance, 1), mark.iteration)
     return most
 
 
 def _mark_end(
     value: str, instance: _Instance, ended: dict[str, int], inputs: tuple[str, ...]
 ) -> None:
-    """Note how many iterations a value comes after, in dynamic and EM routing."""
-    operator = instance.operator.removeprefix("Quantized")
-    if operator in ("AttentionRouting", "UniformRouting"):
+    """Note how many iterations a value comes after, in procedures that iterate."""
+    if not _iterates(instance):
         return
-    mark = _END.get(operator, _END[""]).match(_inner_name(value))
+    mark = _mark(value, instance)
+    last = mark is not None and mark.kind == ROUTING_OPERATORS[instance.operator].marks[-1]
     before = max((ended.get(i, 0) for i in inputs), default=0)
-    ended[value] = int(mark.group(1)) if mark else before
+    ended[value] = mark.iteration if mark is not None and last else before
 
 
 def _between(running: Graph, found: list[Place]) -> list[Place]:
@@ -211,12 +208,13 @@ def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance,
     producer = {o: k for k, node in enumerate(running.nodes) for o in node.outputs}
     first: dict[_Instance, int] = {}
     for k, (node, instance) in enumerate(zip(running.nodes, instances, strict=True)):
-        marked = any(_inner_name(o).startswith("iter1_pose") for o in node.outputs)
-        if marked and instance is not None and node.domain != DOMAIN:
+        if instance is None or node.domain == DOMAIN:
+            continue
+        if any(_mark(o, instance) == (instance.operator, 1, "pose") for o in node.outputs):
             first.setdefault(instance, k)
     found: dict[_Instance, set[str]] = {}
     for instance, k in first.items():
-        if instance.operator.endswith("UniformRouting"):
+        if not ROUTING_OPERATORS[instance.operator].couplings:
             continue  # no votes apart: their sum is one linear map
         product = _nearest_product(running, producer, instances, k)
         operand = running.nodes[product].inputs[1] if product is not None else ""
@@ -265,21 +263,26 @@ def _before(
 
 def _instance(node: Node) -> _Instance | None:
     """The procedure that an operator of the running graph is, or is part of."""
-    if node.domain == DOMAIN and node.operator in _BODIES:
+    if node.domain == DOMAIN and node.operator in OPERATORS:
         key = node.name or (node.outputs[0] if node.outputs else "")
         return _Instance(node.operator, node.op, key)
     for name in (*node.outputs, node.name):
         match = _INLINED.match(name) or _PORTABLE.match(name)
-        if match and match["operator"] in _BODIES:
+        if match and match["operator"] in OPERATORS:
             body = match["operator"] + (match["number"] or "")
             return _Instance(match["operator"], body, body + (match["instance"] or ""))
     return None
 
 
-def _inner_name(value: str) -> str:
-    """The name of a value within its function body; empty for others."""
+def _mark(value: str, instance: _Instance) -> Mark | None:
+    """What a value of a procedure's body is, if the body marks it."""
     match = _INLINED.match(value) or _PORTABLE.match(value)
-    return match["value"] if match else ""
+    return mark_in(instance.operator, match["value"]) if match else None
+
+
+def _iterates(instance: _Instance) -> bool:
+    spec = ROUTING_OPERATORS.get(instance.operator)
+    return spec is not None and spec.iterates
 
 
 def _names(
@@ -290,7 +293,7 @@ def _names(
     layers: dict[str, list[str]] = defaultdict(list)
     by_node: dict[str, str] = {}
     for node in written.nodes:
-        if node.domain == DOMAIN and node.operator in _BODIES:
+        if node.domain == DOMAIN and node.operator in OPERATORS:
             layer = layer_of_weights(node)
             layers[node.op].append(layer)
             by_node[node.name] = layer

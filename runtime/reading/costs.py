@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from capsedge.runtime.reading.onnx_structure import BITS, Node
+from capsedge.schema.operators import OPERATORS, ROUTING_OPERATORS
+from capsedge.schema.votes import votes_of
 
 Shape = tuple[int, ...]
 
@@ -22,9 +23,10 @@ _MOVES = frozenset(
     ("Transpose", "Gather", "Concat", "Slice", "Split", "Expand", "Pad", "Cast", "CastLike", "Tile",
      "ReorderInput", "ReorderOutput", "Constant", "Shape", "MemcpyToHost", "MemcpyFromHost", "Where")
 )  # fmt: skip
-_WEIGHT_OF_CONVOLUTION = {"QLinearConv": 3, "QuantizedConv": 3}
-_NORMALIZATIONS = {"Softmax": 5, "LogSoftmax": 5, "LayerNormalization": 8, "PoseNormalization": 8,
-                   "SkipLayerNormalization": 9, "BatchNormalization": 2, "Squash": 4}  # fmt: skip
+_WEIGHT_OF_CONVOLUTION = {"QLinearConv": 3, "QuantizedConv": OPERATORS["QuantizedConv"].weight}
+_NORMALIZATIONS = {"Softmax": 5, "LogSoftmax": 5, "LayerNormalization": 8,
+                   "SkipLayerNormalization": 9, "BatchNormalization": 2,
+                   **{name: o.per_element for name, o in OPERATORS.items() if o.per_element}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,13 @@ def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
     kind = node.operator
     if kind in VIEWS or kind in _MOVES:
         return 0.0
-    routing = kind.removeprefix("Quantized")
-    if routing in _ROUTING:
-        return float(_ROUTING[routing](node, shape))
+    if kind in ROUTING_OPERATORS:
+        spec = ROUTING_OPERATORS[kind]
+        children = shape(node.inputs[0])
+        votes = votes_of(spec, children, shape(node.inputs[spec.weight]), node.attributes)
+        iterations = spec.iterations(node.attributes)
+        products = votes.depth + spec.sums * iterations + spec.agreements * (iterations - 1)
+        return 2.0 * children[0] * votes.elements * products
     out = shape(node.outputs[0])
     if "ConvTranspose" in kind:
         return 2.0 * math.prod(shape(node.inputs[0])) * math.prod(shape(node.inputs[1])[1:])
@@ -94,45 +100,3 @@ def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
     if kind.startswith(("Reduce", "MaxPool", "AveragePool", "Global")):
         return float(math.prod(shape(node.inputs[0])))
     return float(math.prod(out))
-
-
-def _dynamic(node: Node, shape: Any) -> float:
-    i, j, out, size = shape(node.inputs[1])
-    batch, iterations = shape(node.inputs[0])[0], node.integer("iterations", 3)
-    # A vote's element: its product, a weighted sum an iteration, an agreement between two.
-    return float(2 * batch * i * j * out * (size + iterations + iterations - 1))
-
-
-def _window(node: Node, shape: Any, weight: int) -> tuple[int, int]:
-    """Elements of all votes, and rows of the weight's matrices."""
-    kh, kw, types, _, rows, _ = shape(node.inputs[weight])
-    out = shape(node.outputs[0])
-    children = kh * kw * types
-    if node.integer("shared", 0):
-        children = math.prod(shape(node.inputs[0])[1:4])
-    return math.prod(out) * children, rows
-
-
-def _em(node: Node, shape: Any) -> float:
-    elements, rows = _window(node, shape, 2)
-    iterations = node.integer("iterations", 1)
-    # An M-step weighs a vote and adds it and its square; an E-step squares a deviation and weighs it.
-    return 2.0 * elements * (rows + 3 * iterations + 2 * (iterations - 1))
-
-
-def _attention(node: Node, shape: Any) -> float:
-    elements, rows = _window(node, shape, 2)
-    return 2.0 * elements * (rows + 2)
-
-
-def _uniform(node: Node, shape: Any) -> float:
-    elements, rows = _window(node, shape, 1)
-    return 2.0 * elements * rows
-
-
-_ROUTING = {
-    "DynamicRouting": _dynamic,
-    "EMRouting": _em,
-    "AttentionRouting": _attention,
-    "UniformRouting": _uniform,
-}

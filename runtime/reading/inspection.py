@@ -15,10 +15,16 @@ from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.reading.attribution import layer_of_weights
 from capsedge.runtime.reading.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
 from capsedge.schema.names import DOMAIN
+from capsedge.schema.operators import ROUTING_OPERATORS
+from capsedge.schema.votes import votes_of
 
 LARGEST = 5  # intermediate values listed
+_WIDTHS = {
+    "b": 1
+}  # bytes of an element by the letter of the operators' table; others count as FP32
 CONFIG_KEY = "capsedge.config"  # of a checkpoint's metadata
 
 
@@ -207,7 +213,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         routing=[
             _votes(node, shapes, batches)
             for node in graph.nodes
-            if node.domain == DOMAIN and node.operator in _GEOMETRY
+            if node.domain == DOMAIN and node.operator in ROUTING_OPERATORS
         ],
         largest=_largest(graph, batches),
         external_data=model.external_data,
@@ -240,33 +246,32 @@ def _constants(graph: Graph) -> list[Value]:
 
 
 def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> RoutingLayer:
-    """Votes of a capsedge routing node (docs/operators.md gives the shapes)."""
-    name = _layer_name(node)
+    """Votes of a capsedge routing node."""
+    spec = ROUTING_OPERATORS[node.operator]
+    name = layer_of_weights(node) or node.name or (node.outputs[0] if node.outputs else "")
     try:
-        positions, children, parents, pose = _GEOMETRY[node.operator](node, shapes)
-        per_image = sum(_per_image(shapes[n]) for n in (*_data(node), *node.outputs) if n)
-        weights = sum(math.prod(_known(shapes[n])) for n in node.inputs if n not in _data(node))
+        children, weight = shapes[node.inputs[0]], shapes[node.inputs[spec.weight]]
+        votes = votes_of(spec, children, weight, node.attributes)
+        per_image = weights = 0
+        for value, tensor in zip(spec.inputs, node.inputs, strict=True):
+            width = _WIDTHS.get(value.type, 4)
+            if value.batched:
+                per_image += width * _per_image(shapes[tensor])
+            else:
+                weights += width * math.prod(_known(shapes[tensor]))
+        per_image += sum(4 * _per_image(shapes[n]) for n in node.outputs if n)
     except (LookupError, ArithmeticError, ValueError):
         return RoutingLayer(name, node.operator)  # shapes that the file does not state
-    votes = positions * children * parents * pose
     return RoutingLayer(
         name,
         node.operator,
-        positions,
-        children,
-        parents,
-        pose,
-        votes={n: 4 * n * votes for n in batches},
-        fused={n: 4 * (n * per_image + weights) for n in batches},
+        votes.positions,
+        votes.children,
+        votes.parents,
+        votes.pose,
+        votes={n: 4 * n * votes.elements for n in batches},
+        fused={n: n * per_image + weights for n in batches},
     )
-
-
-def _layer_name(node: Node) -> str:
-    """The module whose weight a routing node takes, as the exporter names it; else the node's own name."""
-    weight = node.inputs[len(_data(node))] if len(node.inputs) > len(_data(node)) else ""
-    if weight.endswith(".weight"):
-        return weight.removeprefix("model.").removesuffix(".weight")
-    return node.name or (node.outputs[0] if node.outputs else "")
 
 
 def _known(shape: Shape) -> tuple[int, ...]:
@@ -277,34 +282,3 @@ def _known(shape: Shape) -> tuple[int, ...]:
 
 def _per_image(shape: Shape) -> int:
     return math.prod(_known(shape[1:]))
-
-
-def _data(node: Node) -> tuple[str, ...]:
-    """Inputs with a batch dimension; the others are weights."""
-    return node.inputs[: 1 if node.operator in ("DynamicRouting", "UniformRouting") else 2]
-
-
-def _dynamic(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
-    children, parents, pose, _ = _known(shapes[node.inputs[1]])
-    return 1, children, parents, pose
-
-
-def _map(node: Node, shapes: dict[str, Shape]) -> tuple[int, int, int, int]:
-    weight = node.inputs[1 if node.operator == "UniformRouting" else 2]
-    rows, columns, types, parents, _, last = _known(shapes[weight])
-    height, width, _, size = _known(shapes[node.inputs[0]][1:])
-    if not node.integer("matrix_pose", 1):
-        size = last
-    if node.integer("shared", 0):
-        return 1, height * width * types, parents, size
-    down, right = node.integers("strides") or (1, 1)
-    positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
-    return positions, rows * columns * types, parents, size
-
-
-_GEOMETRY = {
-    "DynamicRouting": _dynamic,
-    "EMRouting": _map,
-    "AttentionRouting": _map,
-    "UniformRouting": _map,
-}

@@ -1,40 +1,28 @@
 """A first look into an ONNX file with nothing but the standard library.
 
 The device has no ``onnx`` package, and a file that somebody sent must be judged before ONNX
-Runtime is handed its bytes. So the protobuf wire format
-(https://protobuf.dev/programming-guides/encoding) is walked here, weights are stepped over, and
+Runtime is handed its bytes. So its wire format (``wire``) is walked here, weights are stepped over, and
 what the runtime must know is collected: metadata, ``capsedge`` nodes, functions, external data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import opening
-from capsedge.runtime.reading.onnx_schema import (
-    BYTES,
-    FIXED32,
-    FIXED64,
-    MODEL,
-    VARINT,
-    Field,
-    Message,
-)
+from capsedge.runtime.reading.wire import MODEL, VARINT, Field, Malformed, Message, Wire
 from capsedge.schema.names import DOMAIN, operator_of
 
 # Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
 COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
 MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
-MAX_FIELDS = 4_000_000  # a real model has a few thousand; keeps a hostile file from taking minutes
 MAX_MESSAGES = 500_000
 MAX_NODES = 100_000  # a kilobyte of memory or more each, for two bytes of the file
 MAX_DEPTH = 100  # messages within messages, as protobuf has it
 
-_WIDTHS = {FIXED32: 4, FIXED64: 8}
 _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
 
 # Field numbers of onnx.proto3.
@@ -91,10 +79,6 @@ class OnnxSummary:
         return [name for name, _ in self.capsedge_nodes]
 
 
-class _Malformed(Exception):
-    """The bytes are not the message they should be."""
-
-
 def read_bytes(path: Path | str) -> bytes:
     """Read a model file whole.
 
@@ -135,8 +119,8 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
     try:
         summary = _Walker(data).model()
         if not summary.has_graph or not summary.ir_version:
-            raise _Malformed("it has no graph")
-    except (_Malformed, UnicodeDecodeError) as error:
+            raise Malformed("it has no graph")
+    except (Malformed, UnicodeDecodeError) as error:
         why, fix = _something_else(data) or (
             f"Read as one, {error}.",
             "Fetch the file again, or export it again with `capsedge export`.",
@@ -201,78 +185,7 @@ def _something_else(data: bytes) -> tuple[str, str] | None:
     return None
 
 
-class _Wire:
-    """Reads protobuf's wire format; what protobuf would read in another way is refused."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.seen = 0
-
-    def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield ``(number, wire type, a, b)``: the value as ``a``, or the bytes as ``a:b``."""
-        data, at = self.data, start
-        while at < end:
-            self.seen += 1
-            if self.seen > MAX_FIELDS:
-                raise _Malformed(f"it has more than {MAX_FIELDS:,} fields")
-            tag = data[at]
-            if tag < 0x80:
-                at += 1
-            else:
-                tag, at = self.tag(at, end)
-            wire = tag & 7
-            if wire == VARINT:
-                value, at = self.varint(at, end)
-                yield tag >> 3, wire, value, 0
-            elif wire == BYTES:
-                length, at = self.varint(at, end)
-                if length > end - at:
-                    raise _Malformed(
-                        f"a field at byte {at} needs {length:,} bytes and {end - at:,} are left"
-                    )
-                yield tag >> 3, wire, at, at + length
-                at += length
-            elif wire in _WIDTHS:
-                width = _WIDTHS[wire]
-                if width > end - at:
-                    raise _Malformed(f"it ends inside the field at byte {at}")
-                yield tag >> 3, wire, at, at + width
-                at += width
-            else:
-                raise _Malformed(f"a field at byte {at} has the unknown wire type {wire}")
-
-    def messages(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The length-delimited fields alone."""
-        for number, wire, a, b in self.fields(start, end):
-            if wire == BYTES:
-                yield number, a, b
-
-    def tag(self, at: int, end: int) -> tuple[int, int]:
-        """A field's number and wire type: 32 bits to protobuf, which drops any others."""
-        tag, after = self.varint(at, end)
-        if tag >= 1 << 32 or tag >> 7 * (after - at - 1) == 0:
-            raise _Malformed(f"the tag at byte {at} is too long")
-        return tag, after
-
-    def varint(self, at: int, end: int) -> tuple[int, int]:
-        value = 0
-        for shift in range(0, 70, 7):
-            if at >= end:
-                raise _Malformed(f"it ends at byte {at}, inside a number")
-            byte = self.data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if value >= 1 << 64:
-                    raise _Malformed(f"a number at byte {at} has more than 64 bits")
-                return value, at
-        raise _Malformed(f"a number at byte {at} does not end")
-
-    def text(self, start: int, end: int) -> str:
-        return self.data[start:end].decode()
-
-
-class _Walker(_Wire):
+class _Walker(Wire):
     """Goes through a whole file by the schema."""
 
     def __init__(self, data: bytes) -> None:
@@ -284,7 +197,7 @@ class _Walker(_Wire):
 
     def model(self) -> OnnxSummary:
         if self.data[4:8] == _ORT_FORMAT:
-            raise _Malformed("it is also a file of ONNX Runtime's own format")
+            raise Malformed("it is also a file of ONNX Runtime's own format")
         found = self.walk(MODEL, 0, len(self.data), 0)
         self.summary.ir_version = self._number(found, _MODEL_IR)
         self.summary.producer = self._text(found, _MODEL_PRODUCER)
@@ -294,24 +207,24 @@ class _Walker(_Wire):
     def walk(self, message: Message, start: int, end: int, depth: int) -> _Found:
         """Go through a message and all below it; the last value of each of its own fields."""
         if depth > MAX_DEPTH:
-            raise _Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
+            raise Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
         self.entered += 1
         if self.entered > MAX_MESSAGES:
-            raise _Malformed(f"it has more than {MAX_MESSAGES:,} messages")
+            raise Malformed(f"it has more than {MAX_MESSAGES:,} messages")
         found: _Found = {}
         known, stood = message.fields, 0
         for number, wire, a, b in self.fields(start, end):
             entry = known.get(number << 3 | wire)
             if entry is None:
-                raise _Malformed(
+                raise Malformed(
                     f"a {message.name} has a field {number} of wire type {wire} at byte {a}, "
                     "which the format lacks"
                 )
             if stood & entry.once:
-                raise _Malformed(f"a {message.name} has its field {number} twice")
+                raise Malformed(f"a {message.name} has its field {number} twice")
             stood |= entry.once
             if entry.narrow and (1 << 31) <= a < (1 << 64) - (1 << 31):
-                raise _Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
+                raise Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
             found[number] = a if wire == VARINT else (a, b)
             if entry.message is not None:
                 self.take(message, entry, self.walk(entry.message, a, b, depth + 1))
@@ -336,7 +249,7 @@ class _Walker(_Wire):
     def _node(self, found: _Found) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            raise _Malformed(f"it has more than {MAX_NODES:,} nodes")
+            raise Malformed(f"it has more than {MAX_NODES:,} nodes")
         kind, domain = self._text(found, _NODE_TYPE), self._text(found, _NODE_DOMAIN)
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:

@@ -15,8 +15,8 @@ from typing import Any
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files import limits
-from capsedge.runtime.reading.onnx_file import _Malformed, _Wire, read_bytes, summarize
-from capsedge.runtime.reading.onnx_schema import BYTES
+from capsedge.runtime.reading.onnx_file import read_bytes, summarize
+from capsedge.runtime.reading.wire import BYTES, Malformed, Wire
 from capsedge.schema.names import DOMAIN, operator_of
 
 # TensorProto.DataType: name and bits of an element.
@@ -126,7 +126,7 @@ def read_structure(path: Path | str) -> Structure:
     summary = summarize(data, str(path))
     try:
         graph, functions = _Reader(data).read()
-    except (_Malformed, UnicodeDecodeError) as error:
+    except (Malformed, UnicodeDecodeError) as error:
         raise ArtefactError(
             f"{path} is not a whole ONNX file.",
             f"Read as one, {error}.",
@@ -143,7 +143,7 @@ def read_structure(path: Path | str) -> Structure:
     )
 
 
-class _Reader(_Wire):
+class _Reader(Wire):
     """Reads files that `summarize` has judged. Field numbers are those of onnx.proto3."""
 
     def read(self) -> tuple[Graph, list[Graph]]:
@@ -161,7 +161,7 @@ class _Reader(_Wire):
         """Refuse graphs of more nodes than are looked at."""
         self.nodes += 1
         if self.nodes > limits.GRAPH_NODES:
-            raise _Malformed(f"it has over {limits.GRAPH_NODES:,} nodes")
+            raise Malformed(f"it has over {limits.GRAPH_NODES:,} nodes")
 
     def integers(self, wire: int, a: int, b: int) -> list[int]:
         """A piece of a repeated integer field: one number, or a packed run of them."""
@@ -176,7 +176,7 @@ class _Reader(_Wire):
     def floats(self, a: int, b: int) -> list[float]:
         piece = self.data[a : min(b, a + 4 * LONGEST_LIST)]
         if len(piece) % 4:
-            raise _Malformed(f"a list of floats at byte {a} has an odd size")
+            raise Malformed(f"a list of floats at byte {a} has an odd size")
         return [f for (f,) in struct.iter_unpack("<f", piece)]
 
     def read_tensor(self, start: int, end: int) -> Value:
@@ -190,7 +190,7 @@ class _Reader(_Wire):
             elif number == 8 and wire == BYTES:
                 name = self.text(a, b)
         if any(d < 0 for d in dims):
-            raise _Malformed(f"tensor '{name}' has a negative dimension")
+            raise Malformed(f"tensor '{name}' has a negative dimension")
         return Value(name, kind, _countable(name, tuple(dims)))
 
     def read_value(self, start: int, end: int) -> Value:
@@ -277,7 +277,7 @@ class _Reader(_Wire):
 
     def read_graph(self, start: int, end: int, depth: int) -> Graph:
         if depth > DEEPEST:
-            raise _Malformed(f"its graphs are nested more than {DEEPEST} deep")
+            raise Malformed(f"its graphs are nested more than {DEEPEST} deep")
         graph = Graph()
         for number, a, b in self.messages(start, end):
             if number == 1:
@@ -317,7 +317,7 @@ def _countable(name: str, shape: Shape) -> Shape:
         len(shape) > limits.DIMENSIONS
         or math.prod(max(1, d) for d in sizes) > limits.VALUE_ELEMENTS
     ):
-        raise _Malformed(f"'{name[:80]}' has a shape that fits no memory")
+        raise Malformed(f"'{name[:80]}' has a shape that fits no memory")
     return shape
 
 

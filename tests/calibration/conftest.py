@@ -12,7 +12,6 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 from capsedge.calibration.source import Source
 from capsedge.datasets import ImageSet
 from capsedge.exporters.to_onnx import export
-from capsedge.graph.quantized_file import finish
 from tests.exporters.nets import network
 
 FAMILIES = ("dynamic", "em", "attention")
@@ -44,4 +43,4 @@ def _stem():
 
 @pytest.fixture(scope="session")
 def source(exported: Path) -> Source:
-    return Source(exported, finish)
+    return Source(exported)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,10 +16,12 @@ from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.sensitivity import sensitivity
 from capsedge.calibration.source import Source, uniform
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import Graph, calibrated_tensors, find_units, written
+from capsedge.calibration.units import calibrated_tensors, find_units
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.graph.quantized_file import finish
+from capsedge.graph.proto import written
+from capsedge.graph.wiring import Graph
+from capsedge.runtime.reading.inspection import inspect
 from capsedge.runtime.session import load
 from capsedge.schema.names import operator_of
 
@@ -172,7 +174,7 @@ def test_for_tensorrt(source: Source, table) -> None:
 @pytest.mark.parametrize("target", ["openvino", "litert"])
 def test_for_other_runtimes(exported, target: str) -> None:
     """Q/DQ in standard operators; LiteRT's with constant shapes."""
-    source = Source(exported, partial(finish, runtime=target))
+    source = Source(exported, runtime=target)
     calibration, data = pixels(48, 1, source), pixels(20, 2, source)
     table = source.calibrate(calibration, "minmax", None)
     chosen = source.quantizable(target)
@@ -285,3 +287,22 @@ def test_activation_parameters_hold_zero() -> None:
     assert activation_parameters(-2.0, -1.0)[1] == 255
     assert activation_parameters(0.0, 0.0) == (1.0, 0)
     assert scale == pytest.approx(2 / 255)
+
+
+def test_inspect_shows_routing_with_int8_weights(source: Source, tmp_path: Path) -> None:
+    """The same votes as in FP32, with a quarter of the weights' bytes."""
+    table = source.calibrate(pixels(8, 0, source), "minmax", None)
+    path = tmp_path / "int8.onnx"
+    made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    onnx.save(made, path)
+    wanted, found = inspect(source.path, [1, 8]).routing, inspect(path, [1, 8]).routing
+    assert found
+    assert len(found) == len(wanted)
+    eight = {u.name for u in source.units if u.kind == "routing"}
+    for own, other in zip(found, wanted, strict=True):
+        assert own.name == other.name
+        assert own.operator == ("Quantized" if own.name in eight else "") + other.operator
+        assert (own.positions, own.children) == (other.positions, other.children)
+        assert (own.parents, own.pose, own.votes) == (other.parents, other.pose, other.votes)
+        assert own.votes
+        assert (own.fused[8] < other.fused[8]) == (own.name in eight)

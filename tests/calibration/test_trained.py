@@ -15,7 +15,6 @@ from capsedge.calibration.source import Source, uniform, written
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import read_split
 from capsedge.exporters.to_onnx import export
-from capsedge.graph.quantized_file import finish
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
@@ -29,7 +28,7 @@ def test_against_pytorch(routing: str, mnist: Path, tmp_path: Path) -> None:
     eager = predict_all(model, test).argmax(1).numpy()
     right = float((eager == test.labels).mean())
     export(model, tmp_path / "m.onnx")
-    source = Source(tmp_path / "m.onnx", finish)
+    source = Source(tmp_path / "m.onnx")
     splits = split(source, mnist, None, 512)
     assert len(splits.evaluation) == 10_000
     table = source.calibrate(splits.calibration, "mse", None)

@@ -10,8 +10,9 @@ from onnx.reference import ReferenceEvaluator
 
 from capsedge.exporters import modules
 from capsedge.exporters.to_onnx import to_proto
-from capsedge.graph import proto
+from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.first_pass import replace_uniform_passes
+from capsedge.graph.functions import attach_functions
 from capsedge.graph.rewrites import Rewrites
 from capsedge.models import CapsuleModel
 from capsedge.schema.names import DOMAIN
@@ -51,9 +52,9 @@ def rewritten(graph: onnx.ModelProto, rewrites: Rewrites, double: bool) -> onnx.
     copy.CopyFrom(as_double(graph) if double else graph)
     if rewrites.first_pass_uniform:
         replace_uniform_passes(copy)
-    proto.remove_dead_nodes(copy, None if rewrites.light_cone else DOMAIN)
+    remove_dead_nodes(copy, None if rewrites.light_cone else DOMAIN)
     compute = TensorProto.DOUBLE if double else TensorProto.FLOAT
-    proto.attach_functions(copy, rewrites, compute=compute)
+    attach_functions(copy, rewrites, compute=compute)
     return onnx.inliner.inline_local_functions(copy)
 
 

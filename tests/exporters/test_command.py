@@ -190,18 +190,19 @@ def test_parity_gate(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that differs from PyTorch is not written: here one agreement too few."""
-    from capsedge.graph import proto
+    from capsedge.exporters import to_onnx
+    from capsedge.graph.proto import operator_nodes
 
-    attach = proto.attach_functions
+    attach = to_onnx.attach_functions
 
     def wrong(model: onnx.ModelProto, rewrites: object = None) -> None:
-        for node in proto.operator_nodes(model):
+        for node in operator_nodes(model):
             for attribute in node.attribute:
                 if attribute.name == "iterations":
                     attribute.i -= 1
         attach(model)
 
-    monkeypatch.setattr(proto, "attach_functions", wrong)
+    monkeypatch.setattr(to_onnx, "attach_functions", wrong)
     target = checkpoint.with_name("m.onnx")
     assert _run(monkeypatch, "--checkpoint", checkpoint, "-o", target) == 4
     assert "nothing was written" in capsys.readouterr().err

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import capsedge.ops as ops
 from capsedge.exporters.to_onnx import export
-from capsedge.graph import proto
 from capsedge.graph.portable import COMPOSITE, use_portable_forms
+from capsedge.graph.proto import constants_of
+from capsedge.graph.shapes import inferred, shapes_of
 from capsedge.graph.views import merge_views
 
 from .evaluate import run
@@ -74,7 +75,7 @@ def targets_of(model: onnx.ModelProto) -> list[list[int]]:
     """The targets of all Reshapes, which are constants in every file."""
     found = []
     for nodes, constants in [
-        (model.graph.node, proto.constants_of(model)),
+        (model.graph.node, constants_of(model)),
         *((f.node, {n.output[0]: n.attribute[0].t for n in f.node if n.op_type == "Constant"})
           for f in model.functions),
     ]:  # fmt: skip
@@ -88,7 +89,7 @@ def targets_of(model: onnx.ModelProto) -> list[list[int]]:
 
 def ranks(model: onnx.ModelProto) -> set[str]:
     """The types of the nodes that make a tensor of rank 5 or more inside the graph."""
-    shapes = proto.shapes_of(proto.inferred(model))
+    shapes = shapes_of(inferred(model))
     outputs = {o.name for o in model.graph.output}
     return {
         n.op_type

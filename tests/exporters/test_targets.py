@@ -12,8 +12,8 @@ from capsedge import cli
 from capsedge.checkpoint import save_checkpoint
 from capsedge.errors import UsageError
 from capsedge.exporters.to_onnx import export
-from capsedge.graph import proto
 from capsedge.graph.quantized_file import fix_batch
+from capsedge.graph.shapes import shapes_of
 from capsedge.graph.targets import TARGETS, resolve
 
 from .evaluate import run
@@ -94,7 +94,7 @@ def test_the_batch_of_a_file_can_be_fixed_later(tmp_path: Path, family: str) -> 
     model = onnx.load(tmp_path / "m.onnx")
     fixed = fix_batch(model, 2)
     onnx.checker.check_model(fixed, full_check=True)
-    assert None not in proto.shapes_of(fixed)["images"]
+    assert None not in shapes_of(fixed)["images"]
     wanted = run(model, {"images": IMAGES[:2]})
     for name, found in run(fixed, {"images": IMAGES[:2]}).items():
         np.testing.assert_allclose(found, wanted[name], rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.graph.operators import OPERATORS
+from capsedge.schema.operators import OPERATORS
 from tests.conformance.cases import CASES, Case, make
 from tests.native.cuda_library import UNITS
 from tests.native.library import output_shapes
@@ -162,7 +162,7 @@ def test_what_an_engine_would_run(mock: ctypes.CDLL, operator: str, dtype: str) 
 def test_creators(mock: ctypes.CDLL, operator: str) -> None:
     """A plugin is asked for by the node's type, and given every attribute that the exporter writes."""
     names = mock.mock_field_names(operator.encode()).decode().split()
-    assert set(names) == set(OPERATORS[operator].attributes)
+    assert set(names) == set(OPERATORS[operator].attribute_names)
     case = next(c for c in LIGHT if c.operator == operator)
     plugin = create(mock, operator, case.attributes)
     assert mock.mock_identity(plugin) == f"capsedge::{operator}/1".encode()

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError  # noqa: E402
 
 from capsedge.errors import CapsedgeError  # noqa: E402
 from capsedge.runtime.reading import onnx_file  # noqa: E402
-from capsedge.runtime.reading.onnx_schema import SCHEMA  # noqa: E402
+from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
 from tests.runtime.models import capsule_model  # noqa: E402
 from tests.runtime.wire import Writer, field, long_tag, messages, model, varint  # noqa: E402
 

@@ -14,8 +14,7 @@ from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet
 from capsedge.exporters import modules
 from capsedge.exporters.to_onnx import export, to_proto
-from capsedge.graph import proto
-from capsedge.graph.quantized_file import finish
+from capsedge.graph.functions import attach_functions
 from capsedge.graph.rewrites import Rewrites
 from capsedge.models import build
 from capsedge.zoo import zoo_checkpoint
@@ -39,7 +38,7 @@ def quantized(source: Path, precision: str) -> Path:
     """
     if precision == "fp32":
         return source
-    made = Source(source, finish)
+    made = Source(source)
     prep = made.preprocessing
     assert prep is not None
     pixels = np.random.default_rng(0).integers(
@@ -64,7 +63,7 @@ def registered(name: str, folder: Path) -> Path:
     torch.manual_seed(0)
     subject = modules.of_capsule_model(build(name).eval(), (), None, "")
     model, _ = to_proto(subject, 20, None, Rewrites())
-    proto.attach_functions(model, Rewrites())
+    attach_functions(model, Rewrites())
     path = folder / f"{name}.onnx"
     path.write_bytes(model.SerializeToString())
     return path

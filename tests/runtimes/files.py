@@ -19,7 +19,6 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet
 from capsedge.exporters.to_onnx import export
-from capsedge.graph.quantized_file import finish
 from capsedge.schema.names import DOMAIN
 from capsedge.verification.reference import Reference
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
@@ -107,7 +106,7 @@ def _wanted(path: Path, x: NDArray[np.float32], outputs: Arrays, tolerance: floa
 
 def _reduced(path: Path, x: NDArray[np.float32]) -> None:
     """The INT8, FP16 and frozen files of an FP32 file."""
-    source = Source(path, finish)
+    source = Source(path)
     pixels = np.random.default_rng(2).integers(0, 256, (32, 28, 28, 1), dtype=np.uint8)
     images = ImageSet("random", pixels, None, source.preprocessing)
     table = source.calibrate(images, "minmax", None)

@@ -35,8 +35,8 @@ from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.schema.names import operator_of
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
-from tests.exporters.engine.test_lowering import quantized
 from tests.exporters.nets import network
+from tests.exporters.tensorrt.test_lowering import quantized
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu, on_gpu  # noqa: F401
 
@@ -88,7 +88,7 @@ def test_engines_that_were_timed_for_another_power_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They run, and inspect says what they were timed for."""
-    for module in ("exporters.engine.engine", "runtime.engine_inspection"):
+    for module in ("exporters.tensorrt.engine_file", "runtime.backends.engine_inspection"):
         monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
     built = make()
     assert built.passport.machine.power_mode == "MAXN_SUPER"

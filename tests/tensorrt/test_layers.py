@@ -99,7 +99,7 @@ def test_times_of_layers(make: Any, gpu: Any) -> None:
 
 
 def test_foreign_files_keep_their_names(make: Any, tmp_path: Path) -> None:
-    from tests.exporters.engine.test_lowering import quantized
+    from tests.exporters.tensorrt.test_lowering import quantized
 
     source = tmp_path / "foreign.onnx"
     model = quantized(np.int8(0))

@@ -7,11 +7,20 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.graph.bodies import attention, dynamic, em, int8, normalization, squash, uniform
+from capsedge.graph.bodies import (
+    attention,
+    convolution,
+    dynamic,
+    em,
+    int8,
+    normalization,
+    squash,
+    uniform,
+)
 from capsedge.graph.bodies._builder import Body, Shape
-from capsedge.graph.operators import OPERATORS
 from capsedge.graph.rewrites import Rewrites
 from capsedge.schema.names import DOMAIN
+from capsedge.schema.operators import OPERATORS
 
 _BUILDERS = {
     "Squash": squash.build,
@@ -20,11 +29,7 @@ _BUILDERS = {
     "AttentionRouting": attention.build,
     "UniformRouting": uniform.build,
     "PoseNormalization": normalization.build,
-    "QuantizedDynamicRouting": int8.build_dynamic,
-    "QuantizedEMRouting": int8.build_em,
-    "QuantizedAttentionRouting": int8.build_attention,
-    "QuantizedUniformRouting": int8.build_uniform,
-    "QuantizedConv": int8.build_conv,
+    "QuantizedConv": convolution.build,
 }
 
 
@@ -42,7 +47,7 @@ def function_body(
     """The ONNX function that computes one operator for given input shapes and attributes.
 
     Args:
-        operator: its type, a key of ``OPERATORS``.
+        operator: its type, a key of ``schema.operators.OPERATORS``.
         shapes: of its inputs, in order; None for the free batch.
         attributes: all of the node's attributes.
         rewrites: the exact rewrites to use; all by default.
@@ -54,22 +59,24 @@ def function_body(
     spec = OPERATORS[operator]
     body = Body(
         operator,
-        dict(zip(spec.inputs, shapes, strict=True)),
+        dict(zip(spec.input_names, shapes, strict=True)),
         attributes,
         rewrites or Rewrites(),
         couplings,
         compute,
     )
-    _BUILDERS[operator](body)
-    outputs = [*spec.outputs, *(["couplings"] if couplings else [])]
+    if spec.quantizes:
+        int8.dequantize(body)
+    _BUILDERS[spec.procedure](body)
+    outputs = [*spec.output_names, *(["couplings"] if couplings else [])]
     function = helper.make_function(
         domain,
         operator,
-        [body.formal(n) for n in spec.inputs],
+        [body.formal(n) for n in spec.input_names],
         [body.formal(n) for n in outputs],
         body.nodes,
         [helper.make_opsetid("", opset)],
-        attributes=list(spec.attributes),
+        attributes=list(spec.attribute_names),
     )
     return function
 

@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.rewrites import Rewrites
+from capsedge.schema import marks
 
 Shape = tuple[int | None, ...]
 
@@ -77,12 +78,12 @@ class Body:
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
         return output
 
-    def mark(self, value: str, name: str) -> str:
-        """Rename a value just made to ``<operator>_<name>``, so that verification finds it in the body.
+    def mark(self, value: str, kind: str, iteration: int = 1) -> str:
+        """Name a value just made after its iteration (``schema.marks``), so that it is found in the body.
 
         Couplings are ``[N·S or 1, M, I]``, poses ``[N·S, M, 1, P]``, logits of activations ``[N·S, M]``.
         """
-        marked = f"{self.operator}_{name}"
+        marked = self.formal(marks.name_of(iteration, kind))
         for node in self.nodes:
             for names in (node.input, node.output):
                 for k, old in enumerate(names):

@@ -32,8 +32,8 @@ def build(b: Body) -> None:
     scale = b.attributes["agreement_scale"]
     logits = agreement(b, v, b.input("parent"), (s, m, i, size), scale)
     couplings = b.op("Softmax", logits, axis=1)
-    couplings = b.mark(couplings, "iter1_couplings")
-    y = b.mark(normalize(b, weighted_sum(b, row(b, couplings), v)), "iter1_pose")
+    couplings = b.mark(couplings, "couplings")
+    y = b.mark(normalize(b, weighted_sum(b, row(b, couplings), v)), "pose")
     h, w = grid(height, width, (kh, kw), strides)
     b.result("pose_out", b.reshape(y, b.batched(), h, w, m, size))
     if b.couplings:

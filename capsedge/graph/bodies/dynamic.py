@@ -38,7 +38,7 @@ def build(b: Body) -> None:
     # The start logits are those of every image.
     logits = b.transpose(b.reshape(b.input("log_prior"), 1, i, j), 0, 2, 1)
 
-    couplings = b.mark(_softmax_over_parents(b, logits, j, leaky), "iter1_couplings")
+    couplings = b.mark(_softmax_over_parents(b, logits, j, leaky), "couplings")
     start = logits
     v = ""
     total = ""
@@ -51,17 +51,17 @@ def build(b: Body) -> None:
             "MatMul", b.reshape(u, b.batched(), i * size), b.reshape(scaled, i * size, j * out)
         )
         v = squash(b, b.op("Add", b.reshape(s, b.batched(), j, 1, out), bias), out, epsilon)
-        v = b.mark(v, "iter1_pose")
+        v = b.mark(v, "pose")
         iterations = 0
     else:
         u_hat = votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
     for iteration in range(iterations):
         if iteration:
             couplings = _softmax_over_parents(b, logits, j, leaky)
-            couplings = b.mark(couplings, f"iter{iteration + 1}_couplings")
+            couplings = b.mark(couplings, "couplings", iteration + 1)
         s = weighted_sum(b, row(b, couplings), u_hat)
         v = squash(b, b.op("Add", s, bias), out, epsilon)
-        v = b.mark(v, f"iter{iteration + 1}_pose")
+        v = b.mark(v, "pose", iteration + 1)
         if iteration + 1 == iterations and b.rewrites.dead_update:
             break
         if b.rewrites.logit_free:

@@ -82,7 +82,7 @@ def build(b: Body) -> None:
         mass = b.sum_last(r, i)  # [N·S, M, 1, 1]
         divisor = b.op("Add", mass, eps)
         mean = b.op("Div", weighted_sum(b, r, v), divisor)  # [N·S, M, 1, P]
-        mean = b.mark(mean, f"iter{iteration + 1}_pose")
+        mean = b.mark(mean, "pose", iteration + 1)
         difference = b.op("Sub", v, mean)
         deviation = b.op("Mul", difference, difference)
         variance = b.op("Add", b.op("Div", weighted_sum(b, r, deviation), divisor), eps)
@@ -90,7 +90,7 @@ def build(b: Body) -> None:
         log_variance = b.reshape(half, places, m)
         cost = b.op("Mul", b.op("Add", beta_u, log_variance), b.reshape(mass, places, m))
         logit = b.op("Mul", b.op("Sub", beta_a, cost), b.constant(temperatures[iteration]))
-        logit = b.mark(logit, f"iter{iteration + 1}_logit")
+        logit = b.mark(logit, "logit", iteration + 1)
         if iteration + 1 == iterations and b.rewrites.dead_update:
             break
         # E-step in the log domain. ln sigmoid(x) = -softplus(-x).
@@ -100,7 +100,7 @@ def build(b: Body) -> None:
         log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
         prior = b.reshape(b.op("Sub", log_a, log_variance), places, m, 1)
         responsibility = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
-        responsibility = b.mark(responsibility, f"iter{iteration + 2}_couplings")
+        responsibility = b.mark(responsibility, "couplings", iteration + 2)
         if iteration + 1 == iterations:
             responsibility = previous  # the E-step just written reaches no output
 

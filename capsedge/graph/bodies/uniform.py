@@ -35,5 +35,5 @@ def build(b: Body) -> None:
         s = b.transpose(b.reshape(s, poses, m * out, h * w), 0, 2, 1)
     if rows > 1:  # [N, R, parents, L] -> [N, parents, R, L]
         s = b.transpose(b.reshape(s, n, rows, parents, out), 0, 2, 1, 3)
-    y = b.mark(normalize(b, b.reshape(s, n, parents, rows * out)), "iter1_pose")
+    y = b.mark(normalize(b, b.reshape(s, n, parents, rows * out)), "pose")
     b.result("pose_out", b.reshape(y, n, h, w, m, rows * out))

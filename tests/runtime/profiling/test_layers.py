@@ -81,9 +81,8 @@ def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
     pytest.importorskip("onnxscript")
     from capsedge.calibration.source import Source, uniform
     from capsedge.datasets import ImageSet
-    from capsedge.graph.quantized_file import finish
 
-    source = Source(ROOT / "capsedge/zoo/digits-dynamic.onnx", finish)
+    source = Source(ROOT / "capsedge/zoo/digits-dynamic.onnx")
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), dtype=np.uint8)
     images = ImageSet("random", pixels, None, source.preprocessing)
     if precision == "fp16":

@@ -1,14 +1,20 @@
-"""The messages of ONNX, as ``onnx.proto`` of ONNX 1.23 (IR version 14) declares them.
+"""The wire format of ONNX files: the fields that their messages have, and the walk over the bytes.
 
-Of each message the numbers of its fields and what they hold. ``*`` marks a repeated field, ``|`` a member of
-the message's one ``oneof``. ``onnx_file`` reads a file by this table and by nothing else, so that no field is
-read in one way here and in another by protobuf. ``onnx_schema.h`` of libcapsedge has the same text.
+The messages are as ``onnx.proto`` of ONNX 1.23 (IR version 14) declares them: of each the numbers of its
+fields and what they hold. ``*`` marks a repeated field, ``|`` a member of the message's one ``oneof``.
+``onnx_file`` reads a file by this table and by nothing else, so that no field is read in one way here and in
+another by protobuf. ``onnx_schema.h`` of libcapsedge has the same text.
+
+The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+MAX_FIELDS = 4_000_000  # a real model has a few thousand; keeps a hostile file from taking minutes
 
 SCHEMA = """
 ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
@@ -53,6 +59,7 @@ DeviceConfigurationProto 1 string, 2 int32, 3 string*
 """
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_WIDTHS = {FIXED32: 4, FIXED64: 8}
 _WIRES = {"int64": VARINT, "int32": VARINT, "float": FIXED32, "double": FIXED64}
 
 
@@ -99,3 +106,89 @@ def _parse() -> dict[str, Message]:
 
 
 MODEL = _parse()["ModelProto"]
+
+
+class Malformed(Exception):
+    """The bytes are not the message they should be."""
+
+
+class Wire:
+    """Reads protobuf's wire format; what protobuf would read in another way is refused.
+
+    Args:
+        data: the message, whole.
+
+    Attributes:
+        seen: fields so far.
+
+    Every method raises ``Malformed`` for bytes that are no such thing.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.seen = 0
+
+    def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield ``(number, wire type, a, b)``: the value as ``a``, or the bytes as ``a:b``."""
+        data, at = self.data, start
+        while at < end:
+            self.seen += 1
+            if self.seen > MAX_FIELDS:
+                raise Malformed(f"it has more than {MAX_FIELDS:,} fields")
+            tag = data[at]
+            if tag < 0x80:
+                at += 1
+            else:
+                tag, at = self.tag(at, end)
+            wire = tag & 7
+            if wire == VARINT:
+                value, at = self.varint(at, end)
+                yield tag >> 3, wire, value, 0
+            elif wire == BYTES:
+                length, at = self.varint(at, end)
+                if length > end - at:
+                    raise Malformed(
+                        f"a field at byte {at} needs {length:,} bytes and {end - at:,} are left"
+                    )
+                yield tag >> 3, wire, at, at + length
+                at += length
+            elif wire in _WIDTHS:
+                width = _WIDTHS[wire]
+                if width > end - at:
+                    raise Malformed(f"it ends inside the field at byte {at}")
+                yield tag >> 3, wire, at, at + width
+                at += width
+            else:
+                raise Malformed(f"a field at byte {at} has the unknown wire type {wire}")
+
+    def messages(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The length-delimited fields alone."""
+        for number, wire, a, b in self.fields(start, end):
+            if wire == BYTES:
+                yield number, a, b
+
+    def tag(self, at: int, end: int) -> tuple[int, int]:
+        """A field's number and wire type: 32 bits to protobuf, which drops any others."""
+        tag, after = self.varint(at, end)
+        if tag >= 1 << 32 or tag >> 7 * (after - at - 1) == 0:
+            raise Malformed(f"the tag at byte {at} is too long")
+        return tag, after
+
+    def varint(self, at: int, end: int) -> tuple[int, int]:
+        """A number, and where it ends."""
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= end:
+                raise Malformed(f"it ends at byte {at}, inside a number")
+            byte = self.data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value >= 1 << 64:
+                    raise Malformed(f"a number at byte {at} has more than 64 bits")
+                return value, at
+        raise Malformed(f"a number at byte {at} does not end")
+
+    def text(self, start: int, end: int) -> str:
+        """The bytes as UTF-8; ``UnicodeDecodeError`` where they are none."""
+        return self.data[start:end].decode()

@@ -10,10 +10,15 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from capsedge.calibration import qdq
+from capsedge.calibration.source import Source, uniform
+from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.to_onnx import export
-from capsedge.graph import proto
+from capsedge.graph.proto import operator_nodes
+from capsedge.graph.quantized_file import finish
+from capsedge.graph.shapes import inferred, shapes_of
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from tests.exporters.nets import CONFIGS, network
 
@@ -57,7 +62,7 @@ def test_native_is_standard_operators_that_mean_the_same(model: onnx.ModelProto)
 def test_fused_has_marked_plugins_and_no_function(model: onnx.ModelProto) -> None:
     lowered = lowering.fused(model, "capsedge")
     assert not lowered.functions
-    nodes = proto.operator_nodes(lowered)
+    nodes = operator_nodes(lowered)
     assert nodes
     assert {n.op_type for n in nodes} <= set(PLUGINS)
     assert {n.domain for n in lowered.graph.node} == {"", "capsedge"}
@@ -68,6 +73,72 @@ def test_fused_has_marked_plugins_and_no_function(model: onnx.ModelProto) -> Non
         assert not node.overload
     for found, wanted in zip(run(lowered, library=True), run(model), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def described(model: onnx.ModelProto) -> dict[str, object]:
+    """What GraphSurgeon must leave alone."""
+    graph = model.graph
+    stored = {t.name for t in graph.initializer}
+    values = (*graph.input, *graph.output, *graph.value_info)
+    return {
+        "opsets": {e.domain: e.version for e in model.opset_import},
+        "format": (model.ir_version, [(p.key, p.value) for p in model.metadata_props]),
+        "types": {v.name: v.type for v in values if v.name not in stored},
+        "order": [(n.op_type, n.domain, tuple(n.input), tuple(n.output)) for n in graph.node],
+        "attributes": [
+            {a.name: (a.type, helper.get_attribute_value(a)) for a in n.attribute}
+            for n in graph.node
+        ],
+        "weights": {
+            t.name: (t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes())
+            for t in graph.initializer
+        },
+    }
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_types_attributes_and_opsets_survive(
+    precision: str, model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GraphSurgeon takes away functions and dead nodes and marks plugins, and changes nothing else."""
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    if precision != "fp32":
+        made = Source(path)
+        pixels = np.random.default_rng(0).integers(0, 256, (4, 10, 10, 1), dtype=np.uint8)
+        images = ImageSet("random", pixels, None, made.preprocessing)
+        if precision == "fp16":
+            model, _ = made.half(images)
+        else:
+            table = made.calibrate(images, "minmax", None)
+            model = qdq.emit(made.model, made.units, uniform(made.units, "int8"), table)
+            finish(model)
+    given: list[onnx.ModelProto] = []
+    surgeon = lowering.gs.import_onnx
+    monkeypatch.setattr(lowering.gs, "import_onnx", lambda m: given.append(m) or surgeon(m))
+    for lowered in (lowering.native(model), lowering.fused(model, "capsedge")):
+        before, after = described(given.pop()), described(lowered)
+        assert before["weights"]
+        for node, attributes in zip(lowered.graph.node, after["attributes"], strict=True):
+            marks = [attributes.pop(k, None) for k in ("plugin_version", "plugin_namespace")]
+            assert all(marks) == (node.domain == "capsedge")
+        assert after == before
+
+
+def test_nothing_is_left_over(model: onnx.ModelProto) -> None:
+    """Nodes that reach no output, and functions that nothing calls."""
+    wanted = lowering.fused(model, "capsedge")
+    first = model.graph.input[0].name
+    littered = onnx.ModelProto()
+    littered.CopyFrom(model)
+    littered.graph.node.insert(0, helper.make_node("Relu", [first], ["nowhere"]))
+    spare = helper.make_function("own", "Spare", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])],
+                                 [helper.make_opsetid("", 20)])  # fmt: skip
+    littered.functions.append(spare)
+    littered.opset_import.append(helper.make_opsetid("own", 1))
+    lowered = lowering.fused(littered, "capsedge")
+    assert not lowered.functions
+    assert [n.op_type for n in lowered.graph.node] == [n.op_type for n in wanted.graph.node]
 
 
 def test_axes_are_weights(model: onnx.ModelProto) -> None:
@@ -81,7 +152,7 @@ def test_axes_are_weights(model: onnx.ModelProto) -> None:
 
 def test_batch_becomes_a_number(model: onnx.ModelProto) -> None:
     fixed = lowering.native(lowering.fix_batch(model, 3))
-    shapes = proto.shapes_of(proto.inferred(fixed))
+    shapes = shapes_of(inferred(fixed))
     assert shapes["images"][0] == 3
     assert all(s[0] == 3 for o in fixed.graph.output for s in [shapes[o.name]])
     for found, wanted in zip(run(fixed), run(model), strict=True):
@@ -104,7 +175,7 @@ def test_operators_without_bodies_are_refused(tmp_path: Path) -> None:
     export(network("dynamic"), path, ops="fused")
     with pytest.raises(UnsupportedModelError, match="become standard operators"):
         lowering.native(onnx.load(path))
-    assert proto.operator_nodes(lowering.fused(onnx.load(path), ""))
+    assert operator_nodes(lowering.fused(onnx.load(path), ""))
 
 
 def quantized(zero_point: np.ndarray) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from capsedge.errors import ParityError, UsageError
 from capsedge.exporters.tensorrt import precision
 from capsedge.runtime.backends.engine_layers import Layer
-from tests.exporters.engine.test_lowering import quantized
+from tests.exporters.tensorrt.test_lowering import quantized
 
 
 def half() -> onnx.ModelProto:

@@ -1,0 +1,91 @@
+"""Function bodies of the capsule operators in a file: put on, taken off, inlined."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+from onnx import inliner
+
+from capsedge.graph.bodies import function_body
+from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.proto import (
+    attributes_of,
+    copy_of,
+    operator_nodes,
+    opset_of,
+    replace,
+    set_opset,
+)
+from capsedge.graph.rewrites import Rewrites
+from capsedge.graph.shapes import inferred, input_shapes, keep_signature, shapes_of
+from capsedge.graph.simplify import simplify
+from capsedge.schema.names import DOMAIN, VERSION, numbered, operator_of
+
+
+def attach_functions(
+    model: onnx.ModelProto,
+    rewrites: Rewrites | None = None,
+    *,
+    compute: int = onnx.TensorProto.FLOAT,
+) -> None:
+    """Give every capsule operator its function body, and each distinct body a name of its own.
+
+    The nodes take the name of their body: ``DynamicRouting``, ``DynamicRouting_2``, ... (``schema.names``).
+    Attributes and input shapes that make the same body share it.
+
+    Raises:
+        UnknownShapeError: the shape of an input is not known.
+    """
+    shapes = shapes_of(model)
+    names: dict[bytes, str] = {}
+    counts: Counter[str] = Counter()
+    for node in operator_nodes(model):
+        operator = operator_of(node.op_type)
+        body = function_body(
+            operator,
+            input_shapes(node, shapes),
+            attributes_of(node),
+            rewrites,
+            opset=opset_of(model),
+            compute=compute,
+        )
+        content = body.SerializeToString(deterministic=True)
+        if content not in names:
+            counts[operator] += 1
+            names[content] = body.name = numbered(operator, counts[operator])
+            model.functions.append(body)
+        node.op_type, node.overload = names[content], ""
+    if names:
+        set_opset(model, DOMAIN, VERSION)
+
+
+def detach_functions(model: onnx.ModelProto) -> None:
+    """Take the bodies off the capsule operators, whose nodes get the operators' own names again."""
+    replace(model.functions, [f for f in model.functions if f.domain != DOMAIN])
+    for node in operator_nodes(model):
+        node.op_type, node.overload = operator_of(node.op_type), ""
+
+
+def strip_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose capsule operators have no function bodies: it runs only where they are kernels."""
+    copy = copy_of(model)
+    detach_functions(copy)
+    return copy
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in standard operators only: function bodies inlined, constants folded.
+
+    Raises:
+        ValueError: a capsule operator has no function body.
+    """
+    copy = inliner.inline_local_functions(model)
+    left = sorted({operator_of(n.op_type) for n in operator_nodes(copy)})
+    if left:
+        raise ValueError(f"no function body for {', '.join(left)}")
+    set_opset(copy, DOMAIN, None)
+    folded = simplify(inferred(copy))
+    keep_signature(folded, model)
+    remove_dead_nodes(folded)
+    return folded

@@ -1,0 +1,304 @@
+"""The operators of the domain ``capsedge``: one table that every part of the package reads.
+
+docs/operators.md is their specification. What computes an operator (its body, its kernels, its PyTorch
+definition) stands in a file of its own; everything else that is particular to one stands here. It imports
+nothing but the standard library, because ``capsedge infer`` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Default = int | float | tuple[int, ...] | tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output.
+
+    Attributes:
+        name: its formal name.
+        type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
+            ``b`` int8; ``B`` uint8.
+        batched: whether its first dimension is the batch; of an input without it is a weight.
+    """
+
+    name: str
+    type: str = "T"
+    batched: bool = False
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute, which every node carries.
+
+    Attributes:
+        type: ``int``, ``float``, ``ints`` or ``floats``.
+        default: of the specification; None where there is none and it must be given.
+    """
+
+    name: str
+    type: str
+    default: Default = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the axes of a routing weight count, and which of them the scale of an INT8 weight keeps."""
+
+    weight: tuple[str, ...]
+    scale: tuple[str, ...]
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The axes over which INT8 weights share a scale."""
+        return tuple(k for k, axis in enumerate(self.weight) if axis not in self.scale)
+
+
+DENSE = Layout(("I", "J", "Pout", "Pin"), ("J", "Pout"))
+WINDOWS = Layout(("Kh", "Kw", "C", "M", "K", "L"), ("M", "L"))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator.
+
+    Attributes:
+        name: its type in ONNX.
+        inputs, outputs: of the ONNX node, in order; the first input is a batch of poses.
+        attributes: in the order of the PyTorch operator's arguments.
+        torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty where the exporter makes it.
+        layout: of the weight of a routing operator, from which the shape of its votes follows
+            (``schema.votes``); None for other operators.
+        marks: of a routing operator, the kinds of values that its body names after every iteration
+            (``schema.marks``), in the order in which they are computed.
+        couplings: whether couplings can be returned, as a further output.
+        freezable: whether constant couplings make it one matrix product.
+        first_pass: the operator that it is where its parents are zero; empty for none.
+        plugin: whether the TensorRT plugin library has it.
+        sums, agreements: products that an element of a vote takes part in, in an iteration and between two.
+        per_element: operations an element of the output; of what does not route.
+        quantizes: the operator of which this is the form with INT8 weights; empty for others.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    attributes: tuple[Attribute, ...] = ()
+    torch: str = ""
+    layout: Layout | None = None
+    marks: tuple[str, ...] = ()
+    couplings: bool = False
+    freezable: bool = False
+    first_pass: str = ""
+    plugin: bool = False
+    sums: int = 0
+    agreements: int = 0
+    per_element: int = 0
+    quantizes: str = ""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Formal names of the inputs."""
+        return tuple(v.name for v in self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Formal names of the outputs."""
+        return tuple(v.name for v in self.outputs)
+
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Names of the attributes."""
+        return tuple(a.name for a in self.attributes)
+
+    @property
+    def weight(self) -> int:
+        """Place of the weight among the inputs.
+
+        Raises:
+            ValueError: it has none.
+        """
+        return self.input_names.index("weight")
+
+    @property
+    def routes(self) -> bool:
+        """Whether it is a routing operator."""
+        return self.layout is not None
+
+    @property
+    def iterates(self) -> bool:
+        """Whether a node makes several iterations; of the others a node is one pass."""
+        return "iterations" in self.attribute_names
+
+    @property
+    def activations(self) -> bool:
+        """Whether capsules have activations of their own: the second input and output."""
+        return len(self.outputs) > 1
+
+    @property
+    def procedure(self) -> str:
+        """The operator itself, and of one with INT8 weights the one without."""
+        return self.quantizes or self.name
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether its weight is INT8."""
+        return any(v.type == "b" for v in self.inputs)
+
+    @property
+    def int8(self) -> str:
+        """The operator with INT8 weights that does the same; empty for none."""
+        return f"Quantized{self.name}" if self.routes and not self.quantizes else ""
+
+    def integer(self, attributes: Mapping[str, Any], name: str) -> int:
+        """A whole number among a node's attributes; its default, else 1, where it is missing or no number."""
+        found = attributes.get(name)
+        if isinstance(found, int):
+            return found
+        default = next((a.default for a in self.attributes if a.name == name), None)
+        return default if isinstance(default, int) else 1
+
+    def iterations(self, attributes: Mapping[str, Any]) -> int:
+        """Iterations of a node."""
+        return self.integer(attributes, "iterations") if self.iterates else 1
+
+
+_STRIDES = Attribute("strides", "ints", (1, 1))
+
+_SQUASH = Operator(
+    "Squash",
+    (Value("x", batched=True),),
+    (Value("y", batched=True),),
+    (Attribute("axis", "int", -1), Attribute("epsilon", "float", 1e-8)),
+    torch="squash",
+    plugin=True,
+    per_element=4,
+)
+_DYNAMIC = Operator(
+    "DynamicRouting",
+    (Value("u", batched=True), Value("weight"), Value("log_prior"), Value("bias")),
+    (Value("v", batched=True),),
+    (
+        Attribute("iterations", "int", 3),
+        Attribute("leaky", "int", 0),
+        Attribute("epsilon", "float", 1e-8),
+    ),
+    torch="dynamic_routing",
+    layout=DENSE,
+    marks=("couplings", "pose"),
+    couplings=True,
+    freezable=True,
+    plugin=True,
+    sums=1,
+    agreements=1,
+)
+_EM = Operator(
+    "EMRouting",
+    (
+        Value("pose", batched=True),
+        Value("a", batched=True),
+        Value("weight"),
+        Value("beta_u"),
+        Value("beta_a"),
+    ),
+    (Value("pose_out", batched=True), Value("a_out", batched=True)),
+    (
+        Attribute("iterations", "int"),
+        _STRIDES,
+        Attribute("inverse_temperatures", "floats"),
+        Attribute("coordinate_addition", "int", 0),
+        Attribute("shared", "int", 0),
+        Attribute("epsilon", "float", 1e-6),
+    ),
+    torch="em_routing",
+    layout=WINDOWS,
+    marks=("couplings", "pose", "logit"),
+    couplings=True,
+    plugin=True,
+    sums=3,  # an M-step weighs a vote and adds it and its square
+    agreements=2,  # an E-step squares a deviation and weighs it
+)
+_ATTENTION = Operator(
+    "AttentionRouting",
+    (
+        Value("pose", batched=True),
+        Value("parent", batched=True),
+        Value("weight"),
+        Value("scale"),
+        Value("bias"),
+    ),
+    (Value("pose_out", batched=True),),
+    (
+        _STRIDES,
+        Attribute("matrix_pose", "int", 1),
+        Attribute("agreement_scale", "float"),
+        Attribute("epsilon", "float", 1e-5),
+    ),
+    torch="attention_routing",
+    layout=WINDOWS,
+    marks=("couplings", "pose"),
+    couplings=True,
+    freezable=True,
+    first_pass="UniformRouting",
+    plugin=True,
+    sums=2,  # a pass agrees with the parents that it is given, and sums
+)
+_UNIFORM = Operator(
+    "UniformRouting",
+    (Value("pose", batched=True), Value("weight"), Value("scale"), Value("bias")),
+    (Value("pose_out", batched=True),),
+    (_STRIDES, Attribute("matrix_pose", "int", 1), Attribute("epsilon", "float", 1e-5)),
+    layout=WINDOWS,
+    marks=("pose",),
+)
+_NORMALIZATION = Operator(
+    "PoseNormalization",
+    (Value("x", batched=True), Value("scale"), Value("bias")),
+    (Value("y", batched=True),),
+    (Attribute("epsilon", "float", 1e-5),),
+    per_element=8,
+)
+_CONVOLUTION = Operator(
+    "QuantizedConv",
+    (
+        Value("x", "B", batched=True),
+        Value("x_scale", "f"),
+        Value("x_zero_point", "B"),
+        Value("weight", "b"),
+        Value("weight_scale", "f"),
+        Value("weight_zero_point", "b"),
+        Value("y_scale", "f"),
+        Value("y_zero_point", "B"),
+        Value("bias", "i"),
+    ),
+    (Value("y", "B", batched=True),),
+    (
+        _STRIDES,
+        Attribute("pads", "ints", (0, 0, 0, 0)),
+        Attribute("dilations", "ints", (1, 1)),
+    ),
+)
+_FLOAT = (_SQUASH, _DYNAMIC, _EM, _ATTENTION, _UNIFORM, _NORMALIZATION)
+
+
+def _quantized(o: Operator) -> Operator:
+    """The operator with INT8 weights, whose scale is an input behind them; no first pass, no plugin."""
+    place = o.weight
+    weight = (Value("weight", "b"), Value("weight_scale", "f"))
+    return replace(
+        o,
+        name=o.int8,
+        inputs=(*o.inputs[:place], *weight, *o.inputs[place + 1 :]),
+        torch="",
+        freezable=False,
+        first_pass="",
+        plugin=False,
+        quantizes=o.name,
+    )
+
+
+OPERATORS = {o.name: o for o in (*_FLOAT, *(_quantized(o) for o in _FLOAT if o.int8), _CONVOLUTION)}
+ROUTING_OPERATORS = {name: o for name, o in OPERATORS.items() if o.routes}

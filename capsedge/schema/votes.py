@@ -1,0 +1,72 @@
+"""Number and shape of the votes of a routing node, from which its operations and memory follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from capsedge.schema.operators import DENSE, Operator
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Votes ``[N, positions, children, parents, pose]`` (docs/operators.md).
+
+    Attributes:
+        positions: output positions.
+        children: of a window.
+        parents: of a position.
+        pose: elements of a vote.
+        depth: products that make an element of a vote.
+    """
+
+    positions: int
+    children: int
+    parents: int
+    pose: int
+    depth: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of all votes, per image."""
+        return self.positions * self.children * self.parents * self.pose
+
+
+def votes_of(
+    operator: Operator,
+    children: Sequence[Any],
+    weight: Sequence[Any],
+    attributes: Mapping[str, Any],
+) -> Votes:
+    """The votes of a node.
+
+    Args:
+        operator: a routing operator.
+        children: shape of its first input; the batch may be anything.
+        weight: shape of its weight.
+        attributes: of the node; the default stands in for one that is missing.
+
+    Raises:
+        ValueError: no such operator has these shapes or attributes, or a size is not known.
+    """
+    if operator.layout is DENSE:
+        types, parents, pose, depth = _sizes(weight)
+        return Votes(1, types, parents, pose, depth)
+    rows, columns, types, parents, depth, last = _sizes(weight)
+    height, width, _, size = _sizes(children[1:])
+    if not operator.integer(attributes, "matrix_pose"):
+        size = last
+    if "shared" in operator.attribute_names and operator.integer(attributes, "shared"):
+        return Votes(1, height * width * types, parents, size, depth)
+    down, right = _sizes(attributes.get("strides") or (1, 1))
+    if rows > height or columns > width or down < 1 or right < 1:
+        raise ValueError("the window does not fit the grid")
+    positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
+    return Votes(positions, rows * columns * types, parents, size, depth)
+
+
+def _sizes(shape: Sequence[Any]) -> list[int]:
+    if not isinstance(shape, (list, tuple)) or not all(isinstance(d, int) for d in shape):
+        raise ValueError("a size is not known")
+    return list(shape)
