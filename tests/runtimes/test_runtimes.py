@@ -117,7 +117,16 @@ def test_bodies_have_names_of_their_own(made: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["dynamic", "em", "attention", "two", "many", "dynamic-portable", "em-portable", "attention-portable"],
+    [
+        "dynamic",
+        "em",
+        "attention",
+        "two",
+        "many",
+        "dynamic-portable",
+        "em-portable",
+        "attention-portable",
+    ],
 )
 def test_the_reference_implementation_agrees(made: Path, name: str) -> None:
     path = made / f"{name}.onnx"

@@ -184,10 +184,13 @@ void threads(int count) {
   std::printf("threads: 8 threads, %d rounds, one session and one each\n", count);
 }
 
-long resident_pages() {
-  std::FILE* const file = std::fopen("/proc/self/statm", "r");
-  long size = 0, resident = 0;
-  if (file == nullptr || std::fscanf(file, "%ld %ld", &size, &resident) != 2) fail("cannot read /proc/self/statm");
+// Not of /proc/self/statm, whose counters Linux keeps per processor and adds up with an error of up to MiBs.
+long resident_kib() {
+  std::FILE* const file = std::fopen("/proc/self/smaps_rollup", "r");
+  long resident = -1;
+  for (char line[256]; file != nullptr && resident < 0 && std::fgets(line, sizeof line, file) != nullptr;)
+    std::sscanf(line, "Rss: %ld kB", &resident);
+  if (resident < 0) fail("cannot read /proc/self/smaps_rollup");
   std::fclose(file);
   return resident;
 }
@@ -198,12 +201,12 @@ void calls(int count) {
   {
     Caller caller(session, 1);
     for (int i = 0; i < count; ++i) {
-      if (i == count / 10) before = resident_pages();
+      if (i == count / 10) before = resident_kib();
       if (i % 2) caller.run();
       else caller.predict();
     }
   }
-  const long grown = (resident_pages() - before) * sysconf(_SC_PAGESIZE) / 1024;
+  const long grown = resident_kib() - before;
   check(capsedge_close(session));
   std::printf("calls: %d, grown by %ld KiB after the first tenth\n", count, grown);
   if (grown > 256) fail("memory grows");
@@ -288,9 +291,20 @@ long entries(const char* folder) {
 
 // 64 threads that open sessions, run them and close them, for so many seconds. Looks between rounds, when all are
 // closed: from a fifth of the time on, memory stays within 1 MiB, descriptors and threads are constant.
+// Each of 64 threads caches blocks that it freed, and each such block pins its page: MiBs that come and go. The caches
+// are switched off before a program starts or never, so it starts again.
+void without_caches(char** argv) {
+  constexpr const char* kName = "GLIBC_TUNABLES";
+  if (std::getenv(kName) != nullptr) return;
+  setenv(kName, "glibc.malloc.tcache_count=0", 1);
+  execv("/proc/self/exe", argv);
+  fail("cannot start again");
+}
+
 void soak(int seconds) {
   constexpr int kThreads = 64;
-  // What the C library keeps for each of 64 threads goes up and down by tens of MiB; here only what is held counts.
+  // What the C library keeps for each thread goes up and down by tens of MiB; only what is held counts here. See
+  // without_caches for the rest.
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 64 * 1024);
   using Clock = std::chrono::steady_clock;
@@ -327,7 +341,7 @@ void soak(int seconds) {
     std::unique_lock<std::mutex> lock(mutex);
     changed.wait(lock, [&] { return waiting == kThreads; });
     malloc_trim(0);
-    const long kib = resident_pages() * sysconf(_SC_PAGESIZE) / 1024, files = entries("/proc/self/fd"), here = entries("/proc/self/task");
+    const long kib = resident_kib(), files = entries("/proc/self/fd"), here = entries("/proc/self/task");
     if (elapsed() - said >= 60) {
       said = elapsed();
       std::printf("soak: %.0f s, %d rounds, %ld KiB, %ld descriptors, %ld threads\n", said, round, kib, files - 3, here - 2);
@@ -427,7 +441,7 @@ int main(int argc, char** argv) {
   else if (what == "calls") calls(count ? count : 100000);
   else if (what == "allocations") allocations(count ? count : 100);
   else if (what == "misuse") misuse(count ? count : 5);
-  else if (what == "soak") soak(count ? count : 600);
+  else if (what == "soak") without_caches(argv), soak(count ? count : 600);
   else return 2;
   return 0;
 }
