@@ -13,7 +13,7 @@ from capsedge.calibration.executed import Executed, executed
 from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import Kept, written
+from capsedge.calibration.units import Kept
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import (
@@ -253,15 +253,14 @@ def quantize(
         described["assignment"] = assignment
     source.described(model, precision, described)
     data = model.SerializeToString()
-    with written(model) as path:
-        runs = executed(path)
+    runs = executed(data, str(output))
     if precision != "fp16" and target == "ort-cpu":
         _check_executed(runs, assignment)
     passed = outcome.drop <= max_drop
     place = output if passed else beside(output, REJECTED)
     report = Report(
-        place, precision, method, target, len(data), source.path.stat().st_size, outcome, kept, runs,
-        executed(source.path), assignment, found, max_drop,
+        place, precision, method, target, len(data), len(source.content), outcome, kept, runs,
+        executed(source.content, str(source.path)), assignment, found, max_drop,
         {
             "calibration": len(splits.calibration),
             "search": len(splits.search) if found is not None else 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,17 @@ from capsedge.calibration.units import (
     calibrated_tensors,
     find_units,
     float_tensors,
-    written,
 )
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import opening
-from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.reading.onnx_file import read_harmless
-from capsedge.runtime.session import load
+from capsedge.runtime.reading.onnx_file import read_bytes
+from capsedge.runtime.session import load_bytes
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
 TARGETS = ("ort-cpu", *QDQ)
+MADE = "the file that was made"
 Finish = Callable[[onnx.ModelProto], None]
 Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
@@ -44,13 +44,21 @@ class Source:
         path: the file.
         finish: attaches function bodies to a model's capsule operators (``exporters`` has it).
 
+    Attributes:
+        content: of the file, which is read once.
+        sha256: of the content.
+        session: that runs it.
+        model: the graph.
+
     Raises:
         ArtefactError: the file has no metadata, is not in FP32, or is damaged.
     """
 
     def __init__(self, path: Path | str, finish: Finish) -> None:
         self.path = Path(path)
-        session = load(self.path)
+        self.content = read_bytes(self.path)
+        self.sha256 = hashlib.sha256(self.content).hexdigest()
+        session = load_bytes(self.content, self.path)
         if session.metadata is None:
             raise ArtefactError(
                 f"{path} was not made by capsedge: it does not say how images become its input.",
@@ -59,7 +67,7 @@ class Source:
             )
         self.session = session
         self.metadata: ModelMetadata = session.metadata
-        self.model = onnx.load_model_from_string(read_harmless(self.path)[0])
+        self.model = onnx.load_model_from_string(self.content)
         nodes = [*self.model.graph.node, *(n for f in self.model.functions for n in f.node)]
         found = {n.op_type for n in nodes} & _QUANTIZED
         if self.metadata.precision != "fp32" or found:
@@ -73,7 +81,6 @@ class Source:
             raise ArtefactError(
                 f"{path} takes {session.inputs[0].dtype} images.", "", "Quantize an FP32 file."
             )
-        self.sha256 = sha256(self.path)
         self.graph = Graph(self.model)
         self.units, self.kept = find_units(self.graph)
         if not self.units:
@@ -152,7 +159,7 @@ class Source:
         """The FP32 file's scores, computed once a set of images."""
         if id(data) not in self._scores:
             step = None if progress is None else (lambda k, n: progress("FP32", k, n))
-            self._scores[id(data)] = data, evaluate.scores(self.path, data, step)
+            self._scores[id(data)] = data, evaluate.scores(self.session, data, step)
         return self._scores[id(data)][1]
 
     def outcome(
@@ -160,9 +167,9 @@ class Source:
     ) -> Outcome:
         """A model made from this file against it."""
         reference = self.scores(data, progress)
-        with written(model) as path:
-            step = None if progress is None else (lambda k, n: progress("quantized", k, n))
-            found = evaluate.scores(path, data, step)
+        step = None if progress is None else (lambda k, n: progress("quantized", k, n))
+        session = load_bytes(model.SerializeToString(), MADE)
+        found = evaluate.scores(session, data, step)
         return evaluate.compare(reference, found, data, self.session)
 
     def described(
@@ -174,7 +181,7 @@ class Source:
             "source": {
                 "file": self.path.name,
                 "sha256": self.sha256,
-                "bytes": self.path.stat().st_size,
+                "bytes": len(self.content),
             },
             **calibration,
         }

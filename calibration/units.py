@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.runtime.files.writing import temporary_folder
 from capsedge.schema.names import DOMAIN, operator_of
 
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would weigh as much
@@ -213,15 +210,6 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
         for name, v in shapes(model).items()
         if v.type.tensor_type.elem_type == TensorProto.FLOAT and name in made
     ]
-
-
-@contextmanager
-def written(model: onnx.ModelProto) -> Iterator[Path]:
-    """A model as a file, while the block runs."""
-    with temporary_folder() as folder:
-        path = folder / "model.onnx"
-        path.write_bytes(model.SerializeToString())
-        yield path
 
 
 def initializer(name: str, value: NDArray[Any] | np.generic) -> onnx.TensorProto:

@@ -59,14 +59,19 @@ class ImageSet:
             )
         return self.labels
 
+    def inputs(self) -> Iterator[Floats]:
+        """The images as a model takes them ``[C, H, W]``, prepared one by one."""
+        for image in self.images:
+            if self.preprocessing is None:
+                yield image.astype(np.float32)
+            else:
+                yield prepare(image, self.preprocessing)
+
     def batches(self, size: int) -> Iterator[Floats]:
         """Prepared batches ``[n, C, H, W]``."""
-        for start in range(0, len(self), size):
-            part = self.images[start : start + size]
-            if self.preprocessing is None:
-                yield part.astype(np.float32)
-            else:
-                yield np.stack([prepare(image, self.preprocessing) for image in part])
+        rest = self.inputs()
+        while batch := list(islice(rest, size)):
+            yield np.stack(batch)
 
     @cached_property
     def checksums(self) -> list[bytes]:

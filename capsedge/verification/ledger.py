@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from capsedge.judging.tolerance import NOISE
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
 from capsedge.verification.probe import Probe, Site
@@ -17,10 +18,9 @@ from capsedge.verification.routing_trace import Call, Step, trace
 
 Array = NDArray[Any]
 
-# What an inner value may be off by in FP32: 1e-5 of its scale, and four times what eager FP32 itself is off
+# What an inner value may be off by in FP32: 1e-5 of its scale, and NOISE times what eager FP32 itself is off
 # from FP64.
 BUDGET = 1e-5
-NOISE = 4.0
 
 
 @dataclass(frozen=True)

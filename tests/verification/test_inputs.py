@@ -105,7 +105,8 @@ def test_bad_files(tmp_path) -> None:
 
 
 def test_hard_cases_are_hard() -> None:
-    names, images = hard_cases((1, 8, 8), PREP)
+    hard = hard_cases((1, 8, 8), PREP)
+    names, images = hard.names, hard.images
     of = dict(zip(names, images, strict=True))
     assert len(names) == len(images) >= 12
     assert not of["zero input"].any()

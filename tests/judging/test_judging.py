@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.verification.metrics import Decisions, OutputMetrics, angles
-from capsedge.verification.tolerance import OTHER, Tolerance, parse, tolerances
+from capsedge.judging.decisions import Decisions, angles
+from capsedge.judging.outputs import OutputMetrics
+from capsedge.judging.tolerance import OTHER, Tolerance, parse, tolerances
 
 
 def test_figures_of_an_output() -> None:

@@ -1,119 +1,21 @@
-"""What a comparison measures: numbers an output, decisions an image. Collected batch by batch."""
+"""What a comparison judges of each image: the decision, its margin, the poses of the class decided for."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.verification.tolerance import Tolerance
+from capsedge.runtime.session import DEFAULT_THRESHOLD
+
+if TYPE_CHECKING:
+    from capsedge.runtime.session import Session
 
 Array = NDArray[Any]
 LISTED_FLIPS = 100  # the certificate lists so many; all are counted
-
-
-@dataclass
-class OutputMetrics:
-    """Differences of one output over all images seen.
-
-    Attributes:
-        name: of the output.
-        tolerance: an element passes when ``|found - reference| <= atol + rtol * size``, the size being the
-            largest magnitude along the reference's last axis: rounding follows the size of a pose, not that
-            of its smallest element.
-        max_abs, mean_abs: of the absolute differences.
-        relative: ``max_abs`` over the reference's largest magnitude.
-        nmse: ``Σ (found - reference)² / Σ reference²``.
-        worst: of all elements, the largest difference as a multiple of what is allowed.
-        worst_image: the image that has it.
-        over: elements beyond their tolerance.
-        not_finite: elements that are NaN or infinite in the artefact and not in the reference.
-    """
-
-    name: str
-    tolerance: Tolerance
-    elements: int = 0
-    max_abs: float = 0.0
-    worst: float = 0.0
-    worst_image: int | None = None
-    over: int = 0
-    not_finite: int = 0
-    _images: int = 0
-    _sum_abs: float = 0.0
-    _largest: float = 0.0
-    _error: float = 0.0
-    _signal: float = 0.0
-
-    def update(self, reference: Array, found: Array, noise: Array | None = None) -> None:
-        """Add a batch ``[n, ...]``.
-
-        Args:
-            noise: what FP32 itself is off by here, as measured against FP64; widens the tolerance.
-        """
-        wanted, got = reference.astype(np.float64), found.astype(np.float64)
-        finite = np.isfinite(wanted)
-        lost = finite & ~np.isfinite(got)
-        self.not_finite += int(lost.sum())
-        both = finite & np.isfinite(got)
-        wanted, difference = np.where(both, wanted, 0.0), np.where(both, got - wanted, 0.0)
-        size = np.abs(difference)
-        size_of_pose = np.abs(wanted).max(axis=-1, keepdims=True, initial=0.0)
-        allowed = self.tolerance.atol + self.tolerance.rtol * size_of_pose
-        if noise is not None:
-            allowed = allowed + noise
-        ratio = np.divide(size, allowed, out=np.where(size > 0, np.inf, 0.0), where=allowed > 0)
-        self.over += int((ratio > 1).sum())
-        if ratio.size and (self.worst_image is None or ratio.max() > self.worst):
-            self.worst = float(ratio.max())
-            self.worst_image = self._images + int(np.unravel_index(ratio.argmax(), ratio.shape)[0])
-        self.elements += size.size
-        self.max_abs = max(self.max_abs, float(size.max(initial=0.0)))
-        self._sum_abs += float(size.sum())
-        self._largest = max(self._largest, float(np.abs(wanted).max(initial=0.0)))
-        self._error += float(np.square(difference).sum())
-        self._signal += float(np.square(wanted).sum())
-        self._images += len(reference)
-
-    @property
-    def mean_abs(self) -> float:
-        """Mean absolute difference."""
-        return self._sum_abs / self.elements if self.elements else 0.0
-
-    @property
-    def relative(self) -> float:
-        """Largest difference over the reference's largest magnitude."""
-        return self.max_abs / self._largest if self._largest else float(self.max_abs > 0)
-
-    @property
-    def nmse(self) -> float:
-        """Normalised mean squared error; scale-free."""
-        return self._error / self._signal if self._signal else float(self._error > 0)
-
-    @property
-    def passed(self) -> bool:
-        """No element beyond its tolerance, none lost to NaN or infinity."""
-        return self.over == 0 and self.not_finite == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
-        return {
-            "name": self.name,
-            "atol": self.tolerance.atol,
-            "rtol": self.tolerance.rtol,
-            "elements": self.elements,
-            "max_abs": self.max_abs,
-            "mean_abs": self.mean_abs,
-            "relative": self.relative,
-            "nmse": self.nmse,
-            "worst_over_tolerance": self.worst if math.isfinite(self.worst) else None,
-            "worst_image": self.worst_image,
-            "over": self.over,
-            "not_finite": self.not_finite,
-            "passed": self.passed,
-        }
 
 
 @dataclass(frozen=True)
@@ -144,7 +46,7 @@ class Decisions:
     """
 
     multi_label: bool = False
-    threshold: float = 0.5
+    threshold: float = DEFAULT_THRESHOLD
     tie: float = 0.0
     images: int = 0
     flips: list[Flip] = field(default_factory=list)
@@ -159,10 +61,24 @@ class Decisions:
     _capsules: int = 0
     _posed: int = 0
 
+    @classmethod
+    def of(cls, session: Session, tie: float = 0.0) -> Decisions | None:
+        """Decisions as a model makes them by default; None where no output decides.
+
+        Args:
+            session: says the task and the output that decides.
+            tie: see above.
+        """
+        if session.score_output is None:
+            return None
+        # A logit of 0 is a probability of one half.
+        threshold = 0.0 if session.score_output == "logits" else DEFAULT_THRESHOLD
+        return cls(session.multi_label, threshold, tie)
+
     def update(self, reference: Array, found: Array, labels: Array | None = None) -> None:
         """Add the scores ``[n, J]`` of a batch."""
-        wanted, got = self._decide(reference), self._decide(found)
-        for k in np.flatnonzero((wanted != got).any(1)):
+        expected, actual = self._decide(reference), self._decide(found)
+        for k in np.flatnonzero((expected != actual).any(1)):
             margin = self._margin(reference[k].astype(np.float64))
             if margin <= self.tie:
                 self.ties += 1
@@ -170,8 +86,8 @@ class Decisions:
             self.flips.append(
                 Flip(
                     self.images + int(k),
-                    tuple(int(j) for j in np.flatnonzero(wanted[k])),
-                    tuple(int(j) for j in np.flatnonzero(got[k])),
+                    tuple(int(j) for j in np.flatnonzero(expected[k])),
+                    tuple(int(j) for j in np.flatnonzero(actual[k])),
                     margin,
                 )
             )
@@ -189,13 +105,13 @@ class Decisions:
         finite = np.isfinite(reference).all((1, 2)) & np.isfinite(found).all((1, 2))
         if not finite.any():
             return
-        wanted, got = reference[finite].astype(np.float64), found[finite].astype(np.float64)
-        winner = scores[finite].argmax(1)
-        angle = angles(wanted[np.arange(len(wanted)), winner], got[np.arange(len(got)), winner])
+        expected, actual = reference[finite].astype(np.float64), found[finite].astype(np.float64)
+        rows, winner = np.arange(len(expected)), scores[finite].argmax(1)
+        angle = angles(expected[rows, winner], actual[rows, winner])
         self.max_angle = max(self.max_angle, float(angle.max()))
         self._sum_angle += float(angle.sum())
-        self._posed += len(wanted)
-        error = np.abs(np.linalg.norm(wanted, axis=-1) - np.linalg.norm(got, axis=-1))
+        self._posed += len(expected)
+        error = np.abs(np.linalg.norm(expected, axis=-1) - np.linalg.norm(actual, axis=-1))
         self.max_length_error = max(self.max_length_error, float(error.max()))
         self._sum_length += float(error.sum())
         self._capsules += error.size
@@ -212,6 +128,16 @@ class Decisions:
             return math.inf
         second, first = np.partition(scores, -2)[-2:]
         return float(first - second)
+
+    @property
+    def accuracy_reference(self) -> float | None:
+        """The reference's share of right decisions; None without labels."""
+        return self.correct_reference / self.labelled if self.labelled else None
+
+    @property
+    def accuracy_found(self) -> float | None:
+        """The artefact's share of right decisions; None without labels."""
+        return self.correct_found / self.labelled if self.labelled else None
 
     @property
     def agreement(self) -> float:
@@ -246,8 +172,8 @@ class Decisions:
             }
         if self.labelled:
             document |= {
-                "accuracy_reference": self.correct_reference / self.labelled,
-                "accuracy_found": self.correct_found / self.labelled,
+                "accuracy_reference": self.accuracy_reference,
+                "accuracy_found": self.accuracy_found,
             }
         return document
 
