@@ -240,10 +240,10 @@ def quantize(
         "method": "magnitudes" if precision == "fp16" else method,
         "images": len(splits.calibration),
         "data": splits.calibration.source,
-        "data_sha256": splits.calibration.sha256(),
+        "data_sha256": splits.calibration.digest(),
         "evaluation": {
             "data": splits.evaluation.source,
-            "sha256": splits.evaluation.sha256(),
+            "sha256": splits.evaluation.digest(),
             "max_drop": max_drop,
             **rounded(outcome),
         },

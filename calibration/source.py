@@ -104,7 +104,7 @@ class Source:
         Raises:
             ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
         """
-        checksum = data.sha256()
+        checksum = data.digest()
         tensors = calibrated_tensors(self.graph, self.units)
         if path is not None and opening.kind(path) is not None:
             table = Table.load(path)

@@ -192,7 +192,7 @@ def verify(
         samples={
             "source": Path(samples.source).name,
             "images": len(samples),
-            "sha256": samples.stored_sha256(),
+            "sha256": samples.digest(),
             **on_samples.to_dict(),
         },
         hard_cases={"names": list(hard.names), "noise_factor": NOISE, **on_hard.to_dict()},
