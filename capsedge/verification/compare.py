@@ -34,6 +34,7 @@ from capsedge.verification.reference import (
     load_reference,
 )
 
+LEDGER_FLIPS = 4  # samples with another decision that the ledger looks at
 Progress = Callable[[int, int], None]
 
 
@@ -199,14 +200,18 @@ def verify(
         limits=limits.to_dict(),
         failures=tuple(failures),
         ledger=ledger,
-        versions={
-            "capsedge": capsedge.__version__,
-            **versions("torch", "onnxruntime", "onnx", "numpy"),
-            "python": platform.python_version(),
-        },
+        versions=_versions(),
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "capsedge": capsedge.__version__,
+        **versions("torch", "onnxruntime", "onnx", "numpy"),
+        "python": platform.python_version(),
+    }
 
 
 def _check_arguments(limit: int | None, min_agreement: float | None) -> None:
@@ -427,8 +432,8 @@ def _output_failures(
 def _worst_images(
     on_samples: _Comparison, on_hard: _Comparison, samples: ImageSet, hard: ImageSet
 ) -> NDArray[np.float32]:
-    """The images that failed worst, one an output: what the ledger looks at."""
-    flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:4]
+    """What the ledger looks at: the worst image of each output, and samples whose decision flipped."""
+    flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]
     chosen: list[NDArray[np.float32]] = []
     for comparison, images, more in (
         (on_samples, samples, {flip.image for flip in flips}),
