@@ -41,8 +41,12 @@ class Decisions:
     Attributes:
         multi_label: decisions are the set of classes with a score above ``threshold``, else the best class.
         tie: a flip counts only if the reference's margin is larger; 0 counts every flip.
-        angles: degrees between the poses of the class that the reference decided for.
-        lengths: absolute differences of the lengths of all class capsules' poses.
+        images: seen.
+        flips: images with another decision; those within ``tie`` are counted as ``ties``.
+        labelled: images with a label, of a single-label model.
+        correct_reference, correct_found: right decisions among them.
+        max_angle: degrees between the poses of the class that the reference decided for.
+        max_length_error: absolute difference of the lengths of a class capsule's poses.
     """
 
     multi_label: bool = False

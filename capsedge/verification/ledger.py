@@ -127,7 +127,7 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
         images: prepared ``[n, C, H, W]``.
     """
     batch = session.batch
-    if batch is not None:
+    if batch is not None:  # one run: inner values need not have the batch first, to be cut off
         images = np.resize(images, (batch, *images.shape[1:]))
     exact = trace(reference.double, torch.from_numpy(images).double())
     rounded = trace(reference.module, torch.from_numpy(images))
