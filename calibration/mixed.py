@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.calibration.evaluate import Outcome, latency
-from capsedge.calibration.source import QDQ, Source, uniform
+from capsedge.calibration.source import MADE, QDQ, Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
-from capsedge.graph.proto import written
 from capsedge.runtime.charts import new_figure, save_figure
+from capsedge.runtime.session import load_bytes
 
 DPI = 110
 LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), **dict.fromkeys(QDQ, ("fp32", "int8"))}
@@ -101,10 +101,10 @@ def search(
     def candidate(assignment: dict[str, str]) -> Candidate:
         model, _ = source.emit(assignment, table, target)
         outcome = source.outcome(model, data)
-        with written(model) as path:
-            time = latency(path, threads)
+        content = model.SerializeToString()
+        time = latency(load_bytes(content, MADE, threads=threads))
         found.append(
-            Candidate(dict(assignment), model.ByteSize(), time, outcome, _loss(outcome) <= max_drop)
+            Candidate(dict(assignment), len(content), time, outcome, _loss(outcome) <= max_drop)
         )
         if tried is not None:
             tried(found[-1])

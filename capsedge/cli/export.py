@@ -229,7 +229,7 @@ def _frozen(
         outcome = source.outcome(model, splits.evaluation)
     measured = {
         "averaged_images": len(splits.calibration),
-        "data_sha256": splits.calibration.sha256(),
+        "data_sha256": splits.calibration.digest(),
         "layers": layers,
         **rounded(outcome),
     }

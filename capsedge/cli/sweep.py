@@ -79,7 +79,7 @@ def command(
     """Export and quantize a model at several iterations; measure accuracy, time and size of each."""
     counts, precisions = _iterations(iters), _precisions(precision)
     try:
-        import onnx
+        import onnx  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
         raise EnvironmentProblem(
@@ -87,14 +87,14 @@ def command(
             f"{error}.",
             "pip install 'capsedge[export]'",
         ) from error
-    from capsedge.calibration import evaluate
+    from capsedge.calibration.evaluate import latency
     from capsedge.calibration.quantize import split
-    from capsedge.calibration.source import Source, uniform
+    from capsedge.calibration.source import MADE, Source, uniform
     from capsedge.cli.export import find_source
     from capsedge.exporters.to_onnx import export
-    from capsedge.graph.proto import written
     from capsedge.runtime.charts import check_chart
     from capsedge.runtime.files.writing import check_writable, temporary_folder, write_text
+    from capsedge.runtime.session import load_bytes
 
     if output is not None:
         check_writable(output)
@@ -126,18 +126,17 @@ def command(
                     log(f"warning: {warning}")
             for kind in precisions:
                 if kind == "fp32":
-                    made = onnx.load(path)
+                    made = source.model
                 elif kind == "fp16":
                     made, _ = source.half(splits.calibration)
                 else:
                     table = source.calibrate(splits.calibration, "mse", None)
                     made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
                 outcome = source.outcome(made, splits.evaluation)
-                with written(made) as file:
-                    milliseconds = evaluate.latency(file, threads)
-                    point = Point(
-                        count, kind, float(outcome.accuracy or 0), milliseconds, file.stat().st_size
-                    )
+                content = made.SerializeToString()
+                milliseconds = latency(load_bytes(content, MADE, threads=threads))
+                accuracy = float(outcome.accuracy or 0)
+                point = Point(count, kind, accuracy, milliseconds, len(content))
                 points.append(point)
                 log(
                     f"{count} iterations, {kind}: {100 * point.accuracy:.2f} %, "

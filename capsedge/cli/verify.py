@@ -73,8 +73,8 @@ def command(
     The last line is PASSED or FAILED; past a tolerance the exit code is 4.
     """
     try:
+        from capsedge.judging.tolerance import parse
         from capsedge.verification import verify
-        from capsedge.verification.tolerance import parse
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
             "Verifying needs the PyTorch model, and PyTorch is not installed here.",

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from capsedge.judging.tolerance import NOISE
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
 from capsedge.schema.operators import OPERATORS
@@ -18,10 +19,9 @@ from capsedge.verification.routing_trace import Call, Step, trace
 
 Array = NDArray[Any]
 
-# What an inner value may be off by in FP32: 1e-5 of its scale, and four times what eager FP32 itself is off
+# What an inner value may be off by in FP32: 1e-5 of its scale, and NOISE times what eager FP32 itself is off
 # from FP64.
 BUDGET = 1e-5
-NOISE = 4.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
         images: prepared ``[n, C, H, W]``.
     """
     batch = session.batch
-    if batch is not None:
+    if batch is not None:  # one run: inner values need not have the batch first, to be cut off
         images = np.resize(images, (batch, *images.shape[1:]))
     exact = trace(reference.double, torch.from_numpy(images).double())
     rounded = trace(reference.module, torch.from_numpy(images))

@@ -41,11 +41,11 @@ class Prediction:
     """What a model says about one image.
 
     Attributes:
-        labels: the classes asked for, best first; several labels with a threshold may be none.
+        labels: the classes asked for, best first; none where a threshold left none.
         scores: ``[J]``, one a class.
         poses: ``[J, P]``, one a class.
         score_kind: ``length`` of the class's capsule, or ``probability`` (softmax of the logits of
-            a model for one label, sigmoid for several).
+            a single-label model, sigmoid of a multi-label one).
     """
 
     labels: tuple[Label, ...]
@@ -72,7 +72,9 @@ class Prediction:
         }
 
 
-def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[np.float64], str]:
+def scores_of(
+    output: NDArray[Any], name: str, multi_label: bool
+) -> tuple[NDArray[np.float64], str]:
     """Scores ``[N, J]`` and their kind, from the model's output ``lengths`` or ``logits``.
 
     docs/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
@@ -80,7 +82,7 @@ def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[n
     values = output.astype(np.float64)
     if name == "lengths":
         return values, "length"
-    if several:
+    if multi_label:
         # the two halves never overflow
         small = _exp(-np.abs(values))
         return np.where(values >= 0, 1.0, small) / (1.0 + small), "probability"

@@ -1,10 +1,14 @@
-"""How far an FP32 artefact may be from its reference, and the ``[name:]value`` grammar for other figures."""
+"""The rule of tolerance, its figures for each output, and the ``[name:]value`` grammar for other figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import ModelMetadata
@@ -12,10 +16,40 @@ from capsedge.runtime.metadata import ModelMetadata
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``|found - reference| <= atol + rtol * size``, the size being that of the pose (metrics.py)."""
+    """An absolute part, and one relative to the size of the pose; see `excess`."""
 
     atol: float
     rtol: float
+
+
+# FP32 itself is off from FP64 on hard inputs, since routing feeds rounding back through exponentials. Whoever
+# computes in FP32 may be off by so many times as much.
+NOISE = 4.0
+
+
+def excess(
+    difference: NDArray[Any],
+    reference: NDArray[Any],
+    tolerance: Tolerance,
+    noise: NDArray[Any] | float = 0.0,
+) -> NDArray[np.float64]:
+    """Each element's difference as a multiple of what is allowed; an element passes up to 1.
+
+    Allowed is ``atol + rtol * size + NOISE * noise``, the size being the largest magnitude along the
+    reference's last axis: rounding follows the size of a pose, not that of its smallest element.
+
+    Args:
+        difference: found - reference ``[n, ...]``, finite.
+        reference: of the same shape, finite.
+        noise: what eager FP32 is off by from FP64, broadcast over the elements; 0 where it was not measured.
+    """
+    size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
+    allowed = np.broadcast_to(
+        tolerance.atol + tolerance.rtol * size + NOISE * noise, difference.shape
+    )
+    magnitude = np.abs(difference)
+    unlimited = np.where(magnitude > 0, np.inf, 0.0)
+    return np.asarray(np.divide(magnitude, allowed, out=unlimited, where=allowed > 0), np.float64)
 
 
 # Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Logits have no range,

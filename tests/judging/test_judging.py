@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import capsedge
 from capsedge.errors import UsageError
-from capsedge.verification.metrics import Decisions, OutputMetrics, angles
-from capsedge.verification.tolerance import OTHER, Tolerance, parse, tolerances
+from capsedge.judging.decisions import Decisions, angles
+from capsedge.judging.outputs import OutputMetrics
+from capsedge.judging.tolerance import NOISE, OTHER, Tolerance, excess, parse, tolerances
+from tests.runtime.models import capsule_model, metadata, save
 
 
 def test_figures_of_an_output() -> None:
@@ -37,6 +41,18 @@ def test_noise_widens_the_tolerance() -> None:
     metrics = OutputMetrics("lengths", Tolerance(0.0, 0.0))
     metrics.update(np.array([[1.0], [1.0]]), np.array([[1.5], [1.5]]), np.array([[1.0], [0.1]]))
     assert (metrics.over, metrics.worst_image) == (1, 1)
+
+
+def test_one_rule_for_all_that_judge() -> None:
+    """atol + rtol * (largest magnitude of the pose) + NOISE * noise."""
+    reference = np.array([[[3.0, -4.0], [0.0, 0.0]]])
+    difference = np.array([[[0.5, 0.0], [0.1, 0.0]]])
+    ratio = excess(difference, reference, Tolerance(0.1, 0.1))
+    np.testing.assert_allclose(ratio, [[[1.0, 0.0], [1.0, 0.0]]])
+    ratio = excess(difference, reference, Tolerance(0.1, 0.1), np.array([[[0.5 / NOISE], [0.0]]]))
+    np.testing.assert_allclose(ratio, [[[0.5, 0.0], [1.0, 0.0]]])
+    nothing_allowed = excess(difference, reference, Tolerance(0.0, 0.0))
+    np.testing.assert_array_equal(nothing_allowed, [[[np.inf, 0.0], [np.inf, 0.0]]])
 
 
 def test_zero_tolerance_takes_equal_values_only() -> None:
@@ -81,6 +97,20 @@ def test_label_sets() -> None:
     (flip,) = decisions.flips
     assert (flip.reference, flip.found) == ((0, 1), (0,))
     assert flip.margin == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "task", "threshold"),
+    [("lengths", "single-label", 0.5), ("logits", "multi-label", 0.0)],
+)
+def test_decisions_are_those_of_the_model(
+    scores: str, task: str, threshold: float, tmp_path: Path
+) -> None:
+    model = capsule_model(scores=scores, properties=metadata(task=task).to_properties())
+    decisions = Decisions.of(capsedge.load(save(model, tmp_path / "m.onnx")))
+    assert decisions is not None
+    assert (decisions.multi_label, decisions.threshold) == (task == "multi-label", threshold)
+    assert decisions.accuracy_found is decisions.accuracy_reference is None
 
 
 @pytest.mark.parametrize("degrees", [1e-6, 1e-3, 1.0, 45.0, 90.0, 179.999, 180.0])
