@@ -294,12 +294,12 @@ class Rejected(ParityError):
         self.report = report
         o = report.outcome
         if o.accuracy is not None and o.reference is not None:
-            found = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
+            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
         else:
-            found = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
+            measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         super().__init__(
             f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
-            f"{found} on {o.images} images; kept aside as {report.output}.",
+            f"{measured} on {o.images} images; kept aside as {report.output}.",
             "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
         )
 
@@ -321,10 +321,10 @@ def _searched(
         if progress is not None:
             progress("candidates", number, number)
 
-    found = mixed.search(source, table, splits.search, target, max_drop, tried=tried)
-    best = found.smallest if prefer == "size" else found.fastest
+    result = mixed.search(source, table, splits.search, target, max_drop, tried=tried)
+    best = result.smallest if prefer == "size" else result.fastest
     assert best is not None  # FP32 itself is a candidate
-    return found, best.assignment
+    return result, best.assignment
 
 
 def _check_executed(runs: list[Executed], assignment: Mapping[str, str]) -> None:

@@ -72,12 +72,12 @@ class Source:
         self.metadata: ModelMetadata = session.metadata
         self.model = onnx.load_model_from_string(self.content)
         nodes = [*self.model.graph.node, *(n for f in self.model.functions for n in f.node)]
-        found = {n.op_type for n in nodes} & _QUANTIZED
-        if self.metadata.precision != "fp32" or found:
+        quantized = {n.op_type for n in nodes} & _QUANTIZED
+        if self.metadata.precision != "fp32" or quantized:
             raise ArtefactError(
                 f"{path} is already quantized.",
                 f"Its precision is {self.metadata.precision}"
-                + (f"; it has {', '.join(sorted(found))} nodes." if found else "."),
+                + (f"; it has {', '.join(sorted(quantized))} nodes." if quantized else "."),
                 "Quantize the FP32 file of `capsedge export`.",
             )
         if session.inputs[0].dtype != "float32":
@@ -114,8 +114,10 @@ class Source:
             table.check(self.sha256, checksum, method, tensors, path)
             return table
         step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
-        found = collect.histograms(self.model, tensors, data, step)
-        table = Table.from_histograms(self.sha256, checksum, method, len(data), data.source, found)
+        histograms = collect.histograms(self.model, tensors, data, step)
+        table = Table.from_histograms(
+            self.sha256, checksum, method, len(data), data.source, histograms
+        )
         if path is not None:
             table.save(path)
         return table
@@ -172,8 +174,8 @@ class Source:
         reference = self.scores(data, progress)
         step = None if progress is None else (lambda k, n: progress("quantized", k, n))
         session = load_bytes(model.SerializeToString(), MADE)
-        found = evaluate.scores(session, data, step)
-        return evaluate.compare(reference, found, data, self.session)
+        scores = evaluate.scores(session, data, step)
+        return evaluate.compare(reference, scores, data, self.session)
 
     def described(
         self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]

@@ -119,11 +119,11 @@ def _engine(file: Path, forecast: bool, layers: bool, as_json: bool) -> None:
 
 def _layer_dicts(layers: list[Layer]) -> list[dict[str, str]]:
     """An engine's layers in the order in which they run, with the labels of ``capsedge profile``."""
-    from capsedge.runtime.reading.node_names import merged_place, places_in
+    from capsedge.runtime.reading.node_names import places_in, together
 
     return [
         {
-            "belongs_to": merged_place(places_in(f"{layer.name} {layer.metadata}")).label,
+            "belongs_to": together(places_in(f"{layer.name} {layer.metadata}")).label,
             "name": layer.name,
             "kind": layer.kind,
             "types": ", ".join(sorted(layer.types)),

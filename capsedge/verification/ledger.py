@@ -197,8 +197,8 @@ def _parents_first(couplings: Array) -> Array:
 
 
 def _cell(found: Array, exact: Array, rounded: Array) -> Cell:
-    wanted = exact.astype(np.float64)
-    error = np.abs(np.broadcast_to(found.astype(np.float64), wanted.shape) - wanted)
-    noise = float(np.abs(rounded.astype(np.float64) - wanted).max(initial=0.0))
-    scale = float(np.abs(wanted).max(initial=0.0))
+    truth = exact.astype(np.float64)
+    error = np.abs(np.broadcast_to(found.astype(np.float64), truth.shape) - truth)
+    noise = float(np.abs(rounded.astype(np.float64) - truth).max(initial=0.0))
+    scale = float(np.abs(truth).max(initial=0.0))
     return Cell(float(error.max(initial=0.0)), BUDGET * max(scale, 1e-3) + NOISE * noise)
