@@ -190,13 +190,14 @@ def _subject(
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode; its own mode afterwards."""
-    training = model.training
+    """The module in evaluation mode; afterwards each submodule in its own, as some may be frozen."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 def to_proto(

@@ -104,7 +104,14 @@ def load(
     backend = OnnxRuntimeBackend(
         data, str(path), threads, library, chosen, gpu, summary.capsedge_types
     )
-    return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
+    return Session(path, backend, metadata, _operators_run(library, summary), gpu=gpu)
+
+
+def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:
+    """`Session.ops` of an ONNX file."""
+    if library is None:
+        return "portable"
+    return "mixed" if summary.expanded_routing else "fused"
 
 
 def _load_engine(
@@ -164,7 +171,9 @@ class Session:
         path: the file it came from.
         metadata: what the file says of itself; None for a file of another tool.
         inputs, outputs: name, shape and type of each.
-        ops: ``fused`` where capsedge's nodes run in its operator or plugin library, else ``portable``.
+        ops: ``fused`` where the capsule operators run in capsedge's operator or plugin library, ``mixed``
+            where the file also has routing in standard operators (`export --with couplings`), which
+            no library runs, else ``portable``.
         passport: of a TensorRT engine; None for an ONNX file.
         gpu: number of the GPU that it runs on; None on the CPU.
     """

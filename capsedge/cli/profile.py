@@ -162,7 +162,7 @@ def _entrants(
     """Every model in capsedge, and every model in every peer."""
     from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant
     from capsedge.runtime.profiling.profiler import session_device, session_threads
-    from capsedge.runtime.profiling.worker import Specification
+    from capsedge.runtime.profiling.worker import Specification, ops_argument
     from capsedge.runtime.reading.onnx_file import read_bytes
 
     if peer_model is not None and len(sessions) > 1:
@@ -184,8 +184,9 @@ def _entrants(
                 "The peers run on the CPU.",
                 "Use --device cpu, or give several models or engines without --compare.",
             )
-        ops = session.ops if device == "cpu" else "auto"
-        mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)
+        mine = Specification(
+            CAPSEDGE, model, "", threads=threads, ops=ops_argument(session), device=device
+        )
         found.append(Entrant(f"capsedge {session.ops}{suffix}", mine, model))
         for peer in peers:
             file = session.path if peer_model is None or peer == "torch" else peer_model
