@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from capsedge.exporters.to_onnx import export
-    from capsedge.runtime.profiling import Report, profile
+    from capsedge.runtime.profiling import ProfileReport, profile
     from capsedge.runtime.session import Session, load
     from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification import verify
@@ -37,7 +37,7 @@ _HOMES = {
     "load": "capsedge.runtime.session",
     "Session": "capsedge.runtime.session",
     "Prediction": "capsedge.runtime.vision.prediction",
-    "Report": "capsedge.runtime.profiling",
+    "ProfileReport": "capsedge.runtime.profiling",
     "profile": "capsedge.runtime.profiling",
     "export": "capsedge.exporters.to_onnx",
     "verify": "capsedge.verification",
@@ -63,7 +63,7 @@ __all__ = [
     "ExitCode",
     "ParityError",
     "Prediction",
-    "Report",
+    "ProfileReport",
     "Session",
     "ShapeError",
     "UnsupportedModelError",

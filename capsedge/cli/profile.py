@@ -16,7 +16,7 @@ from capsedge.runtime.charts import check_chart
 from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
-    from capsedge.runtime.profiling import Report
+    from capsedge.runtime.profiling import ProfileReport
     from capsedge.runtime.profiling.comparison import Comparison, Entrant
     from capsedge.runtime.profiling.measure import Limits
     from capsedge.runtime.profiling.tables import Table
@@ -90,7 +90,7 @@ def command(
 ) -> None:
     """Measure latency, memory and time by layer; put backends and models side by side."""
     import capsedge
-    from capsedge.runtime.profiling import Report, profile
+    from capsedge.runtime.profiling import ProfileReport, profile
     from capsedge.runtime.profiling.comparison import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
 
@@ -139,7 +139,7 @@ def command(
         runs += found.runs
         peaks, machine = peaks or found.peaks, found.machine
     comparisons = [_compare(sessions[0], entrants, n, limits) for n in batches if entrants]
-    report = Report(machine, peaks, runs, comparisons)
+    report = ProfileReport(machine, peaks, runs, comparisons)
     _write(report, html, png, markdown, trace)
     if as_json:
         _common.print_json(report.to_dict())
@@ -246,7 +246,11 @@ def _compare(session: Session, entrants: list[Entrant], batch: int, limits: Limi
 
 
 def _write(
-    report: Report, html: Path | None, png: Path | None, markdown: Path | None, trace: Path | None
+    report: ProfileReport,
+    html: Path | None,
+    png: Path | None,
+    markdown: Path | None,
+    trace: Path | None,
 ) -> None:
     from capsedge.runtime.files.writing import write_text
 
@@ -263,7 +267,7 @@ def _write(
             _common.log(f"wrote {target}")
 
 
-def _show(report: Report) -> None:
+def _show(report: ProfileReport) -> None:
     from capsedge.runtime.profiling import tables
 
     _print(tables.latency(report.runs))

@@ -18,7 +18,8 @@ from capsedge.runtime.profiling.machine import Peaks, measure_peaks
 from capsedge.runtime.profiling.measure import Limits, processor_speed, take_times
 from capsedge.runtime.profiling.onnxruntime_profiler import Feeds, configuration
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
-from capsedge.runtime.profiling.profile_report import Report, Run
+from capsedge.runtime.profiling.profile_report import ProfileReport
+from capsedge.runtime.profiling.report_data import Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.statistics import stable_window, summarize
 from capsedge.runtime.session import Session
@@ -37,7 +38,7 @@ def profile(
     operators: bool = True,
     startup: bool = True,
     progress: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> ProfileReport:
     """Measure how fast, how steady and how large a session is, and why.
 
     Args:
@@ -67,7 +68,7 @@ def profile(
         feeds = dict(inputs) if inputs else random_inputs(session, size)
         progress(f"{session.path.name}, batch {size}: {duration:g} s")
         runs.append(_run(session, feeds, size, limits, operators, startup, peaks, device, threads))
-    return Report(machine_facts(), peaks, runs)
+    return ProfileReport(machine_facts(), peaks, runs)
 
 
 def _run(
