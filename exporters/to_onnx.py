@@ -82,10 +82,14 @@ def export(
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything but write.
 
+    Returns:
+        What the file holds, and every comparison.
+
     Raises:
         UsageError: an argument is wrong, or the file cannot be written there.
         UnsupportedModelError: the module cannot be captured by ``torch.export`` or its shapes are not fixed.
-        ParityError: the file would differ from the module.
+        ParityError: the file would differ from the module; its ``report`` is the `ExportReport`, and nothing
+            is written.
         EnvironmentProblem: the disk is full.
     """
     ops, opset, batch = resolve(target, ops, opset, batch)
@@ -113,9 +117,7 @@ def export(
     if subject.metadata is not None:
         _write_metadata(proto_model, subject.metadata, parity, atol, rtol)
     data = proto_model.SerializeToString()
-    if not dry_run:
-        write_bytes(path, data)
-    return ExportReport(
+    report = ExportReport(
         path=path,
         size=len(data),
         opset=opset,
@@ -131,6 +133,10 @@ def export(
         parity=parity,
         dry_run=dry_run,
     )
+    report.check()
+    if not dry_run:
+        write_bytes(path, data)
+    return report
 
 
 def _check_arguments(
