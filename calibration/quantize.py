@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,11 @@ def split(
 
 
 @dataclass(frozen=True)
-class Report:
+class QuantizationReport:
     """What a quantization did and measured.
 
     Attributes:
-        output: the file; where it was rejected, the name it was kept aside under.
+        output: the file; where it was rejected, the name it was kept aside under; None if none was asked for.
         precision, method, target: as asked for.
         size, source_size: bytes of the file and of the FP32 file.
         outcome: on the evaluation images, against the FP32 file in the same runtime.
@@ -130,9 +130,12 @@ class Report:
         search: of mixed precision, everything that was tried.
         max_drop: the gate.
         images: of the calibration, the search and the evaluation.
+        warnings: what a person should know of the images.
+        model: the file's bytes.
+        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if it does not say.
     """
 
-    output: Path
+    output: Path | None
     precision: str
     method: str
     target: str
@@ -147,6 +150,8 @@ class Report:
     max_drop: float
     images: dict[str, Any]
     warnings: tuple[str, ...]
+    model: bytes = field(repr=False)
+    checkpoint_sha256: str
 
     @property
     def passed(self) -> bool:
@@ -156,7 +161,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
-            "output": str(self.output),
+            "output": None if self.output is None else str(self.output),
             "passed": self.passed,
             "precision": self.precision,
             "method": self.method,
@@ -183,7 +188,7 @@ class Report:
 
 def quantize(
     source: Source,
-    output: Path,
+    output: Path | None,
     splits: Splits,
     *,
     precision: str = "int8",
@@ -194,12 +199,13 @@ def quantize(
     prefer: str = "size",
     threads: int = 2,
     progress: Progress | None = None,
-) -> Report:
+) -> QuantizationReport:
     """Make a quantized file and write it if its accuracy holds.
 
     A file that loses more is written under its name with ``.rejected`` after it.
 
     Args:
+        output: the file to write; None writes none.
         precision: ``int8``, ``fp16`` or ``mixed``.
         method: of the calibration.
         target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
@@ -219,9 +225,10 @@ def quantize(
     ):
         if value not in known:
             raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
-    check_writable(output)
-    outputs = [output, beside(output, REJECTED), *([table] if table is not None else [])]
-    check_apart(outputs, [source.path])
+    outputs = [] if output is None else [output, beside(output, REJECTED)]
+    for file in outputs[:1]:
+        check_writable(file)
+    check_apart([*outputs, *([table] if table is not None else [])], [source.path])
     found: mixed.Search | None = None
     if precision == "fp16":
         model, kept = source.half(splits.calibration)
@@ -258,8 +265,8 @@ def quantize(
     if precision != "fp16" and target == "ort-cpu":
         _check_executed(runs, assignment)
     passed = outcome.drop <= max_drop
-    place = output if passed else beside(output, REJECTED)
-    report = Report(
+    place = output if passed or output is None else beside(output, REJECTED)
+    report = QuantizationReport(
         place, precision, method, target, len(data), source.path.stat().st_size, outcome, kept, runs,
         executed(source.path), assignment, found, max_drop,
         {
@@ -267,9 +274,10 @@ def quantize(
             "search": len(splits.search) if found is not None else 0,
             "evaluation": len(splits.evaluation),
         },
-        splits.warnings,
+        splits.warnings, data, source.metadata.checkpoint_sha256,
     )  # fmt: skip
-    write_bytes(place, data)
+    if place is not None:
+        write_bytes(place, data)
     if not passed:
         raise Rejected(report)
     return report
@@ -278,8 +286,7 @@ def quantize(
 class Rejected(ParityError):
     """The accuracy fell too far."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
         if o.accuracy is not None and o.reference is not None:
             found = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
@@ -287,8 +294,10 @@ class Rejected(ParityError):
             found = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         super().__init__(
             f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
-            f"{found} on {o.images} images; kept aside as {report.output}.",
+            f"{found} on {o.images} images"
+            + (f"; kept aside as {report.output}." if report.output is not None else "."),
             "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
+            report=report,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from capsedge.cli import _common
+from capsedge.cli import _common, _options
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode
 
@@ -17,7 +17,7 @@ JOBS = {
 }
 
 
-def command(as_json: _common.Json = False) -> None:
+def command(as_json: _options.Json = False) -> None:
     """List what is installed, what works, what each missing part costs and the command that mends it.
 
     Exit code 0 if images can be classified on this machine, else 3.

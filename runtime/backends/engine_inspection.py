@@ -14,6 +14,7 @@ from capsedge.runtime.backends.tensorrt_library import check_machine, this_machi
 from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.machine.environment import power_mode
 from capsedge.runtime.passport import Passport
+from capsedge.runtime.reading.node_names import merged, places_in
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,24 @@ def engine_layers(path: Path, device: int = 0) -> list[Layer]:
     engine = LoadedEngine(path, device)
     with engine.cuda.on(device):
         return engine.layers(engine.passport.batch[1])
+
+
+def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
+    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``.
+
+    Raises:
+        as `engine_layers`.
+    """
+    return [
+        {
+            "belongs_to": merged(places_in(f"{layer.name} {layer.metadata}")).label,
+            "name": layer.name,
+            "kind": layer.kind,
+            "types": ", ".join(sorted(layer.types)),
+            "kernel": layer.kernel,
+        }
+        for layer in engine_layers(path, device)
+    ]
 
 
 def inspect_engine(path: Path, device: int = 0) -> EngineInspection:

@@ -92,10 +92,10 @@ class Run:
         )
 
     def _rows(self, key: Any) -> list[Row]:
-        together: dict[tuple[str, str], list[Operator]] = {}
+        members: dict[tuple[str, str], list[Operator]] = {}
         for operator in self.operators.operators if self.operators else ():
-            together.setdefault(key(operator), []).append(operator)
-        return [_row(name, group, members) for (name, group), members in together.items()]
+            members.setdefault(key(operator), []).append(operator)
+        return [_row(name, group, found) for (name, group), found in members.items()]
 
     def to_dict(self, samples: bool = True) -> dict[str, Any]:
         """JSON values only."""

@@ -77,9 +77,7 @@ def test_missing_workstation_parts_do_not_fail(monkeypatch: pytest.MonkeyPatch) 
         Check("python", "infer", OK, "3.12"),
         Check("torch", "export", MISSING, "not installed", "no export", "pip install x"),
     )
-    monkeypatch.setattr(
-        doctor, "diagnose", lambda: doctor.Diagnosis({"cores": "1"}, checks)
-    )
+    monkeypatch.setattr(doctor, "diagnose", lambda: doctor.Diagnosis({"cores": "1"}, checks))
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0
     assert "pip install x" in result.stdout
