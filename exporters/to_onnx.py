@@ -91,6 +91,10 @@ def export(
         ParityError: the file would differ from the module; its ``report`` is the `ExportReport`, and nothing
             is written.
         EnvironmentProblem: the disk is full.
+
+    Example:
+        >>> model = capsedge.load_checkpoint("digits.safetensors")
+        >>> capsedge.export(model, "digits.onnx").max_abs
     """
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)

@@ -66,6 +66,9 @@ def load(
         contexts: calls of an engine that run at the same time, each with memory of its own on the GPU;
             further ones wait. None: 4.
 
+    Returns:
+        The session, ready to run.
+
     Raises:
         UsageError: the file cannot be read, or an argument is wrong.
         EnvironmentProblem: what should run the model is missing: ONNX Runtime, a provider of it, the operator
@@ -73,6 +76,10 @@ def load(
         UnsupportedModelError: part of the model would not run on the device asked for.
         ArtefactError: the file is damaged, reaches for other files, is refused by ONNX Runtime, or is an
             engine that was built for another machine.
+
+    Example:
+        >>> session = capsedge.load("digits.onnx", threads=2)
+        >>> session.predict("image.png")[0].label
     """
     path = Path(path)
     if ops not in OPS:
@@ -129,9 +136,9 @@ def _load_engine(
     from capsedge.runtime.backends.tensorrt_slots import CONTEXTS
 
     backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
-    issued = backend.passport
-    ops = "fused" if issued.plugin == "fused" else "portable"
-    return Session(path, backend, issued.model, ops, issued, gpu)
+    built = backend.passport
+    ops = "fused" if built.plugin == "fused" else "portable"
+    return Session(path, backend, built.model, ops, built, gpu)
 
 
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
@@ -184,7 +191,7 @@ class Session:
         backend: Backend,
         metadata: ModelMetadata | None,
         ops: str,
-        issued: passport.Passport | None = None,
+        engine_passport: passport.Passport | None = None,
         gpu: int | None = None,
     ) -> None:
         self.path = path
@@ -192,7 +199,7 @@ class Session:
         self.inputs: tuple[Port, ...] = backend.inputs
         self.outputs: tuple[Port, ...] = backend.outputs
         self.ops = ops
-        self.passport = issued
+        self.passport = engine_passport
         self.gpu = gpu
         self._backend = backend
         # Of other tools' models nothing is known: some take the most negative number for a mask.
@@ -410,7 +417,7 @@ class Session:
             ArtefactError: the file was not made by capsedge.
         """
         metadata = self._metadata()
-        several = metadata.task == "multi-label"
+        multi_label = metadata.task == "multi-label"
         if top_k is not None and top_k < 1:
             raise UsageError(
                 f"top_k is {top_k}.", "Wanted: 1 or more.", "Leave it out for the best label."
@@ -422,14 +429,14 @@ class Session:
                 "Use a number between them.",
             )
         if top_k is None and threshold is None:
-            if several:
+            if multi_label:
                 threshold = DEFAULT_THRESHOLD
             else:
                 top_k = 1
         predictions: list[Prediction] = []
         for batch in self._batches(images, invert):
             outputs = self._run_batch(batch, [self._score_name(), "poses"])
-            predictions += self._read(outputs, several, top_k, threshold)
+            predictions += self._read(outputs, multi_label, top_k, threshold)
         return predictions
 
     def _batches(
@@ -447,15 +454,15 @@ class Session:
             checked = _checked(self.inputs[0], images, self._bound, any_batch=True)
             yield from (checked[i : i + size] for i in range(0, len(checked), size))
             return
-        several: Iterable[OneImage]
+        sequence: Iterable[OneImage]
         if isinstance(images, np.ndarray):
-            several = images if images.ndim == 4 else [images]
+            sequence = images if images.ndim == 4 else [images]
         elif isinstance(images, Sequence) and not isinstance(images, (str, bytes)):
-            several = images
+            sequence = images
         else:
-            several = [images]
+            sequence = [images]
         batch: list[NDArray[np.float32]] = []
-        for number, image in enumerate(several):
+        for number, image in enumerate(sequence):
             batch.append(self.prepare(image, invert, f"image {number}"))
             if len(batch) == size:
                 yield np.stack(batch)
@@ -509,7 +516,7 @@ class Session:
     def _read(
         self,
         outputs: Mapping[str, NDArray[Any]],
-        several: bool,
+        multi_label: bool,
         top_k: int | None,
         threshold: float | None,
     ) -> Iterator[Prediction]:
@@ -520,7 +527,7 @@ class Session:
                 "The weights may be damaged, or their range too large for the file's precision.",
                 "Run `capsedge verify` on the file.",
             )
-        scores, kind = scores_of(outputs[name], name, several)
+        scores, kind = scores_of(outputs[name], name, multi_label)
         for row, poses in zip(scores, outputs["poses"], strict=True):
             poses = poses.astype(np.float32)
             labels = tuple(

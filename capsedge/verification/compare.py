@@ -81,11 +81,15 @@ def verify(
         progress: called with (images done, images in all).
 
     Returns:
-        The certificate; its ``passed`` says how it ended.
+        The certificate: ``passed`` says how it ended, ``check()`` raises a ParityError where it failed.
 
     Raises:
         UsageError: an argument or the data is wrong.
         ArtefactError: the artefact is damaged, or was not exported from this checkpoint.
+
+    Example:
+        >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
+        >>> certificate.check()
     """
     if min_agreement is not None and not 0 <= min_agreement <= 1:
         raise UsageError(

@@ -87,16 +87,16 @@ def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
         UsageError: there is no such engine.
         ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
     """
-    issued = passports.read(path)
+    passport = passports.read(path)
     runs, because, timed_for = None, "", ""
     try:
-        trt, cuda = import_for(issued.target), load_cuda()
-        check_machine(path, issued, trt, cuda, device)
+        trt, cuda = import_for(passport.target), load_cuda()
+        check_machine(path, passport, trt, cuda, device)
         runs = True
         here = replace(this_machine(trt, cuda, device), power_mode=power_mode())
-        timed_for = issued.machine.differs_in_speed(here)
+        timed_for = passport.machine.differs_in_speed(here)
     except EnvironmentProblem as error:
         because = error.what
     except ArtefactError as error:
         runs, because = False, error.why
-    return EngineInspection(str(path), issued, runs, because, timed_for)
+    return EngineInspection(str(path), passport, runs, because, timed_for)

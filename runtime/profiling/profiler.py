@@ -52,9 +52,16 @@ def profile(
         startup: also start a process of its own for cold start and memory.
         progress: is told what is being done.
 
+    Returns:
+        Numbers, and the ways to write them down.
+
     Raises:
         UsageError: a wrong argument, or inputs that do not fit the model.
         EnvironmentProblem: the process for the cold start does not start.
+
+    Example:
+        >>> report = capsedge.profile(capsedge.load("digits.onnx"), batch=(1, 8))
+        >>> report.save_html("report.html")
     """
     limits = checked_limits(warmup, duration, iterations)
     batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)

@@ -72,7 +72,9 @@ class Prediction:
         }
 
 
-def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[np.float64], str]:
+def scores_of(
+    output: NDArray[Any], name: str, multi_label: bool
+) -> tuple[NDArray[np.float64], str]:
     """Scores ``[N, J]`` and their kind, from the model's output ``lengths`` or ``logits``.
 
     docs/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
@@ -80,7 +82,7 @@ def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[n
     values = output.astype(np.float64)
     if name == "lengths":
         return values, "length"
-    if several:
+    if multi_label:
         # the two halves never overflow
         small = _exp(-np.abs(values))
         return np.where(values >= 0, 1.0, small) / (1.0 + small), "probability"
