@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from capsedge.calibration import mixed
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
-from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform
+from capsedge.calibration.source import MADE, TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
 from capsedge.calibration.units import Kept
@@ -117,11 +117,11 @@ def _check_evaluation(tested: ImageSet, pool: ImageSet) -> None:
 
 
 @dataclass(frozen=True)
-class Report:
+class QuantizationReport:
     """What a quantization did and measured.
 
     Attributes:
-        output: the file; where it was rejected, the name it was kept aside under.
+        output: the file; where it was rejected, the name it was kept aside under; None if none was asked for.
         precision, method, target: as asked for.
         size, source_size: bytes of the file and of the FP32 file.
         outcome: on the evaluation images, against the FP32 file in the same runtime.
@@ -132,9 +132,12 @@ class Report:
         search: of mixed precision, everything that was tried.
         max_drop: the gate.
         images: of the calibration, the search and the evaluation.
+        warnings: what a person should know of the images.
+        model: the file's bytes.
+        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if it does not say.
     """
 
-    output: Path
+    output: Path | None
     precision: str
     method: str
     target: str
@@ -149,6 +152,8 @@ class Report:
     max_drop: float
     images: dict[str, Any]
     warnings: tuple[str, ...]
+    model: bytes = field(repr=False)
+    checkpoint_sha256: str
 
     @property
     def passed(self) -> bool:
@@ -158,7 +163,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
-            "output": str(self.output),
+            "output": None if self.output is None else str(self.output),
             "passed": self.passed,
             "precision": self.precision,
             "method": self.method,
@@ -185,7 +190,7 @@ class Report:
 
 def quantize(
     source: Source,
-    output: Path,
+    output: Path | None,
     splits: Splits,
     *,
     precision: str = "int8",
@@ -196,12 +201,13 @@ def quantize(
     prefer: str = "size",
     threads: int = 2,
     progress: Progress | None = None,
-) -> Report:
+) -> QuantizationReport:
     """Make a quantized file and write it if its accuracy holds.
 
     A file that loses more is written under its name with ``.rejected`` after it.
 
     Args:
+        output: the file to write; None writes none.
         precision: ``int8``, ``fp16`` or ``mixed``.
         method: of the calibration.
         target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
@@ -215,9 +221,10 @@ def quantize(
         ParityError: the accuracy fell too far; the report is its attribute ``report``.
     """
     _check_choices(precision, target, prefer)
-    check_writable(output)
-    outputs = [output, beside(output, REJECTED), *([table] if table is not None else [])]
-    check_apart(outputs, [source.path])
+    outputs = [] if output is None else [output, beside(output, REJECTED)]
+    for file in outputs[:1]:
+        check_writable(file)
+    check_apart([*outputs, *([table] if table is not None else [])], [source.path])
     search: mixed.Search | None = None
     if precision == "fp16":
         model, kept = source.half(splits.calibration)
@@ -241,12 +248,12 @@ def quantize(
         described["assignment"] = assignment
     source.described(model, precision, described)
     content = model.SerializeToString()
-    runs = executed(content, str(output))
+    runs = executed(content, MADE)
     if precision != "fp16" and target == "ort-cpu":
         _check_executed(runs, assignment)
     passed = outcome.drop <= max_drop
-    place = output if passed else beside(output, REJECTED)
-    report = Report(
+    place = output if passed or output is None else beside(output, REJECTED)
+    report = QuantizationReport(
         place, precision, method, target, len(content), len(source.content), outcome, kept, runs,
         executed(source.content, str(source.path)), assignment, search, max_drop,
         {
@@ -254,9 +261,10 @@ def quantize(
             "search": len(splits.search) if search is not None else 0,
             "evaluation": len(splits.evaluation),
         },
-        splits.warnings,
+        splits.warnings, content, source.metadata.checkpoint_sha256,
     )  # fmt: skip
-    write_bytes(place, content)
+    if place is not None:
+        write_bytes(place, content)
     if not passed:
         raise Rejected(report)
     return report
@@ -290,8 +298,7 @@ def _data(splits: Splits, max_drop: float, outcome: Outcome) -> dict[str, Any]:
 class Rejected(ParityError):
     """The accuracy fell too far."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
         if o.accuracy is not None and o.reference is not None:
             measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
@@ -299,8 +306,10 @@ class Rejected(ParityError):
             measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         super().__init__(
             f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
-            f"{measured} on {o.images} images; kept aside as {report.output}.",
+            f"{measured} on {o.images} images"
+            + (f"; kept aside as {report.output}." if report.output is not None else "."),
             "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
+            report=report,
         )
 
 

@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from capsedge.errors import CapsedgeError, ParityError
+from capsedge.errors import CapsedgeError
 from capsedge.exporters.export_report import CaseParity
 from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
@@ -112,8 +112,8 @@ def compare(
     Args:
         module: returns a tuple of tensors, one for each name.
 
-    Raises:
-        ParityError: an output is past its tolerance, or is not finite.
+    Returns:
+        One result for each case and output; an output that is not finite has not passed.
     """
     results = []
     feeds = [i.name for i in session.get_inputs()]
@@ -133,16 +133,6 @@ def compare(
                 for each in zip(names, found, wanted, precise, strict=True)
             ]
         results.extend(rows)
-    failed = [r for r in results if not r.passed]
-    if failed:
-        worst = max(failed, key=lambda r: r.excess)
-        raise ParityError(
-            "The exported model does not compute what PyTorch computes; nothing was written.",
-            f"Output '{worst.output}' on input '{worst.case}': largest difference {worst.max_abs:.3g}, "
-            f"{worst.excess:.3g} times the tolerance (atol {atol:g}, rtol {rtol:g}); "
-            f"{len(failed)} of {len(results)} comparisons failed.",
-            "Allow more with --atol or --rtol, or find the rewrite at fault with --no-rewrite.",
-        )
     return tuple(results)
 
 

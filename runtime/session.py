@@ -67,6 +67,9 @@ def load(
         contexts: calls of an engine that run at the same time, each with memory of its own on the GPU;
             further ones wait. None: 4.
 
+    Returns:
+        The session, ready to run.
+
     Raises:
         UsageError: the file cannot be read, or an argument is wrong.
         EnvironmentProblem: what should run the model is missing: ONNX Runtime, a provider of it, the operator
@@ -74,6 +77,10 @@ def load(
         UnsupportedModelError: part of the model would not run on the device asked for.
         ArtefactError: the file is damaged, reaches for other files, is refused by ONNX Runtime, or is an
             engine that was built for another machine.
+
+    Example:
+        >>> session = capsedge.load("digits.onnx", threads=2)
+        >>> session.predict("image.png")[0].label
     """
     path = Path(path)
     if ops not in OPS:
@@ -132,7 +139,14 @@ def _load_onnx(
     backend = OnnxRuntimeBackend(
         data, str(path), threads, library, provider, gpu, summary.capsedge_types
     )
-    return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
+    return Session(path, backend, metadata, _operators_run(library, summary), gpu=gpu)
+
+
+def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:
+    """`Session.ops` of an ONNX file."""
+    if library is None:
+        return "portable"
+    return "mixed" if summary.expanded_routing else "fused"
 
 
 def _load_engine(
@@ -150,9 +164,9 @@ def _load_engine(
     from capsedge.runtime.backends.tensorrt_slots import CONTEXTS
 
     backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
-    issued = backend.passport
-    ops = "fused" if issued.plugin == "fused" else "portable"
-    return Session(path, backend, issued.model, ops, issued, gpu)
+    built = backend.passport
+    ops = "fused" if built.plugin == "fused" else "portable"
+    return Session(path, backend, built.model, ops, built, gpu)
 
 
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
@@ -192,7 +206,9 @@ class Session:
         path: the file it came from.
         metadata: what the file says of itself; None for a file of another tool.
         inputs, outputs: name, shape and type of each.
-        ops: ``fused`` where capsedge's nodes run in its operator or plugin library, else ``portable``.
+        ops: ``fused`` where the capsule operators run in capsedge's operator or plugin library, ``mixed``
+            where the file also has routing in standard operators (`export --with couplings`), which
+            no library runs, else ``portable``.
         passport: of a TensorRT engine; None for an ONNX file.
         gpu: number of the GPU that it runs on; None on the CPU.
     """
@@ -203,7 +219,7 @@ class Session:
         backend: Backend,
         metadata: ModelMetadata | None,
         ops: str,
-        issued: passport.Passport | None = None,
+        engine_passport: passport.Passport | None = None,
         gpu: int | None = None,
     ) -> None:
         self.path = path
@@ -211,7 +227,7 @@ class Session:
         self.inputs: tuple[Port, ...] = backend.inputs
         self.outputs: tuple[Port, ...] = backend.outputs
         self.ops = ops
-        self.passport = issued
+        self.passport = engine_passport
         self.gpu = gpu
         self._backend = backend
         # Of other tools' models nothing is known: some take the most negative number for a mask.

@@ -104,11 +104,12 @@ class Certificate:
         """Raise if it did not pass.
 
         Raises:
-            ParityError: with what failed first.
+            ParityError: with what failed; its ``report`` is the certificate.
         """
         if not self.passed:
             raise ParityError(
                 "The artefact does not compute what its reference computes.",
                 " ".join(self.failures),
                 "See the certificate's ledger for the first place over budget.",
+                report=self,
             )

@@ -163,11 +163,15 @@ def verify(
         progress: called with (images done, images in all).
 
     Returns:
-        The certificate; its ``passed`` says how it ended.
+        The certificate: ``passed`` says how it ended, ``check()`` raises a ParityError where it failed.
 
     Raises:
         UsageError: an argument or the data is wrong.
         ArtefactError: the artefact is damaged, or was not exported from this checkpoint.
+
+    Example:
+        >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
+        >>> certificate.check()
     """
     _check_arguments(limit, min_agreement)
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)

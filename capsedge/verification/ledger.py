@@ -132,7 +132,7 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
         images = np.resize(images, (batch, *images.shape[1:]))
     exact = trace(reference.double, torch.from_numpy(images).double())
     rounded = trace(reference.module, torch.from_numpy(images))
-    fused = session.ops == "fused"
+    fused = session.ops != "portable"
     probe = Probe(session.path, find_library() if fused else None)
     if len(exact) != len(probe.sites):  # the exporter leaves out what reaches no output
         exact, rounded = ([c for c in calls if c.live] for calls in (exact, rounded))

@@ -54,9 +54,9 @@ class TensorRTBackend:
             self._slots = Slots(self.engine, self.largest_batch, contexts)
 
     @property
-    def plain_because(self) -> str:
+    def no_graph_reason(self) -> str:
         """Why calls are not graphs; empty while they are."""
-        return self._capturing.plain_because
+        return self._capturing.no_graph_reason
 
     def close(self) -> None:
         """Free what the engine holds on the GPU; calls that still run keep theirs."""

@@ -196,15 +196,17 @@ def _refused(library: Path, why: str) -> ArtefactError:
     )
 
 
-def check_machine(engine: Path, issued: Passport, trt: Any, cuda: Cuda, device: int) -> Path | None:
+def check_machine(
+    engine: Path, passport: Passport, trt: Any, cuda: Cuda, device: int
+) -> Path | None:
     """The plugin library that an engine needs, or None, once its passport fits this machine.
 
     Raises:
         EnvironmentProblem: there is no GPU, or the plugin library's variable names no file.
         ArtefactError: the engine was built for something else.
     """
-    plugin = find_plugin() if issued.plugin_sha256 else None
-    check(engine, issued, this_machine(trt, cuda, device), plugin)
+    plugin = find_plugin() if passport.plugin_sha256 else None
+    check(engine, passport, this_machine(trt, cuda, device), plugin)
     return plugin
 
 

@@ -35,18 +35,18 @@ class Capturing:
     """Whether the calls of an engine become graphs.
 
     Attributes:
-        plain_because: why they do not; empty while they do.
+        no_graph_reason: why they do not; empty while they do.
     """
 
     def __init__(self, graphs: bool) -> None:
-        self.plain_because = "" if graphs else "graphs were not asked for"
+        self.no_graph_reason = "" if graphs else "graphs were not asked for"
         self._left = _ATTEMPTS
 
     def failed(self, why: str) -> None:
         """Another attempt is over; after the last one calls are plain for good."""
         self._left -= 1
         if not self._left:
-            self.plain_because = why
+            self.no_graph_reason = why
 
 
 class Slot:
@@ -110,7 +110,7 @@ class Slot:
             engine.enqueue(bound.context, self.stream)
             bound.ran = True
             return
-        if not bound.graph and not capturing.plain_because:
+        if not bound.graph and not capturing.no_graph_reason:
             cuda.synchronize(self.stream)
             bound.graph, why = cuda.capture(
                 self.stream, lambda: engine.accepts(bound.context, self.stream)

@@ -14,7 +14,8 @@ from typing import Any
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends import cuda as cuda_runtime
 from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
-from capsedge.runtime.machine.environment import BROKEN, MISSING, OK, Check, installed_version
+from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
+from capsedge.runtime.machine.environment import installed_version
 
 RELEASE_FILE = Path("/etc/nv_tegra_release")
 _GPU = "gpu"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.profiling.onnxruntime_profiler import Feeds
 from capsedge.runtime.profiling.operator_times import SHOWN_RUNS, Operator, OperatorTimes, Span
-from capsedge.runtime.reading.node_names import places_in, together
+from capsedge.runtime.reading.node_names import merged, places_in
 from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.backends.tensorrt_slots import Slot
 
 WARMUP = 3  # runs of each kind that are not counted
-SECONDS = 2.0  # of plain and profiled runs together
+SECONDS = 2.0  # of plain and profiled runs merged
 LEAST_RUNS, MOST_RUNS = 5, 400
 
 
@@ -52,7 +52,7 @@ def time_layers(session: Session, feeds: Feeds, seconds: float = SECONDS) -> Ope
     operators = []
     for k, name in enumerate(names):
         told = kinds.get(name)
-        place = together(places_in(f"{name} {told.metadata if told else ''}"))
+        place = merged(places_in(f"{name} {told.metadata if told else ''}"))
         operators.append(
             Operator(
                 name=name, kind=told.kind if told else "", layer=place.layer, group=place.group,

@@ -61,7 +61,7 @@ class Description(ctypes.Structure):
         ("score_kind", _TEXT),
         ("smallest_batch", _I64),
         ("largest_batch", _I64),
-        ("plain_because", _TEXT),
+        ("no_graph_reason", _TEXT),
     )
 
 

@@ -121,7 +121,7 @@ def test_graphs_are_captured_once_a_batch(engine: Any, machine: Machine) -> None
             native.predict(pictures(count))
     assert since() == [2, 2, 8]
     assert machine.counts("undefined") == {"undefined": 0}
-    assert native.describe().plain_because is None
+    assert native.describe().no_graph_reason is None
     native.close()
 
 
@@ -145,7 +145,7 @@ def test_engines_that_cannot_be_captured_run_plainly(engine: Any, machine: Machi
     machine.cudart.fake_set(1, 87, 1, ANY_AMOUNT)
     found = [native.predict(pictures(2)) for _ in range(3)]
     assert found[0][0]["scores"].tolist() == found[2][0]["scores"].tolist()
-    assert b"capturing" in native.describe().plain_because
+    assert b"capturing" in native.describe().no_graph_reason
     native.close()
 
 
@@ -492,13 +492,13 @@ def test_programs_of_an_older_header(engine: Any, machine: Machine) -> None:
             "capsedge_open", os.fsencode(path), ctypes.byref(options), ctypes.byref(handle)
         )
         description = libcapsedge.Description(
-            smallest_batch=-7, largest_batch=-7, plain_because=b"?"
+            smallest_batch=-7, largest_batch=-7, no_graph_reason=b"?"
         )
         description.size = libcapsedge.Description.smallest_batch.offset
         libcapsedge.call("capsedge_describe", handle, ctypes.byref(description))
         assert description.score_kind == b"length"
         assert (description.smallest_batch, description.largest_batch) == (-7, -7)
-        assert description.plain_because == b"?"
+        assert description.no_graph_reason == b"?"
         libcapsedge.call("capsedge_close", handle)
 
 
