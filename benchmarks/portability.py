@@ -203,8 +203,8 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     from capsedge.calibration.source import Source, uniform
     from capsedge.datasets import from_iterable
     from capsedge.exporters.to_onnx import export
-    from capsedge.models.find import find_model
     from capsedge.ops import decompositions
+    from capsedge.pipelines.find import find_model
     from capsedge.runtime.profiling.measure import Limits, take_times
 
     source = find_model(model).model

@@ -290,9 +290,9 @@ def _free_batch(module: nn.Module, subject: Subject) -> Any:
 
 
 def _version() -> str:
-    import capsedge
+    from capsedge import __version__
 
-    return capsedge.__version__
+    return __version__
 
 
 def _first_lines(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.models.find import FoundModel
+    from capsedge.pipelines.find import FoundModel
 
 REWRITES = {
     "first-pass": "first_pass_uniform",
@@ -116,7 +116,7 @@ def command(
     )  # fmt: skip
     from capsedge.exporters.to_onnx import export
     from capsedge.graph.targets import resolve
-    from capsedge.models.find import find_model
+    from capsedge.pipelines.find import find_model
     from capsedge.pipelines.frozen_export import export_frozen
     from capsedge.runtime.files.writing import sha256
 

@@ -15,8 +15,8 @@ from capsedge.cli._places import READS, READS_FLAT, WRITES
 from capsedge.errors import ExitCode
 
 if TYPE_CHECKING:
+    from capsedge.runtime.classification import Classified
     from capsedge.runtime.session import Session
-    from capsedge.runtime.vision.classification import Classified
 
 _MANY = 100  # images from which on progress is shown
 Images = Annotated[
@@ -66,8 +66,8 @@ def command(
 
     An image that cannot be read is reported, the others are classified, and the exit code is 2.
     """
+    from capsedge.runtime.classification import classify_files, image_files
     from capsedge.runtime.session import load
-    from capsedge.runtime.vision.classification import classify_files, image_files
     from capsedge.zoo import default_model
 
     files = image_files(images)

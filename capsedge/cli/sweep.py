@@ -62,8 +62,8 @@ def command(
         what="A sweep exports the model, which needs PyTorch and ONNX.",
         fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    from capsedge.models.find import find_model
     from capsedge.pipelines import sweep as sweeps
+    from capsedge.pipelines.find import find_model
     from capsedge.runtime.charts import check_chart
     from capsedge.runtime.files.writing import check_writable, write_text
 

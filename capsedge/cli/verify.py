@@ -82,7 +82,7 @@ def command(
     """
     try:
         from capsedge.judging.tolerance import parse
-        from capsedge.models.find import trained_checkpoint
+        from capsedge.pipelines.find import trained_checkpoint
         from capsedge.verification import verify
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(

@@ -14,7 +14,7 @@ from capsedge.calibration.source import MADE, Source, uniform
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.exporters.to_onnx import export
-from capsedge.models.find import FoundModel
+from capsedge.pipelines.find import FoundModel
 from capsedge.runtime.charts import caption, new_figure, save_figure
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.session import load_bytes

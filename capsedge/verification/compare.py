@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-import capsedge
+from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
@@ -212,7 +212,7 @@ def verify(
 
 def _versions() -> dict[str, str]:
     return {
-        "capsedge": capsedge.__version__,
+        "capsedge": __version__,
         **versions("torch", "onnxruntime", "onnx", "numpy"),
         "python": platform.python_version(),
     }

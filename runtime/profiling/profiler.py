@@ -202,12 +202,12 @@ def session_threads(session: Session) -> int:
 
 def backend_version(session: Session) -> str:
     """What runs the session, with versions."""
-    import capsedge
+    from capsedge import __version__
 
     package = "onnxruntime" if session.passport is None else "tensorrt"
     found = environment.versions(package)
     return (
-        f"capsedge {capsedge.__version__} ({session.ops} operators), {package} "
+        f"capsedge {__version__} ({session.ops} operators), {package} "
         f"{found.get(package, 'unknown')}"
     )
 

@@ -112,14 +112,13 @@ def load_capsedge(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str
     """The runtime of this package."""
     import onnxruntime
 
-    import capsedge
+    from capsedge import __version__
+    from capsedge.runtime.session import load
 
-    session = capsedge.load(
+    session = load(
         s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider
     )
-    version = (
-        f"capsedge {capsedge.__version__} ({session.ops}), onnxruntime {onnxruntime.__version__}"
-    )
+    version = f"capsedge {__version__} ({session.ops}), onnxruntime {onnxruntime.__version__}"
     return session.run, version
 
 
