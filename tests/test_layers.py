@@ -61,7 +61,6 @@ HEAVY = {
         "pipelines",
         "verification",
         "training",
-        "cli",
     },
     "onnx": {
         "graph",
@@ -70,21 +69,19 @@ HEAVY = {
         "exporters.tensorrt",
         "pipelines",
         "verification",
-        "cli",
     },
     "onnx_ir": {"graph", "exporters.tensorrt"},
-    "onnxscript": {"graph", "exporters", "cli"},
+    "onnxscript": {"graph", "exporters"},
     "onnx_graphsurgeon": {"exporters.tensorrt"},
     "safetensors": {"checkpoint"},
     "matplotlib": {"runtime.charts"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
         "runtime.backends.onnxruntime_backend",
-        "runtime.machine",  # says whether it imports
+        "runtime.machine.doctor",  # says whether it imports
         "runtime.profiling",  # sessions of plain ONNX Runtime, as a peer
         "calibration.executed",  # reads back the graph that ONNX Runtime optimized
         "exporters.checks",  # runs what is exported without anything of ours in between
-        "cli",
     },
 }
 
