@@ -1,4 +1,4 @@
-/* Values in, values out, and what a model says of itself:  tensors MODEL
+/* Values in, values out, and the description of a model:  tensors MODEL
  * Describes the model, prepares a drawn image, runs the model on it with all outputs, and prints the counters. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ int main(int count, char** words) {
     fprintf(stderr, "usage: tensors MODEL\n");
     return CAPSEDGE_USAGE;
   }
-  /* The bytes may come from anywhere: a file, a flash partition, the program itself. */
+  /* The bytes may come from anywhere: a file, a flash partition, the program's own data. */
   FILE* const file = fopen(words[1], "rb");
   if (file == NULL) {
     fprintf(stderr, "error: %s cannot be read\n", words[1]);
@@ -51,7 +51,7 @@ int main(int count, char** words) {
   }
   printf("\n");
 
-  /* One image, by the model's own preprocessing: a light vertical bar, read upside down. */
+  /* One image, prepared by the model's own preprocessing: a light vertical bar, read upside down. */
   static unsigned char pixels[64][48];
   for (int y = 8; y < 56; ++y)
     for (int x = 20; x < 28; ++x) pixels[y][x] = 255;
@@ -81,7 +81,7 @@ int main(int count, char** words) {
   for (size_t i = 0; i < about.output_count; ++i) {
     check(capsedge_output(session, i, &port));
     print_port("output", &port);
-    outputs[i].bytes = 1 << 20; /* the room; the call sets what it wrote */
+    outputs[i].bytes = 1 << 20; /* the capacity; the call sets the number of bytes written */
     outputs[i].data = malloc(outputs[i].bytes);
   }
   check(capsedge_run(session, &input, 1, outputs, about.output_count));
