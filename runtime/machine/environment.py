@@ -1,4 +1,4 @@
-"""What this machine has, what works on it, and what each missing part costs: ``capsedge doctor``."""
+"""What this machine has, what works on it, and the cost of each missing part: ``capsedge doctor``."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Check:
         job: what needs it: ``infer`` (the base job), ``faster``, ``export``, ``gpu``, ``compare``.
         status: ``ok``, ``missing`` or ``broken``.
         found: version, path or the reason.
-        cost: what is lost without it; empty when it is there.
-        fix: the command that mends it; empty when it is there.
+        cost: the consequence of its absence; empty if it is present.
+        fix: the command that installs or repairs it; empty if it is present.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, and whether the base job works: classify an image with the model that comes along."""
+    """All checks, and whether the base job works: classifying an image with the package's model."""
 
     machine: dict[str, str]
     checks: tuple[Check, ...]
@@ -66,7 +66,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine; tries what can be tried. Never raises for what it finds."""
+    """Examine this machine and try what can be tried. Never raises, whatever it finds."""
     checks = [_python(), *_base_packages(), _onnxruntime(), _default_model(), _operator_library()]
     for package, lost in (
         ("torch", "export, verify, sweep or train"),
@@ -105,9 +105,9 @@ def machine() -> dict[str, str]:
 
 
 def power_mode() -> str:
-    """The power mode of a Jetson by ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
+    """The power mode of a Jetson from ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
 
-    It decides clocks, cores and multiprocessors of the GPU; which number is the fastest differs by board.
+    It determines clocks, cores and multiprocessors of the GPU; the number of the fastest differs by board.
     """
     program = shutil.which("nvpmodel")
     if program is None:
@@ -123,13 +123,13 @@ def power_mode() -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of the installed ones among the packages; imports none of them."""
+    """Versions of those packages that are installed; imports none of them."""
     found = {name: installed_version(name) for name in packages}
     return {name: version for name, version in found.items() if version}
 
 
 def installed_version(package: str) -> str:
-    """Version of an installed package, under any name that it is distributed by; empty if not there."""
+    """Version of an installed package, under any of its distribution names; empty if not installed."""
     if importlib.util.find_spec(package) is None:
         return ""
     names = {package, *importlib.metadata.packages_distributions().get(package, ())}
@@ -149,7 +149,7 @@ def available_cores() -> int:
 
 
 def simd_level() -> str:
-    """Widest instruction set of this CPU that the native kernels know.
+    """Widest instruction set of this CPU that the native kernels support.
 
     AVX-512 VNNI, AVX-512, AVX2, NEON or plain.
     """
@@ -225,10 +225,10 @@ def _default_model() -> Check:
         outputs = session.run(np.zeros(shape, np.float32))
         if not all(np.isfinite(v).all() for v in outputs.values()):
             return Check(
-                name, "infer", BROKEN, f"{path.name} gives values that are not finite", cost, fix
+                name, "infer", BROKEN, f"{path.name} returns values that are not finite", cost, fix
             )
         return Check(name, "infer", OK, f"{path.name} runs, {session.ops} operators")
-    except Exception as error:  # whatever stands in the way of the base job is what doctor must say
+    except Exception as error:  # doctor must report anything that prevents the base job
         return Check(name, "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
 
 
@@ -257,7 +257,7 @@ def _gpu() -> Check:
             BROKEN,
             f"driver for {cuda}, but no usable GPU (CUDA error {status})",
             cost,
-            "run nvidia-smi and follow what it says",
+            "run nvidia-smi and follow its messages",
         )
     return Check(name, "gpu", OK, f"{_nvidia_smi() or f'{count.value} GPU'}, driver for {cuda}")
 
@@ -275,7 +275,7 @@ def _nvidia_smi() -> str:
 
 
 def _operator_library() -> Check:
-    """The native kernels: there, and taken by ONNX Runtime."""
+    """The native kernels: whether they are installed and ONNX Runtime loads them."""
     name, cost = (
         "operator library",
         "function bodies run instead: same results, several times slower",
@@ -297,7 +297,7 @@ def _operator_library() -> Check:
         import onnxruntime
 
         onnxruntime.SessionOptions().register_custom_ops_library(str(path))
-    except Exception as error:  # a library for another machine fails in the loader's own words
+    except Exception as error:  # a library for another machine fails with the loader's own message
         return Check(
             name, "faster", BROKEN, _reason(error), cost, "install capsedge again on this machine"
         )
