@@ -1,4 +1,4 @@
-"""What a TensorRT engine says of itself, and whether it runs here: by its passport, without loading it."""
+"""The description of a TensorRT engine, and whether it runs here: from its passport, without loading it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ class EngineInspection:
 
     Attributes:
         path: of the engine.
-        passport: what stands beside it.
-        runs_here: whether it was built for this machine, or for its kind of GPU; None where that
-            cannot be told.
-        because: why not, or why it cannot be told; empty where it runs.
-        timed_for: power mode and multiprocessors that its kernels were chosen for, where these differ here.
+        passport: the passport beside it.
+        runs_here: whether it was built for this machine, or for its kind of GPU; None if that is unknown.
+        because: why it does not run, or why that is unknown; empty if it runs.
+        timed_for: power mode and multiprocessors that its kernels were chosen for, if they differ here.
     """
 
     path: str
@@ -44,7 +43,7 @@ class EngineInspection:
 def engine_layers(path: Path, device: int = 0) -> list[Layer]:
     """The layers of an engine at its best batch, with the model's layers that they belong to.
 
-    Needs TensorRT and the GPU that the engine was built for: only they can tell.
+    Needs TensorRT and the GPU that the engine was built for: only they know the layers.
 
     Raises:
         UsageError: there is no such engine.

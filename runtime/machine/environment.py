@@ -31,9 +31,9 @@ def machine() -> dict[str, str]:
 
 
 def power_mode() -> str:
-    """The power mode of a Jetson by ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
+    """The power mode of a Jetson from ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
 
-    It decides clocks, cores and multiprocessors of the GPU; which number is the fastest differs by board.
+    It determines clocks, cores and multiprocessors of the GPU; the number of the fastest differs by board.
     """
     program = shutil.which("nvpmodel")
     if program is None:
@@ -49,13 +49,13 @@ def power_mode() -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of the installed ones among the packages; imports none of them."""
+    """Versions of those packages that are installed; imports none of them."""
     found = {name: installed_version(name) for name in packages}
     return {name: version for name, version in found.items() if version}
 
 
 def installed_version(package: str) -> str:
-    """Version of an installed package, under any name that it is distributed by; empty if not there."""
+    """Version of an installed package, under any of its distribution names; empty if not installed."""
     if importlib.util.find_spec(package) is None:
         return ""
     names = {package, *importlib.metadata.packages_distributions().get(package, ())}
@@ -75,7 +75,7 @@ def available_cores() -> int:
 
 
 def simd_level() -> str:
-    """Widest instruction set of this CPU that the native kernels know.
+    """Widest instruction set of this CPU that the native kernels support.
 
     AVX-512 VNNI, AVX-512, AVX2, NEON or plain.
     """

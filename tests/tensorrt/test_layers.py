@@ -127,5 +127,5 @@ def test_the_command(make: Any, gpu: Any, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(UsageError, match="Only TensorRT engines have layers"):
         command(default_model(), batch="1", layers=True)
     fake.FAIL["layers"] = ["a name and no more"]
-    with pytest.raises(CapsedgeError, match="nothing of the engine"):
+    with pytest.raises(CapsedgeError, match="does not report the engine"):
         command(path, batch="1", layers=True)

@@ -1,11 +1,11 @@
 /* Classify images in C:  classify MODEL IMAGE.png...
- * A line an image: its name, the best class, its score, and the first values of its pose. */
+ * Prints one line per image: its name, the best class, its score, and the first values of its pose. */
 #include <stdio.h>
 
 #include "capsedge.h"
 #include "png.h"
 
-/* Says what went wrong; 1 where something did. */
+/* Prints and releases an error; returns 1 if there was one. */
 static int failed(capsedge_status* status) {
   if (status == NULL) return 0;
   fprintf(stderr, "error: %s\n", capsedge_status_message(status));

@@ -1,4 +1,4 @@
-// Classify images in C++, and print what `capsedge infer` prints:
+// Classify images in C++, with the same output as `capsedge infer`:
 //   classify [--top K] [--threshold T] [--invert] MODEL IMAGE.png...
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +14,7 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-// Aligned columns, two spaces between, none at the end of a line.
+// Aligned columns with two spaces between them and none at the end of a line.
 void print_table(const std::string& title, const std::vector<Row>& rows) {
   std::vector<size_t> widths(rows[0].size());
   for (const Row& row : rows)

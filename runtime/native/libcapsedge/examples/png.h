@@ -1,5 +1,5 @@
-/* A small PNG reader, so that the examples need nothing but the C library: 8-bit grey, grey and alpha, RGB, RGB and
- * alpha, not interlaced. Checksums are not verified. A program of yours has a camera, or a real decoder. */
+/* A small PNG reader, so that the examples need only the C library: 8-bit grey, grey and alpha, RGB, RGB and
+ * alpha, not interlaced. It does not verify checksums. In a real program, use a camera or a full decoder. */
 #ifndef CAPSEDGE_EXAMPLES_PNG_H_
 #define CAPSEDGE_EXAMPLES_PNG_H_
 
@@ -178,7 +178,7 @@ static uint32_t png_u32(const unsigned char* p) {
   return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
 }
 
-/* Takes the filters off, row by row, in place; rows move up by their filter bytes. */
+/* Undoes the filters in place, row by row; rows move up by their filter bytes. */
 static int png_unfilter(unsigned char* data, int32_t height, size_t row, size_t step) {
   for (int32_t y = 0; y < height; ++y) {
     const unsigned char filter = data[(size_t)y * (row + 1)];
@@ -195,7 +195,7 @@ static int png_unfilter(unsigned char* data, int32_t height, size_t row, size_t 
   return 1;
 }
 
-/* NULL for success, else what is wrong. */
+/* Returns NULL on success, otherwise the reason for the failure. */
 static const char* png_read(const char* path, png_image* image) {
   static const unsigned char kSignature[] = {137, 80, 78, 71, 13, 10, 26, 10};
   memset(image, 0, sizeof *image);

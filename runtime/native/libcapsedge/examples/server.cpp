@@ -1,8 +1,8 @@
-// A threaded server: one session, several workers, each with a prediction of its own.
+// A threaded server: one session, several workers, each with its own prediction.
 //   server MODEL [WORKERS]
-// Listens on a free port of this machine and prints it. A request is a line "HEIGHT WIDTH CHANNELS" and then the pixels,
-// a byte each; the answer is a line "CLASS SCORE", or "error: ..." . A connection may send many. Ends when its
-// standard input does.
+// Listens on a free port of this machine and prints it. A request is a line "HEIGHT WIDTH CHANNELS" followed by the
+// pixels, one byte each; the answer is a line "CLASS SCORE", or "error: ...". A connection may send many requests. The
+// server ends when its standard input does.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -22,7 +22,7 @@
 
 namespace {
 
-// Connections that wait for a worker.
+// Connections waiting for a worker.
 class Queue {
  public:
   void put(int connection) {
@@ -34,7 +34,7 @@ class Queue {
     waiting_.push_back(connection);
     ready_.notify_one();
   }
-  // -1: there will be no more.
+  // Returns -1 if there will be no more.
   int take() {
     std::unique_lock<std::mutex> lock(mutex_);
     ready_.wait(lock, [this] { return closed_ || !waiting_.empty(); });
@@ -49,7 +49,7 @@ class Queue {
     served_.erase(connection);
     close(connection);
   }
-  // Wakes the workers, and those that wait for a client.
+  // Wakes the workers, including those that wait for a client.
   void end() {
     const std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
@@ -126,7 +126,7 @@ int main(int count, char** words) {
   if (count < 2) return std::fprintf(stderr, "usage: server MODEL [WORKERS]\n"), CAPSEDGE_USAGE;
   const int workers = count > 2 ? std::atoi(words[2]) : 4;
   capsedge::OpenOptions options;
-  options.threads = 1;  // the workers are the parallelism
+  options.threads = 1;  // the workers provide the parallelism
   auto session = capsedge::Session::open(words[1], options);
   if (!session) return complain(session.error());
   if (const auto warm = session->warm_up(); !warm) return complain(warm.error());

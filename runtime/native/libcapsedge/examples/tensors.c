@@ -1,4 +1,4 @@
-/* Values in, values out, and what a model says of itself:  tensors MODEL
+/* Values in, values out, and the description of a model:  tensors MODEL
  * Describes the model, prepares a drawn image, runs the model on it with all outputs, and prints the counters. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static void print_port(const char* kind, const capsedge_port* port) {
   printf("\n");
 }
 
-/* The bytes may come from anywhere: a file, a flash partition, the program itself. */
+/* The bytes may come from anywhere: a file, a flash partition, the program's own data. */
 static capsedge_session* open_file(const char* path) {
   FILE* const file = fopen(path, "rb");
   if (file == NULL) {
@@ -49,7 +49,7 @@ static void describe(capsedge_session* session, const capsedge_description* abou
   printf("\n");
 }
 
-/* One image, by the model's own preprocessing: a light vertical bar, read upside down. The caller frees the values. */
+/* One image, prepared by the model's own preprocessing: a light vertical bar, read upside down. The caller frees the values. */
 static capsedge_tensor prepared_input(capsedge_session* session) {
   static unsigned char pixels[64][48];
   for (int y = 8; y < 56; ++y)
@@ -83,7 +83,7 @@ static capsedge_tensor* output_room(capsedge_session* session, size_t count) {
     capsedge_port port = CAPSEDGE_PORT_INIT;
     check(capsedge_output(session, i, &port));
     print_port("output", &port);
-    outputs[i].bytes = 1 << 20; /* the room; the call sets what it wrote */
+    outputs[i].bytes = 1 << 20; /* the capacity; the call sets the number of bytes written */
     outputs[i].data = malloc(outputs[i].bytes);
   }
   return outputs;
