@@ -72,6 +72,7 @@ def diagnose() -> Diagnosis:
         ("torch", "export, verify, sweep or train"),
         ("onnx", "export, quantize or build"),
         ("onnxscript", "export, quantize or build"),
+        ("onnx_graphsurgeon", "build"),
         ("safetensors", "export, verify, sweep or train"),
     ):
         checks.append(
