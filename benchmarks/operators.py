@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.common import machine, statistics
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.files.writing import write_bytes
+from capsedge.schema.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 Arrays = dict[str, NDArray[np.float32]]
@@ -149,7 +150,7 @@ def session_of(layer: Layer, threads: int) -> tuple[Any, Arrays]:
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    free = ("x", "u", "pose", "a", "parent")
+    free = [value.name for value in OPERATORS[layer.operator].inputs if value.batched]
     outputs = ["out_pose", "out_a"] if layer.operator == "EMRouting" else ["out"]
     node = helper.make_node(
         layer.operator, list(layer.inputs), outputs, domain="capsedge", **layer.attributes

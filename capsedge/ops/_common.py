@@ -147,6 +147,9 @@ def votes(children: Tensor, weight: Tensor, rows: int) -> Tensor:
     return y.reshape(n, h, w, i, m, rows * out)
 
 
+DEFINITIONS: dict[str, Callable[..., Any]] = {}  # of the operators registered, by name
+
+
 def register(
     name: str, definition: Callable[..., Any], fake: Callable[..., Any], tensor_count: int
 ) -> CustomOpDef:
@@ -195,6 +198,7 @@ def register(
         result = [next(each) if need else None for need in wanted]
         return (*result, *(None for _ in ctx.attributes))
 
+    DEFINITIONS[name] = definition
     op = torch.library.custom_op(f"capsedge::{name}", forward, mutates_args=())
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)

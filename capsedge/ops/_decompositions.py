@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 
-from capsedge.ops.attention_routing import _define as _attention_routing
-from capsedge.ops.dynamic_routing import _define as _dynamic_routing
-from capsedge.ops.em_routing import _define as _em_routing
-from capsedge.ops.squash import _define as _squash
+from capsedge.ops._common import DEFINITIONS
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
@@ -25,10 +22,7 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     The table holds these operators alone: merge it with ``torch.export.default_decompositions()`` to
     lower others too.
     """
-    ops = torch.ops.capsedge
     return {
-        ops.squash.default: _squash,
-        ops.dynamic_routing.default: _dynamic_routing,
-        ops.em_routing.default: _em_routing,
-        ops.attention_routing.default: _attention_routing,
+        getattr(torch.ops.capsedge, name).default: definition
+        for name, definition in DEFINITIONS.items()
     }

@@ -92,8 +92,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "AttentionRouting": self._attention,
         }
         self._unroll = {
-            getattr(torch.ops.capsedge, OPERATORS[name].torch).default: (name, unroll)
-            for name, unroll in unrolled.items()
+            getattr(torch.ops.capsedge, o.torch).default: (o.name, unrolled[o.name])
+            for o in OPERATORS.values()
+            if o.routes and o.torch
         }
 
     def __torch_dispatch__(

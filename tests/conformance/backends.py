@@ -9,9 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.schema.operators import OPERATORS
 from tests.native import library
 
 from .cases import OUTPUTS, Case, make
+from .inputs import batched
 from .native import CpuKernels, OrtFused
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -96,21 +98,16 @@ class Torch:
     def _call(case: Case, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
         from capsedge import ops
 
-        operators: dict[str, Callable[..., Any]] = {
-            "Squash": ops.squash,
-            "DynamicRouting": ops.dynamic_routing,
-            "EMRouting": ops.em_routing,
-            "AttentionRouting": ops.attention_routing,
+        made_by_the_exporter: dict[str, Callable[..., Any]] = {
             "UniformRouting": _uniform_routing,
             "PoseNormalization": _pose_normalization,
         }
+        name = OPERATORS[case.operator].torch
+        operator = getattr(ops, name) if name else made_by_the_exporter[case.operator]
         attributes = dict(case.attributes)
         if case.operator == "EMRouting":
             del attributes["iterations"]  # the number of inverse temperatures
-        for flag in ("leaky", "coordinate_addition", "shared", "matrix_pose"):
-            if flag in attributes:
-                attributes[flag] = bool(attributes[flag])
-        found = operators[case.operator](*tensors.values(), **attributes)
+        found = operator(*tensors.values(), **attributes)
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -184,9 +181,10 @@ class OrtFunctions:
 
         # Outputs are named apart from inputs: EMRouting has a pose and an activation on both sides.
         outputs = [f"out_{name}" for name in case.outputs]
+        free = batched(case.operator)
         function = function_body(
             case.operator,
-            [(None, *x.shape[1:]) if _has_batch(name) else x.shape for name, x in inputs.items()],
+            [(None, *x.shape[1:]) if name in free else x.shape for name, x in inputs.items()],
             dict(case.attributes),
             couplings="couplings" in case.outputs,
             compute=TensorProto.DOUBLE if dtype == "float64" else TensorProto.FLOAT,
@@ -201,7 +199,7 @@ class OrtFunctions:
                 helper.make_tensor_value_info(
                     name,
                     helper.np_dtype_to_tensor_dtype(x.dtype),
-                    ["N", *x.shape[1:]] if _has_batch(name) else x.shape,
+                    ["N", *x.shape[1:]] if name in free else x.shape,
                 )
                 for name, x in inputs.items()
             ],
@@ -222,10 +220,6 @@ class OrtFunctions:
 
 def _has_vnni() -> bool:
     return "avx512vnni" in library.levels()
-
-
-def _has_batch(name: str) -> bool:
-    return name in ("x", "u", "pose", "a", "parent")
 
 
 _ENTRIES: tuple[Backend, ...] = (

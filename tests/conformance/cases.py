@@ -18,36 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.schema.operators import OPERATORS
+
 from . import inputs, oracle
 from .tolerance import Tolerance, tolerance
 
 DTYPES = ("float64", "float32", "float16", "uint8")
-# What an ONNX node has, and what only the PyTorch operators have beside it.
+# What an ONNX node has, by the specification's names: a pose is a pose on both sides of a node.
 OUTPUTS = {
-    "Squash": ("y",),
-    "DynamicRouting": ("v",),
-    "EMRouting": ("pose", "a"),
-    "AttentionRouting": ("pose",),
-    "UniformRouting": ("pose",),
-    "PoseNormalization": ("y",),
-    "QuantizedDynamicRouting": ("v",),
-    "QuantizedEMRouting": ("pose", "a"),
-    "QuantizedAttentionRouting": ("pose",),
-    "QuantizedUniformRouting": ("pose",),
-    "QuantizedConv": ("y",),
+    name: tuple(output.removesuffix("_out") for output in spec.output_names)
+    for name, spec in OPERATORS.items()
 }
+# What only the PyTorch operators have beside it.
 EXTRA_OUTPUTS = {
-    "Squash": (),
-    "DynamicRouting": ("couplings",),
-    "EMRouting": ("couplings",),
-    "AttentionRouting": ("couplings",),
-    "UniformRouting": (),
-    "PoseNormalization": (),
-    "QuantizedDynamicRouting": (),
-    "QuantizedEMRouting": (),
-    "QuantizedAttentionRouting": (),
-    "QuantizedUniformRouting": (),
-    "QuantizedConv": (),
+    name: ("couplings",) if spec.torch and spec.couplings else ()
+    for name, spec in OPERATORS.items()
 }
 _ORACLES: dict[str, Callable[..., Any]] = {
     "Squash": oracle.squash,

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.schema.operators import OPERATORS
+
 Array = NDArray[np.float64]
 
 # normal      unit normal poses; weights scaled so that votes have unit variance
@@ -46,6 +48,11 @@ def _factors(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype:
     if kind == "tiny":
         return np.asarray(10.0 ** rng.uniform(-7 if dtype == "float16" else -20, -3, shape))
     return np.full(shape, 10.0 if kind == "saturated" else votes_size(kind, dtype))
+
+
+def batched(operator: str) -> tuple[str, ...]:
+    """Names of the inputs whose first dimension is the batch."""
+    return tuple(value.name for value in OPERATORS[operator].inputs if value.batched)
 
 
 def build(

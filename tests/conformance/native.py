@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from tests.native import library
 
-from .cases import OUTPUTS, Case
+from .cases import OUTPUTS, Case, make
+from .inputs import batched
 
 Arrays = Mapping[str, NDArray[Any]]
 MISSING = "the native library is not built: pip install -e . with a C++ compiler"
@@ -41,7 +42,7 @@ class CpuKernels:
         for index, name in enumerate(inputs):
             if name in ("weight", "weight_scale"):
                 operator.constant(index, arrays[index])
-        shapes = library.output_shapes(case.operator, arrays, case.attributes)
+        shapes = [make(case, dtype).wanted[name].shape for name in OUTPUTS[case.operator]]
 
         def run() -> Arrays:
             outputs = [library.unwritten(shape, dtype) for shape in shapes]
@@ -103,7 +104,7 @@ def one_node(
     """The file: opset 20, the node in domain ``capsedge``, the batch named ``N``, outputs without a shape."""
     from onnx import helper, numpy_helper
 
-    batched = ("x", "u", "pose", "a", "parent")
+    free = batched(operator)
     outputs = [f"out_{name}" for name in OUTPUTS[operator]]
     elements = {k: helper.np_dtype_to_tensor_dtype(x.dtype) for k, x in inputs.items()}
     first = next(iter(elements.values()))
@@ -112,7 +113,7 @@ def one_node(
         "case",
         [
             helper.make_tensor_value_info(
-                name, elements[name], ["N", *x.shape[1:]] if name in batched else x.shape
+                name, elements[name], ["N", *x.shape[1:]] if name in free else x.shape
             )
             for name, x in inputs.items()
             if name not in constants

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from capsedge.schema.operators import OPERATORS
+from tests.conformance.cases import CASES, OUTPUTS, make
 
 from .builds import ROOT
-from .library import NativeError, Operator, compute, load
-from .test_kernels import ATTENTION, DYNAMIC, EM, NORMALIZATION, SQUASH, UNIFORM
+from .library import Array, NativeError, Operator, load, unwritten
 
 pytestmark = pytest.mark.skipif(
     load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
@@ -91,12 +91,11 @@ def test_the_specification_has_the_same_defaults() -> None:
             assert same(a["default"], default), (operator["name"], a)
 
 
-@pytest.mark.parametrize("name", ["squash", "dynamic_routing", "em_routing", "attention_routing"])
+@pytest.mark.parametrize("name", [o.name for o in OPERATORS.values() if o.torch])
 def test_pytorch_has_the_same_defaults(name: str) -> None:
     ops = pytest.importorskip("capsedge.ops")
-    operators = {o["name"].lower(): o for o in native_table()}
-    operator = operators[name.replace("_", "")]
-    parameters = inspect.signature(getattr(ops, name)).parameters
+    operator = next(o for o in native_table() if o["name"] == name)
+    parameters = inspect.signature(getattr(ops, OPERATORS[name].torch)).parameters
     for a in operator["attributes"]:
         if a["default"] is not None:
             default = parameters[a["name"]].default
@@ -130,20 +129,20 @@ def test_every_operator_has_a_kernel(operator: dict[str, Any]) -> None:
             Operator(operator["name"], {n: examples[n] for n in required if n != missing})
 
 
-@pytest.mark.parametrize("example", [SQUASH, DYNAMIC, EM, ATTENTION, UNIFORM, NORMALIZATION])
-def test_an_absent_attribute_has_its_default(
-    example: tuple[str, dict[str, Any], list[Any]],
-) -> None:
-    name, attributes, inputs = example
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_absent_attribute_has_its_default(name: str) -> None:
+    case = next(c for c in CASES if c.operator == name)
     table = next(o for o in native_table() if o["name"] == name)["attributes"]
-    required = {a["name"]: attributes[a["name"]] for a in table if a["default"] is None}
-    everything = {
-        **required,
-        **{a["name"]: a["default"] for a in table if a["name"] not in required},
-    }
-    rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal(x.shape).astype(np.float32) for x in inputs]
-    for absent, given in zip(
-        compute(name, inputs, required), compute(name, inputs, everything), strict=True
-    ):
+    required = {a["name"]: case.attributes[a["name"]] for a in table if a["default"] is None}
+    everything = {a["name"]: a["default"] for a in table} | required
+    example = make(case, "float32" if "float32" in case.dtypes else "uint8")
+    inputs = [*example.inputs.values()]
+
+    def compute(attributes: dict[str, Any]) -> list[Array]:
+        shapes = [example.wanted[output].shape for output in OUTPUTS[name]]
+        outputs = [unwritten(shape, inputs[0].dtype) for shape in shapes]
+        Operator(name, attributes).run(inputs, outputs)
+        return outputs
+
+    for absent, given in zip(compute(required), compute(everything), strict=True):
         np.testing.assert_array_equal(absent, given)

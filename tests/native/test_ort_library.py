@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from capsedge.runtime.backends.native_library import find_library
+from capsedge.schema.operators import OPERATORS
+from tests.conformance.cases import CASES, OUTPUTS, make
 from tests.conformance.native import fused_session
 
 from .library import Array, load
-from .test_kernels import ATTENTION, DYNAMIC, EM, NORMALIZATION, SQUASH, UNIFORM
+from .test_kernels import DYNAMIC, EM, SQUASH
 
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -24,41 +26,22 @@ pytestmark = pytest.mark.skipif(
     load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
 )
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {
-    "Squash": ("x",),
-    "DynamicRouting": ("u", "weight", "log_prior", "bias"),
-    "EMRouting": ("pose", "a", "weight", "beta_u", "beta_a"),
-    "AttentionRouting": ("pose", "parent", "weight", "scale", "bias"),
-    "UniformRouting": ("pose", "weight", "scale", "bias"),
-    "PoseNormalization": ("x", "scale", "bias"),
-}
 
 
 def named(operator: tuple[str, dict[str, Any], list[Array]]) -> dict[str, Array]:
-    return dict(zip(NAMES[operator[0]], operator[2], strict=True))
+    return dict(zip(OPERATORS[operator[0]].input_names, operator[2], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("operator", "shapes"),
-    [
-        (SQUASH, [["N", 8]]),
-        (DYNAMIC, [["N", 3, 4]]),
-        (EM, [["N", 2, 2, 5, 16], ["N", 2, 2, 5]]),
-        (ATTENTION, [["N", 2, 2, 5, 16]]),
-        (UNIFORM, [["N", 2, 2, 5, 16]]),
-        (NORMALIZATION, [["N", 3, 16]]),
-    ],
-    ids=lambda x: x[0] if isinstance(x, tuple) else "",
-)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_shapes_are_inferred_with_a_free_batch(
-    operator: tuple[str, dict[str, Any], list[Array]], shapes: list[Any], dtype: str
-) -> None:
-    inputs = {name: x.astype(dtype) for name, x in named(operator).items()}
-    session = fused_session(operator[0], operator[1], inputs)
-    assert [x.shape for x in session.get_outputs()] == shapes
-    expected = "tensor(float)" if dtype == "float32" else "tensor(float16)"
-    assert {x.type for x in session.get_outputs()} == {expected}
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_shapes_are_inferred_with_a_free_batch(operator: str) -> None:
+    case = next(c for c in CASES if c.operator == operator)
+    for dtype in (d for d in case.dtypes if d != "float64"):
+        example = make(case, dtype)
+        session = fused_session(operator, case.attributes, example.inputs)
+        shapes = [["N", *example.wanted[name].shape[1:]] for name in OUTPUTS[operator]]
+        assert [x.shape for x in session.get_outputs()] == shapes
+        expected = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+        assert {x.type for x in session.get_outputs()} == {expected.get(dtype, f"tensor({dtype})")}
 
 
 def test_shapes_of_strided_and_shared_layers() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.schema.operators import OPERATORS
 from tests.conformance.cases import CASES, Case, make
 from tests.native.cuda_library import UNITS
@@ -24,7 +25,6 @@ from tests.native.library import output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "runtime" / "native"
-PLUGINS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting")
 SOURCES = ("attributes", "plugin", "library", "register")
 FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from capsedge import ops
 from capsedge.errors import CapsedgeError, ExitCode, ShapeError
+from capsedge.schema.operators import OPERATORS as TABLE
 
 t = torch.zeros
 
@@ -113,6 +114,11 @@ OPERATORS = {
     attention: "AttentionRouting",
     vector: "AttentionRouting",
 }
+
+
+def test_every_operator_is_called_wrongly() -> None:
+    called = {OPERATORS[call] for call, *_ in WRONG_SHAPES + WRONG_ATTRIBUTES}
+    assert called == {o.name for o in TABLE.values() if o.torch}
 
 
 def _label(value: Any) -> str | None:

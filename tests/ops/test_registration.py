@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from capsedge import ops
+from capsedge.schema.operators import OPERATORS as TABLE
 
 OPERATORS = torch.ops.capsedge
 
@@ -69,6 +70,11 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
 
 
 NAMES = list(_samples())
+
+
+def test_every_operator_has_a_sample() -> None:
+    sampled = {operator._qualified_op_name for operator, _ in _samples().values()}
+    assert sampled == {f"capsedge::{o.torch}" for o in TABLE.values() if o.torch}
 
 
 def _tuple(outputs: Any) -> tuple[Tensor, ...]:

@@ -56,6 +56,7 @@ size_t width_of(int32_t type) {
 const char* const kNames[] = {"Squash", "DynamicRouting", "EMRouting", "AttentionRouting", "UniformRouting",
                               "PoseNormalization", "QuantizedConv", "QuantizedDynamicRouting", "QuantizedEMRouting",
                               "QuantizedAttentionRouting", "QuantizedUniformRouting"};
+static_assert(std::size(kNames) == kOperatorCount, "an operator is not fuzzed");
 
 // Shapes that fit each other: letters as in docs/operators.md. A mutation afterwards makes some that do not.
 std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int32_t floating) {
