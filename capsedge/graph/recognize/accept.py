@@ -16,7 +16,7 @@ from capsedge.graph.recognize.values import Array, Function
 
 STRICT = 1e-6  # relative to the size of a pose, in FP64
 LOOSE = 2e-5  # in FP32
-_ROUNDING = 2.0**-24  # of FP32
+ROUNDING = 2.0**-24  # of FP32
 FLOOR = 1e-25  # below it lies nothing that FP32 can tell from zero
 SIZES = (1e-6, 1e-4, 1e-2, 1.0, 3.0, 30.0)
 
@@ -91,7 +91,7 @@ def judge(
 def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, found: Array) -> Array:
     """How far rounding of the votes moves each pose: the largest of a few draws, times 8."""
     rng = np.random.default_rng(9)
-    moved = [hypothesis(x * (1 + _ROUNDING * rng.choice((-1.0, 1.0), x.shape))) for _ in range(3)]
+    moved = [hypothesis(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape))) for _ in range(3)]
     return 8 * np.max([np.abs(m - found).max(-1, keepdims=True) for m in moved], axis=0)
 
 

@@ -76,7 +76,8 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
     tiny, large = _TINY * rng.standard_normal(shape), _LARGE * rng.standard_normal(shape)
     first = _first_stage(graph, votes, last, ends, numbers, dict(zip(ends, function(tiny), strict=True)), tiny)
     at_large = dict(zip(ends, function(large), strict=True))
-    guess = _second_stage(first, numbers, at_large, large, len(anchors))
+    repeated = graph.size(last.name) == graph.size(votes)
+    guess = _second_stage(first, numbers, at_large, large, len(anchors), repeated)
     single = graph.function([votes], [guess.end])
     guess = replace(guess, kind=_epsilon(single, guess, numbers, shape))
     wide = is_wide(single, large)
@@ -205,7 +206,12 @@ def _biases(numbers: Mapping[str, Array], j: int, p: int) -> Iterator[Array]:
 
 
 def _second_stage(
-    first: list[_Guess], numbers: Mapping[str, Array], given: Mapping[str, Array], large: Array, count: int
+    first: list[_Guess],
+    numbers: Mapping[str, Array],
+    given: Mapping[str, Array],
+    large: Array,
+    count: int,
+    repeated: bool,
 ) -> _Guess:
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
     best: list[_Guess] = []
@@ -224,6 +230,8 @@ def _second_stage(
     # Of tensors that agree equally well the first: what is made of it stays as it is.
     best.sort(key=lambda g: (round(np.log10(g.error + 1e-9)), g.late))
     if best[0].error > 1e-4:
+        if repeated:
+            raise NotRecognized("one logit for each element of a pose: no operator has that")
         raise NotRecognized(f"no number of iterations fits (the nearest is {best[0].error:.1g} off)")
     return best[0]
 
@@ -234,14 +242,16 @@ def _epsilon(
     assert callable(function)
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
     epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
-    # A square root of an epsilon before it is squared is the same as a larger one: 1e-4² and 1e-8.
-    forms = [("B", 0.0), *((f, s) for f in "AB" for s in epsilons if s)]
+    # Where a bias hides what epsilon there is, one of the file goes before none.
+    forms = [*((f, s) for f in "BA" for s in epsilons if s), ("B", 0.0)]
     if guess.kind.form != "B":
-        forms = [(guess.kind.form, s) for s in epsilons]
+        forms = [(guess.kind.form, s) for s in reversed(epsilons)]
     rng = np.random.default_rng(3)
     probes = []
     for size in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8):
         x = size * rng.standard_normal(shape)
         probes.append((guess.roles.read(x), guess.layout.read(function(x)[0])))
     kinds = [replace(guess.kind, form=f, epsilon=e) for f, e in forms]
-    return min(kinds, key=lambda k: max(difference(k(u), w) for u, w in probes))
+    errors = [max(difference(k(u), w) for u, w in probes) for k in kinds]
+    least = min(errors)
+    return next(k for k, e in zip(kinds, errors, strict=True) if e <= 2 * least + 1e-12)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 
 from capsedge.graph.recognize.anchors import Anchor, Group, groups
 from capsedge.graph.recognize.edit import Edit, splice
+from capsedge.graph.recognize.fit_attention import fit_attention, fit_uniform
 from capsedge.graph.recognize.fit_dynamic import fit_dynamic
+from capsedge.graph.recognize.fit_em import fit_em
+from capsedge.graph.recognize.grids import Children
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.report import Found, Left, Recognition
 from capsedge.graph.recognize.source import linear_source
 from capsedge.graph.recognize.squashes import squashes, write_squash
 from capsedge.graph.recognize.values import Values
+from capsedge.graph.recognize.write_attention import write_attention
 from capsedge.graph.recognize.write_dynamic import write_dynamic
+from capsedge.graph.recognize.write_em import write_em
 
 _Made = tuple[Edit, Found]
 
@@ -31,14 +38,15 @@ def recognize(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
     left: list[Left] = []
     for group in groups(graph):
         _group(graph, group, made, left)
+    if any(found.operator == "AttentionRouting" for _, found in made):
+        made += list(_uniform(graph, len(made)))
     done = {name for edit, _ in made for name in edit.results}
     for found in squashes(graph):
         if found.result in done:
             continue
         try:
             edit = write_squash(graph, found, f"squash_{len(made)}")
-        except NotRecognized as error:
-            left.append(Left(found.result, str(error)))
+        except NotRecognized:
             continue
         parameters = {"axis": str(found.axis), "epsilon": f"{found.epsilon:.3g}"}
         made.append((edit, Found("Squash", found.result, parameters)))
@@ -60,12 +68,78 @@ def _group(graph: Values, group: Group, made: list[_Made], left: list[Left]) -> 
         return
     reasons: list[str] = []
     for votes in group.votes:
+        for attempt in (_dynamic, _em):
+            try:
+                made.append(attempt(graph, votes, group.anchors, len(made)))
+                return
+            except NotRecognized as error:
+                reasons.append(str(error))
+    for anchor in group.anchors:
+        why = list(reasons)
+        for votes in group.votes:
+            try:
+                made.append(_attention(graph, votes, anchor, len(made)))
+                break
+            except NotRecognized as error:
+                why.append(str(error))
+        else:
+            left.append(Left(anchor.name, _telling(why)))
+
+
+def _telling(reasons: list[str]) -> str:
+    """The reason that says most: one that names what no operator has, else the first."""
+    return next((r for r in reasons if "no operator" in r or "averaged" in r or "EM" in r), reasons[0])
+
+
+def _em(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:
+    found = fit_em(graph, votes, anchors)
+    edit, children = write_em(graph, found, f"routing_{number}")
+    parameters = _grid(children, found.roles.sizes) | {
+        "iterations": str(len(found.kind.temperatures)),
+        "inverse temperatures": ", ".join(f"{t:.4g}" for t in found.kind.temperatures),
+        "epsilon": f"{found.kind.epsilon:.3g}",
+    }
+    if found.kind.normalized:
+        parameters["activations"] = "a/(a + epsilon)"
+    return edit, Found("EMRouting", found.pose, parameters)
+
+
+def _attention(graph: Values, votes: str, anchor: Anchor, number: int) -> _Made:
+    found = fit_attention(graph, votes, anchor)
+    edit, children = write_attention(graph, found, f"routing_{number}")
+    parameters = _grid(children, found.roles.sizes) | {
+        "agreement scale": f"{found.kind.agreement_scale:.4g}",
+        "epsilon": f"{found.kind.epsilon:.3g}",
+    }
+    return edit, Found("AttentionRouting", found.result, parameters)
+
+
+def _uniform(graph: Values, number: int) -> Iterator[_Made]:
+    """First attention passes: layer normalizations of a plain sum of votes."""
+    for node in graph.nodes:
+        three = node.op_type == "LayerNormalization" and len(node.input) == 3
+        if not three or node.output[0] in graph.constant:
+            continue
         try:
-            made.append(_dynamic(graph, votes, group.anchors, len(made)))
-            return
-        except NotRecognized as error:
-            reasons.append(str(error))
-    left += [Left(a.name, reasons[0]) for a in group.anchors]
+            found = fit_uniform(graph, node.output[0])
+            if found is None:
+                continue
+            edit, children = write_attention(graph, found, f"routing_{number}")
+        except NotRecognized:
+            continue
+        number += 1
+        parameters = _grid(children, found.roles.sizes) | {"epsilon": f"{found.kind.epsilon:.3g}"}
+        yield edit, Found("UniformRouting", found.result, parameters)
+
+
+def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:
+    rows, columns, types = children.grid
+    return {
+        "children": f"{rows}x{columns}x{types} of {children.source.depth}",
+        "kernel": "x".join(map(str, children.windows.kernel)),
+        "strides": "x".join(map(str, children.windows.strides)),
+        "parents": f"{sizes[1]} of {sizes[3]}",
+    }
 
 
 def _dynamic(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:

@@ -18,6 +18,7 @@ from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Array, Values
 
 _TRIED = 12  # tensors
+_MISSED = 4  # of them that hold no cells, after some that do
 _HYPOTHESES = 40  # layouts of one tensor
 _LONGEST = 256  # elements of a cell
 _LINEAR, _PROVEN, _WHOLE = 1e-5, 1e-5, 1e-3
@@ -59,7 +60,7 @@ def linear_source(
     depth: int | None = None,
     suits: Callable[[Array], bool] = lambda _: True,
 ) -> Source:
-    """The source with the fewest elements.
+    """The source with the fewest elements; of those the one that tells most axes of cells apart, the nearest.
 
     Args:
         roles: of the votes, ``[n, j, i, p]``.
@@ -69,9 +70,9 @@ def linear_source(
     Raises:
         NotRecognized: the votes are not a linear map of cells.
     """
-    found: list[tuple[tuple[int, int, int], Source]] = []
-    nearest = graph.dominators(votes)[:_TRIED]
-    for tensor in nearest:
+    found: list[tuple[tuple[int, int, int, int], Source]] = []
+    missed = 0
+    for tensor in graph.dominators(votes)[:_TRIED]:
         if not graph.is_float(tensor):
             break
         probe = _Probe(graph, tensor, votes, roles)
@@ -81,8 +82,10 @@ def linear_source(
             source = probe.source(layout)
             if source is not None and suits(source.weight):
                 used = len(np.unique(source.index)) * source.depth
-                found.append(((used, source.depth, -graph.order[tensor]), source))
-        if found and tensor not in (s.tensor for _, s in found):
+                finest = -len(layout.part(1))
+                found.append(((used, source.depth, finest, -graph.order[tensor]), source))
+        missed = 0 if any(s.tensor == tensor for _, s in found) else missed + 1
+        if found and missed > _MISSED:
             break
     if not found:
         raise NotRecognized("the votes are no product of a constant weight and capsules (votes that are given)")
@@ -102,7 +105,7 @@ def _cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> I
             at = [k for k in range(len(split)) if k not in q]
             first = None
             if start is not None:
-                first = start if start < min(q) or len(split) == len(view) else start + len(split) - len(view)
+                first = start if start < min(q, default=0) or len(split) == len(view) else start + len(split) - len(view)
                 at.remove(first)
             order = ([] if first is None else [first]) + at + list(q)
             layout = Layout(shape, split, tuple(order), (int(first is not None), len(at), len(q)), first)
@@ -122,6 +125,9 @@ def _elements(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The axes of a view that may count the elements of a cell: whole ones, neighbours, parts of one."""
     axes = [k for k in range(len(view)) if k != start]
+    if depth == 1:
+        yield view, ()
+        return
     for k in reversed(axes):
         if view[k] <= _LONGEST and depth in (None, view[k]):
             yield view, (k,)

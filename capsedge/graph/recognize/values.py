@@ -335,17 +335,10 @@ class Values:
 
 
 def widened(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes in FP64. A Softplus is written out, since ONNX Runtime has none in FP64."""
+    """The nodes in FP64, Softplus and Sigmoid written out: ONNX Runtime has no such one, or one of few digits."""
     for node in nodes:
-        if node.op_type == "Softplus" and not node.domain:
-            x, y = node.input[0], node.output[0]
-            for kind, source, target in (
-                ("Neg", x, f"{y}/negative"),
-                ("Sigmoid", f"{y}/negative", f"{y}/share"),
-                ("Log", f"{y}/share", f"{y}/logarithm"),
-                ("Neg", f"{y}/logarithm", y),
-            ):
-                yield helper.make_node(kind, [source], [target])
+        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
+            yield from _written_out(node)
             continue
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
@@ -356,6 +349,19 @@ def widened(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 wide = numpy_helper.to_array(attribute.t).astype(np.float64)
                 attribute.t.CopyFrom(numpy_helper.from_array(wide))
         yield copy
+
+
+def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
+    x, y = node.input[0], node.output[0]
+    soft = node.op_type == "Softplus"
+    one = numpy_helper.from_array(np.array(1.0))
+    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
+    if not soft:
+        yield helper.make_node("Neg", [x], [f"{y}/negative"])
+    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
+    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
+    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
 
 
 def _first_line(error: BaseException) -> str:
