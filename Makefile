@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test`. Both make their own environment in .venv.
+# A newcomer needs only `make demo` and `make test`. Both create their own environment in .venv.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -17,36 +17,36 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Export the default model, prove it equal, classify the sample images
+demo: $(READY) ## Export and verify the default model, classify the sample images
 	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh
 
-lint: $(READY) ## Style and types
+lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p capsedge
 
-test: lint ## The fast tests, as CI runs them
+test: lint ## Run the fast tests, as CI does
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-all: lint ## Slow tests too
+test-all: lint ## Run all tests, slow ones included
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
 
-test-nvidia: $(READY) ## NVIDIA's parser, builder and plugin registry, without a GPU: installs TensorRT-RTX
-	@echo "Installing TensorRT-RTX: proprietary software of NVIDIA, whose licence comes with it (96 MB)."
+test-nvidia: $(READY) ## Test with NVIDIA's parser, builder and plugin registry, without a GPU; installs TensorRT-RTX
+	@echo "Installing TensorRT-RTX (96 MB): proprietary NVIDIA software; the package contains its licence."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/nvidia/requirements.txt
 	CAPSEDGE_REQUIRE_NVIDIA=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/nvidia
 
-runtimes: $(READY) ## Other versions of ONNX Runtime in build/runtimes, on which the tests run too
+runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes
 
-fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (wants clang for the C targets)
+fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-native-builds: $(READY) ## Sanitizer, old x86 and ARM builds of the kernels (wants g++-aarch64-linux-gnu, qemu-user)
+native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
 
-cuda: ## The CUDA kernels in build/cuda, for every GPU that nvcc knows (CUDA_ARCHITECTURES=87 for one)
+cuda: ## Build the CUDA kernels in build/cuda, for every GPU that nvcc supports (CUDA_ARCHITECTURES=87 for one)
 	cmake -S runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	cmake --build build/cuda --target capsedge_cuda
 
@@ -54,5 +54,5 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## Remove what the targets made
+clean: ## Remove the outputs of the targets
 	rm -rf $(VENV) build out dist

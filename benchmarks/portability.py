@@ -201,13 +201,13 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
 
     import capsedge
     from capsedge.calibration.source import Source, uniform
-    from capsedge.cli.export import find_source
     from capsedge.datasets import from_iterable
     from capsedge.exporters.to_onnx import export
     from capsedge.ops import decompositions
+    from capsedge.pipelines.find import find_model
     from capsedge.runtime.profiling.measure import Limits, take_times
 
-    source, _, _, _ = find_source(model, None, None)
+    source = find_model(model).model
     fused, portable = folder / f"{model}.onnx", folder / f"{model}.portable.onnx"
     export(source, fused)
     export(source, portable, target="litert")

@@ -142,8 +142,7 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
     assert session.metadata is not None
     test = read_images(data, session.metadata.preprocessing, "test")
     test = test if limit is None else test.draw(limit)
-    score = evaluate.score_name(session)
-    reference = evaluate.scores(folder / "fp32.onnx", test)
+    reference = evaluate.scores(session, test)
     rows = []
     for label, (kind, file) in FILES.items():
         if "no operator library" in label or file == "plain.onnx":
@@ -152,9 +151,11 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
             plain = onnxruntime.InferenceSession(
                 str(folder / file), providers=["CPUExecutionProvider"]
             )
-            found = np.concatenate([plain.run([score], {"images": x})[0] for x in test.batches(32)])
+            found = np.concatenate(
+                [plain.run([session.score_output], {"images": x})[0] for x in test.batches(32)]
+            )
         else:
-            found = evaluate.scores(folder / file, test)
+            found = evaluate.scores(load(folder / file), test)
         outcome = evaluate.compare(reference, found, test, session)
         size = (folder / file).stat().st_size
         rows.append({"model": model, "file": label, "bytes": size, **outcome.to_dict()})

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 from capsedge.calibration.observers import BINS, Histogram
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.graph.proto import copy_of, written
-from capsedge.runtime.session import load
+from capsedge.graph.proto import copy_of
+from capsedge.runtime.session import load_bytes
 
-BATCH = 32
+BATCH = 32  # images of one run, whose activations are all in memory
 Progress = Callable[[int, int], None]
 
 
@@ -41,8 +41,7 @@ def watch(
         helper.make_tensor_value_info(t, TensorProto.FLOAT, None) for t in tensors if t not in known
     )
     source = copy.graph.input[0].name
-    with written(copy) as path:
-        session = load(path, ops=ops)
+    session = load_bytes(copy.SerializeToString(), "the watched model", ops=ops)
     fixed = session.batch
     if fixed is not None and len(data) < fixed:
         raise UsageError(
@@ -50,10 +49,11 @@ def watch(
             f"The model was exported with `--batch {fixed}` and runs no fewer at once.",
             f"Give {fixed} or more, or export the model with a free batch.",
         )
-    for images in data.batches(fixed or BATCH):
-        if fixed is not None and len(images) < fixed:
-            return
-        found = {**session.run(images), source: images}
+    # Inner tensors need not have the batch for their first dimension: what a filled up batch adds could not
+    # be told apart in them.
+    whole = data.first(len(data) - len(data) % (fixed or 1))
+    for images, outputs in session.run_batches(whole.inputs(), batch_size=BATCH):
+        found = {**outputs, source: images}
         yield len(images), {t: found[t] for t in tensors}
 
 

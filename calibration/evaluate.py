@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError
-from capsedge.runtime.session import DEFAULT_THRESHOLD, SCORES, Session, load
+from capsedge.judging.decisions import Decisions
+from capsedge.runtime.profiling.measure import Limits, take_times
+from capsedge.runtime.profiling.profiler import random_inputs
+from capsedge.runtime.profiling.statistics import summarize
+from capsedge.runtime.session import Session
 
-BATCH = 32
+RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)
 Scores = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 
@@ -56,34 +58,29 @@ class Outcome:
         }
 
 
-def score_name(session: Session) -> str:
-    """The output that decides."""
-    return next(p.name for p in session.outputs if p.name in SCORES)
-
-
-def scores(path: Path | str, data: ImageSet, progress: Progress | None = None) -> Scores:
+def scores(session: Session, data: ImageSet, progress: Progress | None = None) -> Scores:
     """Scores ``[N, J]`` of all images.
 
     Raises:
-        ArtefactError: a score is NaN or infinite.
+        ArtefactError: there is no output that decides, or a score is NaN or infinite.
     """
-    session = load(path)
-    name = score_name(session)
-    size = session.batch or BATCH
+    name = session.score_output
+    if name is None:
+        raise ArtefactError(
+            f"{session.path} has no output that decides.",
+            f"Its outputs: {', '.join(port.name for port in session.outputs)}; wanted lengths or logits.",
+            "Export the model with `capsedge export`.",
+        )
     parts, done = [], 0
-    for images in data.batches(size):
-        count = len(images)
-        if count < size and session.batch is not None:
-            rest = np.zeros((size - count, *images.shape[1:]), np.float32)
-            images = np.concatenate([images, rest])
-        parts.append(session.run(images.astype(session.inputs[0].dtype))[name][:count])
-        done += count
+    for images, outputs in session.run_batches(data.inputs(), [name]):
+        parts.append(outputs[name])
+        done += len(images)
         if progress is not None:
             progress(done, len(data))
     found = np.concatenate(parts).astype(np.float32)
     if not np.isfinite(found).all():
         raise ArtefactError(
-            f"{path} computes {name} that are NaN or infinite.",
+            f"{session.path} computes {name} that are NaN or infinite.",
             f"On {int((~np.isfinite(found)).any(1).sum())} of {len(found)} images.",
             "Keep more layers in FP32: --precision mixed.",
         )
@@ -91,31 +88,27 @@ def scores(path: Path | str, data: ImageSet, progress: Progress | None = None) -
 
 
 def compare(reference: Scores, found: Scores, data: ImageSet, session: Session) -> Outcome:
-    """Decisions of a file against those of its source."""
-    several = session.metadata is not None and session.metadata.task == "multi-label"
-    threshold = 0.0 if score_name(session) == "logits" else DEFAULT_THRESHOLD
-    if several:
-        agreement = float(((reference >= threshold) == (found >= threshold)).all(1).mean())
-    else:
-        agreement = float((reference.argmax(1) == found.argmax(1)).mean())
-    accuracy = expected = None
-    if data.labels is not None and not several:
-        accuracy = float((found.argmax(1) == data.labels).mean())
-        expected = float((reference.argmax(1) == data.labels).mean())
+    """Decisions of a file against those of its source.
+
+    Args:
+        reference, found: scores ``[N, J]`` of the source and of the file.
+        data: the images, with labels where they are known.
+        session: of either; says how scores decide.
+    """
+    decisions = Decisions.of(session)
+    assert decisions is not None  # it computed scores
+    decisions.update(reference, found, data.labels)
     error = float(np.sqrt(np.square(reference.astype(np.float64) - found).mean()))
-    return Outcome(len(reference), accuracy, expected, agreement, error)
+    return Outcome(
+        decisions.images,
+        decisions.accuracy_found,
+        decisions.accuracy_reference,
+        decisions.agreement,
+        error,
+    )
 
 
-def latency(path: Path | str, threads: int = 2, runs: int = 30) -> float:
+def latency(session: Session) -> float:
     """Median milliseconds of one image; for ranking candidates, not for reports."""
-    session = load(path, threads=threads)
-    shape = [session.batch or 1, *(int(d or 1) for d in session.inputs[0].shape[1:])]
-    images = np.random.default_rng(0).random(shape, dtype=np.float32)
-    images = images.astype(session.inputs[0].dtype)
-    seconds = []
-    for k in range(runs + 5):
-        start = time.perf_counter()
-        session.run(images)
-        if k >= 5:
-            seconds.append(time.perf_counter() - start)
-    return 1e3 * float(np.median(seconds))
+    feeds = random_inputs(session, session.smallest_batch)
+    return summarize(take_times(lambda: session.run(feeds), RANKING)).median

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 from onnx import TensorProto
@@ -13,7 +12,7 @@ from capsedge.errors import ArtefactError
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import register_operators
 from capsedge.runtime.files.writing import temporary_folder
-from capsedge.runtime.reading.onnx_file import read_bytes, summarize
+from capsedge.runtime.reading.onnx_file import summarize
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
@@ -59,8 +58,12 @@ class Executed:
         return {"op": self.op, "precision": self.precision, "count": self.count}
 
 
-def optimized(path: Path | str, threads: int = 1) -> onnx.ModelProto:
+def optimized(data: bytes, name: str = "the file", threads: int = 1) -> onnx.ModelProto:
     """The graph that ONNX Runtime makes of a file when it loads it; with the operator library, if any.
+
+    Args:
+        data: its content.
+        name: what errors call it.
 
     Raises:
         ArtefactError: ONNX Runtime refuses the file.
@@ -72,21 +75,21 @@ def optimized(path: Path | str, threads: int = 1) -> onnx.ModelProto:
     options.log_severity_level = 4
     library = find_library()
     if library is not None:
-        register_operators(options, library, summarize(read_bytes(path), str(path)).capsedge_types)
+        register_operators(options, library, summarize(data, name).capsedge_types)
     with temporary_folder() as folder:
         options.optimized_model_filepath = str(folder / "optimized.onnx")
         try:
-            onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's errors have no common public base
             raise ArtefactError(
-                f"ONNX Runtime cannot load {path}.", str(error).strip().splitlines()[0]
+                f"ONNX Runtime cannot load {name}.", str(error).strip().splitlines()[0]
             ) from error
         return onnx.load(options.optimized_model_filepath)
 
 
-def executed(path: Path | str) -> list[Executed]:
-    """What computes in which precision in the optimized graph of a file."""
-    graph = optimized(path).graph
+def executed(data: bytes, name: str = "the file") -> list[Executed]:
+    """What computes in which precision in the optimized graph of a file; arguments as of `optimized`."""
+    graph = optimized(data, name).graph
     kinds = {t.name: t.data_type for t in graph.initializer}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
     for node in graph.node:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.calibration.evaluate import Outcome, latency
-from capsedge.calibration.source import QDQ, Source, uniform
+from capsedge.calibration.source import MADE, QDQ, Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
-from capsedge.graph.proto import written
 from capsedge.runtime.charts import new_figure, save_figure
+from capsedge.runtime.session import load_bytes
 
 DPI = 110
 LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), **dict.fromkeys(QDQ, ("fp32", "int8"))}
@@ -96,19 +96,19 @@ def search(
         max_drop: points of accuracy.
     """
     units = source.quantizable(target)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
 
     def candidate(assignment: dict[str, str]) -> Candidate:
         model, _ = source.emit(assignment, table, target)
         outcome = source.outcome(model, data)
-        with written(model) as path:
-            time = latency(path, threads)
-        found.append(
-            Candidate(dict(assignment), model.ByteSize(), time, outcome, _loss(outcome) <= max_drop)
+        content = model.SerializeToString()
+        time = latency(load_bytes(content, MADE, threads=threads))
+        candidates.append(
+            Candidate(dict(assignment), len(content), time, outcome, _loss(outcome) <= max_drop)
         )
         if tried is not None:
-            tried(found[-1])
-        return found[-1]
+            tried(candidates[-1])
+        return candidates[-1]
 
     candidate(uniform(units, "fp32"))
     current = candidate(uniform(units, "int8"))
@@ -126,7 +126,7 @@ def search(
             lowered = candidate({**current.assignment, name: "int4"})
             if lowered.fits:
                 current = lowered
-    return Search(found)
+    return Search(candidates)
 
 
 def _loss(outcome: Outcome) -> float:
@@ -145,24 +145,24 @@ def _alone(
     return source.outcome(model, data)
 
 
-def plot(found: Search, max_drop: float, path: Path) -> None:
+def plot(result: Search, max_drop: float, path: Path) -> None:
     """Drop against size, one point a candidate; the Pareto front is drawn. Needs matplotlib."""
-    whole = max(c.bytes for c in found.candidates)
+    whole = max(c.bytes for c in result.candidates)
     figure = new_figure(7, 4)
     axis = figure.subplots()
     for fits, colour, label in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):
-        some = [c for c in found.candidates if c.fits == fits]
+        some = [c for c in result.candidates if c.fits == fits]
         axis.scatter(
             [whole / c.bytes for c in some],
             [c.outcome.drop for c in some],
             [
-                12 * c.milliseconds / min(x.milliseconds for x in found.candidates) + 12
+                12 * c.milliseconds / min(x.milliseconds for x in result.candidates) + 12
                 for c in some
             ],
             colour,
             label=label,
         )
-    front = [c for c in found.pareto() if c.fits]
+    front = [c for c in result.pareto() if c.fits]
     axis.plot(
         [whole / c.bytes for c in front], [c.outcome.drop for c in front], "-", color="#9aa5b1"
     )

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from capsedge.calibration import mixed
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
-from capsedge.calibration.source import TARGETS, Progress, Source, rounded, uniform
+from capsedge.calibration.source import MADE, TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
 from capsedge.calibration.units import Kept
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.graph.proto import written
 from capsedge.runtime.files.writing import (
     REJECTED,
     beside,
@@ -24,6 +23,7 @@ from capsedge.runtime.files.writing import (
     check_writable,
     write_bytes,
 )
+from capsedge.runtime.metadata import Preprocessing
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
@@ -68,30 +68,40 @@ def split(
         UsageError: the data cannot be read, is too little, has no labels, or the evaluation overlaps.
     """
     prep = source.preprocessing
-    pool = (
-        calibration
-        if isinstance(calibration, ImageSet)
-        else read_images(calibration, prep, "train")
-    )
-    more = pool.draw(count + SEARCH_IMAGES, seed)
+    pool = _read(calibration, prep, "train")
+    drawn = pool.draw(count + SEARCH_IMAGES, seed)
     if evaluation is not None:
-        tested = (
-            evaluation
-            if isinstance(evaluation, ImageSet)
-            else read_images(evaluation, prep, "test")
-        )
+        tested = _read(evaluation, prep, "test")
     elif isinstance(calibration, ImageSet):
         raise UsageError(
             "There is nothing to report accuracy on.", "", "Give evaluation images with labels."
         )
     else:
         tested = read_images(calibration, prep, "test")
-        apart = more.without(tested)
-        if len(apart) > len(more) // 2:
-            more = apart  # the odd image that both splits hold
+        apart = drawn.without(tested)
+        if len(apart) > len(drawn) // 2:
+            drawn = apart  # both splits may hold the odd image
         else:
-            more = pool.draw(min(count, len(pool) // 2), seed)
-            tested = pool.without(more)
+            drawn = pool.draw(min(count, len(pool) // 2), seed)
+            tested = pool.without(drawn)
+    _check_evaluation(tested, pool)
+    if limit is not None:
+        tested = tested.draw(limit, seed)
+    chosen = drawn.draw(count, seed)
+    rest = drawn.without(chosen)
+    warnings = check_calibration(chosen)
+    check_disjoint(chosen if len(rest) == 0 else drawn, tested)
+    if len(rest) < 100:
+        rest = chosen
+    return Splits(chosen, rest, tested, tuple(warnings))
+
+
+def _read(data: Path | ImageSet, prep: Preprocessing | None, split: str) -> ImageSet:
+    return data if isinstance(data, ImageSet) else read_images(data, prep, split)
+
+
+def _check_evaluation(tested: ImageSet, pool: ImageSet) -> None:
+    """Refuse images that accuracy cannot be measured on."""
     if len(tested) == 0:
         raise UsageError(
             "There is nothing to report accuracy on.",
@@ -104,23 +114,14 @@ def split(
             "",
             "Name labelled images with --data: one sub-folder a class, or an npz file with 'labels'.",
         )
-    if limit is not None:
-        tested = tested.draw(limit, seed)
-    chosen = more.draw(count, seed)
-    rest = more.without(chosen)
-    warnings = check_calibration(chosen)
-    check_disjoint(chosen if len(rest) == 0 else more, tested)
-    if len(rest) < 100:
-        rest = chosen
-    return Splits(chosen, rest, tested, tuple(warnings))
 
 
 @dataclass(frozen=True)
-class Report:
+class QuantizationReport:
     """What a quantization did and measured.
 
     Attributes:
-        output: the file; where it was rejected, the name it was kept aside under.
+        output: the file; where it was rejected, the name it was kept aside under; None if none was asked for.
         precision, method, target: as asked for.
         size, source_size: bytes of the file and of the FP32 file.
         outcome: on the evaluation images, against the FP32 file in the same runtime.
@@ -131,9 +132,12 @@ class Report:
         search: of mixed precision, everything that was tried.
         max_drop: the gate.
         images: of the calibration, the search and the evaluation.
+        warnings: what a person should know of the images.
+        model: the file's bytes.
+        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if it does not say.
     """
 
-    output: Path
+    output: Path | None
     precision: str
     method: str
     target: str
@@ -148,6 +152,8 @@ class Report:
     max_drop: float
     images: dict[str, Any]
     warnings: tuple[str, ...]
+    model: bytes = field(repr=False)
+    checkpoint_sha256: str
 
     @property
     def passed(self) -> bool:
@@ -157,7 +163,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
-            "output": str(self.output),
+            "output": None if self.output is None else str(self.output),
             "passed": self.passed,
             "precision": self.precision,
             "method": self.method,
@@ -184,7 +190,7 @@ class Report:
 
 def quantize(
     source: Source,
-    output: Path,
+    output: Path | None,
     splits: Splits,
     *,
     precision: str = "int8",
@@ -195,12 +201,13 @@ def quantize(
     prefer: str = "size",
     threads: int = 2,
     progress: Progress | None = None,
-) -> Report:
+) -> QuantizationReport:
     """Make a quantized file and write it if its accuracy holds.
 
     A file that loses more is written under its name with ``.rejected`` after it.
 
     Args:
+        output: the file to write; None writes none.
         precision: ``int8``, ``fp16`` or ``mixed``.
         method: of the calibration.
         target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
@@ -213,17 +220,12 @@ def quantize(
         ArtefactError: the table is stale, or nothing runs in the precision asked for.
         ParityError: the accuracy fell too far; the report is its attribute ``report``.
     """
-    for kind, value, known in (
-        ("precision", precision, PRECISIONS),
-        ("target", target, TARGETS),
-        ("preference", prefer, PREFERENCES),
-    ):
-        if value not in known:
-            raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
-    check_writable(output)
-    outputs = [output, beside(output, REJECTED), *([table] if table is not None else [])]
-    check_apart(outputs, [source.path])
-    found: mixed.Search | None = None
+    _check_choices(precision, target, prefer)
+    outputs = [] if output is None else [output, beside(output, REJECTED)]
+    for file in outputs[:1]:
+        check_writable(file)
+    check_apart([*outputs, *([table] if table is not None else [])], [source.path])
+    search: mixed.Search | None = None
     if precision == "fp16":
         model, kept = source.half(splits.calibration)
         assignment = uniform(source.units, "fp16")
@@ -231,7 +233,7 @@ def quantize(
         ranges = source.calibrate(splits.calibration, method, table, progress)
         assignment = uniform(source.quantizable(target), "int8")
         if precision == "mixed":
-            found, assignment = _searched(
+            search, assignment = _searched(
                 source, ranges, splits, target, max_drop, prefer, progress
             )
         model, kept = source.emit(assignment, ranges, target)
@@ -239,57 +241,75 @@ def quantize(
     described = {
         "target": target,
         "method": "magnitudes" if precision == "fp16" else method,
-        "images": len(splits.calibration),
-        "data": splits.calibration.source,
-        "data_sha256": splits.calibration.sha256(),
-        "evaluation": {
-            "data": splits.evaluation.source,
-            "sha256": splits.evaluation.sha256(),
-            "max_drop": max_drop,
-            **rounded(outcome),
-        },
+        **_data(splits, max_drop, outcome),
         "kept_fp32": len(kept),
     }
     if precision == "mixed":
         described["assignment"] = assignment
     source.described(model, precision, described)
-    data = model.SerializeToString()
-    with written(model) as path:
-        runs = executed(path)
+    content = model.SerializeToString()
+    runs = executed(content, MADE)
     if precision != "fp16" and target == "ort-cpu":
         _check_executed(runs, assignment)
     passed = outcome.drop <= max_drop
-    place = output if passed else beside(output, REJECTED)
-    report = Report(
-        place, precision, method, target, len(data), source.path.stat().st_size, outcome, kept, runs,
-        executed(source.path), assignment, found, max_drop,
+    place = output if passed or output is None else beside(output, REJECTED)
+    report = QuantizationReport(
+        place, precision, method, target, len(content), len(source.content), outcome, kept, runs,
+        executed(source.content, str(source.path)), assignment, search, max_drop,
         {
             "calibration": len(splits.calibration),
-            "search": len(splits.search) if found is not None else 0,
+            "search": len(splits.search) if search is not None else 0,
             "evaluation": len(splits.evaluation),
         },
-        splits.warnings,
+        splits.warnings, content, source.metadata.checkpoint_sha256,
     )  # fmt: skip
-    write_bytes(place, data)
+    if place is not None:
+        write_bytes(place, content)
     if not passed:
         raise Rejected(report)
     return report
 
 
+def _check_choices(precision: str, target: str, prefer: str) -> None:
+    for kind, value, known in (
+        ("precision", precision, PRECISIONS),
+        ("target", target, TARGETS),
+        ("preference", prefer, PREFERENCES),
+    ):
+        if value not in known:
+            raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
+
+
+def _data(splits: Splits, max_drop: float, outcome: Outcome) -> dict[str, Any]:
+    """For a file's metadata: what it was calibrated and evaluated on, and how that ended."""
+    return {
+        "images": len(splits.calibration),
+        "data": splits.calibration.source,
+        "data_sha256": splits.calibration.digest(),
+        "evaluation": {
+            "data": splits.evaluation.source,
+            "sha256": splits.evaluation.digest(),
+            "max_drop": max_drop,
+            **rounded(outcome),
+        },
+    }
+
+
 class Rejected(ParityError):
     """The accuracy fell too far."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
         if o.accuracy is not None and o.reference is not None:
-            found = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
+            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
         else:
-            found = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
+            measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         super().__init__(
             f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
-            f"{found} on {o.images} images; kept aside as {report.output}.",
+            f"{measured} on {o.images} images"
+            + (f"; kept aside as {report.output}." if report.output is not None else "."),
             "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
+            report=report,
         )
 
 
@@ -310,15 +330,15 @@ def _searched(
         if progress is not None:
             progress("candidates", number, number)
 
-    found = mixed.search(source, table, splits.search, target, max_drop, tried=tried)
-    best = found.smallest if prefer == "size" else found.fastest
+    result = mixed.search(source, table, splits.search, target, max_drop, tried=tried)
+    best = result.smallest if prefer == "size" else result.fastest
     assert best is not None  # FP32 itself is a candidate
-    return found, best.assignment
+    return result, best.assignment
 
 
 def _check_executed(runs: list[Executed], assignment: Mapping[str, str]) -> None:
-    wanted = any(level in ("int8", "int4") for level in assignment.values())
-    if wanted and not any(e.precision.startswith("int8") for e in runs):
+    integers = any(level in ("int8", "int4") for level in assignment.values())
+    if integers and not any(e.precision.startswith("int8") for e in runs):
         raise ArtefactError(
             "ONNX Runtime runs nothing of this file in 8 bits.",
             "Its optimized graph has: "

@@ -58,12 +58,11 @@ def sensitivity(
 ) -> list[Damage]:
     """The damage of every layer and routing iteration alone, worst first (root mean squared error of
     the scores: it ranks where no decision changes)."""
-    whole = source.path.stat().st_size
     found = []
     for unit in source.quantizable(target):
         model, _ = source.emit({unit.name: "int8"}, table, target)
         outcome = source.outcome(model, data)
-        found.append(Damage(unit.name, unit.kind, whole - model.ByteSize(), outcome))
+        found.append(Damage(unit.name, unit.kind, len(source.content) - model.ByteSize(), outcome))
         if done is not None:
             done(unit.name)
     for name, model in _iterations(source, calibration):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,16 @@ from capsedge.calibration.units import (
 )
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
-from capsedge.graph.proto import written
 from capsedge.graph.quantized_file import finish
 from capsedge.graph.wiring import Graph
 from capsedge.runtime.files import opening
-from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.reading.onnx_file import read_harmless
-from capsedge.runtime.session import load
+from capsedge.runtime.reading.onnx_file import read_bytes
+from capsedge.runtime.session import load_bytes
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
 TARGETS = ("ort-cpu", *QDQ)
+MADE = "the file that was made"
 Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
 
@@ -47,13 +47,21 @@ class Source:
         runtime: one that what is made of it is for, a key of ``graph.targets.TARGETS``; None for ONNX
             Runtime and TensorRT.
 
+    Attributes:
+        content: of the file, which is read once.
+        sha256: of the content.
+        session: that runs it.
+        model: the graph.
+
     Raises:
         ArtefactError: the file has no metadata, is not in FP32, or is damaged.
     """
 
     def __init__(self, path: Path | str, bodies: bool = True, runtime: str | None = None) -> None:
         self.path = Path(path)
-        session = load(self.path)
+        self.content = read_bytes(self.path)
+        self.sha256 = hashlib.sha256(self.content).hexdigest()
+        session = load_bytes(self.content, self.path)
         if session.metadata is None:
             raise ArtefactError(
                 f"{path} was not made by capsedge: it does not say how images become its input.",
@@ -62,21 +70,20 @@ class Source:
             )
         self.session = session
         self.metadata: ModelMetadata = session.metadata
-        self.model = onnx.load_model_from_string(read_harmless(self.path)[0])
+        self.model = onnx.load_model_from_string(self.content)
         nodes = [*self.model.graph.node, *(n for f in self.model.functions for n in f.node)]
-        found = {n.op_type for n in nodes} & _QUANTIZED
-        if self.metadata.precision != "fp32" or found:
+        quantized = {n.op_type for n in nodes} & _QUANTIZED
+        if self.metadata.precision != "fp32" or quantized:
             raise ArtefactError(
                 f"{path} is already quantized.",
                 f"Its precision is {self.metadata.precision}"
-                + (f"; it has {', '.join(sorted(found))} nodes." if found else "."),
+                + (f"; it has {', '.join(sorted(quantized))} nodes." if quantized else "."),
                 "Quantize the FP32 file of `capsedge export`.",
             )
         if session.inputs[0].dtype != "float32":
             raise ArtefactError(
                 f"{path} takes {session.inputs[0].dtype} images.", "", "Quantize an FP32 file."
             )
-        self.sha256 = sha256(self.path)
         self.graph = Graph(self.model)
         self.units, self.kept = find_units(self.graph)
         if not self.units:
@@ -100,15 +107,17 @@ class Source:
         Raises:
             ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
         """
-        checksum = data.sha256()
+        checksum = data.digest()
         tensors = calibrated_tensors(self.graph, self.units)
         if path is not None and opening.kind(path) is not None:
             table = Table.load(path)
             table.check(self.sha256, checksum, method, tensors, path)
             return table
         step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
-        found = collect.histograms(self.model, tensors, data, step)
-        table = Table.from_histograms(self.sha256, checksum, method, len(data), data.source, found)
+        histograms = collect.histograms(self.model, tensors, data, step)
+        table = Table.from_histograms(
+            self.sha256, checksum, method, len(data), data.source, histograms
+        )
         if path is not None:
             table.save(path)
         return table
@@ -155,7 +164,7 @@ class Source:
         """The FP32 file's scores, computed once a set of images."""
         if id(data) not in self._scores:
             step = None if progress is None else (lambda k, n: progress("FP32", k, n))
-            self._scores[id(data)] = data, evaluate.scores(self.path, data, step)
+            self._scores[id(data)] = data, evaluate.scores(self.session, data, step)
         return self._scores[id(data)][1]
 
     def outcome(
@@ -163,10 +172,10 @@ class Source:
     ) -> Outcome:
         """A model made from this file against it."""
         reference = self.scores(data, progress)
-        with written(model) as path:
-            step = None if progress is None else (lambda k, n: progress("quantized", k, n))
-            found = evaluate.scores(path, data, step)
-        return evaluate.compare(reference, found, data, self.session)
+        step = None if progress is None else (lambda k, n: progress("quantized", k, n))
+        session = load_bytes(model.SerializeToString(), MADE)
+        scores = evaluate.scores(session, data, step)
+        return evaluate.compare(reference, scores, data, self.session)
 
     def described(
         self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]
@@ -177,7 +186,7 @@ class Source:
             "source": {
                 "file": self.path.name,
                 "sha256": self.sha256,
-                "bytes": self.path.stat().st_size,
+                "bytes": len(self.content),
             },
             **calibration,
         }

@@ -37,8 +37,7 @@ def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
     Raises:
         UsageError: an evaluation image was calibrated on.
     """
-    seen = set(calibration.checksums)
-    common = sum(1 for c in evaluation.checksums if c in seen)
+    common = int(evaluation.occurs_in(calibration).sum())
     if common:
         raise UsageError(
             "Accuracy would be reported on images that were calibrated on.",

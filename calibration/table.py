@@ -17,7 +17,8 @@ from capsedge.runtime.files import documents
 from capsedge.runtime.files.documents import Malformed, decode
 from capsedge.runtime.files.writing import write_text
 
-SCHEMA = 1
+SCHEMA = 2
+PREPARED_DIGEST = 1  # the schema whose data_sha256 is of prepared inputs
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -36,11 +37,12 @@ class Table:
 
     Attributes:
         model_sha256: of the FP32 file.
-        data_sha256: of the calibration inputs.
+        data_sha256: of the calibration images, as `ImageSet.digest` has it.
         method: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
         images: how many were calibrated on.
         source: where they came from.
         entries: by tensor name.
+        schema: of the file that it was read from.
     """
 
     model_sha256: str
@@ -49,6 +51,7 @@ class Table:
     images: int
     source: str
     entries: dict[str, Entry] = field(default_factory=dict)
+    schema: int = SCHEMA
 
     @classmethod
     def from_histograms(
@@ -76,19 +79,18 @@ class Table:
         """Refuse a table of another model, other data, or another method, or without one of the tensors.
 
         Raises:
-            ArtefactError: the table is stale or not whole.
+            ArtefactError: the table is stale or not whole, or its digest of the data is an older one.
         """
-        for name, mine, wanted in (
-            ("model", self.model_sha256, model_sha256),
-            ("calibration data", self.data_sha256, data_sha256),
-            ("method", self.method, method),
-        ):
-            if mine != wanted:
-                raise ArtefactError(
-                    f"The calibration table {path} is stale.",
-                    f"It was made for another {name}: {mine[:16]}, wanted {wanted[:16]}.",
-                    f"Delete it to calibrate anew: rm {shlex.quote(str(path))}",
-                )
+        _check_same("model", self.model_sha256, model_sha256, path)
+        _check_same("method", self.method, method, path)
+        if self.schema == PREPARED_DIGEST:
+            raise ArtefactError(
+                f"The calibration table {path} does not tell whether it was made from these images.",
+                "It has an older digest, of prepared inputs; now it is of the stored images and labels. "
+                "Model and method are the same.",
+                _anew(path),
+            )
+        _check_same("calibration data", self.data_sha256, data_sha256, path)
         missing = [name for name in tensors if name not in self.entries]
         if missing:
             raise _damaged(path, f"It has no entry for '{missing[0]}'")
@@ -100,7 +102,7 @@ class Table:
             UsageError: the place cannot be written.
         """
         document: dict[str, Any] = {
-            "schema": SCHEMA,
+            "schema": self.schema,
             "model_sha256": self.model_sha256,
             "data_sha256": self.data_sha256,
             "method": self.method,
@@ -132,8 +134,10 @@ class Table:
         """
         try:
             document = decode(_Document, documents.read(Path(path)))
-            if document.schema != SCHEMA:
-                raise Malformed(f"schema {document.schema}, wanted {SCHEMA}")
+            if document.schema not in (PREPARED_DIGEST, SCHEMA):
+                raise Malformed(
+                    f"schema {document.schema}, known are {PREPARED_DIGEST} and {SCHEMA}"
+                )
         except Malformed as error:
             raise _damaged(path, str(error)) from error
         return cls(
@@ -143,6 +147,7 @@ class Table:
             document.images,
             document.source,
             {name: entry.read() for name, entry in document.tensors.items()},
+            document.schema,
         )
 
 
@@ -188,6 +193,19 @@ class _Document:
     images: int
     source: str
     tensors: dict[str, _StoredEntry]
+
+
+def _check_same(name: str, mine: str, current: str, path: Path | str) -> None:
+    if mine != current:
+        raise ArtefactError(
+            f"The calibration table {path} is stale.",
+            f"It was made for another {name}: {mine[:16]}, now {current[:16]}.",
+            _anew(path),
+        )
+
+
+def _anew(path: Path | str) -> str:
+    return f"Delete it to calibrate anew: rm {shlex.quote(str(path))}"
 
 
 def _check_range(low: float, high: float) -> None:

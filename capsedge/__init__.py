@@ -17,6 +17,10 @@ TYPE_CHECKING = False  # typing's own would take as long to import as everything
 if TYPE_CHECKING:
     from typing import Any
 
+    from capsedge import datasets, models, ops
+    from capsedge.calibration.api import quantize
+    from capsedge.calibration.quantize import QuantizationReport
+    from capsedge.checkpoint import load_checkpoint
     from capsedge.errors import (
         ArtefactError,
         CapsedgeError,
@@ -27,20 +31,39 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
+    from capsedge.exporters.export_report import ExportReport
+    from capsedge.exporters.tensorrt.api import build
+    from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
-    from capsedge.runtime.profiling import Report, profile
+    from capsedge.runtime.backends.engine_inspection import EngineInspection
+    from capsedge.runtime.inspect import inspect
+    from capsedge.runtime.profiling.profile_report import ProfileReport
+    from capsedge.runtime.profiling.profiler import profile
+    from capsedge.runtime.reading.inspection import Inspection
     from capsedge.runtime.session import Session, load
     from capsedge.runtime.vision.prediction import Prediction
-    from capsedge.verification import verify
+    from capsedge.verification.certificate import Certificate
+    from capsedge.verification.compare import verify
 
+_MODULES = ("datasets", "models", "ops")
 _HOMES = {
     "load": "capsedge.runtime.session",
     "Session": "capsedge.runtime.session",
     "Prediction": "capsedge.runtime.vision.prediction",
-    "Report": "capsedge.runtime.profiling",
-    "profile": "capsedge.runtime.profiling",
+    "profile": "capsedge.runtime.profiling.profiler",
+    "ProfileReport": "capsedge.runtime.profiling.profile_report",
+    "inspect": "capsedge.runtime.inspect",
+    "Inspection": "capsedge.runtime.reading.inspection",
+    "EngineInspection": "capsedge.runtime.backends.engine_inspection",
     "export": "capsedge.exporters.to_onnx",
-    "verify": "capsedge.verification",
+    "ExportReport": "capsedge.exporters.export_report",
+    "quantize": "capsedge.calibration.api",
+    "QuantizationReport": "capsedge.calibration.quantize",
+    "build": "capsedge.exporters.tensorrt.api",
+    "BuildReport": "capsedge.exporters.tensorrt.engine_file",
+    "verify": "capsedge.verification.compare",
+    "Certificate": "capsedge.verification.certificate",
+    "load_checkpoint": "capsedge.checkpoint",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -58,30 +81,45 @@ _HOMES = {
 
 __all__ = [
     "ArtefactError",
+    "BuildReport",
     "CapsedgeError",
+    "Certificate",
+    "EngineInspection",
     "EnvironmentProblem",
     "ExitCode",
+    "ExportReport",
+    "Inspection",
     "ParityError",
     "Prediction",
-    "Report",
+    "ProfileReport",
+    "QuantizationReport",
     "Session",
     "ShapeError",
     "UnsupportedModelError",
     "UsageError",
     "__version__",
+    "build",
+    "datasets",
     "export",
+    "inspect",
     "load",
+    "load_checkpoint",
+    "models",
+    "ops",
     "profile",
+    "quantize",
     "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name's module when the name is first used (PEP 562)."""
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'capsedge' has no attribute '{name}'")
     import importlib
 
+    if name in _MODULES:
+        return importlib.import_module(f"capsedge.{name}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

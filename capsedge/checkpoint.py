@@ -62,9 +62,19 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     (`capsedge.torch_file`). Tensors are compared with what the configuration asks for by name and shape
     before a model is built or a tensor read.
 
+    Args:
+        path: ``.safetensors``, ``.pt`` or ``.pth``.
+
+    Returns:
+        The model, on the CPU.
+
     Raises:
         UsageError: there is no such file, or it is no checkpoint by its name.
         ArtefactError: the file is damaged, holds code (a pickle), or does not fit its configuration.
+
+    Example:
+        >>> model = capsedge.load_checkpoint("digits.safetensors")
+        >>> model.config.routing
     """
     path = Path(path)
     read = _READERS.get(path.suffix)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+TYPE_CHECKING = False  # typing's own takes time to import, and a device needs only the errors
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class ExitCode(IntEnum):
     """Exit codes of the ``capsedge`` command (documented in docs/cli.md)."""
@@ -50,9 +54,18 @@ class EnvironmentProblem(CapsedgeError):
 
 
 class ParityError(CapsedgeError):
-    """A comparison ended outside its tolerance, or accuracy dropped too far."""
+    """A comparison ended outside its tolerance, or accuracy dropped too far.
+
+    Attributes:
+        report: the numbers: the `ExportReport`, `QuantizationReport` or `Certificate` of what failed; None
+            where the failure came before there was one.
+    """
 
     exit_code = ExitCode.PARITY
+
+    def __init__(self, what: str, why: str = "", fix: str = "", report: Any = None) -> None:
+        super().__init__(what, why, fix)
+        self.report = report
 
 
 class UnsupportedModelError(CapsedgeError):

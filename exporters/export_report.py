@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from capsedge.errors import ParityError
+
 
 @dataclass(frozen=True)
 class CaseParity:
@@ -37,7 +39,7 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        path: the file; it does not exist after a dry run.
+        path: the file; it is not written by a dry run, nor where a comparison failed.
         size: bytes of the file.
         opset, ir_version: of the file.
         ops: ``auto``, ``fused`` or ``portable``.
@@ -64,6 +66,30 @@ class ExportReport:
     rtol: float
     parity: tuple[CaseParity, ...]
     dry_run: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether every comparison is within its tolerance; the file is written only then."""
+        return all(p.passed for p in self.parity)
+
+    def check(self) -> None:
+        """Raise if a comparison failed.
+
+        Raises:
+            ParityError: with the worst comparison; its ``report`` is this one.
+        """
+        failed = [p for p in self.parity if not p.passed]
+        if not failed:
+            return
+        worst = max(failed, key=lambda p: p.excess)
+        raise ParityError(
+            "The exported model does not compute what PyTorch computes; nothing was written.",
+            f"Output '{worst.output}' on input '{worst.case}': largest difference {worst.max_abs:.3g}, "
+            f"{worst.excess:.3g} times the tolerance (atol {self.atol:g}, rtol {self.rtol:g}); "
+            f"{len(failed)} of {len(self.parity)} comparisons failed.",
+            "Allow more with --atol or --rtol, or find the rewrite at fault with --no-rewrite.",
+            report=self,
+        )
 
     @property
     def max_abs(self) -> float:

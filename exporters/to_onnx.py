@@ -85,11 +85,19 @@ def export(
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything but write.
 
+    Returns:
+        What the file holds, and every comparison.
+
     Raises:
         UsageError: an argument is wrong, or the file cannot be written there.
         UnsupportedModelError: the module cannot be captured by ``torch.export`` or its shapes are not fixed.
-        ParityError: the file would differ from the module.
+        ParityError: the file would differ from the module; its ``report`` is the `ExportReport`, and nothing
+            is written.
         EnvironmentProblem: the disk is full.
+
+    Example:
+        >>> model = capsedge.load_checkpoint("digits.safetensors")
+        >>> capsedge.export(model, "digits.onnx").max_abs
     """
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
@@ -116,9 +124,7 @@ def export(
     if subject.metadata is not None:
         _write_metadata(lowered, subject.metadata, parity, atol, rtol)
     data = lowered.SerializeToString()
-    if not dry_run:
-        write_bytes(path, data)
-    return ExportReport(
+    report = ExportReport(
         path=path,
         size=len(data),
         opset=opset,
@@ -134,6 +140,10 @@ def export(
         parity=parity,
         dry_run=dry_run,
     )
+    report.check()
+    if not dry_run:
+        write_bytes(path, data)
+    return report
 
 
 def _check_arguments(
@@ -193,13 +203,14 @@ def _subject(
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode; its own mode afterwards."""
-    training = model.training
+    """The module in evaluation mode; afterwards each submodule in its own, as some may be frozen."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 def to_proto(
@@ -279,9 +290,9 @@ def _free_batch(module: nn.Module, subject: Subject) -> Any:
 
 
 def _version() -> str:
-    import capsedge
+    from capsedge import __version__
 
-    return capsedge.__version__
+    return __version__
 
 
 def _first_lines(error: BaseException) -> str:

@@ -227,26 +227,29 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
             ("compute capability", built.compute_capability, here.compute_capability),
             ("GPU", built.gpu, here.gpu),
         ]
-    amiss = [f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now]
+    problems = [
+        f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now
+    ]
     wanted = passport
     if passport.portable and here.compute_capability not in passport.compute_capabilities:
         listed = (*passport.compute_capabilities, here.compute_capability)
         wanted = replace(passport, compute_capabilities=listed)
-        amiss.append(
+        problems.append(
             f"the GPU {here.gpu} has compute capability {here.compute_capability}, the engine is for "
             + ", ".join(passport.compute_capabilities)
         )
     if _number(here.cuda) < _number(built.cuda):
-        amiss.append(f"the driver is for CUDA {here.cuda}, the engine needs {built.cuda}")
+        problems.append(f"the driver is for CUDA {here.cuda}, the engine needs {built.cuda}")
     if passport.plugin_sha256:
         if plugin is None:
-            amiss.append("the plugin library of capsedge is not here")
+            problems.append("the plugin library of capsedge is not here")
         elif sha256(plugin) != passport.plugin_sha256:
-            amiss.append(f"the plugin library {plugin} is not the one it was built with")
-    if amiss:
+            problems.append(f"the plugin library {plugin} is not the one it was built with")
+    if problems:
         raise ArtefactError(
             f"{engine} was not built for this machine.",
-            "; ".join(amiss) + f". It was built for {passport.built_for} on {built.architecture}, "
+            "; ".join(problems)
+            + f". It was built for {passport.built_for} on {built.architecture}, "
             f"with {passport.built_with}.",
             f"Build it {'again' if passport.portable else 'here'}: `{wanted.rebuild}`.",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -66,6 +67,9 @@ def load(
         contexts: calls of an engine that run at the same time, each with memory of its own on the GPU;
             further ones wait. None: 4.
 
+    Returns:
+        The session, ready to run.
+
     Raises:
         UsageError: the file cannot be read, or an argument is wrong.
         EnvironmentProblem: what should run the model is missing: ONNX Runtime, a provider of it, the operator
@@ -73,6 +77,10 @@ def load(
         UnsupportedModelError: part of the model would not run on the device asked for.
         ArtefactError: the file is damaged, reaches for other files, is refused by ONNX Runtime, or is an
             engine that was built for another machine.
+
+    Example:
+        >>> session = capsedge.load("digits.onnx", threads=2)
+        >>> session.predict("image.png")[0].label
     """
     path = Path(path)
     if ops not in OPS:
@@ -97,14 +105,48 @@ def load(
                 "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
             )
         ops = "portable"
-    data, summary = onnx_file.read_harmless(path)
+    return _load_onnx(path, onnx_file.read_bytes(path), threads, ops, chosen, gpu)
+
+
+def load_bytes(
+    data: bytes,
+    path: Path | str = "the model",
+    *,
+    threads: int | None = None,
+    ops: str = "auto",
+) -> Session:
+    """Load the content of an ONNX file on the CPU.
+
+    Args:
+        data: the content.
+        path: what errors call it; nothing is read from there.
+        threads, ops: as of `load`.
+
+    Raises:
+        EnvironmentProblem, UnsupportedModelError, ArtefactError: as `load`.
+    """
+    return _load_onnx(Path(path), data, threads, ops, providers.resolve("auto", None), None)
+
+
+def _load_onnx(
+    path: Path, data: bytes, threads: int | None, ops: str, provider: str, gpu: int | None
+) -> Session:
+    summary = onnx_file.summarize(data, str(path))
+    onnx_file.check_harmless(summary, str(path))
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
     check_overloads(path, summary, library is not None)
     backend = OnnxRuntimeBackend(
-        data, str(path), threads, library, chosen, gpu, summary.capsedge_types
+        data, str(path), threads, library, provider, gpu, summary.capsedge_types
     )
-    return Session(path, backend, metadata, "fused" if library else "portable", gpu=gpu)
+    return Session(path, backend, metadata, _operators_run(library, summary), gpu=gpu)
+
+
+def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:
+    """`Session.ops` of an ONNX file."""
+    if library is None:
+        return "portable"
+    return "mixed" if summary.expanded_routing else "fused"
 
 
 def _load_engine(
@@ -122,9 +164,9 @@ def _load_engine(
     from capsedge.runtime.backends.tensorrt_slots import CONTEXTS
 
     backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
-    issued = backend.passport
-    ops = "fused" if issued.plugin == "fused" else "portable"
-    return Session(path, backend, issued.model, ops, issued, gpu)
+    built = backend.passport
+    ops = "fused" if built.plugin == "fused" else "portable"
+    return Session(path, backend, built.model, ops, built, gpu)
 
 
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
@@ -164,7 +206,9 @@ class Session:
         path: the file it came from.
         metadata: what the file says of itself; None for a file of another tool.
         inputs, outputs: name, shape and type of each.
-        ops: ``fused`` where capsedge's nodes run in its operator or plugin library, else ``portable``.
+        ops: ``fused`` where the capsule operators run in capsedge's operator or plugin library, ``mixed``
+            where the file also has routing in standard operators (`export --with couplings`), which
+            no library runs, else ``portable``.
         passport: of a TensorRT engine; None for an ONNX file.
         gpu: number of the GPU that it runs on; None on the CPU.
     """
@@ -175,7 +219,7 @@ class Session:
         backend: Backend,
         metadata: ModelMetadata | None,
         ops: str,
-        issued: passport.Passport | None = None,
+        engine_passport: passport.Passport | None = None,
         gpu: int | None = None,
     ) -> None:
         self.path = path
@@ -183,7 +227,7 @@ class Session:
         self.inputs: tuple[Port, ...] = backend.inputs
         self.outputs: tuple[Port, ...] = backend.outputs
         self.ops = ops
-        self.passport = issued
+        self.passport = engine_passport
         self.gpu = gpu
         self._backend = backend
         # Of other tools' models nothing is known: some take the most negative number for a mask.
@@ -246,6 +290,16 @@ class Session:
         """The largest batch of one run; None for any."""
         return self.batch or self._backend.largest_batch
 
+    @property
+    def score_output(self) -> str | None:
+        """The output that decides, ``lengths`` or ``logits``; None where there is neither."""
+        return next((port.name for port in self.outputs if port.name in SCORES), None)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have any number of classes; False also where the file does not say."""
+        return self.metadata is not None and self.metadata.task == "multi-label"
+
     def class_name(self, index: int) -> str:
         """Name of a class; its number where the file names none."""
         names = self.metadata.class_names if self.metadata else ()
@@ -273,6 +327,68 @@ class Session:
             # their axes), so the shapes and types come from one black image.
             return self._run_batch(feeds[self.inputs[0].name].astype(np.float32), outputs)
         return self._backend.run(feeds, outputs)
+
+    def run_batches(
+        self,
+        images: NDArray[Any] | Iterable[NDArray[Any]],
+        outputs: Sequence[str] | None = None,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]]]]:
+        """Run a model with one input on any number of prepared images, batch by batch, in their order.
+
+        A batch that is too short for the model is filled up with zeros, whose outputs are cut off.
+
+        Args:
+            images: floats ``[N, C, H, W]``, or an iterable of single images ``[C, H, W]``, of which only one
+                batch is in memory at a time. They are cast to the input's
+                floating-point type.
+            outputs: names of the outputs to compute; None for all.
+            batch_size: most images of one run; None for 64. A file with a fixed batch runs with that one.
+
+        Yields:
+            The images of one run ``[n, C, H, W]``, and its outputs by name, each ``[n, ...]``.
+
+        Raises:
+            ShapeError: the shape or the type of an image is wrong.
+            UsageError: the model has several inputs, an image has NaN or infinite values, there is no such
+                output, or ``batch_size`` is below 1.
+        """
+        names = self._output_names(outputs)
+        if len(self.inputs) != 1:
+            raise UsageError(
+                f"{self.path} has {len(self.inputs)} inputs.",
+                "`run_batches` splits the images of models with one.",
+                "Use `Session.run` with arrays by name.",
+            )
+        port = self.inputs[0]
+        for batch in _stacked(images, self._run_size(batch_size)):
+            floats = batch.dtype.kind == "f" and port.dtype.startswith("float")
+            fed = batch.astype(port.dtype, copy=False) if floats else batch
+            yield batch, self._run_batch(_checked(port, fed, self._bound, any_batch=True), names)
+
+    def _run_size(self, batch_size: int | None = None) -> int:
+        """Images of one run: the fixed batch, else so many, as far as the backend takes them."""
+        if batch_size is not None and batch_size < 1:
+            raise UsageError(
+                f"batch_size is {batch_size}.", "Wanted: 1 or more.", "Leave it out for 64."
+            )
+        most = _CHUNK if batch_size is None else batch_size
+        return self.batch or min(most, self.largest_batch or most)
+
+    def _output_names(self, chosen: Iterable[str] | None) -> list[str]:
+        """The outputs chosen, else all.
+
+        Raises:
+            UsageError: there is no such output.
+        """
+        names = [port.name for port in self.outputs]
+        chosen = list(chosen or names)
+        unknown = [name for name in chosen if name not in names]
+        if unknown:
+            raise UsageError(
+                f"The model has no output '{unknown[0]}'.", f"Its outputs: {', '.join(names)}.", ""
+            )
+        return chosen
 
     def run_on_device(
         self,
@@ -309,12 +425,7 @@ class Session:
         from capsedge.runtime.backends.device_array import stream_address
 
         self._check_names(arrays)
-        names = [port.name for port in self.outputs]
-        unknown = [str(name) for name in out or {} if name not in names]
-        if unknown:
-            raise UsageError(
-                f"The model has no output '{unknown[0]}'.", f"Its outputs: {', '.join(names)}.", ""
-            )
+        self._output_names(out)
         address = None if stream is None else stream_address(stream)
         results: dict[str, DeviceArray] = run(arrays, out, address)
         return results
@@ -389,7 +500,7 @@ class Session:
                 C]``), a sequence of them, a batch of pixels ``[N, H, W, C]``, or a batch of floats
                 ``[N, C, H, W]`` prepared as for `run`.
             top_k: at most so many labels. Without it and without a threshold: the best one of a model for
-                one label, those of at least 0.5 of a model for several.
+                one label, those of at least 0.5 of a multi-label one.
             threshold: only labels with at least this score.
             invert: for dark ink on a light ground.
 
@@ -400,8 +511,7 @@ class Session:
             UsageError: an image cannot be read or does not fit, or an argument is wrong.
             ArtefactError: the file was not made by capsedge.
         """
-        metadata = self._metadata()
-        several = metadata.task == "multi-label"
+        self._metadata()
         if top_k is not None and top_k < 1:
             raise UsageError(
                 f"top_k is {top_k}.", "Wanted: 1 or more.", "Leave it out for the best label."
@@ -413,21 +523,21 @@ class Session:
                 "Use a number between them.",
             )
         if top_k is None and threshold is None:
-            if several:
+            if self.multi_label:
                 threshold = DEFAULT_THRESHOLD
             else:
                 top_k = 1
         predictions: list[Prediction] = []
         for batch in self._batches(images, invert):
             outputs = self._run_batch(batch, [self._score_name(), "poses"])
-            predictions += self._read(outputs, several, top_k, threshold)
+            predictions += self._read(outputs, top_k, threshold)
         return predictions
 
     def _batches(
         self, images: OneImage | Sequence[OneImage], invert: bool
     ) -> Iterator[NDArray[np.float32]]:
         """Prepared batches ``[n, C, H, W]``, as large as one run takes."""
-        size = self.batch or min(_CHUNK, self.largest_batch or _CHUNK)
+        size = self._run_size()
         if isinstance(images, np.ndarray) and images.ndim == 4 and images.dtype.kind == "f":
             if invert:
                 raise UsageError(
@@ -436,23 +546,17 @@ class Session:
                     "Give pixels as uint8 [N, H, W, C].",
                 )
             checked = _checked(self.inputs[0], images, self._bound, any_batch=True)
-            yield from (checked[i : i + size] for i in range(0, len(checked), size))
+            yield from _stacked(checked, size)
             return
-        several: Iterable[OneImage]
+        sequence: Iterable[OneImage]
         if isinstance(images, np.ndarray):
-            several = images if images.ndim == 4 else [images]
+            sequence = images if images.ndim == 4 else [images]
         elif isinstance(images, Sequence) and not isinstance(images, (str, bytes)):
-            several = images
+            sequence = images
         else:
-            several = [images]
-        batch: list[NDArray[np.float32]] = []
-        for number, image in enumerate(several):
-            batch.append(self.prepare(image, invert, f"image {number}"))
-            if len(batch) == size:
-                yield np.stack(batch)
-                batch = []
-        if batch:
-            yield np.stack(batch)
+            sequence = [images]
+        prepared = (self.prepare(image, invert, f"image {k}") for k, image in enumerate(sequence))
+        yield from _stacked(prepared, size)
 
     def reconstruct(
         self, images: OneImage | Sequence[OneImage], invert: bool = False
@@ -482,25 +586,26 @@ class Session:
                 "Export the model with its decoder: `capsedge export --with reconstruction`.",
             )
 
-    def _run_batch(
-        self, batch: NDArray[np.float32], outputs: Sequence[str]
-    ) -> dict[str, NDArray[Any]]:
+    def _run_batch(self, batch: NDArray[Any], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Run ``[n, C, H, W]``; a batch that is empty or short of the fixed size is filled with zeros."""
         count, size = len(batch), self.smallest_batch
         if count < size:
-            rest = np.zeros((size - count, *batch.shape[1:]), np.float32)
+            rest = np.zeros((size - count, *batch.shape[1:]), batch.dtype)
             batch = np.concatenate([batch, rest])
         port = self.inputs[0]
         found = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
+        if count == len(batch):
+            return found
         return {name: value[:count] for name, value in found.items()}
 
     def _score_name(self) -> str:
-        return next(port.name for port in self.outputs if port.name in SCORES)
+        name = self.score_output
+        assert name is not None  # a file with metadata has one
+        return name
 
     def _read(
         self,
         outputs: Mapping[str, NDArray[Any]],
-        several: bool,
         top_k: int | None,
         threshold: float | None,
     ) -> Iterator[Prediction]:
@@ -511,7 +616,7 @@ class Session:
                 "The weights may be damaged, or their range too large for the file's precision.",
                 "Run `capsedge verify` on the file.",
             )
-        scores, kind = scores_of(outputs[name], name, several)
+        scores, kind = scores_of(outputs[name], name, self.multi_label)
         for row, poses in zip(scores, outputs["poses"], strict=True):
             poses = poses.astype(np.float32)
             labels = tuple(
@@ -519,6 +624,27 @@ class Session:
                 for j in choose(row, top_k, threshold)
             )
             yield Prediction(labels, row, poses, kind)
+
+
+def _stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:
+    """Batches ``[n, C, H, W]`` of at most ``size`` images, of a batch or of single images ``[C, H, W]``.
+
+    Raises:
+        ShapeError: the images of one batch have different shapes.
+    """
+    if isinstance(images, np.ndarray):
+        yield from (images[i : i + size] for i in range(0, len(images), size))
+        return
+    rest = iter(images)
+    while batch := list(islice(rest, size)):
+        shapes = {np.shape(image) for image in batch}
+        if len(shapes) > 1:
+            raise ShapeError(
+                "Images of one batch have different shapes.",
+                f"Found: {', '.join(map(str, map(list, sorted(shapes))))}.",
+                "Prepare them with `Session.prepare`.",
+            )
+        yield np.stack(batch)
 
 
 def _fixed_bytes(port: Port) -> int:
@@ -537,7 +663,7 @@ def _fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
 def _checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
     """An input that fits its port, its values below ``bound``.
 
-    With ``any_batch`` the first dimension and the float type are free.
+    With ``any_batch`` the first dimension and the floating-point type are free.
     """
     if not isinstance(array, np.ndarray):
         raise ShapeError(
@@ -545,7 +671,9 @@ def _checked(port: Port, array: object, bound: float, any_batch: bool = False) -
             f"Wanted: a numpy array {list(port.shape)} of {port.dtype}.",
             "Convert it with `numpy.asarray`.",
         )
-    if not any_batch and str(array.dtype) != port.dtype:
+    if str(array.dtype) != port.dtype and not (
+        any_batch and array.dtype.kind == "f" and port.dtype.startswith("float")
+    ):
         raise ShapeError(
             f"Input '{port.name}' has the type {array.dtype}.",
             f"Wanted: {port.dtype}.",

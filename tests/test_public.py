@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +19,47 @@ def test_every_public_name_is_there():
     for name in capsedge.__all__:
         assert getattr(capsedge, name) is not None
     assert set(capsedge.__all__) <= set(dir(capsedge))
+
+
+@pytest.mark.parametrize("name", [name for name in capsedge.__all__ if name != "__version__"])
+def test_public_names_are_documented_and_typed(name: str):
+    """Docstrings say what goes in, what comes out, what is raised, with an example; nothing is untyped."""
+    value = getattr(capsedge, name)
+    text = inspect.getdoc(value)
+    assert text
+    if not inspect.isfunction(value):
+        return
+    for section in ("Args:", "Returns:", "Raises:", "Example:"):
+        assert section in text, section
+    signature = inspect.signature(value)
+    assert signature.return_annotation is not signature.empty
+    for parameter in signature.parameters.values():
+        assert parameter.annotation is not parameter.empty, parameter.name
+        assert re.search(rf"^ +(\w+, )*{parameter.name}(, \w+)*:", text, re.MULTILINE), (
+            parameter.name
+        )
+
+
+def test_type_checkers_know_the_same_names():
+    """What is imported for type checkers, what is loaded lazily and ``__all__`` agree."""
+    tree = ast.parse(Path(capsedge.__file__).read_text())
+    checked = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module and node.module != "typing"
+        for alias in node.names
+    }
+    modules = dict.fromkeys(capsedge._MODULES, "capsedge")
+    assert checked == {**capsedge._HOMES, **modules}
+    assert {*checked, "__version__"} == set(capsedge.__all__)
+
+
+def test_every_public_name_is_on_the_page():
+    page = (Path(capsedge.__file__).parents[1] / "docs/python.md").read_text()
+    for name in capsedge.__all__:
+        assert f"`{name}" in page or f"`capsedge.{name}" in page, name
 
 
 def test_unknown_name():

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the README's first screen promises: export, prove, infer. Needs `capsedge` on the path.
+# Runs the README's example: export, prove, infer. Needs `capsedge` on the path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p out/demo

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetch ONNX Runtime's official C header into build/onnxruntime-headers, for the test that compares it with our
-# declaration of the ABI. It is in Debian's own archive: libonnxruntime-dev, from Debian 13 on. On Debian 12 the
-# package of 13 is downloaded, unpacked and not installed. Prints why when it cannot.
+# declaration of the ABI. Debian's own archive has it in libonnxruntime-dev, from Debian 13 on. On Debian 12, the
+# package of Debian 13 is downloaded and unpacked but not installed. If this fails, the script prints the reason.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=build/onnxruntime-headers
@@ -13,7 +13,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/parts" "$target"
-# The machine's own mirror, asked for Debian 13.
+# The machine's own mirror, with Debian 13 as the release.
 mirror=$( (cat /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list 2>/dev/null || true) |
   sed -nE 's/^(URIs: *|deb +)(\S+\/debian)(\s.*)?$/\2/p' | head -n 1)
 if [ -z "$mirror" ]; then
@@ -29,5 +29,5 @@ if apt-get "${options[@]}" -qq update &&
   dpkg-deb -x "$work"/libonnxruntime-dev_*.deb "$target"
   find "$target" -name onnxruntime_c_api.h
 else
-  echo "no official ONNX Runtime header: Debian's archive did not give libonnxruntime-dev" >&2
+  echo "no official ONNX Runtime header: could not download libonnxruntime-dev from Debian's archive" >&2
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # runtimes.sh DIR: virtual environments of other runtimes for `python -m benchmarks.portability --environments DIR`.
-# Each is its own, so that no converter meets the packages of this project. PYTHON312 names a Python 3.12,
-# which onnx2tf wants; without one LiteRT is left out.
+# Each runtime has its own environment, so that no converter touches the packages of this project. PYTHON312 names a
+# Python 3.12, which onnx2tf needs; without it, LiteRT is left out.
 set -euo pipefail
 folder=${1:?usage: tools/runtimes.sh DIR}
 python=${PYTHON:-python3}
@@ -17,7 +17,7 @@ make() { # NAME INTERPRETER PACKAGE...
 make mnn "$python" --no-deps MNN numpy
 make tract "$python" tract numpy
 make ncnn "$python" --no-deps ncnn pnnx numpy
-# ExecuTorch's torch is the one that is named here; its converters for other platforms are not needed.
+# ExecuTorch uses the torch version named here; its converters for other platforms are not needed.
 make executorch "$python" torch==2.13.0 numpy pandas pyyaml ruamel.yaml tabulate flatbuffers expecttest \
   hypothesis parameterized requests packaging
 "$folder/executorch/bin/python" -m pip install --quiet --no-deps executorch 'torchao>=0.18,<0.19' \

@@ -2,7 +2,7 @@
 
 Usage: python tools/zoo.py RUNS DATA, where RUNS holds the folders digits-dynamic, digits-em and
 digits-attention made by `capsedge train`, and DATA the MNIST files. Earlier runs that a
-run went on from (--init) stand beside it as digits-<routing>-1, digits-<routing>-2 and so on.
+run continued from (--init) are beside it as digits-<routing>-1, digits-<routing>-2 and so on.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ A small capsule network for handwritten digits: {family}.
 Trained with
 
 {command}
-on a CPU, with PyTorch {torch}. The weights are those of the last epoch, whatever the test images said of
-earlier ones.{again}
+on a CPU, with PyTorch {torch}. The weights are those of the last epoch; no epoch was chosen by its accuracy
+on the test images.{again}
 Input: white ink on black, the digit 20 pixels high, centred in 28x28.
 
 Confusion table (rows: true class, columns: predicted):
@@ -51,9 +51,7 @@ Confusion table (rows: true class, columns: predicted):
 
 MNIST: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998.
 """
-AGAIN = (
-    " Each run but the first went on from the one before it, whose accuracy fell short of the goal."
-)
+AGAIN = " Each run except the first continued from the previous one, whose accuracy fell short of the goal."
 FAMILIES = {
     "dynamic": "CapsNet with dynamic routing (Sabour, Frosst, Hinton 2017) and a reconstruction decoder",
     "em": "matrix capsules with EM routing (Hinton, Sabour, Frosst 2018)",
@@ -62,12 +60,12 @@ FAMILIES = {
 
 
 def stages(runs: Path, routing: str) -> list[Path]:
-    """The folders of a model's runs, each going on from the one before it."""
+    """The folders of a model's runs, each continued from the previous one."""
     return [*sorted(runs.glob(f"digits-{routing}-[0-9]")), runs / f"digits-{routing}"]
 
 
 def commands(runs: Path, routing: str) -> str:
-    """The commands that made a model, in their order."""
+    """The commands that made a model, in order."""
     text, init = "", ""
     for run in stages(runs, routing):
         recipe = training(run / "model.safetensors")["recipe"]

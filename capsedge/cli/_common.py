@@ -1,4 +1,4 @@
-"""What the verbs share: options, printing, errors.
+"""What the verbs share: printing and errors.
 
 Everything that a person reads goes through ``say`` (results) and ``log`` (all else), and tables through
 ``print_table``: names from files and of files may hold codes that a terminal obeys.
@@ -10,14 +10,11 @@ import json
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Any
 
-import typer
-
-from capsedge.errors import CapsedgeError, UsageError
+from capsedge.errors import CapsedgeError, EnvironmentProblem
 from capsedge.runtime.files.text import printable
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
 def say(*lines: object) -> None:
@@ -36,18 +33,22 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def batch_sizes(text: str) -> list[int]:
-    """Batch sizes as an option gives them, ``1,8``; once each, the smallest first.
+def require(*packages: str, what: str, fix: str) -> None:
+    """Refuse to start without the packages that a verb needs.
+
+    Args:
+        packages: names of modules.
+        what: what needs them, in a sentence.
+        fix: the command that installs them.
 
     Raises:
-        UsageError: they are no whole numbers.
+        EnvironmentProblem: one is missing or does not load.
     """
-    try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(
-            f"Batch sizes '{text}'.", "Wanted whole numbers.", "Use --batch 1,8."
-        ) from None
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise EnvironmentProblem(what, f"{error}.", fix) from error
 
 
 def report(error: CapsedgeError, as_json: bool) -> None:

@@ -12,129 +12,140 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli import _options
+from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._places import READS, UPDATES, Role
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.passport import path_of
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
     from capsedge.exporters.tensorrt import BuildReport
-    from capsedge.exporters.tensorrt.progress import Report
+    from capsedge.exporters.tensorrt.progress import Listener
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
+Model = Annotated[Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`."), READS]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The engine; MODEL.engine by default."),
+    Role(written=lambda path: [path, path_of(path)]),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision",
+        help="fp32, fp16, int8 or mixed: what the engine must have; the file's own by default.",
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        help="tensorrt: for the GPU that is here; tensorrt-rtx: for several kinds of RTX GPU, built "
+        "on any machine.",
+    ),
+]
+ComputeCapability = Annotated[
+    str | None,
+    typer.Option(
+        "--compute-capability",
+        help="With --target tensorrt-rtx: of the GPUs that the engine is for; 8.6,8.9,12.0 by default.",
+    ),
+]
+Plugin = Annotated[
+    str,
+    typer.Option(
+        "--plugin",
+        help="fused: routing in the plugin library; native: no plugin; auto: fused where it is there, "
+        "native for tensorrt-rtx.",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", min=1, help="A fixed batch; the file's own or 1 by default."),
+]
+DynamicBatch = Annotated[
+    str | None,
+    typer.Option(
+        "--dynamic-batch", help="A batch left free: smallest, best and largest, as in 1:8:32."
+    ),
+]
+Workspace = Annotated[
+    str | None,
+    typer.Option(
+        "--workspace",
+        help="Scratch memory that TensorRT may use, as in 512M or 2G; all by default.",
+    ),
+]
+TimingCache = Annotated[
+    Path | None,
+    typer.Option("--timing-cache", help="File of timings that makes later builds faster."),
+    UPDATES,
+]
+OptimizationLevel = Annotated[
+    int, typer.Option("--optimization-level", help="TensorRT's effort, 0 to 5.")
+]
+DeviceNumber = Annotated[int, typer.Option("--device", min=0, help="Number of the GPU.")]
+
+
 def command(
-    model: Annotated[
-        Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`."), READS
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="The engine; MODEL.engine by default."),
-        Role(written=lambda path: [path, path_of(path)]),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            "--precision",
-            help="fp32, fp16, int8 or mixed: what the engine must have; the file's own by default.",
-        ),
-    ] = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            help="tensorrt: for the GPU that is here; tensorrt-rtx: for several kinds of RTX GPU, built "
-            "on any machine.",
-        ),
-    ] = "tensorrt",
-    compute_capability: Annotated[
-        str | None,
-        typer.Option(
-            "--compute-capability",
-            help="With --target tensorrt-rtx: of the GPUs that the engine is for; 8.6,8.9,12.0 by default.",
-        ),
-    ] = None,
-    plugin: Annotated[
-        str,
-        typer.Option(
-            "--plugin",
-            help="fused: routing in the plugin library; native: no plugin; auto: fused where it is there, "
-            "native for tensorrt-rtx.",
-        ),
-    ] = "auto",
-    batch: Annotated[
-        int | None,
-        typer.Option("--batch", min=1, help="A fixed batch; the file's own or 1 by default."),
-    ] = None,
-    dynamic_batch: Annotated[
-        str | None,
-        typer.Option(
-            "--dynamic-batch", help="A batch left free: smallest, best and largest, as in 1:8:32."
-        ),
-    ] = None,
-    workspace: Annotated[
-        str | None,
-        typer.Option(
-            "--workspace",
-            help="Scratch memory that TensorRT may use, as in 512M or 2G; all by default.",
-        ),
-    ] = None,
-    timing_cache: Annotated[
-        Path | None,
-        typer.Option("--timing-cache", help="File of timings that makes later builds faster."),
-        UPDATES,
-    ] = None,
-    optimization_level: Annotated[
-        int, typer.Option("--optimization-level", help="TensorRT's effort, 0 to 5.")
-    ] = 3,
-    device: Annotated[int, typer.Option("--device", min=0, help="Number of the GPU.")] = 0,
-    as_json: Json = False,
+    model: Model,
+    output: Output = None,
+    precision: Precision = None,
+    target: Target = "tensorrt",
+    compute_capability: ComputeCapability = None,
+    plugin: Plugin = "auto",
+    batch: Batch = None,
+    dynamic_batch: DynamicBatch = None,
+    workspace: Workspace = None,
+    timing_cache: TimingCache = None,
+    optimization_level: OptimizationLevel = 3,
+    device: DeviceNumber = 0,
+    as_json: _options.Json = False,
 ) -> None:
     """Build a TensorRT engine from an ONNX file, on the machine that will run it or portable."""
-    try:
-        import onnx  # noqa: F401
-        import onnx_graphsurgeon  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",
-            f"{error}.",
-            "pip install 'capsedge[build]'",
-        ) from error
-    from capsedge.exporters.tensorrt import BuildOptions, build
+    require(
+        "onnx", "onnxscript", "onnx_graphsurgeon",
+        what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",
+        fix="pip install 'capsedge[build]'",
+    )  # fmt: skip
+    from capsedge.exporters.tensorrt.api import build
 
-    options = BuildOptions(
-        precision=precision,
-        plugin=plugin,
-        batch=_batch(batch, dynamic_batch),
-        workspace=_bytes(workspace),
-        timing_cache=timing_cache,
-        optimization_level=optimization_level,
-        device=device,
-        target=target,
-        compute_capabilities=_capabilities(compute_capability),
-    )
-    engine = output or model.parent / f"{model.stem}.engine"
-    with _progress() as report:
-        built = build(model, engine, options, report)
+    _options.exclude(batch=batch, dynamic_batch=dynamic_batch)
+    with _progress() as progress:
+        built = build(
+            model,
+            output or model.parent / f"{model.stem}.engine",
+            precision=precision,
+            target=target,
+            compute_capabilities=_capabilities(compute_capability),
+            plugin=plugin,
+            batch=batch if dynamic_batch is None else _batches(dynamic_batch),
+            workspace=_bytes(workspace),
+            timing_cache=timing_cache,
+            optimization_level=optimization_level,
+            device=device,
+            progress=progress,
+        )
     if as_json:
         print_json(built.to_dict())
     else:
         _print(built)
 
 
-def _batch(fixed: int | None, dynamic: str | None) -> tuple[int, int, int] | None:
-    if fixed is not None and dynamic is not None:
-        raise UsageError("--batch and --dynamic-batch exclude each other.", "", "Give one of them.")
-    if dynamic is None:
-        return None if fixed is None else (fixed,) * 3
-    parts = dynamic.split(":")
+def _batches(text: str) -> tuple[int, int, int]:
+    """``1:8:32``.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    parts = text.split(":")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):
         raise UsageError(
-            f"--dynamic-batch {dynamic}.", "Wanted: three numbers, MIN:BEST:MAX.", "As in 1:8:32."
+            f"--dynamic-batch {text}.", "Wanted: three numbers, MIN:BEST:MAX.", "As in 1:8:32."
         )
     low, best, high = map(int, parts)
     return low, best, high
@@ -163,7 +174,7 @@ def _bytes(text: str | None) -> int | None:
 
 
 @contextmanager
-def _progress() -> Iterator[Report]:
+def _progress() -> Iterator[Listener]:
     """A bar on a terminal, a line every tenth elsewhere."""
     if not sys.stderr.isatty():
         told = -1

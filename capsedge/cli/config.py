@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capsedge.cli import _common
+from capsedge.cli import _common, _options
 
 
 def command(
@@ -19,7 +19,7 @@ def command(
     examples: Annotated[
         bool, typer.Option("--examples", help="Folder of the example programs.")
     ] = False,
-    as_json: _common.Json = False,
+    as_json: _options.Json = False,
 ) -> None:
     """Say where the C and C++ library is, for compilers and CMake.
 

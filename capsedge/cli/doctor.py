@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from capsedge.cli import _common
+from capsedge.cli import _common, _options
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode
 
@@ -17,12 +17,12 @@ JOBS = {
 }
 
 
-def command(as_json: _common.Json = False) -> None:
+def command(as_json: _options.Json = False) -> None:
     """List what is installed, what works, what each missing part costs and the command that mends it.
 
     Exit code 0 if images can be classified on this machine, else 3.
     """
-    from capsedge.runtime.machine.environment import diagnose
+    from capsedge.runtime.machine.doctor import diagnose
 
     diagnosis = diagnose()
     if as_json:
@@ -32,10 +32,10 @@ def command(as_json: _common.Json = False) -> None:
         for job, title in JOBS.items():
             lines = [c for c in diagnosis.checks if c.job == job]
             print_table(title, ("", "", ""), [(c.name, c.status, c.found) for c in lines])
-        amiss = [c for c in diagnosis.checks if c.status != "ok"]
-        if amiss:
+        faulty = [c for c in diagnosis.checks if c.status != "ok"]
+        if faulty:
             _common.say("What is missing")
-            for check in amiss:
+            for check in faulty:
                 _common.say(f"  {check.name}: {check.cost}.", f"    -> {check.fix}")
             _common.say()
         _common.say(

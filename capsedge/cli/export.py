@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli import _options
+from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._places import READS, WRITES
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.models import CapsuleModel
+    from capsedge.pipelines.find import FoundModel
 
 REWRITES = {
     "first-pass": "first_pass_uniform",
@@ -24,291 +23,163 @@ REWRITES = {
     "dead-update": "dead_update",
     "logit-free": "logit_free",
 }
+Routing = Annotated[
+    str | None,
+    typer.Option(
+        "--routing", help="Which of the zoo's models: dynamic (the default), em or attention."
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
+    WRITES,
+]
+Runtime = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        help="Another runtime to write the file for, openvino, litert or mnn: sets --ops, --batch "
+        "and --opset.",
+    ),
+]
+Opset = Annotated[int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")]
+FileOps = Annotated[
+    str | None,
+    typer.Option(
+        "--ops",
+        help="auto (the default): capsule operators with function bodies; fused: without bodies; "
+        "portable: standard operators only.",
+    ),
+]
+FixedBatch = Annotated[
+    int | None, typer.Option("--batch", min=1, help="A fixed batch, instead of one left free.")
+]
+DynamicBatch = Annotated[
+    bool, typer.Option("--dynamic-batch", help="A batch left free (the default).")
+]
+Extra = Annotated[
+    str, typer.Option("--with", help="More outputs: reconstruction, couplings (comma between).")
+]
+NoRewrite = Annotated[
+    list[str] | None,
+    typer.Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
+]
+Atol = Annotated[float, typer.Option("--atol", help="Absolute tolerance of the comparison.")]
+Rtol = Annotated[float, typer.Option("--rtol", help="Relative tolerance, of a pose's size.")]
+FreezeCouplings = Annotated[
+    bool,
+    typer.Option(
+        "--freeze-couplings",
+        help="Approximation: couplings averaged over --calib-data instead of routing; measured.",
+    ),
+]
+CalibData = Annotated[
+    Path | None,
+    typer.Option(
+        "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
+    ),
+    READS,
+]
+CalibImages = Annotated[
+    int, typer.Option("--calib-images", min=2, help="How many of --calib-data are drawn.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Do everything but write the file.")]
 
 
 def command(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Name of a model, such as digits-em; an unknown one is answered with all of them.",
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint",
-            help="Checkpoint, .safetensors or .pt; the zoo's digit model by default.",
-        ),
-        READS,
-    ] = None,
-    routing: Annotated[
-        str | None,
-        typer.Option(
-            "--routing", help="Which of the zoo's models: dynamic (the default), em or attention."
-        ),
-    ] = None,
-    iters: Annotated[
-        int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
-        WRITES,
-    ] = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            help="Another runtime to write the file for, openvino, litert or mnn: sets --ops, --batch "
-            "and --opset.",
-        ),
-    ] = None,
-    opset: Annotated[
-        int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")
-    ] = None,
-    ops: Annotated[
-        str | None,
-        typer.Option(
-            "--ops",
-            help="auto (the default): capsule operators with function bodies; fused: without bodies; "
-            "portable: standard operators only.",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="A fixed batch, instead of one left free.")
-    ] = None,
-    dynamic_batch: Annotated[
-        bool, typer.Option("--dynamic-batch", help="A batch left free (the default).")
-    ] = False,
-    extra: Annotated[
-        str, typer.Option("--with", help="More outputs: reconstruction, couplings (comma between).")
-    ] = "",
-    no_rewrite: Annotated[
-        list[str] | None,
-        typer.Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
-    ] = None,
-    atol: Annotated[
-        float, typer.Option("--atol", help="Absolute tolerance of the comparison.")
-    ] = 1e-5,
-    rtol: Annotated[
-        float, typer.Option("--rtol", help="Relative tolerance, of a pose's size.")
-    ] = 1e-4,
-    freeze_couplings: Annotated[
-        bool,
-        typer.Option(
-            "--freeze-couplings",
-            help="Approximation: couplings averaged over --calib-data instead of routing; measured.",
-        ),
-    ] = False,
-    calib_data: Annotated[
-        Path | None,
-        typer.Option(
-            "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
-        ),
-        READS,
-    ] = None,
-    calib_images: Annotated[
-        int, typer.Option("--calib-images", min=2, help="How many of --calib-data are drawn.")
-    ] = 512,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Do everything but write the file.")
-    ] = False,
-    as_json: Json = False,
+    model: _options.Model = None,
+    checkpoint: _options.Checkpoint = None,
+    routing: Routing = None,
+    iters: _options.Iterations = None,
+    output: Output = None,
+    runtime: Runtime = None,
+    opset: Opset = None,
+    ops: FileOps = None,
+    batch: FixedBatch = None,
+    dynamic_batch: DynamicBatch = False,
+    extra: Extra = "",
+    no_rewrite: NoRewrite = None,
+    atol: Atol = 1e-5,
+    rtol: Rtol = 1e-4,
+    freeze_couplings: FreezeCouplings = False,
+    calib_data: CalibData = None,
+    calib_images: CalibImages = 512,
+    dry_run: DryRun = False,
+    as_json: _options.Json = False,
 ) -> None:
     """Export a trained network to one ONNX file, compared with PyTorch before it is written."""
-    if dynamic_batch and batch is not None:
-        raise UsageError("--dynamic-batch and --batch exclude each other.", "", "Give one of them.")
+    _options.exclude(dynamic_batch=dynamic_batch, batch=batch)
+    _check(iters, freeze_couplings, calib_data, dry_run or runtime is not None, ops)
+    require(
+        "onnx", "onnxruntime", "onnxscript", "torch",
+        what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
+    )  # fmt: skip
+    from capsedge.exporters.to_onnx import export
+    from capsedge.graph.targets import resolve
+    from capsedge.pipelines.find import find_model
+    from capsedge.pipelines.frozen_export import export_frozen
+    from capsedge.runtime.files.writing import sha256
+
+    ops, opset, batch = resolve(runtime, ops, opset, batch, dynamic_batch)
+    found = find_model(model, checkpoint, routing)
+    target = output or Path(f"{found.name}.onnx")
+    if not found.trained:
+        log(
+            f"warning: {found.name} has no trained weights in this package: exporting its random "
+            "initial weights. The file is for measuring speed; it classifies nothing."
+        )
+    options: dict[str, Any] = {
+        "iterations": iters,
+        "opset": opset,
+        "ops": ops,
+        "batch": batch,
+        "extra_outputs": _options.words(extra),
+        "rewrites": _rewrites(no_rewrite or []),
+        "atol": atol,
+        "rtol": rtol,
+        "checkpoint_sha256": sha256(found.checkpoint) if found.checkpoint else "",
+    }
+    if calib_data is None:
+        report, measured = export(found.model, target, **options, dry_run=dry_run), None
+    else:
+        frozen = export_frozen(found.model, target, calib_data, calib_images, **options)
+        report, measured = frozen.report, frozen.measured
+        for warning in frozen.warnings:
+            log(f"warning: {warning}")
+    (_print_json if as_json else _print)(report, found, measured)
+
+
+def _check(
+    iters: int | None, frozen: bool, calib_data: Path | None, elsewhere: bool, ops: str | None
+) -> None:
     if iters is not None and iters < 1:
         raise UsageError(
             f"Routing cannot run {iters} iterations.", "", "Give --iters a number of 1 or more."
         )
-    if freeze_couplings != (calib_data is not None):
+    if frozen != (calib_data is not None):
         raise UsageError(
             "--freeze-couplings and --calib-data go together.",
             "Couplings are averaged over images.",
             "Give both, or neither.",
         )
-    if freeze_couplings and (dry_run or ops not in (None, "auto") or runtime is not None):
+    if frozen and (elsewhere or ops not in (None, "auto")):
         raise UsageError(
             "Frozen couplings need a file with capsule operators.",
             "--dry-run writes none, and --ops portable and fused, and --for, are made from it.",
             "Leave out --dry-run, --ops and --for.",
         )
-    unknown = [name for name in no_rewrite or [] if name not in REWRITES]
+
+
+def _rewrites(left_out: list[str]) -> Any:
+    """The exact rewrites but those."""
+    from capsedge.graph.rewrites import Rewrites
+
+    unknown = [name for name in left_out if name not in REWRITES]
     if unknown:
         raise UsageError(
             f"There is no rewrite '{unknown[0]}'.", "", f"Known: {', '.join(REWRITES)}."
         )
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "Export needs PyTorch and ONNX.", f"{error}.", "pip install 'capsedge[export]'"
-        ) from error
-    from capsedge.exporters.to_onnx import export
-    from capsedge.graph.rewrites import Rewrites
-    from capsedge.graph.targets import resolve
-    from capsedge.runtime.files.writing import sha256
-
-    form, version, size = resolve(runtime, ops, opset, batch, dynamic_batch)
-    source, file, name, trained = find_source(model, checkpoint, routing)
-    target = output or Path(f"{name}.onnx")
-    if not trained:
-        log(
-            f"warning: {name} has no trained weights in this package: exporting its random initial "
-            "weights. The file is for measuring speed; it classifies nothing."
-        )
-
-    def write(place: Path) -> ExportReport:
-        return export(
-            source,
-            place,
-            iterations=iters,
-            opset=version,
-            ops=form,
-            batch=size,
-            extra_outputs=[e.strip() for e in extra.split(",") if e.strip()],
-            rewrites=Rewrites(**{REWRITES[n]: False for n in no_rewrite or []}),
-            atol=atol,
-            rtol=rtol,
-            checkpoint_sha256=sha256(file) if file else "",
-            dry_run=dry_run,
-        )
-
-    frozen: dict[str, Any] | None = None
-    if calib_data is None:
-        report = write(target)
-    else:
-        report, frozen = _frozen(write, target, calib_data, calib_images)
-    following = _next_commands(report, file)
-    if as_json:
-        print_json(
-            {
-                **json.loads(json.dumps(report.to_dict())),
-                "model": name,
-                "checkpoint": str(file) if file else None,
-                "trained": trained,
-                **({"frozen_couplings": frozen} if frozen is not None else {}),
-                "next": following,
-            }
-        )
-    else:
-        if frozen is not None:
-            _print_frozen(frozen)
-        _print(report, name, file, following)
-
-
-def _frozen(
-    write: Callable[[Path], ExportReport], target: Path, calib_data: Path, count: int
-) -> tuple[ExportReport, dict[str, Any]]:
-    """Export a file with frozen couplings, and measure what that costs; one that routes is never left."""
-    import dataclasses
-
-    import onnx
-
-    from capsedge.calibration.frozen import freeze
-    from capsedge.calibration.quantize import split
-    from capsedge.calibration.source import Source, rounded
-    from capsedge.graph.proto import operator_counts
-    from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
-
-    check_writable(target)
-    with temporary_folder() as folder:
-        routed = folder / target.name
-        report = write(routed)
-        source = Source(routed)
-        splits = split(source, calib_data, None, count)
-        for warning in splits.warnings:
-            log(f"warning: {warning}")
-        model = onnx.load(routed)
-        layers = freeze(model, splits.calibration)
-        outcome = source.outcome(model, splits.evaluation)
-    measured = {
-        "averaged_images": len(splits.calibration),
-        "data_sha256": splits.calibration.sha256(),
-        "layers": layers,
-        **rounded(outcome),
-    }
-    described = dataclasses.replace(source.metadata, calibration={"frozen_couplings": measured})
-    onnx.helper.set_model_props(model, described.to_properties())
-    data = model.SerializeToString()
-    write_bytes(target, data)
-    report = dataclasses.replace(
-        report,
-        path=target,
-        size=len(data),
-        operators=operator_counts(model),
-        functions=len(model.functions),
-    )
-    return report, measured
-
-
-def _print_frozen(frozen: dict[str, Any]) -> None:
-    log(
-        "APPROXIMATION: couplings are frozen to their mean over "
-        f"{frozen['averaged_images']} images; the file does not route any more."
-    )
-    accuracy = ""
-    if frozen["accuracy"] is not None:  # of a model for one label
-        found, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
-        accuracy = f", accuracy {found:.2f} %, {routed:.2f} % routed"
-    say(
-        f"{'frozen':<10} approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
-        f"{frozen['images']} other images{accuracy}"
-    )
-    for name, layer in frozen["layers"].items():
-        say(
-            f"{'':<10} {name}: couplings vary by {layer['deviation']:.4f} between images "
-            f"(equal ones are {layer['uniform']:.4f})"
-        )
-
-
-def find_source(
-    name: str | None, checkpoint: Path | None, routing: str | None
-) -> tuple[CapsuleModel, Path | None, str, bool]:
-    """The model to export, its checkpoint, its name, and whether its weights are trained.
-
-    Raises:
-        UsageError: the options contradict each other, or name nothing.
-    """
-    from capsedge.checkpoint import load_checkpoint
-    from capsedge.models import build, get_config
-    from capsedge.zoo import ROUTINGS, zoo_checkpoint
-
-    if name is not None and checkpoint is not None:
-        raise UsageError("--model and --checkpoint exclude each other.", "", "Give one of them.")
-    if name is None and checkpoint is None:
-        checkpoint = zoo_checkpoint(routing or "dynamic")
-        if not checkpoint.is_file():
-            raise EnvironmentProblem(
-                "The trained models are not in this installation.",
-                f"{checkpoint} is missing.",
-                "Install capsedge again, or name a checkpoint with --checkpoint.",
-            )
-    if name is not None:
-        config = get_config(name)
-        for zoo in ROUTINGS:
-            if zoo_checkpoint(zoo).stem == name and zoo_checkpoint(zoo).is_file():
-                checkpoint = zoo_checkpoint(zoo)
-    if checkpoint is not None:
-        source = load_checkpoint(checkpoint)
-        config, title = source.config, name or checkpoint.stem
-    else:
-        import torch
-
-        torch.manual_seed(0)
-        source, title = build(config).eval(), str(name)
-    if routing is not None and config.routing != routing:
-        raise UsageError(
-            f"{title} routes by {config.routing}, not by {routing}.",
-            "The routing belongs to the trained weights.",
-            "Leave --routing out, or name another model.",
-        )
-    return source, checkpoint, title, checkpoint is not None
+    return Rewrites(**{REWRITES[name]: False for name in left_out})
 
 
 def _next_commands(report: ExportReport, checkpoint: Path | None) -> list[str]:
@@ -324,13 +195,28 @@ def _next_commands(report: ExportReport, checkpoint: Path | None) -> list[str]:
     ]
 
 
-def _print(report: ExportReport, name: str, checkpoint: Path | None, following: list[str]) -> None:
+def _print_json(report: ExportReport, found: FoundModel, frozen: dict[str, Any] | None) -> None:
+    print_json(
+        {
+            **report.to_dict(),
+            "model": found.name,
+            "checkpoint": str(found.checkpoint) if found.checkpoint else None,
+            "trained": found.trained,
+            **({"frozen_couplings": frozen} if frozen is not None else {}),
+            "next": _next_commands(report, found.checkpoint),
+        }
+    )
+
+
+def _print(report: ExportReport, found: FoundModel, frozen: dict[str, Any] | None) -> None:
     def shapes(values: dict[str, list[int | str]]) -> str:
         return ", ".join(f"{k} {v}".replace("'", "") for k, v in values.items())
 
+    if frozen is not None:
+        _print_frozen(frozen)
     worst = max(report.parity, key=lambda p: p.excess)
     lines: dict[str, Any] = {
-        "model": f"{name} ({checkpoint or 'untrained weights'})",
+        "model": f"{found.name} ({found.checkpoint or 'untrained weights'})",
         "file": f"{report.path}{' (not written: dry run)' if report.dry_run else ''}",
         "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
         "inputs": shapes(report.inputs),
@@ -343,5 +229,26 @@ def _print(report: ExportReport, name: str, checkpoint: Path | None, following: 
     }
     for key, value in lines.items():
         say(f"{key:<10} {value}")
+    following = _next_commands(report, found.checkpoint)
     if following:
         log("next:", *(f"  {line}" for line in following))
+
+
+def _print_frozen(frozen: dict[str, Any]) -> None:
+    log(
+        "APPROXIMATION: couplings are frozen to their mean over "
+        f"{frozen['averaged_images']} images; the file does not route any more."
+    )
+    accuracy = ""
+    if frozen["accuracy"] is not None:  # of a model for one label
+        after, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
+        accuracy = f", accuracy {after:.2f} %, {routed:.2f} % routed"
+    say(
+        f"{'frozen':<10} approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
+        f"{frozen['images']} other images{accuracy}"
+    )
+    for name, layer in frozen["layers"].items():
+        say(
+            f"{'':<10} {name}: couplings vary by {layer['deviation']:.4f} between images "
+            f"(equal ones are {layer['uniform']:.4f})"
+        )

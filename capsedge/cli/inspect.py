@@ -2,134 +2,132 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsedge.cli import _common
+from capsedge.cli import _common, _options
 from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
+from capsedge.runtime.passport import SUFFIX
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
-    from capsedge.runtime.backends.engine_layers import Layer
+    from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.metadata import ModelMetadata
     from capsedge.runtime.reading.inspection import Inspection, RoutingLayer
     from capsedge.runtime.reading.onnx_structure import Shape
 
 
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."
+    ),
+    READS,
+]
+Forecast = Annotated[
+    bool, typer.Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")
+]
+Layers = Annotated[
+    bool, typer.Option("--layers", help="Layers of a TensorRT engine; needs its GPU and TensorRT.")
+]
+ForDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="With --forecast: does it fit there, as in orin-nano-8gb."),
+]
+
+
 def command(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."
-        ),
-        READS,
-    ],
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")] = "1,8",
-    forecast: Annotated[
-        bool, typer.Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")
-    ] = False,
-    layers: Annotated[
-        bool,
-        typer.Option("--layers", help="Layers of a TensorRT engine; needs its GPU and TensorRT."),
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="With --forecast: does it fit there, as in orin-nano-8gb."),
-    ] = None,
-    as_json: _common.Json = False,
+    file: File,
+    batch: _options.BatchSizes = "1,8",
+    forecast: Forecast = False,
+    layers: Layers = False,
+    device: ForDevice = None,
+    as_json: _options.Json = False,
 ) -> None:
     """Show metadata, operators, sizes, and the votes' memory by layer and batch."""
-    from capsedge.runtime.passport import SUFFIX
-    from capsedge.runtime.reading.inspection import inspect
+    from capsedge.runtime.inspect import inspect
+    from capsedge.runtime.reading.inspection import Inspection
 
-    if device is not None and not forecast:
-        raise UsageError(
-            "--device without --forecast.", "It is what a forecast is for.", "Add --forecast."
-        )
-    batches = _common.batch_sizes(batch)
-    if file.suffix == SUFFIX:
-        _engine(file, forecast, layers, as_json)
-        return
-    if layers:
-        raise UsageError(
-            f"--layers of {file}.",
-            "Only TensorRT engines have layers of their own.",
-            "Leave it out.",
-        )
+    batches = _options.batch_sizes(batch)
+    _check(file, forecast, layers, device)
     if forecast:
         _forecast(file, batches, device, as_json)
         return
-    found = inspect(file, batches)
-    if as_json:
+    found = inspect(file, batch=batches)
+    if not isinstance(found, Inspection):
+        _engine(found, layers, as_json)
+    elif as_json:
         _common.print_json(found.to_dict())
     else:
         _show(found, batches)
 
 
-def _engine(file: Path, forecast: bool, layers: bool, as_json: bool) -> None:
-    from capsedge.runtime.backends.engine_inspection import engine_layers, inspect_engine
-
-    if forecast:
+def _check(file: Path, forecast: bool, layers: bool, device: str | None) -> None:
+    engine = file.suffix == SUFFIX
+    if device is not None and not forecast:
+        raise UsageError(
+            "--device without --forecast.", "It is what a forecast is for.", "Add --forecast."
+        )
+    if engine and forecast:
         raise UsageError(
             f"{file} is a TensorRT engine.",
             "A forecast is made of the shapes in an ONNX file.",
             "Name the ONNX file that the engine was built from.",
         )
-    found = inspect_engine(file)
-    listed = engine_layers(file) if layers else []
-    if as_json:
-        _common.print_json(found.to_dict() | ({"layers": _layer_dicts(listed)} if layers else {}))
-        return
-    issued = found.passport
-    here = {True: "yes", False: "no", None: "not known"}[found.runs_here]
-    smallest, best, largest = issued.batch
-    facts = [
-        ("file", found.path),
-        ("size", size(issued.engine_bytes)),
-        ("sha256", issued.engine_sha256),
-        ("runs here", f"{here}: {found.because}" if found.because else here),
-        *([("timed for", found.timed_for)] if found.timed_for else []),
-        ("built for", issued.built_for),
-        ("built with", f"{issued.built_with}, {issued.machine.architecture}"),
-        ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
-        ("precision", issued.precision),
-        ("layers", ", ".join(f"{n} {kind}" for kind, n in issued.layers.items()) or "not stated"),
-        (
-            "products",
-            ", ".join(f"{n} {kind}" for kind, n in issued.products.items()) or "not stated",
-        ),
-        ("routing runs in", issued.plugin_library or "TensorRT's own operators"),
-        ("made from", f"{issued.source}, sha256 {issued.source_sha256}"),
-        ("build it again", issued.rebuild),
-    ]
-    print_table("Engine", ("", ""), facts)
-    if issued.model is not None:
-        print_table("Model", ("", ""), _model(issued.model))
-    if layers:
-        print_table(
-            f"Layers, batch {best}",
-            ("belongs to", "layer", "kind", "computes with"),
-            [(x["belongs_to"], x["name"], x["kind"], x["types"]) for x in _layer_dicts(listed)],
+    if layers and not engine:
+        raise UsageError(
+            f"--layers of {file}.",
+            "Only TensorRT engines have layers of their own.",
+            "Leave it out.",
         )
 
 
-def _layer_dicts(layers: list[Layer]) -> list[dict[str, str]]:
-    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``."""
-    from capsedge.runtime.reading.node_names import places_in, together
+def _engine(found: EngineInspection, layers: bool, as_json: bool) -> None:
+    from capsedge.runtime.backends.engine_inspection import labelled_layers
 
+    listed = labelled_layers(Path(found.path)) if layers else []
+    if as_json:
+        _common.print_json(found.to_dict() | ({"layers": listed} if layers else {}))
+        return
+    passport = found.passport
+    print_table("Engine", ("", ""), _engine_facts(found))
+    if passport.model is not None:
+        print_table("Model", ("", ""), _model(passport.model))
+    if layers:
+        print_table(
+            f"Layers, batch {passport.batch[1]}",
+            ("belongs to", "layer", "kind", "computes with"),
+            [(x["belongs_to"], x["name"], x["kind"], x["types"]) for x in listed],
+        )
+
+
+def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
+    def counts(kinds: Mapping[str, int]) -> str:
+        return ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "not stated"
+
+    passport = found.passport
+    here = {True: "yes", False: "no", None: "not known"}[found.runs_here]
+    smallest, best, largest = passport.batch
     return [
-        {
-            "belongs_to": together(places_in(f"{layer.name} {layer.metadata}")).label,
-            "name": layer.name,
-            "kind": layer.kind,
-            "types": ", ".join(sorted(layer.types)),
-            "kernel": layer.kernel,
-        }
-        for layer in layers
+        ("file", found.path),
+        ("size", size(passport.engine_bytes)),
+        ("sha256", passport.engine_sha256),
+        ("runs here", f"{here}: {found.because}" if found.because else here),
+        *([("timed for", found.timed_for)] if found.timed_for else []),
+        ("built for", passport.built_for),
+        ("built with", f"{passport.built_with}, {passport.machine.architecture}"),
+        ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
+        ("precision", passport.precision),
+        ("layers", counts(passport.layers)),
+        ("products", counts(passport.products)),
+        ("routing runs in", passport.plugin_library or "TensorRT's own operators"),
+        ("made from", f"{passport.source}, sha256 {passport.source_sha256}"),
+        ("build it again", passport.rebuild),
     ]
 
 

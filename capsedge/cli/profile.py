@@ -2,114 +2,141 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsedge.cli import _common
+from capsedge.cli import _common, _options
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
-from capsedge.errors import ExitCode, UnsupportedModelError, UsageError
+from capsedge.errors import ExitCode, UsageError
 from capsedge.runtime.charts import check_chart
 from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
-    from capsedge.runtime.profiling import Report
-    from capsedge.runtime.profiling.comparison import Comparison, Entrant
-    from capsedge.runtime.profiling.measure import Limits
+    from capsedge.runtime.profiling import ProfileReport
     from capsedge.runtime.profiling.tables import Table
     from capsedge.runtime.session import Session
 
-CONVERTED = {
-    "openvino": "OpenVINO",
-    "litert": "LiteRT",
-    "mnn": "MNN",
-}  # peers that read no functions
+Models = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."
+    ),
+    READS,
+]
+Compare = Annotated[
+    str,
+    typer.Option(
+        "--compare",
+        help="Peers to run the same models in turns with: torch, ort, openvino, litert, mnn.",
+    ),
+]
+Warmup = Annotated[float, typer.Option("--warmup", help="Seconds of runs that are not counted.")]
+Duration = Annotated[float, typer.Option("--duration", help="Seconds of counted runs.")]
+Iterations = Annotated[int, typer.Option("--iterations", help="Counted runs at least.")]
+Operators = Annotated[bool, typer.Option("--operators/--no-operators", help="Time every operator.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", help="Checkpoint for --compare torch; the zoo's by default."),
+    READS,
+]
+PeerModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--peer-model",
+        help="The file that peers run instead, for example the portable export.",
+    ),
+    READS,
+]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Write the report as one HTML file."), WRITES
+]
+Png = Annotated[
+    Path | None, typer.Option("--png", help="Write the report's charts as a PNG."), WRITES
+]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", help="Write the report as Markdown."), WRITES
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", help="Write a few runs as a trace for Perfetto."), WRITES
+]
 
 
 def command(
-    models: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."
-        ),
-        READS,
-    ] = None,
-    compare: Annotated[
-        str,
-        typer.Option(
-            help="Peers to run the same models in turns with: torch, ort, openvino, litert, mnn."
-        ),
-    ] = "",
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")] = "1",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", min=1, help="Threads of one inference; one a physical core by default."
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda or cuda:1; by default the CPU, for an engine the GPU."),
-    ] = None,
-    ops: Annotated[
-        str,
-        typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies)."),
-    ] = "auto",
-    warmup: Annotated[float, typer.Option(help="Seconds of runs that are not counted.")] = 0.5,
-    duration: Annotated[float, typer.Option(help="Seconds of counted runs.")] = 3.0,
-    iterations: Annotated[int, typer.Option(help="Counted runs at least.")] = 10,
-    operators: Annotated[
-        bool, typer.Option("--operators/--no-operators", help="Time every operator.")
-    ] = True,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="Checkpoint for --compare torch; the zoo's by default."),
-        READS,
-    ] = None,
-    peer_model: Annotated[
-        Path | None,
-        typer.Option(help="The file that peers run instead, for example the portable export."),
-        READS,
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the report as one HTML file."), WRITES
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option(help="Write the report's charts as a PNG."), WRITES
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write the report as Markdown."), WRITES
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write a few runs as a trace for Perfetto."), WRITES
-    ] = None,
-    as_json: _common.Json = False,
+    models: Models = None,
+    compare: Compare = "",
+    batch: _options.BatchSizes = "1",
+    threads: _options.Threads = None,
+    device: _options.Device = None,
+    ops: _options.Ops = "auto",
+    warmup: Warmup = 0.5,
+    duration: Duration = 3.0,
+    iterations: Iterations = 10,
+    operators: Operators = True,
+    checkpoint: Checkpoint = None,
+    peer_model: PeerModel = None,
+    html: Html = None,
+    png: Png = None,
+    markdown: Markdown = None,
+    trace: Trace = None,
+    as_json: _options.Json = False,
 ) -> None:
     """Measure latency, memory and time by layer; put backends and models side by side."""
-    import capsedge
-    from capsedge.runtime.profiling import Report, profile
     from capsedge.runtime.profiling.comparison import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
+    from capsedge.runtime.profiling.side_by_side import profile_models
+    from capsedge.runtime.session import load
+    from capsedge.zoo import default_model
 
-    peers = [p.strip() for p in compare.split(",") if p.strip()]
+    peers = _options.words(compare)
     check_installed(peers)
-    for option, value, needed in (
-        ("--peer-model", peer_model, bool(peers)),
-        ("--checkpoint", checkpoint, "torch" in peers),
+    _check_peers(peers, checkpoint, peer_model)
+    batches = _options.batch_sizes(batch)
+    checked_limits(warmup, duration, iterations)
+    _check_places(html, png, markdown, trace, operators)
+    sessions = [
+        load(path, device=device, threads=threads, ops=ops) for path in models or [default_model()]
+    ]
+    report = profile_models(
+        sessions,
+        batch=batches,
+        warmup=warmup,
+        duration=duration,
+        iterations=iterations,
+        operators=operators,
+        peers=peers,
+        checkpoints=_checkpoints(sessions, checkpoint) if "torch" in peers else [],
+        peer_model=peer_model,
+        progress=_common.log,
+    )
+    _write(report, html, png, markdown, trace)
+    if as_json:
+        _common.print_json(report.to_dict())
+    else:
+        _show(report)
+    if any(found.failed for found in report.comparisons):
+        _common.log("error: a peer computes something else; it was not timed.")
+        raise typer.Exit(int(ExitCode.PARITY))
+
+
+def _check_peers(peers: list[str], checkpoint: Path | None, peer_model: Path | None) -> None:
+    for option, value, needed, fix in (
+        ("--peer-model", peer_model, bool(peers), "Add --compare ort,openvino."),
+        ("--checkpoint", checkpoint, "torch" in peers, "Add --compare torch."),
     ):
         if value is not None and not needed:
-            raise UsageError(
-                f"{option} without its peer.",
-                "It is for what --compare names.",
-                "Add --compare torch."
-                if option == "--checkpoint"
-                else "Add --compare ort,openvino.",
-            )
-    batches = _common.batch_sizes(batch)
-    limits = checked_limits(warmup, duration, iterations)
+            raise UsageError(f"{option} without its peer.", "It is for what --compare names.", fix)
+
+
+def _check_places(
+    html: Path | None,
+    png: Path | None,
+    markdown: Path | None,
+    trace: Path | None,
+    operators: bool,
+) -> None:
     for target in (html, markdown, trace):
         if target is not None:
             check_writable(target)
@@ -119,133 +146,20 @@ def command(
         raise UsageError(
             "--trace with --no-operators.", "A trace shows operators.", "Leave --no-operators out."
         )
-    sessions = [
-        capsedge.load(path, device=device, threads=threads, ops=ops)
-        for path in models or [_default()]
-    ]
-    side_by_side = bool(peers) or len(sessions) > 1
-    entrants = _entrants(sessions, peers, checkpoint, peer_model) if side_by_side else []
-    runs, peaks, machine = [], None, {}
-    for session in sessions:
-        found = profile(
-            session,
-            batch=batches,
-            warmup=warmup,
-            duration=duration,
-            iterations=iterations,
-            operators=operators,
-            progress=_common.log,
-        )
-        runs += found.runs
-        peaks, machine = peaks or found.peaks, found.machine
-    comparisons = [_compare(sessions[0], entrants, n, limits) for n in batches if entrants]
-    report = Report(machine, peaks, runs, comparisons)
-    _write(report, html, png, markdown, trace)
-    if as_json:
-        _common.print_json(report.to_dict())
-    else:
-        _show(report)
-    if any(found.failed for found in comparisons):
-        _common.log("error: a peer computes something else; it was not timed.")
-        raise typer.Exit(int(ExitCode.PARITY))
 
 
-def _default() -> Path:
-    from capsedge.zoo import default_model
+def _checkpoints(sessions: list[Session], named: Path | None) -> list[Path]:
+    from capsedge.verification.torch_peer import checkpoint_of
 
-    return default_model()
-
-
-def _entrants(
-    sessions: list[Session], peers: list[str], checkpoint: Path | None, peer_model: Path | None
-) -> list[Entrant]:
-    """Every model in capsedge, and every model in every peer."""
-    from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant
-    from capsedge.runtime.profiling.profiler import session_device, session_threads
-    from capsedge.runtime.profiling.worker import Specification
-    from capsedge.runtime.reading.onnx_file import read_bytes
-
-    if peer_model is not None and len(sessions) > 1:
-        raise UsageError(
-            "--peer-model with several models.",
-            "It stands for one model in the peers.",
-            "Compare one model at a time.",
-        )
-    if peer_model is not None:
-        read_bytes(peer_model)  # a file that is missing is no failure of the peer
-    found = []
-    for session in sessions:
-        model = str(session.path)
-        suffix = f", {session.path.name}" if len(sessions) > 1 else ""
-        threads, device = session_threads(session), session_device(session)
-        if peers and device != "cpu":
-            raise UsageError(
-                "--compare on a GPU.",
-                "The peers run on the CPU.",
-                "Use --device cpu, or give several models or engines without --compare.",
-            )
-        ops = session.ops if device == "cpu" else "auto"
-        mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)
-        found.append(Entrant(f"capsedge {session.ops}{suffix}", mine, model))
-        for peer in peers:
-            file = session.path if peer_model is None or peer == "torch" else peer_model
-            if peer in CONVERTED:
-                _check_portable(file, peer)
-            theirs = Specification(peer, str(file), "", threads=threads)
-            if peer == "torch":
-                source = str(_checkpoint(session, checkpoint))
-                theirs = replace(theirs, checkpoint=source)
-                found.append(Entrant(f"torch{suffix}", theirs, model, "capsedge.cli._torch_peer"))
-            else:
-                found.append(Entrant(f"{peer}{suffix}", theirs, model))
-    return found
-
-
-def _check_portable(file: Path, peer: str) -> None:
-    """Refuse what a peer cannot read: functions, and the files of another runtime."""
-    from capsedge.runtime.profiling.peers import OWN_FILES
-    from capsedge.runtime.reading.onnx_file import read_bytes, summarize
-
-    name = CONVERTED[peer]
-    again = (
-        f"Export it again with `capsedge export --for {peer} -o {peer}.onnx`, and add "
-        f"--peer-model {peer}.onnx."
-    )
-    if file.suffix in OWN_FILES.values():
-        if OWN_FILES.get(peer) != file.suffix:
-            raise UsageError(f"{name} cannot read {file}.", "It is another runtime's file.", again)
-        return
-    if summarize(read_bytes(file), str(file)).capsedge_nodes:
-        raise UnsupportedModelError(
-            f"{name} cannot read {file}.",
-            f"Its capsedge nodes are ONNX functions, which {name} does not know.",
-            again,
-        )
-
-
-def _checkpoint(session: Session, named: Path | None) -> Path:
-    from capsedge.runtime.files.writing import sha256
-    from capsedge.verification.reference import check_origin, find_checkpoint
-
-    if named is None:
-        return find_checkpoint(session.metadata)
-    if not named.is_file():
-        raise UsageError(
-            f"There is no checkpoint {named}.", "", "Check the name after --checkpoint."
-        )
-    check_origin(session.metadata, named, sha256(named))
-    return named
-
-
-def _compare(session: Session, entrants: list[Entrant], batch: int, limits: Limits) -> Comparison:
-    from capsedge.runtime.profiling.comparison import compare
-    from capsedge.runtime.profiling.profiler import random_inputs
-
-    return compare(entrants, random_inputs(session, batch), limits, _common.log)
+    return [checkpoint_of(session, named) for session in sessions]
 
 
 def _write(
-    report: Report, html: Path | None, png: Path | None, markdown: Path | None, trace: Path | None
+    report: ProfileReport,
+    html: Path | None,
+    png: Path | None,
+    markdown: Path | None,
+    trace: Path | None,
 ) -> None:
     from capsedge.runtime.files.writing import write_text
 
@@ -262,7 +176,7 @@ def _write(
             _common.log(f"wrote {target}")
 
 
-def _show(report: Report) -> None:
+def _show(report: ProfileReport) -> None:
     from capsedge.runtime.profiling import tables
 
     _print(tables.latency(report.runs))

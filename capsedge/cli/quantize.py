@@ -4,154 +4,136 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsedge.cli._common import Json, log, print_json, say
+from capsedge.cli import _options
+from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._places import READS, UPDATES, WRITES, Role
 from capsedge.cli._tables import print_table
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import ParityError, UsageError
 from capsedge.runtime.files.writing import REJECTED, beside
 from capsedge.runtime.units import size
 
 if TYPE_CHECKING:
     from capsedge.calibration.mixed import Search
-    from capsedge.calibration.quantize import Report
+    from capsedge.calibration.quantize import QuantizationReport
     from capsedge.calibration.sensitivity import Damage
-    from capsedge.calibration.source import Source
 
 LISTED = 12  # kept nodes printed; --json lists all
+Model = Annotated[Path, typer.Argument(help="The FP32 ONNX file."), READS]
+CalibData = Annotated[
+    Path,
+    typer.Option(
+        "--calib-data",
+        help="Images to calibrate on: data set folder (its training split), npz, idx or images.",
+    ),
+    READS,
+]
+Precision = Annotated[str, typer.Option("--precision", help="int8, fp16 or mixed.")]
+CalibImages = Annotated[
+    int, typer.Option("--calib-images", min=1, help="How many of --calib-data are drawn.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Labelled images that accuracy is reported on; by default the test split of "
+        "--calib-data, or what was not drawn.",
+    ),
+    READS,
+]
+Method = Annotated[str, typer.Option("--method", help="minmax, percentile, entropy or mse.")]
+Target = Annotated[str, typer.Option("--target", help="ort-cpu, tensorrt, openvino or litert.")]
+FileOps = Annotated[
+    str, typer.Option("--ops", help="auto, or fused: smaller, runs only with the operator library.")
+]
+MaxDrop = Annotated[float, typer.Option("--max-drop", help="Points of accuracy that may be lost.")]
+CalibTable = Annotated[
+    Path | None,
+    typer.Option("--table", help="Calibration table: read if it is there, else written."),
+    UPDATES,
+]
+Sensitivity = Annotated[
+    bool,
+    typer.Option(
+        "--sensitivity",
+        help="Rank layers and routing iterations by their damage; write no file.",
+    ),
+]
+Prefer = Annotated[
+    str, typer.Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed).")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Mixed: PNG of the search."), WRITES]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
+    Role(written=lambda path: [path, beside(path, REJECTED)]),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of what is drawn.")]
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="The FP32 ONNX file."), READS],
-    calib_data: Annotated[
-        Path,
-        typer.Option(
-            "--calib-data",
-            help="Images to calibrate on: data set folder (its training split), npz, idx or images.",
-        ),
-        READS,
-    ],
-    precision: Annotated[str, typer.Option("--precision", help="int8, fp16 or mixed.")] = "int8",
-    calib_images: Annotated[
-        int, typer.Option("--calib-images", min=1, help="How many of --calib-data are drawn.")
-    ] = 512,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="Labelled images that accuracy is reported on; by default the test split of "
-            "--calib-data, or what was not drawn.",
-        ),
-        READS,
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only N evaluation images, drawn.")
-    ] = None,
-    method: Annotated[
-        str, typer.Option("--method", help="minmax, percentile, entropy or mse.")
-    ] = "mse",
-    target: Annotated[
-        str, typer.Option("--target", help="ort-cpu, tensorrt, openvino or litert.")
-    ] = "ort-cpu",
-    ops: Annotated[
-        str,
-        typer.Option("--ops", help="auto, or fused: smaller, runs only with the operator library."),
-    ] = "auto",
-    max_drop: Annotated[
-        float, typer.Option("--max-drop", help="Points of accuracy that may be lost.")
-    ] = 0.1,
-    table: Annotated[
-        Path | None,
-        typer.Option("--table", help="Calibration table: read if it is there, else written."),
-        UPDATES,
-    ] = None,
-    sensitivity: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity",
-            help="Rank layers and routing iterations by their damage; write no file.",
-        ),
-    ] = False,
-    prefer: Annotated[
-        str, typer.Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed).")
-    ] = "size",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Mixed: PNG of the search."), WRITES
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
-        Role(written=lambda path: [path, beside(path, REJECTED)]),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn.")] = 0,
-    as_json: Json = False,
+    model: Model,
+    calib_data: CalibData,
+    precision: Precision = "int8",
+    calib_images: CalibImages = 512,
+    data: Data = None,
+    limit: _options.Limit = None,
+    method: Method = "mse",
+    target: Target = "ort-cpu",
+    ops: FileOps = "auto",
+    max_drop: MaxDrop = 0.1,
+    table: CalibTable = None,
+    sensitivity: Sensitivity = False,
+    prefer: Prefer = "size",
+    plot: Plot = None,
+    output: Output = None,
+    seed: Seed = 0,
+    as_json: _options.Json = False,
 ) -> None:
     """Quantize an exported file; exit code 4 and a .rejected file where it loses too much."""
-    if not max_drop >= 0:
-        raise UsageError(f"--max-drop is {max_drop:g}.", "It is 0 points or more.", "Use 0.1.")
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "Quantizing needs onnx, onnxscript and ONNX Runtime.",
-            f"{error}.",
-            "pip install 'capsedge[build,cpu]'",
-        ) from error
-    from capsedge.calibration.observers import observer
-    from capsedge.calibration.quantize import quantize, split
-    from capsedge.calibration.source import Source
-    from capsedge.graph.targets import TARGETS
-    from capsedge.runtime.charts import check_chart
+    require(
+        "onnx", "onnxruntime", "onnxscript",
+        what="Quantizing needs onnx, onnxscript and ONNX Runtime.",
+        fix="pip install 'capsedge[build,cpu]'",
+    )  # fmt: skip
+    from capsedge.calibration import api
 
     if plot is not None:
-        if precision != "mixed" or sensitivity:
-            raise UsageError(
-                "--plot without a search.",
-                "It draws that of mixed precision.",
-                "Add --precision mixed.",
-            )
-        check_chart(plot)
-    observer(method)
-    if ops not in ("auto", "fused"):
-        raise UsageError(f"Unknown ops '{ops}'.", "", "Known: auto, fused.")
-    runtime = target if target in TARGETS else None
-    if runtime is not None and ops == "fused":
-        raise UsageError(
-            f"A file for {runtime} cannot have the form 'fused'.",
-            f"{runtime} knows no operators of the domain capsedge.",
-            "Leave --ops out.",
-        )
-    source = Source(model, ops == "auto", runtime)
-    splits = split(source, calib_data, data, calib_images, seed, limit)
-    for warning in splits.warnings:
-        log(f"warning: {warning}")
-    progress, close = _progress()
+        _check_plot(plot, precision == "mixed" and not sensitivity)
+    options: dict[str, Any] = {
+        "calib_data": calib_data,
+        "calib_images": calib_images,
+        "data": data,
+        "limit": limit,
+        "method": method,
+        "target": target,
+        "table": table,
+        "seed": seed,
+    }
+    if sensitivity:
+        with _progress() as progress:
+            ranked = api.sensitivity(model, **options, progress=progress)
+        _log_warnings(ranked.warnings)
+        if as_json:
+            print_json({"model": str(model), "damage": [d.to_dict() for d in ranked.damage]})
+        else:
+            _show_damage(ranked.damage)
+        return
+    options |= {"precision": precision, "ops": ops, "max_drop": max_drop, "prefer": prefer}
+    place = output or model.with_name(f"{model.stem}.{precision}.onnx")
     try:
-        if sensitivity:
-            _sensitivity(source, splits, method, target, table, progress, as_json)
-            return
-        target_file = output or model.with_name(f"{model.stem}.{precision}.onnx")
-        report = quantize(
-            source,
-            target_file,
-            splits,
-            precision=precision,
-            method=method,
-            target=target,
-            max_drop=max_drop,
-            table=table,
-            prefer=prefer,
-            progress=progress,
-        )
-    finally:
-        close()
+        with _progress() as progress:
+            report = api.quantize(model, place, **options, progress=progress)
+    except ParityError as error:
+        _log_warnings(error.report.warnings)
+        raise
+    _log_warnings(report.warnings)
     if plot is not None and report.search is not None:
         from capsedge.calibration.mixed import plot as draw
 
@@ -160,40 +142,39 @@ def command(
         print_json(report.to_dict())
     else:
         show(report)
-        file, images = shlex.quote(str(report.output)), shlex.quote(str(data or calib_data))
-        checkpoint = "" if _of_the_zoo(source) else " --checkpoint CHECKPOINT"
-        log("next:", f"  capsedge verify {file}{checkpoint} --data {images}")
+        _log_next(report, data or calib_data)
 
 
-def _of_the_zoo(source: Source) -> bool:
-    """Whether ``verify`` finds the checkpoint by itself."""
-    from capsedge.runtime.files.writing import sha256
-    from capsedge.zoo import ROUTINGS, zoo_checkpoint
+def _check_plot(plot: Path, searched: bool) -> None:
+    from capsedge.runtime.charts import check_chart
 
-    wanted = source.metadata.checkpoint_sha256
-    return any(p.is_file() and sha256(p) == wanted for p in map(zoo_checkpoint, ROUTINGS))
-
-
-def _sensitivity(
-    source: Any,
-    splits: Any,
-    method: str,
-    target: str,
-    table: Path | None,
-    progress: Callable[[str, int, int], None],
-    as_json: bool,
-) -> None:
-    from capsedge.calibration.sensitivity import sensitivity
-
-    ranges = source.calibrate(splits.calibration, method, table, progress)
-    found = sensitivity(source, ranges, splits.evaluation, splits.calibration, target)
-    if as_json:
-        print_json({"model": str(source.path), "damage": [d.to_dict() for d in found]})
-    else:
-        _show_damage(found)
+    if not searched:
+        raise UsageError(
+            "--plot without a search.",
+            "It draws that of mixed precision.",
+            "Add --precision mixed.",
+        )
+    check_chart(plot)
 
 
-def _show_damage(found: list[Damage]) -> None:
+def _log_warnings(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        log(f"warning: {warning}")
+
+
+def _log_next(report: QuantizationReport, data: Path) -> None:
+    """``verify`` finds the checkpoint by itself where the model is of the zoo."""
+    from capsedge.zoo import checkpoint_by_sha256
+
+    known = checkpoint_by_sha256(report.checkpoint_sha256) is not None
+    file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
+    log(
+        "next:",
+        f"  capsedge verify {file}{'' if known else ' --checkpoint CHECKPOINT'} --data {images}",
+    )
+
+
+def _show_damage(found: Sequence[Damage]) -> None:
     print_table(
         "Damage of each alone in 8 bits, worst first",
         ("", "kind", "score error", "agreement", "points lost", "saved"),
@@ -211,7 +192,7 @@ def _show_damage(found: list[Damage]) -> None:
     )
 
 
-def show(report: Report) -> None:
+def show(report: QuantizationReport) -> None:
     """Print a report for a person."""
     o = report.outcome
     rows = [
@@ -274,31 +255,32 @@ def show_search(search: Search) -> None:
     )
 
 
-def _progress() -> tuple[Callable[[str, int, int], None], Callable[[], None]]:
-    """A bar on a terminal, a line at the end of long stages elsewhere; and what ends it."""
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal; elsewhere a line at the end of long stages."""
     if not sys.stderr.isatty():
 
         def line(stage: str, done: int, total: int) -> None:
             if stage == "candidates" or (done == total and total >= 1000):
                 log(f"{stage}: {done}" + ("" if stage == "candidates" else " images"))
 
-        return line, lambda: None
+        yield line
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    bar = Progress(
+    tasks: dict[str, Any] = {}
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         console=Console(stderr=True),
         transient=True,
-    )
-    tasks: dict[str, Any] = {}
-    bar.start()
+    ) as bar:
 
-    def update(stage: str, done: int, total: int) -> None:
-        if stage not in tasks:
-            tasks[stage] = bar.add_task(stage, total=total)
-        bar.update(tasks[stage], completed=done, total=total)
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
 
-    return update, bar.stop
+        yield update

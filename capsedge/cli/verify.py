@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capsedge.cli import _common
+from capsedge.cli import _common, _options
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
@@ -21,60 +22,68 @@ if TYPE_CHECKING:
 LISTED = 10  # flips printed; the certificate lists more
 
 
+Model = Annotated[Path, typer.Argument(help="ONNX file or TensorRT engine."), READS]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default.",
+    ),
+    READS,
+]
+Name = Annotated[
+    str | None, typer.Option("--model", help="Instead of a checkpoint: a trained model of the zoo.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Data set folder (its test split), npz, idx or images; the package's samples by default.",
+    ),
+    READS,
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N samples.")]
+Atol = Annotated[
+    list[str] | None,
+    typer.Option("--atol", help="Absolute tolerance, 1e-5 or lengths:1e-5; may be repeated."),
+]
+Rtol = Annotated[
+    list[str] | None,
+    typer.Option("--rtol", help="Relative tolerance, 1e-4 or poses:1e-4; may be repeated."),
+]
+MinAgreement = Annotated[
+    float | None,
+    typer.Option(
+        "--min-agreement",
+        help="Least share of equal decisions; 1 by default, less for quantized files.",
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON."), WRITES
+]
+
+
 def command(
-    model: Annotated[Path, typer.Argument(help="ONNX file or TensorRT engine."), READS],
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            "--checkpoint",
-            help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default.",
-        ),
-        READS,
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--model", help="Instead of a checkpoint: a trained model of the zoo."),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Data set folder (its test split), npz, idx or images; the package's samples by default."
-        ),
-        READS,
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only the first N samples.")
-    ] = None,
-    atol: Annotated[
-        list[str] | None,
-        typer.Option(help="Absolute tolerance, 1e-5 or lengths:1e-5; may be repeated."),
-    ] = None,
-    rtol: Annotated[
-        list[str] | None,
-        typer.Option(help="Relative tolerance, 1e-4 or poses:1e-4; may be repeated."),
-    ] = None,
-    min_agreement: Annotated[
-        float | None,
-        typer.Option(
-            help="Least share of equal decisions; 1 by default, less for quantized files."
-        ),
-    ] = None,
-    ops: Annotated[
-        str,
-        typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies)."),
-    ] = "auto",
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON."), WRITES
-    ] = None,
-    as_json: _common.Json = False,
+    model: Model,
+    checkpoint: Checkpoint = None,
+    name: Name = None,
+    data: Data = None,
+    limit: Limit = None,
+    atol: Atol = None,
+    rtol: Rtol = None,
+    min_agreement: MinAgreement = None,
+    ops: _options.Ops = "auto",
+    output: Output = None,
+    as_json: _options.Json = False,
 ) -> None:
     """Compare a model with its PyTorch source: numbers, decisions, accuracy, a verdict.
 
     The last line is PASSED or FAILED; past a tolerance the exit code is 4.
     """
     try:
+        from capsedge.judging.tolerance import parse
+        from capsedge.pipelines.find import trained_checkpoint
         from capsedge.verification import verify
-        from capsedge.verification.tolerance import parse
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
             "Verifying needs the PyTorch model, and PyTorch is not installed here.",
@@ -85,9 +94,8 @@ def command(
         raise UsageError("--checkpoint and --model name two references.", "", "Use one of them.")
     if output is not None:
         check_writable(output)
-    reference = _zoo(name) if name is not None else checkpoint
-    progress, finish = _progress()
-    try:
+    reference = trained_checkpoint(name) if name is not None else checkpoint
+    with _progress() as progress:
         certificate = verify(
             reference,
             model,
@@ -99,8 +107,6 @@ def command(
             ops=ops,
             progress=progress,
         )
-    finally:
-        finish()
     if output is not None:
         certificate.save(output)
     if as_json:
@@ -111,32 +117,20 @@ def command(
         raise typer.Exit(int(ExitCode.PARITY))
 
 
-def _zoo(name: str) -> Path:
-    from capsedge.models.registry import get_config
-    from capsedge.zoo import zoo_checkpoint
-
-    path = zoo_checkpoint(get_config(name).routing)
-    if path.stem != name:
-        raise UsageError(
-            f"The zoo has no trained weights of '{name}'.",
-            "Only the small models for digits come trained.",
-            "Name the checkpoint that the file was exported from with --checkpoint.",
-        )
-    return path
-
-
-def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal; elsewhere a line at every quarter of a long comparison."""
     if not sys.stderr.isatty():
-        said = [0]
+        quarters = 0
 
         def line(done: int, total: int) -> None:
-            quarter = 4 * done // total
-            if total >= 1000 and quarter > said[0]:
-                said[0] = quarter
+            nonlocal quarters
+            if total >= 1000 and 4 * done // total > quarters:
+                quarters = 4 * done // total
                 _common.log(f"compared {done} of {total} images")
 
-        return line, lambda: None
+        yield line
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -146,17 +140,16 @@ def _progress() -> tuple[Callable[[int, int], None], Callable[[], None]]:
         TimeRemainingColumn,
     )
 
-    bar = Progress(
+    with Progress(
         TextColumn("comparing"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
-    )
-    task = bar.add_task("", total=None)
-    bar.start()
-    return lambda done, total: bar.update(task, completed=done, total=total), bar.stop
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(certificate: Certificate, saved: Path | None) -> None:

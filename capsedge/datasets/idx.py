@@ -53,15 +53,15 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         partly = count is not None and count < shape[0]
         if count is not None and partly:
             shape = (count, *shape[1:])
-        wanted = check_bytes(path, shape, 1, stored if packed else None)
-        if not packed and wanted > stored:
-            raise UsageError(f"{path} is not whole.", f"{stored:,} bytes of {wanted:,}.")
-        data = np.empty(wanted, np.uint8)
+        expected = check_bytes(path, shape, 1, stored if packed else None)
+        if not packed and expected > stored:
+            raise UsageError(f"{path} is not whole.", f"{stored:,} bytes of {expected:,}.")
+        data = np.empty(expected, np.uint8)
         found = len(_filled(content, data.data))
-        if found < wanted:
-            raise UsageError(f"{path} is not whole.", f"{found:,} bytes of {wanted:,}.")
+        if found < expected:
+            raise UsageError(f"{path} is not whole.", f"{found:,} bytes of {expected:,}.")
         if not partly and _filled(content, bytearray(1)):
-            raise UsageError(f"{path} is no idx file.", f"It goes on after its {wanted:,} bytes.")
+            raise UsageError(f"{path} is no idx file.", f"It goes on after its {expected:,} bytes.")
     return data.reshape(shape)
 
 

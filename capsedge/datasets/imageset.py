@@ -59,27 +59,63 @@ class ImageSet:
             )
         return self.labels
 
+    def inputs(self) -> Iterator[Floats]:
+        """The images as a model takes them ``[C, H, W]``, prepared one by one."""
+        for image in self.images:
+            if self.preprocessing is None:
+                yield image.astype(np.float32)
+            else:
+                yield prepare(image, self.preprocessing)
+
     def batches(self, size: int) -> Iterator[Floats]:
         """Prepared batches ``[n, C, H, W]``."""
-        for start in range(0, len(self), size):
-            part = self.images[start : start + size]
-            if self.preprocessing is None:
-                yield part.astype(np.float32)
-            else:
-                yield np.stack([prepare(image, self.preprocessing) for image in part])
+        rest = self.inputs()
+        while batch := list(islice(rest, size)):
+            yield np.stack(batch)
+
+    def digest(self) -> str:
+        """SHA-256 of the images and labels as they are held: the identity of the set, in hexadecimal.
+
+        It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
+        (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``
+        where there are none. So it depends on the order, and neither on where the images come from (source,
+        names, split) nor on a model's preprocessing.
+        """
+        total = hashlib.sha256()
+        for name, array in (("images", self.images), ("labels", self.labels)):
+            if array is None:
+                total.update(f"{name} none\n".encode())
+                continue
+            values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            shape = ",".join(map(str, values.shape))
+            total.update(f"{name} {values.dtype.str} {shape}\n".encode())
+            total.update(values.reshape(-1).view(np.uint8).data)
+        return total.hexdigest()
+
+    def occurs_in(self, other: ImageSet) -> NDArray[np.bool_]:
+        """Which of the images are in another set ``[N]``, whatever their labels.
+
+        Images are the same if their pixels are; of sets that are held in different forms (pixels and prepared
+        floats, or pixels of different sizes), if they are the same input of the model.
+        """
+        if self._form == other._form:
+            mine, theirs = self._pixel_checksums, other._pixel_checksums
+        else:
+            mine, theirs = self._input_checksums, other._input_checksums
+        known = set(theirs)
+        return np.array([checksum in known for checksum in mine], bool)
+
+    @property
+    def _form(self) -> tuple[Any, ...]:
+        return self.images.dtype, self.images.shape[1:], self.preprocessing
 
     @cached_property
-    def checksums(self) -> list[bytes]:
-        """One SHA-256 an image, of its prepared input: the same however the image was stored."""
-        return [hashlib.sha256(x.tobytes()).digest() for batch in self.batches(256) for x in batch]
+    def _pixel_checksums(self) -> list[bytes]:
+        return [hashlib.sha256(x.tobytes()).digest() for x in self.images]
 
-    def sha256(self) -> str:
-        """Checksum of all inputs, in their order."""
-        return hashlib.sha256(b"".join(self.checksums)).hexdigest()
-
-    def stored_sha256(self) -> str:
-        """Checksum of the pixels (or floats) themselves."""
-        return hashlib.sha256(np.ascontiguousarray(self.images).data).hexdigest()
+    @cached_property
+    def _input_checksums(self) -> list[bytes]:
+        return [hashlib.sha256(x.tobytes()).digest() for x in self.inputs()]
 
     def take(self, indices: NDArray[np.intp]) -> ImageSet:
         """Some of the images, in the order given."""
@@ -104,10 +140,9 @@ class ImageSet:
         return self.take(np.sort(drawn))
 
     def without(self, other: ImageSet) -> ImageSet:
-        """The images that do not occur in ``other``."""
-        known = set(other.checksums)
-        kept = [k for k, c in enumerate(self.checksums) if c not in known]
-        return self if len(kept) == len(self) else self.take(np.asarray(kept, np.intp))
+        """The images that do not occur in ``other`` (`occurs_in`)."""
+        kept = np.flatnonzero(~self.occurs_in(other))
+        return self if len(kept) == len(self) else self.take(kept)
 
 
 def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int = 4096) -> ImageSet:

@@ -67,14 +67,14 @@ class Arrays:
         partly = bool(shape) and count is not None and count < shape[0] and not fortran
         if partly and count is not None:
             shape = (count, *shape[1:])
-        wanted = check_bytes(self._path, shape, dtype.itemsize, self._stored)
-        data = np.empty(wanted, np.uint8)
+        expected = check_bytes(self._path, shape, dtype.itemsize, self._stored)
+        data = np.empty(expected, np.uint8)
         view, at = data.data, 0
-        while at < wanted and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
+        while at < expected and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
             at += found
-        if at < wanted:
+        if at < expected:
             raise UsageError(
-                f"{self._path} is not whole.", f"'{name}' has {at:,} bytes of {wanted:,}."
+                f"{self._path} is not whole.", f"'{name}' has {at:,} bytes of {expected:,}."
             )
         if not partly and member.read(1):  # also checks the sum of what was read
             raise UsageError(f"{self._path} cannot be read.", f"'{name}' goes on after its end.")

@@ -41,9 +41,9 @@ def read_images(
     if not os.path.lexists(source):
         raise UsageError(f"There is no {source}.", "", "Name a folder or file with images.")
     if source.suffix == ".npz":
-        found = _archive(source, limit)
-        if found.images.dtype == np.uint8 and prep is None:
-            raise _unfit(source, found.images)
+        data = _archive(source, limit)
+        if data.images.dtype == np.uint8 and prep is None:
+            raise _unfit(source, data.images)
     elif prep is None:
         raise UsageError(
             f"{source} cannot be prepared for this model.",
@@ -52,20 +52,20 @@ def read_images(
         )
     elif os.path.isdir(source):
         files = folder.images_of(source)
-        found = (
+        data = (
             _images(source, files, prep, limit) if files else read_split(source, split, prep, limit)
         )
     elif source.suffix.lower() in SUFFIXES:
-        found = _images(source, [source], prep, None)
+        data = _images(source, [source], prep, None)
     else:
-        found = _idx(source, limit)
-    if len(found) == 0:
+        data = _idx(source, limit)
+    if len(data) == 0:
         raise UsageError(
             f"{source} holds no images.",
             "",
             "Name a folder with PNG or JPEG files, an npz or an idx file.",
         )
-    return replace(found, preprocessing=None if found.images.dtype.kind == "f" else prep)
+    return replace(data, preprocessing=None if data.images.dtype.kind == "f" else prep)
 
 
 def read_split(
@@ -113,16 +113,16 @@ def read_split(
     return ImageSet(source.name, pixels, labels, split=split, whole=limit is None)
 
 
-def _labelled(found: ImageSet) -> ImageSet:
+def _labelled(data: ImageSet) -> ImageSet:
     """A set to train on: pixels, and a label for each."""
-    if found.images.dtype != np.uint8:
+    if data.images.dtype != np.uint8:
         raise UsageError(
-            f"{found.source}: images are {found.images.dtype} {list(found.images.shape)}.",
+            f"{data.source}: images are {data.images.dtype} {list(data.images.shape)}.",
             "Wanted uint8 [N, H, W] or [N, H, W, C].",
         )
-    if len(found.classes) and found.classes.min() < 0:
-        raise UsageError(f"{found.source} has labels below 0.", "", "Classes are counted from 0.")
-    return found
+    if len(data.classes) and data.classes.min() < 0:
+        raise UsageError(f"{data.source} has labels below 0.", "", "Classes are counted from 0.")
+    return data
 
 
 def _archive(source: Path, limit: int | None) -> ImageSet:

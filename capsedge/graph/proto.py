@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from capsedge.runtime.files.writing import temporary_folder
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
@@ -23,15 +20,6 @@ def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     return copy
-
-
-@contextmanager
-def written(model: onnx.ModelProto) -> Iterator[Path]:
-    """A model as a file, while the block runs."""
-    with temporary_folder() as folder:
-        path = folder / "model.onnx"
-        path.write_bytes(model.SerializeToString())
-        yield path
 
 
 def replace(field: Any, items: Iterable[object]) -> None:

@@ -196,101 +196,164 @@ def train(
         raise UsageError(
             f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
         )
-    last = folder / STATE
-    begun = opening.kind(last) is not None
+    begun = opening.kind(folder / STATE) is not None
     if begun and not resume:
         raise UsageError(
             f"{folder} already holds a run.", "", "Add --resume to go on with it, or name another."
         )
-    torch.manual_seed(recipe.seed)
-    model = build(config)
-    if initial is not None:
-        if initial.config != config:
-            raise UsageError(
-                "The initial checkpoint is of another configuration.",
-                "",
-                "Name its model and iterations.",
-            )
-        model.load_state_dict(initial.state_dict())
-    average = copy.deepcopy(model) if recipe.average else model
     steps = len(data) // recipe.batch
     if steps == 0:
         raise UsageError(
             f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
         )
+    run = _Run.new(config, recipe, folder, steps, initial)
     make_folder(folder)
     for file in files(folder):
         check_writable(file)
-    optimizer, scheduler = _optimizer(model, recipe, steps)
-    history: list[dict[str, Any]] = []
-    parts = _parts(model, average, optimizer, scheduler)
-    identity = json.dumps([config.to_dict(), asdict(recipe)], sort_keys=True)
-
-    def write_results() -> None:
-        training = {"recipe": asdict(recipe), "last": _without_time(history[-1])}
-        extra = {"capsedge.training": json.dumps(training)}
-        save_checkpoint(average, folder / MODEL, extra)
-        write_text(folder / HISTORY, "".join(json.dumps(x) + "\n" for x in history))
-
     if begun:
-        like = copy.deepcopy(model)
-        probe = _optimizer(like, recipe, steps)
-        fill(*probe)
-        wanted = {n: p.state_dict() for n, p in _parts(like, average, *probe).items()}
-        state = read_state(last, identity, wanted, recipe.epochs, steps)
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        history = state["history"]
-        write_results()  # the run may have ended before it did
-
-    labels = torch.as_tensor(data.classes)
+        run.restore()
+        run.write_results()  # the run may have ended before it did
     started = time.monotonic()
-    for epoch in range(len(history), recipe.epochs):
-        rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(data), generator=rng)
-        model.train()
-        total = 0.0
-        for step in range(steps):
-            index = order[step * recipe.batch : (step + 1) * recipe.batch]
-            loss = _batch_loss(
-                model,
-                to_input(data.images[index.numpy()], config),
-                labels[index],
-                recipe,
-                rng,
-                (epoch * steps + step) / (recipe.epochs * steps),
-            )
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            scheduler.step()
-            if recipe.average:
-                # A short memory at first, or the average would keep the initial weights for long.
-                done = epoch * steps + step
-                _moving_average(model, average, min(recipe.average, (1 + done) / (10 + done)))
-            total += loss.item()
-            if progress:
-                progress(epoch, step, steps, loss.item())
+    for epoch in range(len(run.history), recipe.epochs):
         line: dict[str, Any] = {
             "epoch": epoch + 1,
-            "loss": total / steps,
+            "loss": run.train_epoch(epoch, data, progress),
             "seconds": round(time.monotonic() - started, 1),
         }
         if test is not None and config.task == "single-label":
-            right = predict_all(average, test).argmax(1).numpy() == test.classes
+            right = predict_all(run.average, test).argmax(1).numpy() == test.classes
             line["test_accuracy"] = float(right.mean())
             line["test_images"] = len(test)
-        history.append(line)
-        state = {n: p.state_dict() for n, p in parts.items()}
-        state |= {"identity": identity, "history": json.dumps(history)}
+        run.history.append(line)
+        run.save()
+        run.write_results()
+        if epoch_done:
+            epoch_done(line)
+    return run.average.eval()
+
+
+@dataclass
+class _Run:
+    """A run: everything that has a state, and the folder that keeps it.
+
+    Attributes:
+        steps: of one epoch.
+        average: the moving average of the model's weights; the model itself without one.
+        history: one line per epoch done.
+    """
+
+    config: ModelConfig
+    recipe: Recipe
+    folder: Path
+    steps: int
+    model: CapsuleModel
+    average: CapsuleModel
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    history: list[dict[str, Any]]
+
+    @classmethod
+    def new(
+        cls,
+        config: ModelConfig,
+        recipe: Recipe,
+        folder: Path,
+        steps: int,
+        initial: CapsuleModel | None,
+    ) -> _Run:
+        """A run before its first step.
+
+        Raises:
+            UsageError: the initial model is of another configuration.
+        """
+        torch.manual_seed(recipe.seed)
+        model = build(config)
+        if initial is not None:
+            if initial.config != config:
+                raise UsageError(
+                    "The initial checkpoint is of another configuration.",
+                    "",
+                    "Name its model and iterations.",
+                )
+            model.load_state_dict(initial.state_dict())
+        average = copy.deepcopy(model) if recipe.average else model
+        optimizer, scheduler = _optimizer(model, recipe, steps)
+        return cls(config, recipe, folder, steps, model, average, optimizer, scheduler, [])
+
+    @property
+    def identity(self) -> str:
+        """The settings that a run keeps when it goes on."""
+        return json.dumps([self.config.to_dict(), asdict(self.recipe)], sort_keys=True)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What has a state, by the name that it has in ``last.pt``."""
+        return _parts(self.model, self.average, self.optimizer, self.scheduler)
+
+    def restore(self) -> None:
+        """Go on from ``last.pt``.
+
+        Raises:
+            ArtefactError: it is damaged or of another configuration.
+        """
+        like = copy.deepcopy(self.model)
+        probe = _optimizer(like, self.recipe, self.steps)
+        fill(*probe)
+        expected = {n: p.state_dict() for n, p in _parts(like, self.average, *probe).items()}
+        state = read_state(
+            self.folder / STATE, self.identity, expected, self.recipe.epochs, self.steps
+        )
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        self.history = state["history"]
+
+    def save(self) -> None:
+        """Write ``last.pt``."""
+        state = {n: p.state_dict() for n, p in self.parts.items()}
+        state |= {"identity": self.identity, "history": json.dumps(self.history)}
         # By way of memory: torch reports a full disk as a bug of its own.
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write_bytes(last, buffer.getbuffer())
-        write_results()
-        if epoch_done:
-            epoch_done(line)
-    return average.eval()
+        write_bytes(self.folder / STATE, buffer.getbuffer())
+
+    def write_results(self) -> None:
+        """Write ``model.safetensors`` and ``history.jsonl``."""
+        training = {"recipe": asdict(self.recipe), "last": _without_time(self.history[-1])}
+        extra = {"capsedge.training": json.dumps(training)}
+        save_checkpoint(self.average, self.folder / MODEL, extra)
+        write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
+
+    def train_epoch(self, epoch: int, data: ImageSet, progress: Progress | None) -> float:
+        """One pass over the data; its mean loss."""
+        recipe, steps = self.recipe, self.steps
+        labels = torch.as_tensor(data.classes)
+        rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(data), generator=rng)
+        self.model.train()
+        total = 0.0
+        for step in range(steps):
+            index = order[step * recipe.batch : (step + 1) * recipe.batch]
+            done = epoch * steps + step
+            loss = _batch_loss(
+                self.model,
+                to_input(data.images[index.numpy()], self.config),
+                labels[index],
+                recipe,
+                rng,
+                done / (recipe.epochs * steps),
+            )
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.scheduler.step()
+            if recipe.average:
+                # A short memory at first, or the average would keep the initial weights for long.
+                decay = min(recipe.average, (1 + done) / (10 + done))
+                _moving_average(self.model, self.average, decay)
+            total += loss.item()
+            if progress:
+                progress(epoch, step, steps, loss.item())
+        return total / steps
 
 
 def _parts(
@@ -299,7 +362,6 @@ def _parts(
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
 ) -> dict[str, Any]:
-    """What has a state, by the name that it has in ``last.pt``."""
     return {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler}
 
 

@@ -39,13 +39,13 @@ class _Foreign(Exception):
 
 
 def read_state(
-    path: Path, identity: str, wanted: Mapping[str, Any], epochs: int, steps: int
+    path: Path, identity: str, expected: Mapping[str, Any], epochs: int, steps: int
 ) -> dict[str, Any]:
     """The state of a run, whose every value has the type and the shape that this run gives it.
 
     Args:
         identity: of the run's settings.
-        wanted: the state of each part by name, of a run like this one after a step.
+        expected: the state of each part by name, of a run like this one after a step.
         epochs: that the run has at most.
         steps: of one epoch.
 
@@ -73,9 +73,9 @@ def read_state(
                     "Resume with the settings of the run.",
                 )
             history = _history(state.get("history"), epochs)
-            for name in wanted:
-                _compare(name, state.get(name), wanted[name], len(history) * steps)
-            read = {name: _read(content, state[name], len(history) * steps) for name in wanted}
+            for name in expected:
+                _compare(name, state.get(name), expected[name], len(history) * steps)
+            read = {name: _read(content, state[name], len(history) * steps) for name in expected}
         except (_Foreign, Malformed) as error:
             raise _damaged(path, f"{error}") from error
         except (BadArchive, BadPickle) as error:
@@ -115,42 +115,42 @@ def fill(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.L
     scheduler.step()
 
 
-def _compare(name: str, found: Any, wanted: Any, done: int) -> None:
+def _compare(name: str, stored: Any, expected: Any, done: int) -> None:
     """Raise if a value is not one that this run has after so many steps."""
     leaf = name.rpartition(".")[2]
-    if isinstance(wanted, Tensor):
-        if not isinstance(found, StoredTensor):
+    if isinstance(expected, Tensor):
+        if not isinstance(stored, StoredTensor):
             raise _Foreign(f"{name} is no tensor")
-        if found.shape != tuple(wanted.shape) or found.storage.dtype != wanted.dtype:
+        if stored.shape != tuple(expected.shape) or stored.storage.dtype != expected.dtype:
             raise _Foreign(
-                f"{name} is {found.storage.dtype} {list(found.shape)}, "
-                f"wanted {wanted.dtype} {list(wanted.shape)}"
+                f"{name} is {stored.storage.dtype} {list(stored.shape)}, "
+                f"wanted {expected.dtype} {list(expected.shape)}"
             )
     elif leaf in _RATES:
-        _compare_rates(name, found, wanted)
+        _compare_rates(name, stored, expected)
     elif leaf in _STEPS:
-        if type(found) is not int or found != done + _STEPS[leaf]:
+        if type(stored) is not int or stored != done + _STEPS[leaf]:
             raise _Foreign(f"{name} is not that of {done} steps")
-    elif isinstance(wanted, Mapping):
-        if type(found) is not dict or found.keys() != wanted.keys():
+    elif isinstance(expected, Mapping):
+        if type(stored) is not dict or stored.keys() != expected.keys():
             raise _Foreign(f"{name} has other entries")
-        for key, value in wanted.items():
-            _compare(f"{name}.{key}", found[key], value, done)
-    elif isinstance(wanted, (list, tuple)):
-        if type(found) is not type(wanted) or len(found) != len(wanted):
+        for key, value in expected.items():
+            _compare(f"{name}.{key}", stored[key], value, done)
+    elif isinstance(expected, (list, tuple)):
+        if type(stored) is not type(expected) or len(stored) != len(expected):
             raise _Foreign(f"{name} has other entries")
-        for number, value in enumerate(wanted):
-            _compare(f"{name}.{number}", found[number], value, done)
-    elif type(found) is not type(wanted) or found != wanted:
+        for number, value in enumerate(expected):
+            _compare(f"{name}.{number}", stored[number], value, done)
+    elif type(stored) is not type(expected) or stored != expected:
         raise _Foreign(f"{name} has another value")
 
 
-def _compare_rates(name: str, found: Any, wanted: Any) -> None:
+def _compare_rates(name: str, stored: Any, expected: Any) -> None:
     """Raise if something is not as many numbers as there should be."""
-    several = isinstance(wanted, (list, tuple))
-    if several and (type(found) is not type(wanted) or len(found) != len(wanted)):
+    is_list = isinstance(expected, (list, tuple))
+    if is_list and (type(stored) is not type(expected) or len(stored) != len(expected)):
         raise _Foreign(f"{name} has other entries")
-    for value in found if several else (found,):
+    for value in stored if is_list else (stored,):
         if type(value) not in (int, float) or not (0 <= value < math.inf):
             raise _Foreign(f"{name} is no rate")
 

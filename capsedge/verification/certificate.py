@@ -10,7 +10,7 @@ from typing import Any
 from capsedge.errors import ParityError
 from capsedge.runtime.files.writing import write_text
 
-SCHEMA = 1
+SCHEMA = 2  # 1: the checksum of the samples was of their pixels without shape and labels
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Certificate:
 
     Attributes:
         chain: the artefacts, first the one all others come from.
-        samples: data, per-output metrics and decisions on the samples.
+        samples: data (``sha256`` is its `ImageSet.digest`), per-output metrics and decisions on the samples.
         hard_cases: the same on the hard cases, where FP32's own error (measured against FP64) is allowed for.
         limits: what had to hold.
         failures: what did not, in sentences; empty if it passed.
@@ -104,11 +104,12 @@ class Certificate:
         """Raise if it did not pass.
 
         Raises:
-            ParityError: with what failed first.
+            ParityError: with what failed; its ``report`` is the certificate.
         """
         if not self.passed:
             raise ParityError(
                 "The artefact does not compute what its reference computes.",
                 " ".join(self.failures),
                 "See the certificate's ledger for the first place over budget.",
+                report=self,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -13,16 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-import capsedge
+from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.judging.decisions import Decisions
+from capsedge.judging.outputs import OutputMetrics
+from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.session import SCORES, Session, load
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
-from capsedge.verification.metrics import Decisions, OutputMetrics
 from capsedge.verification.reference import (
     Arrays,
     Reference,
@@ -30,11 +33,55 @@ from capsedge.verification.reference import (
     find_checkpoint,
     load_reference,
 )
-from capsedge.verification.tolerance import Tolerance, least_agreement, tolerances
 
-BATCH = 50
-NOISE = 4.0  # a hard case may be off by so many times what eager FP32 itself is off from FP64
+LEDGER_FLIPS = 4  # samples with another decision that the ledger looks at
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What has to hold.
+
+    Attributes:
+        tolerances: of each output.
+        min_agreement: least share of equal decisions.
+        approximate: the file is not meant to equal its source.
+        by_numbers: whether outputs are judged by their tolerances, besides decisions.
+        max_drop: points of accuracy that the file was allowed to lose when it was made; None if not stated.
+    """
+
+    tolerances: dict[str, Tolerance]
+    min_agreement: float
+    approximate: bool
+    by_numbers: bool
+    max_drop: float | None
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        atol: float | Mapping[str, float] | None,
+        rtol: float | Mapping[str, float] | None,
+        min_agreement: float | None,
+    ) -> _Limits:
+        """Those given, else the defaults of the artefact."""
+        approximate = _approximate(session)
+        return cls(
+            tolerances([port.name for port in session.outputs], atol, rtol),
+            least_agreement(session.metadata) if min_agreement is None else min_agreement,
+            approximate,
+            by_numbers=not approximate or atol is not None or rtol is not None,
+            max_drop=_max_drop(session) if approximate else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "min_agreement": self.min_agreement,
+            "max_drop_points": self.max_drop,
+            "judged_by": "numbers and decisions" if self.by_numbers else "decisions",
+            "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
+        }
 
 
 @dataclass
@@ -44,7 +91,42 @@ class _Comparison:
     outputs: dict[str, OutputMetrics]
     decisions: Decisions | None
 
+    @classmethod
+    def of(
+        cls, session: Session, tolerances: Mapping[str, Tolerance], tie: float = 0.0
+    ) -> _Comparison:
+        """Of no images yet; ``tie`` as of `Decisions`."""
+        outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
+        return cls(outputs, Decisions.of(session, tie))
+
+    def update(
+        self,
+        expected: Arrays,
+        found: Arrays,
+        noise: Mapping[str, NDArray[np.float64]] | None = None,
+        labels: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Add a batch of the reference's and the artefact's outputs.
+
+        Raises:
+            ArtefactError: an output's shape is not that of the reference.
+        """
+        for name, metrics in self.outputs.items():
+            if expected[name].shape != found[name].shape:
+                raise ArtefactError(
+                    f"Output '{name}' has the shape {list(found[name].shape)}.",
+                    f"The reference's has {list(expected[name].shape)}.",
+                    "Name the checkpoint that the file was exported from with --checkpoint.",
+                )
+            metrics.update(expected[name], found[name], 0.0 if noise is None else noise[name])
+        if self.decisions is not None:
+            scores = next(n for n in SCORES if n in expected)
+            self.decisions.update(expected[scores], found[scores], labels)
+            if "poses" in expected:
+                self.decisions.update_poses(expected["poses"], found["poses"], expected[scores])
+
     def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
         return {
             "outputs": [m.to_dict() for m in self.outputs.values()],
             "decisions": None if self.decisions is None else self.decisions.to_dict(),
@@ -76,71 +158,36 @@ def verify(
         limit: only the first so many samples.
         atol, rtol: tolerance, one figure or figures by output; by default those of each output's name.
         min_agreement: least share of samples with the same decision; by default 1 in FP32, and for other
-            precisions the figure of ``tolerance.AGREEMENT``.
+            precisions the figure of ``judging.tolerance.AGREEMENT``.
         ops: which path runs the operators: ``auto``, ``fused`` or ``portable``.
         progress: called with (images done, images in all).
 
     Returns:
-        The certificate; its ``passed`` says how it ended.
+        The certificate: ``passed`` says how it ended, ``check()`` raises a ParityError where it failed.
 
     Raises:
         UsageError: an argument or the data is wrong.
         ArtefactError: the artefact is damaged, or was not exported from this checkpoint.
+
+    Example:
+        >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
+        >>> certificate.check()
     """
-    if min_agreement is not None and not 0 <= min_agreement <= 1:
-        raise UsageError(
-            f"min_agreement is {min_agreement:g}.", "It is a share from 0 to 1.", "Use 0.999."
-        )
-    if limit is not None and limit < 1:
-        raise UsageError(
-            f"limit is {limit}.", "At least one sample is compared.", "Use --limit 100."
-        )
+    _check_arguments(limit, min_agreement)
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
-    shape = _input_shape(session)
     prep = session.metadata.preprocessing if session.metadata is not None else None
-    approximate = _approximate(session)
-    by_numbers = not approximate or atol is not None or rtol is not None
-    if min_agreement is None:
-        min_agreement = least_agreement(session.metadata)
+    shape = _input_shape(session)
     link, module = _reference(reference, session)
-    names = [port.name for port in session.outputs]
-    table = tolerances(names, atol, rtol)
-    source = Reference(module, names)
+    source = Reference(module, [port.name for port in session.outputs])
+    limits = _Limits.of(session, atol, rtol, min_agreement)
     samples = _samples(data, prep, shape, limit)
-    hard_names, hard = hard_cases(shape, prep)
-
-    total, done = len(samples) + len(hard), 0
-
-    def step(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
-    on_samples = _comparison(session, table, tie=0.0)
-    compared = 0
-    for images in samples.batches(_batch(session)):
-        labels = None if samples.labels is None else samples.labels[compared:][: len(images)]
-        compared += len(images)
-        wanted, found = source.run(images), _run(session, images)
-        _update(on_samples, wanted, found, None, labels)
-        step(len(images))
-    on_hard = _comparison(session, table, tie=2 * table[names[0]].atol)
-    for start in range(0, len(hard), _batch(session)):
-        images = hard[start : start + _batch(session)]
-        wanted, exact = source.run(images), source.run(images, torch.float64)
-        noise = {n: NOISE * _largest_error(wanted[n], exact[n]) for n in names}
-        _update(on_hard, wanted, _run(session, images), noise, None)
-        step(len(images))
-
-    failures = _failures(
-        on_samples, on_hard, min_agreement, samples.names, hard_names, by_numbers, approximate
-    )
-    max_drop = _max_drop(session) if approximate else None
-    if max_drop is not None and on_samples.decisions is not None:
-        failures += _drop_failure(on_samples.decisions, max_drop)
+    hard = hard_cases(shape, prep)
+    step = _steps(progress, len(samples) + len(hard))
+    on_samples = _on_samples(session, source, limits, samples, step)
+    on_hard = _on_hard_cases(session, source, limits, hard, step)
+    failures = _failures(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
     ledger = None
-    if failures and not approximate and session.passport is None:  # an engine cannot be opened
+    if failures and not limits.approximate and session.passport is None:  # engines cannot be opened
         from capsedge.verification.ledger import routing_ledger
 
         worst = _worst_images(on_samples, on_hard, samples, hard)
@@ -150,32 +197,84 @@ def verify(
         samples={
             "source": Path(samples.source).name,
             "images": len(samples),
-            "sha256": samples.stored_sha256(),
+            "sha256": samples.digest(),
             **on_samples.to_dict(),
         },
-        hard_cases={"names": list(hard_names), "noise_factor": NOISE, **on_hard.to_dict()},
-        limits={
-            "min_agreement": min_agreement,
-            "max_drop_points": max_drop,
-            "judged_by": "numbers and decisions" if by_numbers else "decisions",
-            "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in table.items()},
-        },
+        hard_cases={"names": list(hard.names), "noise_factor": NOISE, **on_hard.to_dict()},
+        limits=limits.to_dict(),
         failures=tuple(failures),
         ledger=ledger,
-        versions={
-            "capsedge": capsedge.__version__,
-            **versions("torch", "onnxruntime", "onnx", "numpy"),
-            "python": _python(),
-        },
+        versions=_versions(),
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 
 
-def _python() -> str:
-    import platform
+def _versions() -> dict[str, str]:
+    return {
+        "capsedge": __version__,
+        **versions("torch", "onnxruntime", "onnx", "numpy"),
+        "python": platform.python_version(),
+    }
 
-    return platform.python_version()
+
+def _check_arguments(limit: int | None, min_agreement: float | None) -> None:
+    if min_agreement is not None and not 0 <= min_agreement <= 1:
+        raise UsageError(
+            f"min_agreement is {min_agreement:g}.", "It is a share from 0 to 1.", "Use 0.999."
+        )
+    if limit is not None and limit < 1:
+        raise UsageError(
+            f"limit is {limit}.", "At least one sample is compared.", "Use --limit 100."
+        )
+
+
+def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """What is told of every batch compared."""
+    done = 0
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return step
+
+
+def _on_samples(
+    session: Session,
+    source: Reference,
+    limits: _Limits,
+    samples: ImageSet,
+    step: Callable[[int], None],
+) -> _Comparison:
+    comparison = _Comparison.of(session, limits.tolerances)
+    compared = 0
+    for images, found in session.run_batches(samples.inputs()):
+        labels = None if samples.labels is None else samples.labels[compared:][: len(images)]
+        compared += len(images)
+        comparison.update(source.run(images), found, labels=labels)
+        step(len(images))
+    return comparison
+
+
+def _on_hard_cases(
+    session: Session,
+    source: Reference,
+    limits: _Limits,
+    hard: ImageSet,
+    step: Callable[[int], None],
+) -> _Comparison:
+    """Here FP32's own error is allowed for, and decisions within rounding are ties."""
+    first = next(iter(limits.tolerances.values()))
+    comparison = _Comparison.of(session, limits.tolerances, tie=2 * first.atol)
+    for images, found in session.run_batches(hard.inputs()):
+        expected, exact = source.run(images), source.run(images, torch.float64)
+        noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
+        comparison.update(expected, found, noise)
+        step(len(images))
+    return comparison
 
 
 def _input_shape(session: Session) -> tuple[int, int, int]:
@@ -290,112 +389,61 @@ def _samples(
     return samples
 
 
-def _batch(session: Session) -> int:
-    return session.batch or min(BATCH, session.largest_batch or BATCH)
-
-
-def _run(session: Session, images: NDArray[np.float32]) -> Arrays:
-    """Run the artefact; a batch short of the file's fixed size is filled up with black images."""
-    count = len(images)
-    if count < session.smallest_batch:
-        rest = np.zeros((session.smallest_batch - count, *images.shape[1:]), np.float32)
-        images = np.concatenate([images, rest])
-    outputs = session.run(images.astype(session.inputs[0].dtype, copy=False))
-    return {name: value[:count] for name, value in outputs.items()}
-
-
-def _comparison(session: Session, table: Mapping[str, Tolerance], tie: float) -> _Comparison:
-    decisions = None
-    scores = _score_name(session)
-    if scores is not None:
-        several = session.metadata is not None and session.metadata.task == "multi-label"
-        threshold = 0.0 if scores == "logits" else 0.5
-        decisions = Decisions(several, threshold, tie)
-    return _Comparison({n: OutputMetrics(n, t) for n, t in table.items()}, decisions)
-
-
-def _score_name(session: Session) -> str | None:
-    return next((p.name for p in session.outputs if p.name in SCORES), None)
-
-
-def _update(
-    comparison: _Comparison,
-    wanted: Arrays,
-    found: Arrays,
-    noise: Mapping[str, NDArray[np.float64]] | None,
-    labels: NDArray[np.int64] | None,
-) -> None:
-    for name, metrics in comparison.outputs.items():
-        if wanted[name].shape != found[name].shape:
-            raise ArtefactError(
-                f"Output '{name}' has the shape {list(found[name].shape)}.",
-                f"The reference's has {list(wanted[name].shape)}.",
-                "Name the checkpoint that the file was exported from with --checkpoint.",
-            )
-        metrics.update(wanted[name], found[name], None if noise is None else noise[name])
-    if comparison.decisions is not None:
-        scores = next(n for n in SCORES if n in wanted)
-        comparison.decisions.update(wanted[scores], found[scores], labels)
-        if "poses" in wanted:
-            comparison.decisions.update_poses(wanted["poses"], found["poses"], wanted[scores])
-
-
-def _largest_error(wanted: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float64]:
+def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float64]:
     """Per image, what FP32 is off by at worst; broadcasts over the output's elements."""
-    error = np.abs(wanted.astype(np.float64) - exact).reshape(len(wanted), -1).max(axis=1)
-    return np.asarray(error, np.float64).reshape(-1, *[1] * (wanted.ndim - 1))
+    error = np.abs(rounded.astype(np.float64) - exact).reshape(len(rounded), -1).max(axis=1)
+    return np.asarray(error, np.float64).reshape(-1, *[1] * (rounded.ndim - 1))
 
 
-def _failures(
-    on_samples: _Comparison,
-    on_hard: _Comparison,
-    min_agreement: float,
-    sample_names: tuple[str, ...],
-    hard_names: tuple[str, ...],
-    by_numbers: bool,
-    approximate: bool,
-) -> list[str]:
+def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> list[str]:
+    """A sentence for everything that did not hold; parts are place, comparison and images."""
     failures = []
-    for place, comparison, names in (
-        ("samples", on_samples, sample_names),
-        ("hard cases", on_hard, hard_names),
-    ):
-        for m in comparison.outputs.values():
-            if m.not_finite:
-                failures.append(
-                    f"{m.name}: {m.not_finite} values are NaN or infinite on the {place}."
-                )
-            if m.over and by_numbers:
-                worst = m.worst_image if m.worst_image is not None else 0
-                image = names[worst] if names else f"image {worst}"
-                failures.append(
-                    f"{m.name}: {m.over} of {m.elements} values beyond tolerance on the {place}, at worst "
-                    f"{m.worst:.3g} times ({image}); max abs {m.max_abs:.3g}."
-                )
+    for place, comparison, images in parts:
+        for metrics in comparison.outputs.values():
+            failures += _output_failures(limits, place, metrics, images.names)
         decisions = comparison.decisions
-        if approximate and comparison is on_hard:
-            continue  # nothing to see in them: a decision is rounding's, in any precision but the source's
-        if decisions is not None and decisions.agreement < min_agreement:
+        if limits.approximate and place == "hard cases":
+            continue  # a decision on them is rounding's, in any precision but the source's
+        if decisions is not None and decisions.agreement < limits.min_agreement:
             failures.append(
                 f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
-                f"{decisions.agreement:.6f}, wanted {min_agreement:g}."
+                f"{decisions.agreement:.6f}, wanted {limits.min_agreement:g}."
             )
+    for _, comparison, _ in parts:
+        if limits.max_drop is not None and comparison.decisions is not None:
+            failures += _drop_failure(comparison.decisions, limits.max_drop)
+    return failures
+
+
+def _output_failures(
+    limits: _Limits, place: str, metrics: OutputMetrics, names: tuple[str, ...]
+) -> list[str]:
+    failures = []
+    if metrics.not_finite:
+        failures.append(
+            f"{metrics.name}: {metrics.not_finite} values are NaN or infinite on the {place}."
+        )
+    if metrics.over and limits.by_numbers:
+        worst = metrics.worst_image if metrics.worst_image is not None else 0
+        image = names[worst] if names else f"image {worst}"
+        failures.append(
+            f"{metrics.name}: {metrics.over} of {metrics.elements} values beyond tolerance on the {place}, "
+            f"at worst {metrics.worst:.3g} times ({image}); max abs {metrics.max_abs:.3g}."
+        )
     return failures
 
 
 def _worst_images(
-    on_samples: _Comparison, on_hard: _Comparison, samples: ImageSet, hard: NDArray[np.float32]
+    on_samples: _Comparison, on_hard: _Comparison, samples: ImageSet, hard: ImageSet
 ) -> NDArray[np.float32]:
-    """The images that failed worst, one an output: what the ledger looks at."""
+    """What the ledger looks at: the worst image of each output, and samples whose decision flipped."""
+    flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]
     chosen: list[NDArray[np.float32]] = []
-    wanted = {m.worst_image for m in on_samples.outputs.values() if not m.passed}
-    if on_samples.decisions is not None:
-        wanted |= {f.image for f in on_samples.decisions.flips[:4]}
-    for index in sorted(k for k in wanted if k is not None):
-        chosen.append(next(samples.take(np.array([index])).batches(1)))
-    hardest = {m.worst_image for m in on_hard.outputs.values() if not m.passed}
-    for k in sorted(k for k in hardest if k is not None):
-        chosen.append(hard[k : k + 1])
-    if not chosen:
-        chosen.append(next(samples.batches(1)))
-    return np.concatenate(chosen)
+    for comparison, images, more in (
+        (on_samples, samples, {flip.image for flip in flips}),
+        (on_hard, hard, set()),
+    ):
+        worst = {m.worst_image for m in comparison.outputs.values() if not m.passed} | more
+        numbers = np.array(sorted(k for k in worst if k is not None), np.intp)
+        chosen += images.take(numbers).inputs()
+    return np.stack(chosen or [next(samples.inputs())])

@@ -76,14 +76,8 @@ def generated(shape: tuple[int, int, int], prep: Preprocessing | None, count: in
     return _prepared(images, prep)
 
 
-def hard_cases(
-    shape: tuple[int, int, int], prep: Preprocessing | None
-) -> tuple[tuple[str, ...], Floats]:
-    """Inputs at the edges: no norm, tiny and huge norms, ties, no structure, too much structure.
-
-    Returns:
-        Their names, and prepared images ``[N, C, H, W]``.
-    """
+def hard_cases(shape: tuple[int, int, int], prep: Preprocessing | None) -> ImageSet:
+    """Inputs at the edges, prepared: no norm, tiny and huge norms, ties, no structure, too much structure."""
     _, height, width = shape
     rng = np.random.default_rng(2018)
     y, x = np.mgrid[0:height, 0:width]
@@ -119,7 +113,7 @@ def hard_cases(
         "huge norm": (strokes * 1e3).astype(np.float32),
         "huge noise": ((noise - 0.5) * 2e3).astype(np.float32),
     }
-    return tuple(prepared), np.stack(list(prepared.values()))
+    return ImageSet("hard cases", np.stack(list(prepared.values())), names=tuple(prepared))
 
 
 def _prepared(images: NDArray[np.float64], prep: Preprocessing | None) -> Floats:

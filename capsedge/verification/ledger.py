@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from capsedge.judging.tolerance import NOISE
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
 from capsedge.schema.operators import OPERATORS
@@ -18,10 +19,9 @@ from capsedge.verification.routing_trace import Call, Step, trace
 
 Array = NDArray[Any]
 
-# What an inner value may be off by in FP32: 1e-5 of its scale, and four times what eager FP32 itself is off
+# What an inner value may be off by in FP32: 1e-5 of its scale, and NOISE times what eager FP32 itself is off
 # from FP64.
 BUDGET = 1e-5
-NOISE = 4.0
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
         images: prepared ``[n, C, H, W]``.
     """
     batch = session.batch
-    if batch is not None:
+    if batch is not None:  # one run: inner values need not have the batch first, to be cut off
         images = np.resize(images, (batch, *images.shape[1:]))
     exact = trace(reference.double, torch.from_numpy(images).double())
     rounded = trace(reference.module, torch.from_numpy(images))
-    fused = session.ops == "fused"
+    fused = session.ops != "portable"
     probe = Probe(session.path, find_library() if fused else None)
     if len(exact) != len(probe.sites):  # the exporter leaves out what reaches no output
         exact, rounded = ([c for c in calls if c.live] for calls in (exact, rounded))
@@ -197,8 +197,8 @@ def _parents_first(couplings: Array) -> Array:
 
 
 def _cell(found: Array, exact: Array, rounded: Array) -> Cell:
-    wanted = exact.astype(np.float64)
-    error = np.abs(np.broadcast_to(found.astype(np.float64), wanted.shape) - wanted)
-    noise = float(np.abs(rounded.astype(np.float64) - wanted).max(initial=0.0))
-    scale = float(np.abs(wanted).max(initial=0.0))
+    truth = exact.astype(np.float64)
+    error = np.abs(np.broadcast_to(found.astype(np.float64), truth.shape) - truth)
+    noise = float(np.abs(rounded.astype(np.float64) - truth).max(initial=0.0))
+    scale = float(np.abs(truth).max(initial=0.0))
     return Cell(float(error.max(initial=0.0)), BUDGET * max(scale, 1e-3) + NOISE * noise)

@@ -88,19 +88,19 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
     Raises:
         UsageError: the file names none, or none of the package's.
     """
-    wanted = metadata.checkpoint_sha256 if metadata is not None else ""
-    if metadata is not None and wanted:
+    stated = metadata.checkpoint_sha256 if metadata is not None else ""
+    if metadata is not None and stated:
         from capsedge.zoo import zoo_checkpoint
 
         path = zoo_checkpoint(metadata.routing)
-        if path.is_file() and sha256(path) == wanted:
+        if path.is_file() and sha256(path) == stated:
             return path
     why = (
-        f"It was exported from a checkpoint with the SHA-256 {wanted}, which is none of the zoo's."
+        f"It was exported from a checkpoint with the SHA-256 {stated}, which is none of the zoo's."
     )
     raise UsageError(
         "There is no reference to compare with.",
-        why if wanted else "The file does not say which checkpoint it was exported from.",
+        why if stated else "The file does not say which checkpoint it was exported from.",
         "Name it with --checkpoint.",
     )
 

@@ -21,6 +21,20 @@ def zoo_checkpoint(routing: str) -> Path:
     return _HERE / f"digits-{routing}.safetensors"
 
 
+def checkpoint_of_model(name: str) -> Path | None:
+    """The trained checkpoint of a model by its name, such as ``digits-em``; None where there is none."""
+    paths = map(zoo_checkpoint, ROUTINGS)
+    return next((path for path in paths if path.stem == name and path.is_file()), None)
+
+
+def checkpoint_by_sha256(sha256: str) -> Path | None:
+    """The trained checkpoint with this checksum; None where there is none."""
+    from capsedge.runtime.files.writing import sha256 as checksum
+
+    paths = map(zoo_checkpoint, ROUTINGS)
+    return next((path for path in paths if path.is_file() and checksum(path) == sha256), None)
+
+
 def default_model() -> Path:
     """The ONNX file that ``capsedge infer`` uses when none is named."""
     return _HERE / "digits-dynamic.onnx"

@@ -17,7 +17,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.exporters.tensorrt import lowering, precision
 from capsedge.exporters.tensorrt.builder import Limits, build_engine
 from capsedge.exporters.tensorrt.names import name_nodes
-from capsedge.exporters.tensorrt.progress import Progress, Report
+from capsedge.exporters.tensorrt.progress import Listener, Progress
 from capsedge.runtime import passport
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.tensorrt_library import (
@@ -76,7 +76,13 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What was built; ``to_dict`` is the document that ``--json`` prints."""
+    """What was built; ``to_dict`` is the document that ``--json`` prints.
+
+    Attributes:
+        path: the engine; its passport lies beside it.
+        passport: what the engine is, for which GPUs, and how to build it again.
+        warnings: what TensorRT warned of.
+    """
 
     path: Path
     passport: passport.Passport
@@ -93,7 +99,11 @@ class BuildReport:
 
 
 def build(
-    source: Path | str, target: Path | str, options: BuildOptions, report: Report
+    source: Path | str,
+    target: Path | str,
+    options: BuildOptions,
+    report: Listener,
+    shown: Path | None = None,
 ) -> BuildReport:
     """Build an engine and write it with its passport.
 
@@ -101,6 +111,7 @@ def build(
         source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
         target: the engine, ``*.engine``; its passport goes beside it.
         report: told the progress: share, phase, seconds left.
+        shown: how the command that builds the same again names the file; as ``source`` by default.
 
     Raises:
         UsageError: an option is wrong, or the file has another precision than asked for.
@@ -131,19 +142,22 @@ def build(
         here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())
         on_gpu = cuda.on(options.device)
     with on_gpu:
-        return _build(source, target, options, report, model, asked, trt, here, capabilities)
+        return _build(
+            source, target, options, report, model, asked, trt, here, capabilities, shown or source
+        )
 
 
 def _build(
     source: Path,
     target: Path,
     options: BuildOptions,
-    report: Report,
+    report: Listener,
     model: onnx.ModelProto,
     asked: str,
     trt: Any,
     here: Machine,
     capabilities: tuple[str, ...],
+    shown: Path,
 ) -> BuildReport:
     """`build`, once it is known what to build and for which GPUs."""
     portable = options.target == TENSORRT_RTX
@@ -187,7 +201,7 @@ def _build(
         source=source.name,
         source_sha256=sha256(source),
         metadata={p.key: p.value for p in model.metadata_props if p.key.startswith(PREFIX)},
-        command=command(source, target, options, batch),
+        command=command(shown, target, options, batch),
         products=precision.count_products(built.layers),
         target=options.target,
         compute_capabilities=capabilities,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-Report = Callable[[float, str, "float | None"], None]
+Listener = Callable[[float, str, "float | None"], None]
 _EARLY = 0.05  # share of the work below which an estimate would be a guess
 
 
@@ -35,7 +35,7 @@ class Progress:
         stopped_by: what was raised in the middle of the build, for `builder.build` to raise after it.
     """
 
-    report: Report
+    report: Listener
     clock: Callable[[], float] = time.monotonic
     stopped_by: BaseException | None = None
     share: float = 0.0

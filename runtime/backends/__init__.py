@@ -1,1 +1,1 @@
-"""What runs a model: ONNX Runtime or TensorRT, behind one protocol (``backend.Backend``)."""
+"""The backends that run a model: ONNX Runtime and TensorRT, behind one protocol (``backend.Backend``)."""

@@ -1,4 +1,4 @@
-"""What a session needs of whatever runs its model."""
+"""The interface that a session needs from the backend that runs its model."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ class Backend(Protocol):
     def run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        """The outputs named, for inputs that have been checked."""
+        """The named outputs, for inputs that have been checked."""

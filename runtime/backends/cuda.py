@@ -1,7 +1,7 @@
 """The CUDA runtime by ctypes: devices, memory, streams, graphs. Needs libcudart, no Python package.
 
-Thread rules: the current device belongs to a thread, so every caller works inside `Cuda.on`, which gives the
-thread its own choice back. A stream, its buffers and its graphs belong to one caller at a time.
+Thread rules: the current device belongs to a thread, so every caller works inside `Cuda.on`, which restores
+the thread's own choice. A stream, its buffers and its graphs belong to one caller at a time.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def candidates() -> list[str]:
 
 
 def _open() -> ctypes.CDLL:
-    """The first libcudart that the driver runs: it runs those of its own CUDA version and of older ones."""
+    """The first libcudart that the driver supports: those of its own CUDA version and of older ones."""
     refused = []
     for name in candidates():
         try:
@@ -117,9 +117,9 @@ def _open() -> ctypes.CDLL:
             continue
         except AttributeError as error:
             raise EnvironmentProblem(
-                f"{name} is no CUDA runtime library.", f"{error}.", "Install CUDA 12 or 13."
+                f"{name} is not a CUDA runtime library.", f"{error}.", "Install CUDA 12 or 13."
             ) from error
-        # Without a driver none runs, and the first says so.
+        # Without a driver, none can run, and the first one reports that.
         if not driver.value or runtime.value // 1000 <= driver.value // 1000:
             return library
         refused.append(f"{name} is CUDA {_version(runtime.value)}")
@@ -127,13 +127,13 @@ def _open() -> ctypes.CDLL:
         raise EnvironmentProblem(
             "The CUDA runtime library (libcudart) was not found.",
             f"Looked for {', '.join(candidates())}.",
-            "Install it: `pip install 'capsedge[tensorrt-cu13]'` (or -cu12, by the driver) brings it, "
+            "Install it: `pip install 'capsedge[tensorrt-cu13]'` (or -cu12, by the driver) includes it, "
             f"JetPack has it in /usr/local/cuda; or set {VARIABLE} to its path.",
         )
     known = driver.value // 1000 == 12
     raise EnvironmentProblem(
-        "No CUDA runtime library (libcudart) here is for this driver.",
-        f"The driver runs CUDA {_version(driver.value)}; {', '.join(refused)}.",
+        "No installed CUDA runtime library (libcudart) works with this driver.",
+        f"The driver supports CUDA {_version(driver.value)}; {', '.join(refused)}.",
         "Install a newer driver, or an older libcudart"
         + (": `pip install nvidia-cuda-runtime-cu12`." if known else "."),
     )
@@ -143,8 +143,8 @@ class Cuda:
     """The loaded CUDA runtime library.
 
     Raises:
-        EnvironmentProblem: there is no libcudart, none that the driver runs, or one without a function that
-            is needed.
+        EnvironmentProblem: there is no libcudart, none that the driver supports, or one that lacks a
+            required function.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class Cuda:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """A GPU for the calling thread; its own choice comes back afterwards."""
+        """Select a GPU for the calling thread; its own choice is restored afterwards."""
         before = self._number("cudaGetDevice")
         self._call("cudaSetDevice", device)
         try:
@@ -204,11 +204,11 @@ class Cuda:
         return bool(self._number("cudaDeviceGetAttribute", _INTEGRATED, device))
 
     def multiprocessors(self, device: int) -> int:
-        """Streaming multiprocessors that are switched on; on a Jetson they follow the power mode."""
+        """Active streaming multiprocessors; on a Jetson, they depend on the power mode."""
         return self._number("cudaDeviceGetAttribute", _MULTIPROCESSORS, device)
 
     def runtime_version(self) -> str:
-        """Of libcudart: ``"13.0"``."""
+        """The version of libcudart, such as ``"13.0"``."""
         return _version(self._number("cudaRuntimeGetVersion"))
 
     def driver_version(self) -> str:
@@ -242,7 +242,7 @@ class Cuda:
         return found.kind, found.device
 
     def to_device(self, target: int, source: int, size: int, stream: int) -> None:
-        """Copy from the host in the order of the stream; pinned memory only is really asynchronous."""
+        """Copy from the host in the order of the stream; only pinned memory is really asynchronous."""
         self._call("cudaMemcpyAsync", target, source, size, _HOST_TO_DEVICE, stream)
 
     def to_host(self, target: int, source: int, size: int, stream: int) -> None:
@@ -265,7 +265,7 @@ class Cuda:
         self._call("cudaStreamSynchronize", stream)
 
     def wait(self, stream: int, producer: int) -> None:
-        """Later work on ``stream`` waits for what is on ``producer``; the host does not."""
+        """Later work on ``stream`` waits for the work on ``producer``; the host does not."""
         event = self._handle("cudaEventCreateWithFlags", _EVENT_WITHOUT_TIMING)
         try:
             self._call("cudaEventRecord", event, producer)
@@ -274,10 +274,10 @@ class Cuda:
             self._call("cudaEventDestroy", event)  # CUDA keeps it until it is over
 
     def when_allowed(self, release: Callable[[], None]) -> None:
-        """Free something now, or, where this thread is capturing a graph, after that.
+        """Free something now or, if this thread is capturing a graph, after the capture.
 
-        Garbage collection runs in whatever thread is at hand; freeing memory while that thread captures would
-        fail and spoil the graph.
+        Garbage collection runs in any thread; freeing memory while that thread captures would fail and
+        invalidate the graph.
         """
         if getattr(self._here, "capturing", False):
             self._later.append(release)
@@ -288,8 +288,8 @@ class Cuda:
         """Record what ``enqueue`` puts on the stream.
 
         Returns:
-            The executable graph and no words; or 0 and why it cannot be captured. The stream is usable
-            afterwards either way.
+            The executable graph and an empty string; or 0 and the reason why the work cannot be captured. In
+            both cases, the stream remains usable.
         """
         graph = _Handle()
         self._call("cudaStreamBeginCapture", stream, _CAPTURE_THREAD_LOCAL)
@@ -307,7 +307,7 @@ class Cuda:
             if graph.value:
                 self._library.cudaGraphDestroy(graph)
             words = (self._library.cudaGetErrorString(code) or b"").decode(errors="replace")
-            return 0, words if code else "the engine holds work that cannot be captured"
+            return 0, words if code else "the engine contains work that cannot be captured"
         try:
             return self._handle("cudaGraphInstantiateWithFlags", graph, 0), ""
         except CudaError as error:
@@ -325,16 +325,16 @@ class Cuda:
 
 @lru_cache(maxsize=1)
 def load_cuda() -> Cuda:
-    """The library, loaded once in a process.
+    """The library, loaded once per process.
 
     Raises:
-        EnvironmentProblem: as `Cuda`.
+        EnvironmentProblem: as for `Cuda`.
     """
     return Cuda()
 
 
 def driver_version() -> str:
-    """Newest CUDA that the driver runs, ``"12.6"``; empty where there is no driver. Needs no libcudart."""
+    """Newest CUDA that the driver supports, ``"12.6"``; empty without a driver. Does not need libcudart."""
     version = ctypes.c_int(0)
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -345,7 +345,7 @@ def driver_version() -> str:
 
 
 def device_name(device: int) -> str:
-    """The GPU's name by the driver; empty where the driver does not say."""
+    """The GPU's name as the driver reports it; empty if it reports none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         text = ctypes.create_string_buffer(256)

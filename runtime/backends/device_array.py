@@ -1,8 +1,8 @@
 """Arrays on the GPU, shared without a copy: DLPack and ``__cuda_array_interface__``, in and out.
 
-Order: who hands an array over may still be writing it, on a stream of its own. DLPack makes the reader's
-stream wait. Of an array that has the other protocol only, the stream that it names is waited for, or, where
-it names none, the default stream and torch's current one.
+Order: the producer of an array may still be writing it, on its own stream. DLPack makes the reader's stream
+wait. For an array that has only the other protocol, the reader waits for the stream that it names or, if it
+names none, for the default stream and torch's current stream.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 _rename = _python.PyCapsule_SetName
 _rename.restype, _rename.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 
-# What was handed out and not yet given back, by the address of its descriptor.
+# Arrays that were handed out and not yet returned, by the address of their descriptor.
 _lent: dict[int, tuple[Any, ...]] = {}
 
 
@@ -77,7 +77,7 @@ _raw_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)  # type: ignore[untyped-decorator]
 def _drop_capsule(capsule: int) -> None:
-    """A capsule that nobody consumed gives its tensor back itself."""
+    """A capsule that was never consumed returns its tensor itself."""
     if _raw_valid(capsule, _NAME):
         _lent.pop(_raw_pointer(capsule, _NAME), None)
 
@@ -89,8 +89,8 @@ class DeviceArray:
         address: of the first element.
         shape, dtype: as numpy's.
         device: number of the GPU.
-        stream: the one that still writes it; None where it is complete.
-        on_host: whether it is pinned memory of the host, which the GPU reads.
+        stream: the stream that still writes it; None if it is complete.
+        on_host: whether it is pinned host memory, which the GPU reads.
         read_only: whether its owner forbids writing.
     """
 
@@ -118,7 +118,7 @@ class DeviceArray:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def written_on(self, stream: int | None, cuda: Cuda) -> DeviceArray:
-        """This array, which a stream still writes; None: it is complete."""
+        """This array, marked as still being written by a stream; None marks it as complete."""
         self.stream, self._cuda = stream, cuda
         return self
 
@@ -163,15 +163,15 @@ class DeviceArray:
 
 
 def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int) -> DeviceArray:
-    """What another library holds on a GPU, without a copy; ready for work on ``stream``.
+    """An array of another library on a GPU, without a copy and ready for work on ``stream``.
 
     Args:
         value: an object with ``__dlpack__`` or ``__cuda_array_interface__``.
         name: of the input or output, for errors.
-        device: number of the GPU that it must be on; the calling thread's own at this time.
+        device: number of the GPU that it must be on, which must be the calling thread's current one.
 
     Raises:
-        UsageError: the object is of neither kind, not on this GPU, or cannot be shared.
+        UsageError: the object supports neither protocol, is not on this GPU, or cannot be shared.
         ShapeError: the memory is not contiguous.
     """
     if isinstance(value, DeviceArray):
@@ -186,7 +186,7 @@ def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int)
     raise UsageError(
         f"'{name}' is a {type(value).__name__}.",
         "Wanted: an array on the GPU, with __dlpack__ or __cuda_array_interface__.",
-        "Give arrays in host memory to `Session.run`.",
+        "Pass arrays in host memory to `Session.run`.",
     )
 
 
@@ -206,7 +206,7 @@ def stream_address(stream: object) -> int:
     raise UsageError(
         f"The stream is a {type(stream).__name__}.",
         "Wanted: a CUDA stream of torch or cupy, an object with __cuda_stream__, or its address.",
-        "As in `stream=torch.cuda.current_stream()`.",
+        "Pass for instance `stream=torch.cuda.current_stream()`.",
     )
 
 
@@ -234,7 +234,7 @@ def _from_interface(value: Any, name: str, cuda: Cuda, device: int, stream: int)
         raise UsageError(
             f"'{name}' is not on the GPU.",
             "CUDA does not know its memory.",
-            "Move it there, or give it to `Session.run` as a numpy array.",
+            "Move it there, or pass it to `Session.run` as a numpy array.",
         )
     if kind == DEVICE_MEMORY:
         _check_device(name, number, device)
@@ -249,10 +249,10 @@ def _from_interface(value: Any, name: str, cuda: Cuda, device: int, stream: int)
 
 
 def _wait_for_defaults(cuda: Cuda, stream: int) -> None:
-    """Later work on ``stream`` waits for whoever did not say where it works.
+    """Later work on ``stream`` waits for producers that did not name their stream.
 
-    That is the default stream, and torch's current one: a torch tensor in somebody's own wrapping says
-    nothing of streams.
+    That is the default stream and torch's current one: a torch tensor wrapped in another object does not name
+    its stream.
     """
     cuda.wait(stream, LEGACY_STREAM)
     torch = sys.modules.get("torch")
@@ -266,15 +266,15 @@ def _from_dlpack(value: Any, name: str, cuda: Cuda, device: int, stream: int) ->
     if getattr(value, "requires_grad", False):
         raise UsageError(
             f"'{name}' is a tensor that requires gradients.",
-            "Inference computes none.",
-            "Give its `.detach()`, or make it inside `torch.no_grad()`.",
+            "Inference does not compute gradients.",
+            "Pass its `.detach()`, or create it inside `torch.no_grad()`.",
         )
     kind, number = value.__dlpack_device__()
     if kind not in (CUDA, CUDA_HOST, CUDA_MANAGED):
         raise UsageError(
             f"'{name}' is not on the GPU.",
             f"Its DLPack device is ({int(kind)}, {number}).",
-            "Move it there, or give it to `Session.run` as a numpy array.",
+            "Move it there, or pass it to `Session.run` as a numpy array.",
         )
     on_host = kind == CUDA_HOST
     if on_host:
@@ -282,7 +282,7 @@ def _from_dlpack(value: Any, name: str, cuda: Cuda, device: int, stream: int) ->
     elif kind == CUDA:
         _check_device(name, int(number), device)
     try:
-        # Of memory on the GPU the producer makes the stream wait; memory of the host has no stream to name.
+        # For memory on the GPU, the producer makes the stream wait; host memory has no stream.
         capsule = value.__dlpack__() if on_host else value.__dlpack__(stream=stream)
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(
@@ -297,7 +297,7 @@ def _from_dlpack(value: Any, name: str, cuda: Cuda, device: int, stream: int) ->
     letter, bits = kinds.get(tensor.type.code), tensor.type.bits
     if letter is None or tensor.type.lanes != 1 or bits not in (8, 16, 32, 64):
         raise ShapeError(
-            f"'{name}' has elements that numpy has no name for.",
+            f"'{name}' has elements of a type that numpy does not have.",
             f"DLPack type {tensor.type.code}, {bits} bits, {tensor.type.lanes} lanes.",
             "Convert it to the type that `Session.inputs` names.",
         )
@@ -329,6 +329,6 @@ def _contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
 def _scattered(name: str) -> ShapeError:
     return ShapeError(
         f"'{name}' is not contiguous.",
-        "Its elements lie apart in memory.",
+        "There are gaps between its elements in memory.",
         "Make a contiguous copy of it first (in torch: `x.contiguous()`).",
     )

@@ -1,4 +1,4 @@
-"""What a TensorRT engine says of itself, and whether it runs here: by its passport, without loading it."""
+"""The description of a TensorRT engine, and whether it runs here: from its passport, without loading it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from capsedge.runtime.backends.tensorrt_library import check_machine, this_machi
 from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.machine.environment import power_mode
 from capsedge.runtime.passport import Passport
+from capsedge.runtime.reading.node_names import merged, places_in
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,10 @@ class EngineInspection:
 
     Attributes:
         path: of the engine.
-        passport: what stands beside it.
-        runs_here: whether it was built for this machine, or for its kind of GPU; None where that
-            cannot be told.
-        because: why not, or why it cannot be told; empty where it runs.
-        timed_for: power mode and multiprocessors that its kernels were chosen for, where these differ here.
+        passport: the passport beside it.
+        runs_here: whether it was built for this machine, or for its kind of GPU; None if that is unknown.
+        because: why it does not run, or why that is unknown; empty if it runs.
+        timed_for: power mode and multiprocessors that its kernels were chosen for, if they differ here.
     """
 
     path: str
@@ -43,7 +43,7 @@ class EngineInspection:
 def engine_layers(path: Path, device: int = 0) -> list[Layer]:
     """The layers of an engine at its best batch, with the model's layers that they belong to.
 
-    Needs TensorRT and the GPU that the engine was built for: only they can tell.
+    Needs TensorRT and the GPU that the engine was built for: only they know the layers.
 
     Raises:
         UsageError: there is no such engine.
@@ -57,6 +57,24 @@ def engine_layers(path: Path, device: int = 0) -> list[Layer]:
         return engine.layers(engine.passport.batch[1])
 
 
+def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
+    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``.
+
+    Raises:
+        as `engine_layers`.
+    """
+    return [
+        {
+            "belongs_to": merged(places_in(f"{layer.name} {layer.metadata}")).label,
+            "name": layer.name,
+            "kind": layer.kind,
+            "types": ", ".join(sorted(layer.types)),
+            "kernel": layer.kernel,
+        }
+        for layer in engine_layers(path, device)
+    ]
+
+
 def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
     """Read an engine's passport and compare it with this machine.
 
@@ -68,16 +86,16 @@ def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
         UsageError: there is no such engine.
         ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
     """
-    issued = passports.read(path)
+    passport = passports.read(path)
     runs, because, timed_for = None, "", ""
     try:
-        trt, cuda = import_for(issued.target), load_cuda()
-        check_machine(path, issued, trt, cuda, device)
+        trt, cuda = import_for(passport.target), load_cuda()
+        check_machine(path, passport, trt, cuda, device)
         runs = True
         here = replace(this_machine(trt, cuda, device), power_mode=power_mode())
-        timed_for = issued.machine.differs_in_speed(here)
+        timed_for = passport.machine.differs_in_speed(here)
     except EnvironmentProblem as error:
         because = error.what
     except ArtefactError as error:
         runs, because = False, error.why
-    return EngineInspection(str(path), issued, runs, because, timed_for)
+    return EngineInspection(str(path), passport, runs, because, timed_for)

@@ -1,8 +1,8 @@
-"""The layers of a TensorRT engine, as its inspector or the build log tells them.
+"""The layers of a TensorRT engine, as its inspector or the build log reports them.
 
-Both are words for people and differ between releases. TensorRT 10 and 11 write the type and the layout of a
-tensor in one field or in two; an engine for several batches has "N/A due to dynamic shapes" there, and
-only some layers tell the type of their weights as well. What is not told stays unknown.
+Both are written for people and differ between releases. TensorRT 10 and 11 write the type and the layout of a
+tensor in one field or in two; an engine for several batch sizes has "N/A due to dynamic shapes" there, and
+only some layers also report the type of their weights. Anything that is not reported stays unknown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS = {
     "BFLOAT16": "BF16", "FP8": "FP8", "INT32": "INT32", "INT64": "INT64", "BOOL": "BOOL",
 }  # fmt: skip
 _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b", re.IGNORECASE)
-# Layers that only move or convert data; they say nothing of where arithmetic is done.
+# Layers that only move or convert data; they do not show the type of any arithmetic.
 _MOVING = re.compile(
     r"reformat|cast|quantize|shuffle|copy|constant|noop|signal|wait|shape", re.IGNORECASE
 )
@@ -39,10 +39,10 @@ class Layer:
     Attributes:
         name: of the layer; of several where TensorRT fused them.
         kind: what it is, such as ``CaskConvolution``, ``gemm`` or ``kgen``.
-        inputs, outputs: element types of its data: ``FP32``, ``INT8``; empty for one that was not told.
-        weights: element types of its constants, where they are told.
-        kernel: the kernel that was chosen; empty where it is not told.
-        metadata: what is told of where it comes from, such as the names of ONNX nodes.
+        inputs, outputs: element types of its data: ``FP32``, ``INT8``; empty for one that is not reported.
+        weights: element types of its constants, if reported.
+        kernel: the chosen kernel; empty if not reported.
+        metadata: its reported origin, such as the names of ONNX nodes.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Layer:
 
     @property
     def types(self) -> set[str]:
-        """Element types of its data; of its weights where nothing is told of the data."""
+        """Element types of its data; those of its weights if none are reported for the data."""
         told = {kind for kind in (*self.inputs, *self.outputs) if kind != UNKNOWN}
         return told or set(self.weights)
 
     @property
     def input_types(self) -> set[str]:
-        """Element types that it computes with: of its data, else of its weights."""
+        """Element types that it computes with: those of its data, otherwise those of its weights."""
         return {kind for kind in self.inputs if kind != UNKNOWN} or set(self.weights)
 
 
@@ -82,19 +82,20 @@ def from_inspector(information: str) -> list[Layer]:
     """The layers in the JSON of TensorRT's engine inspector.
 
     Raises:
-        CapsedgeError: it says names only: the engine was built without details.
+        CapsedgeError: it contains only names: the engine was built without details.
     """
     try:
         found = json.loads(information)["Layers"]
         if not isinstance(found, list):
-            raise TypeError("'Layers' is no list")
+            raise TypeError("'Layers' is not a list")
     except (ValueError, KeyError, TypeError) as error:
         raise CapsedgeError(
-            "What TensorRT says of the engine cannot be read.", f"{type(error).__name__}: {error}."
+            "TensorRT's description of the engine cannot be read.",
+            f"{type(error).__name__}: {error}.",
         ) from error
     if not all(isinstance(layer, Mapping) for layer in found):
         raise CapsedgeError(
-            "TensorRT says nothing of the engine's types.",
+            "TensorRT does not report the engine's types.",
             "The engine has no detailed layer information.",
         )
     return [_from_mapping(layer) for layer in found]
@@ -197,9 +198,9 @@ def _from_arrow(line: str) -> Layer | None:
 
 
 def fill(layers: Sequence[Layer], other: Iterable[Layer]) -> list[Layer]:
-    """Layers with the types that are unknown taken from layers of the same name that another source tells.
+    """Layers whose unknown types are taken from the layers of the same name in another source.
 
-    Where the first source has no layers at all, those of the other are the answer.
+    If the first source has no layers at all, those of the other are returned.
     """
     named = {layer.name: layer for layer in other}
     if not layers:

@@ -1,4 +1,4 @@
-"""Where the compiled libraries of capsedge are; this one knows those for ONNX Runtime."""
+"""Where the compiled libraries of capsedge are, and the operator library for ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLE = "CAPSEDGE_OPS_LIBRARY"
 
 
 def find_library() -> Path | None:
-    """The custom-op library: the one that CAPSEDGE_OPS_LIBRARY names, else the installed one, else None.
+    """The operator library: the one that CAPSEDGE_OPS_LIBRARY names, else the installed one, else None.
 
     Raises:
         EnvironmentProblem: the variable names a file that does not exist.
@@ -26,7 +26,7 @@ def named_or_installed(name: str, variable: str, what: str) -> Path | None:
     """A library of ours: the file that an environment variable names, else the installed one, else None.
 
     Args:
-        what: what errors call it.
+        what: its name in errors.
 
     Raises:
         EnvironmentProblem: the variable names a file that does not exist.

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the one place that touches its API."""
+"""ONNX Runtime: the only place that uses its API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Port:
     Attributes:
         name: its name in the graph.
         shape: sizes; a string or None is a free dimension.
-        dtype: numpy's name of the element type, or ONNX Runtime's where numpy has none.
+        dtype: numpy's name for the element type, or ONNX Runtime's if numpy has none.
     """
 
     name: str
@@ -84,7 +84,7 @@ def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None
         fused: the operator library runs the ``capsedge`` nodes, whose bodies are then not used.
 
     Raises:
-        ArtefactError: overloads alone tell functions apart, and this version ignores them.
+        ArtefactError: functions differ only in their overloads, which this version ignores.
     """
     mixed = sorted(n for domain, n in summary.overloaded if not (fused and domain == DOMAIN))
     if not mixed:
@@ -95,7 +95,7 @@ def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None
     raise ArtefactError(
         f"ONNX Runtime {installed} would compute {name} wrongly.",
         f"The file has several functions named {', '.join(mixed)}; ONNX Runtime before "
-        f"{versions.text(versions.OVERLOADS)} takes one of them for all.",
+        f"{versions.text(versions.OVERLOADS)} uses one of them for all.",
         "Export the model again (`capsedge export`), or `pip install --upgrade onnxruntime`.",
     )
 
@@ -107,9 +107,9 @@ def register_operators(options: Any, library: Path, nodes: Iterable[str]) -> Non
 
 
 def available_threads() -> int:
-    """Threads to ask ONNX Runtime for; 0 leaves it its own choice, a thread per physical core.
+    """Threads to request from ONNX Runtime; 0 leaves the choice to it: one thread per physical core.
 
-    ONNX Runtime counts the machine's cores, also where the process may use only some of them.
+    ONNX Runtime counts the machine's cores even if the process may use only some of them.
     """
     if not hasattr(os, "sched_getaffinity"):
         return 0
@@ -118,14 +118,14 @@ def available_threads() -> int:
 
 
 def keep_to_itself(options: Any) -> None:
-    """A second line behind `onnx_file`: sessions read the one format, and no other files.
+    """A second line of defence behind `onnx_file`: sessions read only this format, and no other files.
 
-    ONNX Runtime 1.19 knows no folder of external initializers, 1.23 lets absolute paths leave it, 1.26
-    and newer keep to it.
+    ONNX Runtime 1.19 has no folder for external initializers, 1.23 lets absolute paths leave it, 1.26
+    and newer enforce it.
     """
     options.add_session_config_entry("session.load_model_format", "ONNX")
     options.add_session_config_entry(_EXTERNAL_FOLDER, os.devnull)  # nothing can lie below it
-    # Large constants are computed when they are needed, if ever: not while the file is judged.
+    # Large constants are computed only when they are needed, not while the file is checked.
     options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
 
 
@@ -134,17 +134,17 @@ class OnnxRuntimeBackend:
 
     Args:
         data: the ONNX file.
-        name: what errors call it.
+        name: its name in errors.
         threads: threads of one inference; None leaves the choice to ONNX Runtime.
-        library: the custom-op library to register; its kernels are the CPU's.
+        library: the operator library to register; its kernels are for the CPU.
         nodes: types of the model's ``capsedge`` nodes, for which the library has kernels to register.
         provider: ONNX Runtime's name of the execution provider.
         gpu: number of the GPU; None on the CPU.
 
     Raises:
         EnvironmentProblem: ONNX Runtime is missing, the library does not load into it, or the provider
-            is not there.
-        UnsupportedModelError: part of the model would run on the CPU though a GPU was asked for.
+            is not available.
+        UnsupportedModelError: part of the model would run on the CPU although a GPU was requested.
         ArtefactError: ONNX Runtime refuses the model.
     """
 
@@ -194,7 +194,7 @@ class OnnxRuntimeBackend:
             self.outputs = _ports(self._session.get_outputs())
         except Exception as error:
             if providers.fell_back(error):
-                # Either the provider did not start at all, or it does not take every node.
+                # Either the provider did not start at all, or it does not support every node.
                 options.add_session_config_entry(providers.NO_FALLBACK, "0")
                 providers.check_used(load(), provider)
                 raise providers.refused(name, provider) from error
@@ -212,7 +212,7 @@ class OnnxRuntimeBackend:
     def run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        """The outputs named, for inputs that have been checked; what they do not need is not computed."""
+        """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
         names = list(outputs)
         try:
             values = self._session.run(names, dict(feeds), self._run_options)
@@ -221,7 +221,7 @@ class OnnxRuntimeBackend:
             raise ArtefactError(
                 f"ONNX Runtime failed while running {self._name} on {shapes}.",
                 _first_line(error),
-                "If the shapes are those that the model was made for, the file is damaged: export it again.",
+                "If the model was made for these shapes, the file is damaged: export it again.",
             ) from error
         return dict(zip(names, map(np.asarray, values), strict=True))
 

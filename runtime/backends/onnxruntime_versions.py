@@ -1,6 +1,6 @@
 """Versions of ONNX Runtime: the oldest supported one, and what changed since.
 
-pyproject.toml and runtime/native/onnxruntime/ort_abi.h repeat ``OLDEST``; a test holds them to it.
+pyproject.toml and runtime/native/onnxruntime/ort_abi.h repeat ``OLDEST``; a test compares them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 OLDEST = (1, 19)
 OVERLOADS = (1, 27)  # the first that tells functions apart by ``FunctionProto.overload``
-# What tests/runtimes runs on beside the installed version (`make runtimes`): the oldest, the last for
+# Versions that tests/runtimes uses beside the installed one (`make runtimes`): the oldest, the last for
 # Python 3.10 and JetPack 6, the last before OVERLOADS.
 TESTED = ("1.19.0", "1.23.2", "1.26.0")
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's execution providers: a device that was asked for is used, or loading fails."""
+"""ONNX Runtime's execution providers: the requested device is used, or loading fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_device(device: str) -> int | None:
 
 
 def resolve(provider: str, gpu: int | None) -> str:
-    """ONNX Runtime's name of the provider to use.
+    """ONNX Runtime's name for the provider to use.
 
     Raises:
         UsageError: the provider is unknown or does not run on the device.
@@ -46,13 +46,13 @@ def resolve(provider: str, gpu: int | None) -> str:
         raise UsageError(
             f"The provider '{provider}' does not run on the device '{'cpu' if gpu is None else 'cuda'}'.",
             "",
-            f"Give the device '{wanted}' with it.",
+            f"Combine it with the device '{wanted}'.",
         )
     return _NAMES[provider]
 
 
 def chain(provider: str, gpu: int | None) -> list[Any]:
-    """What ONNX Runtime is given: the provider, and for TensorRT's the CUDA provider behind it."""
+    """The list for ONNX Runtime: the provider, followed for TensorRT by the CUDA provider."""
     if gpu is None:
         return [provider]
     chosen = [provider] if provider == CUDA else [provider, CUDA]
@@ -79,14 +79,14 @@ def check_used(session: Any, provider: str) -> None:
     """Make sure that a session really has the provider: ONNX Runtime only warns when one does not start.
 
     Raises:
-        EnvironmentProblem: it went to the CPU instead.
+        EnvironmentProblem: it fell back to the CPU.
     """
     used = session.get_providers()
     if provider not in used:
         raise EnvironmentProblem(
             f"{provider} did not start.",
-            f"ONNX Runtime would have gone on with {', '.join(used)}; mostly a library of CUDA, cuDNN or "
-            "TensorRT is missing, or not of the version that ONNX Runtime was built for.",
+            f"ONNX Runtime would have continued with {', '.join(used)}; usually a library of CUDA, cuDNN or "
+            "TensorRT is missing, or is not the version that ONNX Runtime was built for.",
             "Run `capsedge doctor`; install CUDA and cuDNN with `pip install 'onnxruntime-gpu[cuda,cudnn]'`.",
         )
 
@@ -99,7 +99,7 @@ def fell_back(error: BaseException) -> bool:
 def refused(name: str, provider: str) -> UnsupportedModelError:
     """The error for a model that does not run on the device as a whole."""
     return UnsupportedModelError(
-        f"{name} does not run on {provider} as a whole.",
-        "Some of its operators would run on the CPU, with copies between; what was asked for is a contract.",
+        f"{name} does not run entirely on {provider}.",
+        "Some of its operators would run on the CPU, with copies in between, and the device is a contract.",
         "Use the device 'cpu', export with `capsedge export --ops portable`, or build a TensorRT engine.",
     )

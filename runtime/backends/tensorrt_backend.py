@@ -1,4 +1,4 @@
-"""Running TensorRT engines on arrays of the host or of the GPU."""
+"""Running TensorRT engines on arrays in host or GPU memory."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class TensorRTBackend:
     Args:
         path: the engine; its passport lies beside it.
         device: number of the GPU.
-        contexts: calls that run at the same time, each with memory of its own; others wait.
+        contexts: calls that run at the same time, each with its own memory; others wait.
         graphs: whether to capture CUDA graphs.
 
     Attributes:
-        inputs, outputs: name, shape (None for the batch of an engine for several) and type.
-        smallest_batch, largest_batch: that one call takes.
-        passport: what the engine says of itself.
+        inputs, outputs: name, shape (None for the batch of an engine for several batch sizes) and type.
+        smallest_batch, largest_batch: the range that one call accepts.
+        passport: the description of the engine.
 
     Raises:
         UsageError: ``contexts`` is below 1.
@@ -54,12 +54,12 @@ class TensorRTBackend:
             self._slots = Slots(self.engine, self.largest_batch, contexts)
 
     @property
-    def plain_because(self) -> str:
-        """Why calls are not graphs; empty while they are."""
-        return self._capturing.plain_because
+    def no_graph_reason(self) -> str:
+        """Why calls do not use graphs; empty while they do."""
+        return self._capturing.no_graph_reason
 
     def close(self) -> None:
-        """Free what the engine holds on the GPU; calls that still run keep theirs."""
+        """Free the engine's GPU memory; calls that still run keep theirs."""
         with suppress(EnvironmentProblem), self._cuda.on(self._device):
             self._slots.destroy()
 
@@ -69,7 +69,7 @@ class TensorRTBackend:
 
     @contextmanager
     def own_slot(self) -> Iterator[Slot]:
-        """Buffers and a stream beside those of calls; inside of ``cuda.on``."""
+        """Buffers and a stream separate from those of calls; used inside ``cuda.on``."""
         slot = Slot(self.engine, self.largest_batch)
         try:
             yield slot
@@ -87,7 +87,7 @@ class TensorRTBackend:
     def run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        """The outputs named, for inputs that have been checked."""
+        """The named outputs, for inputs that have been checked."""
         batch = self.batch_of(feeds)
         cuda = self._cuda
         with cuda.on(self._device), self._slots.one() as slot:
@@ -117,8 +117,9 @@ class TensorRTBackend:
         """All outputs on the GPU, for inputs that are there: DLPack or ``__cuda_array_interface__``.
 
         Args:
-            out: where outputs go, by name; the others get memory of their own.
-            stream: in whose order this runs; the call returns when it is queued. None waits for the results.
+            out: arrays that outputs are written to, by name; the other outputs get new memory.
+            stream: the stream in whose order this runs; the call returns when it is queued. None waits for
+                the results.
 
         Raises:
             UsageError: an array is not on this GPU, or may not be written.

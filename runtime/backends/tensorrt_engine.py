@@ -41,11 +41,11 @@ class LoadedEngine:
 
     Args:
         path: the engine; its passport lies beside it.
-        device: number of the GPU. Callers of the methods are inside of ``cuda.on(device)``.
+        device: number of the GPU. The methods must be called inside ``cuda.on(device)``.
 
     Attributes:
-        inputs, outputs: name, shape (None for the batch of an engine for several) and type.
-        passport: what the engine says of itself.
+        inputs, outputs: name, shape (None for the batch of an engine for several batch sizes) and type.
+        passport: the description of the engine.
         scratch: bytes on the GPU that a context computes in.
 
     Raises:
@@ -59,7 +59,7 @@ class LoadedEngine:
         self._trt = trt = import_for(self.passport.target)
         self.cuda: Cuda = load_cuda()
         plugin = check_machine(path, self.passport, trt, self.cuda, device)
-        # One context is made at a time; the bindings let other threads run meanwhile.
+        # Contexts are created one at a time; the bindings let other threads run meanwhile.
         self._creating = threading.Lock()
         with self.cuda.on(device):
             # The runtime must outlive the engine.
@@ -89,7 +89,7 @@ class LoadedEngine:
             if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
-                    f"'{name}' is a shape, which TensorRT keeps in the memory of the host.",
+                    f"'{name}' is a shape, which TensorRT keeps in host memory.",
                     f"Build it again: `{self.passport.rebuild}`.",
                 )
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
@@ -112,10 +112,10 @@ class LoadedEngine:
         return math.prod(self.shape(port, batch)) * np.dtype(port.dtype).itemsize
 
     def layers(self, batch: int) -> list[Layer]:
-        """What TensorRT says of the layers at a batch.
+        """TensorRT's description of the layers at a batch size.
 
         Raises:
-            CapsedgeError: the engine holds no details.
+            CapsedgeError: the engine contains no details.
         """
         inspector = self._engine.create_engine_inspector()
         # Without shapes, the layers of an engine for several batches have no formats. Nothing runs in this
@@ -147,7 +147,7 @@ class LoadedEngine:
         return told
 
     def new_context(self, scratch: int) -> Any:
-        """An execution context that computes in memory of the caller.
+        """An execution context that computes in the caller's memory.
 
         Args:
             scratch: address of ``self.scratch`` bytes on the GPU; 0 for a context that never runs. Contexts
@@ -183,7 +183,7 @@ class LoadedEngine:
                 raise self._failed(f"take the address of '{name}'")
         try:
             missing = context.infer_shapes()
-        except RuntimeError as error:  # what the bindings make of a refusal
+        except RuntimeError as error:  # the bindings' form of a refusal
             raise self._failed("infer its shapes") from error
         if missing:
             raise self._failed(f"infer its shapes without {', '.join(missing)}")
@@ -194,7 +194,7 @@ class LoadedEngine:
 
     @staticmethod
     def accepts(context: Any, stream: int) -> bool:
-        """Whether TensorRT put the inference on the stream."""
+        """Put the inference on the stream; returns whether TensorRT accepted it."""
         return bool(context.execute_async_v3(stream))
 
     def enqueue(self, context: Any, stream: int) -> None:

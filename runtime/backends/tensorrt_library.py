@@ -53,11 +53,11 @@ def import_tensorrt() -> Any:
 
 
 def how_to_get() -> str:
-    """How TensorRT comes onto this kind of machine."""
+    """How to install TensorRT on this kind of machine."""
     if platform.machine() == "aarch64":
         return (
-            "On a Jetson it comes with JetPack 6 or 7: `sudo apt-get install nvidia-jetpack "
-            "python3-libnvinfer`, then make the environment with `python3 -m venv "
+            "On a Jetson, it comes with JetPack 6 or 7: `sudo apt-get install nvidia-jetpack "
+            "python3-libnvinfer`, then create the environment with `python3 -m venv "
             f"--system-site-packages`; on other ARM machines: {_wheel()}."
         )
     return f"On a machine with an NVIDIA GPU: {_wheel()}."
@@ -73,17 +73,17 @@ def _wheel() -> str:
 
 
 def product(trt: Any) -> str:
-    """What a package is called: TensorRT or TensorRT-RTX, with its version."""
+    """The name of a package, TensorRT or TensorRT-RTX, with its version."""
     kind = "TensorRT-RTX" if trt.__name__.startswith("tensorrt_rtx") else "TensorRT"
     return f"{kind} {trt.__version__}"
 
 
 @cache
 def tensorrt_logger(trt: Any) -> Any:
-    """Keeps TensorRT's warnings and errors for our errors instead of printing them.
+    """A logger that keeps TensorRT's warnings and errors for our errors instead of printing them.
 
-    Of the verbose messages it keeps those that list an engine's layers. One for the process and package:
-    TensorRT keeps the first logger that it is given for all builders and runtimes, so it must outlive them.
+    Of the verbose messages, it keeps those that list an engine's layers. One exists per process and package:
+    TensorRT uses the first logger that it receives for all builders and runtimes, so it must outlive them.
     """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -102,14 +102,14 @@ def tensorrt_logger(trt: Any) -> Any:
                 self.layers.append(message)
 
         def clear(self) -> None:
-            """Forget what was said of something else."""
+            """Forget messages about something else."""
             self.errors.clear()
             self.warnings.clear()
             self.layers.clear()
 
         @contextmanager
         def apart(self) -> Iterator[None]:
-            """What is said inside is not mixed with what was said before, and forgotten afterwards."""
+            """Keep messages inside the block apart from earlier ones, and forget them afterwards."""
             before = self.errors, self.warnings
             self.errors, self.warnings = deque(maxlen=_KEPT), deque(maxlen=_KEPT)
             try:
@@ -118,14 +118,14 @@ def tensorrt_logger(trt: Any) -> Any:
                 self.errors, self.warnings = before
 
         def words(self) -> str:
-            """What TensorRT said last, and our plugins before it, for the reason of an error."""
+            """TensorRT's last messages, after those of our plugins, as the reason of an error."""
             said = list(self.errors or self.warnings)
             own = [message for message in said if message.startswith(OWN_WORDS)]
             rest = [message for message in said[-2:] if message not in own]
             return " ".join([*own[-2:], *rest])[:600] or "TensorRT gave no reason."
 
         def of_plugins(self) -> list[str]:
-            """What our plugins said; the parser's own errors do not repeat it."""
+            """The messages of our plugins, which the parser's own errors do not repeat."""
             return [message for message in self.errors if message.startswith(OWN_WORDS)]
 
     return Logger()
@@ -135,11 +135,11 @@ def start(trt: Any, kind: Any, logger: Any) -> Any:
     """A ``trt.Runtime`` or ``trt.Builder``.
 
     Raises:
-        EnvironmentProblem: TensorRT gives none, as where it cannot use the GPU.
+        EnvironmentProblem: TensorRT returns none, for instance because it cannot use the GPU.
     """
     try:
         return kind(logger)
-    except TypeError as error:  # what the bindings make of a null pointer
+    except TypeError as error:  # the bindings' form of a null pointer
         raise EnvironmentProblem(
             f"{product(trt)} does not start.",
             logger.words(),
@@ -157,7 +157,7 @@ def find_plugin() -> Path | None:
 
 
 def plugin_namespace(registry: Any) -> str | None:
-    """The namespace under which a registry knows our plugins; None if it does not know them all."""
+    """The namespace under which a registry has our plugins; None if it does not have them all."""
     for namespace in NAMESPACES:
         creators = [registry.get_creator(name, PLUGIN_VERSION, namespace) for name in PLUGINS]
         if all(creator is not None for creator in creators):
@@ -166,12 +166,12 @@ def plugin_namespace(registry: Any) -> str | None:
 
 
 def load_plugin(registry: Any, library: Path, logger: Any) -> str:
-    """Bring the plugins into a registry; the namespace that they are under.
+    """Load the plugins into a registry; returns their namespace.
 
     Raises:
-        ArtefactError: TensorRT does not take the library.
+        ArtefactError: TensorRT does not accept the library.
     """
-    # Asking for plugins that are not there is an error of TensorRT's, too.
+    # Asking TensorRT for plugins that are not there logs an error, too.
     with logger.apart():
         namespace = plugin_namespace(registry)
     if namespace is not None:  # loading twice would be an error
@@ -196,20 +196,22 @@ def _refused(library: Path, why: str) -> ArtefactError:
     )
 
 
-def check_machine(engine: Path, issued: Passport, trt: Any, cuda: Cuda, device: int) -> Path | None:
+def check_machine(
+    engine: Path, passport: Passport, trt: Any, cuda: Cuda, device: int
+) -> Path | None:
     """The plugin library that an engine needs, or None, once its passport fits this machine.
 
     Raises:
         EnvironmentProblem: there is no GPU, or the plugin library's variable names no file.
         ArtefactError: the engine was built for something else.
     """
-    plugin = find_plugin() if issued.plugin_sha256 else None
-    check(engine, issued, this_machine(trt, cuda, device), plugin)
+    plugin = find_plugin() if passport.plugin_sha256 else None
+    check(engine, passport, this_machine(trt, cuda, device), plugin)
     return plugin
 
 
 def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:
-    """What engines depend on, here; ``cuda`` is the newest that the driver runs.
+    """The properties of this machine that engines depend on; ``cuda`` is the newest that the driver supports.
 
     Raises:
         EnvironmentProblem: there is no GPU.

@@ -22,7 +22,7 @@ HOW_TO_GET = "pip install 'capsedge[rtx]'"
 # Every RTX GPU from Ampere to Blackwell, as TensorRT-RTX builds by default; 8.0, 7.5 and 12.1 on request.
 DEFAULT_CAPABILITIES = ("8.6", "8.9", "12.0")
 _JETSONS = {"7.2": "Xavier", "8.7": "Orin", "10.1": "Thor", "11.0": "Thor"}
-# The parser opens the library by this name for a node that is a plugin, and ends the process without it.
+# The parser opens the library under this name for a plugin node, and ends the process without it.
 _UNVERSIONED = "libtensorrt_rtx.so"
 
 
@@ -71,7 +71,7 @@ def import_for(target: str) -> Any:
 
 
 def compute_capabilities(trt: Any) -> dict[str, Any]:
-    """What a release builds for: ``{"8.6": ComputeCapability.SM86}``."""
+    """The compute capabilities that a release builds for: ``{"8.6": ComputeCapability.SM86}``."""
     found = {}
     for name in dir(trt.ComputeCapability):
         digits = re.fullmatch(r"SM([0-9]+)([0-9])", name)
@@ -98,7 +98,7 @@ def check_capabilities(trt: Any, asked: Sequence[str]) -> None:
             raise UsageError(
                 f"Unknown compute capability '{capability}'.",
                 f"TensorRT-RTX {trt.__version__} builds for {', '.join(known)}.",
-                f"Give for instance `--compute-capability {','.join(DEFAULT_CAPABILITIES)}`.",
+                f"Use for instance `--compute-capability {','.join(DEFAULT_CAPABILITIES)}`.",
             )
     if not asked or len(set(asked)) != len(asked):
         raise UsageError(
@@ -109,7 +109,7 @@ def check_capabilities(trt: Any, asked: Sequence[str]) -> None:
 
 
 def set_compute_capabilities(trt: Any, config: Any, asked: Sequence[str]) -> None:
-    """Tell a builder's configuration the GPUs that an engine is for, which `check_capabilities` let pass."""
+    """Set the GPUs of an engine, accepted by `check_capabilities`, in a builder's configuration."""
     known = compute_capabilities(trt)
     config.num_compute_capabilities = len(asked)
     for index, capability in enumerate(asked):
@@ -119,8 +119,8 @@ def set_compute_capabilities(trt: Any, config: Any, asked: Sequence[str]) -> Non
 def check_parser_takes_plugins() -> None:
     """Refuse where the parser would end the process at the first plugin.
 
-    It opens ``libtensorrt_rtx.so`` for a plugin and calls ``std::terminate`` where there is none; NVIDIA's
-    wheel has ``libtensorrt_rtx.so.1`` only.
+    It opens ``libtensorrt_rtx.so`` for a plugin and calls ``std::terminate`` if it is missing; NVIDIA's
+    wheel contains only ``libtensorrt_rtx.so.1``.
 
     Raises:
         EnvironmentProblem: there is no library of that name.
@@ -130,8 +130,8 @@ def check_parser_takes_plugins() -> None:
     except OSError as error:
         raise EnvironmentProblem(
             f"TensorRT-RTX needs the name {_UNVERSIONED} for engines with plugins.",
-            f"{error}. NVIDIA's package has {_UNVERSIONED}.1 only, and its parser ends the process "
-            "where it does not find the other.",
-            "Make a link of that name and put its folder into LD_LIBRARY_PATH (docs/tensorrt.md), or "
+            f"{error}. NVIDIA's package contains only {_UNVERSIONED}.1, and its parser ends the process "
+            "if it does not find the other name.",
+            "Create a link of that name and put its folder into LD_LIBRARY_PATH (docs/tensorrt.md), or "
             "build with `--plugin native`.",
         ) from error

@@ -1,8 +1,8 @@
-"""What calls of an engine run in: so many at a time, each with a stream, buffers and CUDA graphs of its own.
+"""The slots that calls of an engine run in, each with its own stream, buffers and CUDA graphs.
 
-A graph belongs to the context that it was captured from, as that was then: TensorRT forbids to change the
-context afterwards. So a slot has a context for each of the batches that it ran last, all of them in the same
-scratch memory, since only one runs at a time. The buffers have room for the largest batch and never move.
+A graph belongs to the state of the context from which it was captured: TensorRT forbids changing the context
+afterwards. So a slot has one context for each of the batch sizes that it ran last, all in the same scratch
+memory, since only one runs at a time. The buffers have room for the largest batch and never move.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 
 CONTEXTS = 4  # calls at the same time; more keep no GPU busier and cost memory
-GRAPHS = 8  # batches of a slot whose graphs are kept
+GRAPHS = 8  # batch sizes per slot whose graphs are kept
 _ATTEMPTS = 3  # to capture; another library may free memory in the middle of one
 
 
@@ -32,28 +32,28 @@ class _Bound:
 
 
 class Capturing:
-    """Whether the calls of an engine become graphs.
+    """Whether the calls of an engine are captured as graphs.
 
     Attributes:
-        plain_because: why they do not; empty while they do.
+        no_graph_reason: why they are not; empty while they are.
     """
 
     def __init__(self, graphs: bool) -> None:
-        self.plain_because = "" if graphs else "graphs were not asked for"
+        self.no_graph_reason = "" if graphs else "graphs were not requested"
         self._left = _ATTEMPTS
 
     def failed(self, why: str) -> None:
-        """Another attempt is over; after the last one calls are plain for good."""
+        """Count a failed attempt; after the last one, calls run without graphs for good."""
         self._left -= 1
         if not self._left:
-            self.plain_because = why
+            self.no_graph_reason = why
 
 
 class Slot:
-    """What one call at a time uses.
+    """The resources that one call at a time uses.
 
     Attributes:
-        stream: all its work is on it.
+        stream: the stream of all its work.
         device, host: addresses of its buffers, by name of the input or output.
         scratch: address of the memory that its contexts compute in.
     """
@@ -78,7 +78,7 @@ class Slot:
             raise
 
     def destroy(self) -> None:
-        """Give everything back, whatever fails."""
+        """Free everything, even if some of it fails."""
         cuda = self._engine.cuda
         with suppress(EnvironmentProblem):
             cuda.synchronize(self.stream)
@@ -101,8 +101,8 @@ class Slot:
     def execute(self, batch: int, capturing: Capturing) -> None:
         """Put the inference on the stream.
 
-        The first run of a batch is a plain one, as TensorRT wants; the second is captured, the others launch
-        its graph.
+        The first run of a batch size uses no graph, as TensorRT requires; the second is captured, and later
+        runs launch the graph.
         """
         engine, cuda = self._engine, self._engine.cuda
         bound = self._for(batch)
@@ -110,7 +110,7 @@ class Slot:
             engine.enqueue(bound.context, self.stream)
             bound.ran = True
             return
-        if not bound.graph and not capturing.plain_because:
+        if not bound.graph and not capturing.no_graph_reason:
             cuda.synchronize(self.stream)
             bound.graph, why = cuda.capture(
                 self.stream, lambda: engine.accepts(bound.context, self.stream)
@@ -123,7 +123,7 @@ class Slot:
             engine.enqueue(bound.context, self.stream)
 
     def _for(self, batch: int) -> _Bound:
-        """The context of a batch: the one that has it, a new one, or the one that was used longest ago."""
+        """The context for a batch size: the one set to it, a new one, or the least recently used one."""
         found = self._bound.get(batch)
         if found is not None:
             self._bound.move_to_end(batch)
@@ -144,10 +144,10 @@ class Slot:
 
 
 class Slots:
-    """The slots of an engine, made when they are needed.
+    """The slots of an engine, created when they are needed.
 
     Args:
-        most: of them; a call that finds all of them in use waits.
+        most: largest number of slots; a call that finds all of them in use waits.
     """
 
     def __init__(self, engine: LoadedEngine, largest: int, most: int) -> None:
@@ -160,7 +160,7 @@ class Slots:
 
     @contextmanager
     def one(self) -> Iterator[Slot]:
-        """A slot that nobody else uses; one that a call failed in is thrown away."""
+        """A slot for exclusive use; a slot in which a call failed is discarded."""
         with self._room:
             with self._lock:
                 slot = self._free.pop() if self._free else None
@@ -171,7 +171,7 @@ class Slots:
             except BaseException as error:
                 if not isinstance(
                     error, UsageError
-                ):  # the caller's mistake is found before anything runs
+                ):  # the caller's mistakes are found before anything runs
                     slot.destroy()
                     raise
                 self._give_back(slot)
@@ -183,7 +183,7 @@ class Slots:
             self._free.append(slot)
 
     def destroy(self) -> None:
-        """Give back those that no call is in; calls that still run keep theirs."""
+        """Free the slots that no call uses; calls that still run keep theirs."""
         with self._lock:
             free, self._free = self._free, []
         for slot in free:

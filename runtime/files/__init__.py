@@ -1,1 +1,1 @@
-"""Files from anywhere, read within limits, and files of ours, written whole or not at all."""
+"""Reading untrusted files within limits, and writing files completely or not at all."""

@@ -1,4 +1,4 @@
-"""Zip archives from anywhere: npz files and PyTorch's checkpoints."""
+"""Untrusted zip archives: npz files and PyTorch's checkpoints."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 class BadArchive(ValueError):
-    """An archive is damaged, beyond the limits, or no zip archive."""
+    """An archive is damaged, exceeds the limits, or is not a zip archive."""
 
 
 class Archive:
-    """An open zip archive; what is in it is read only when asked for, and only as much as asked for.
+    """An open zip archive; its content is read only when requested, and only as much as requested.
 
     Args:
         file: its content.
 
     Raises:
-        BadArchive: it is no zip archive, or lists too many members.
+        BadArchive: it is not a zip archive, or lists too many members.
     """
 
     def __init__(self, file: BufferedReader) -> None:
@@ -37,7 +37,7 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """Of all members."""
+        """The names of all members."""
         return list(self._zip.NameToInfo)
 
     @contextmanager
@@ -45,45 +45,45 @@ class Archive:
         """A member, unpacked as it is read.
 
         Raises:
-            BadArchive: it is not there, packed by an unknown method, or damaged (also where the block reads).
+            BadArchive: it is missing, compressed with an unknown method, or damaged (then also when read).
         """
         entry = self._entry(name)
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise BadArchive(f"'{name}' is packed by an unknown method")
+            raise BadArchive(f"'{name}' is compressed with an unknown method")
         with _damaged(), self._zip.open(entry) as content:
             yield content
 
     def stored(self, name: str, most: int) -> bytearray:
-        """A member that is not packed, whole; its checksum is left alone, as PyTorch may leave it out.
+        """The whole content of an uncompressed member; not checked by its checksum, which PyTorch may omit.
 
         Args:
-            most: bytes that it may have.
+            most: largest number of bytes that it may have.
 
         Raises:
-            BadArchive: it is not there, packed, too large, or cut off.
+            BadArchive: it is missing, compressed, too large, or truncated.
         """
         entry = self._entry(name)
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-            raise BadArchive(f"'{name}' is packed")
+            raise BadArchive(f"'{name}' is compressed")
         if entry.file_size > most:
-            raise BadArchive(f"'{name}' has {entry.file_size:,} bytes, {most:,} are read")
+            raise BadArchive(f"'{name}' has {entry.file_size:,} bytes, the limit is {most:,}")
         with _damaged():
             self._file.seek(entry.header_offset)
             magic, names, extra = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
             start = entry.header_offset + _LOCAL_HEADER.size + names + extra
             if magic != b"PK\3\4" or entry.file_size > size(self._file) - start:
-                raise BadArchive(f"'{name}' lies outside of the file")
+                raise BadArchive(f"'{name}' lies outside the file")
             self._file.seek(start)
             content = bytearray(entry.file_size)
             if self._file.readinto(content) != len(content):
-                raise BadArchive(f"'{name}' is cut off")
+                raise BadArchive(f"'{name}' is truncated")
             return content
 
     def length(self, name: str) -> int:
-        """Bytes of a member, as its index says.
+        """Size of a member in bytes, according to the index.
 
         Raises:
-            BadArchive: it is not there.
+            BadArchive: it is missing.
         """
         return self._entry(name).file_size
 
@@ -94,14 +94,14 @@ class Archive:
 
 
 class _Capped:
-    """A file that refuses to read much at once: what zipfile reads at once is an index."""
+    """A file that refuses to read much at once: zipfile reads only the index at once."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, count: int = -1) -> bytes:
-        """At most the limit of an index."""
+        """Read at most as many bytes as an index may have."""
         if count > limits.ARCHIVE_INDEX_BYTES:
             raise BadArchive(f"its index has {count:,} bytes")
         return self._file.read(count if count >= 0 else limits.ARCHIVE_INDEX_BYTES)

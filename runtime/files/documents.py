@@ -1,8 +1,8 @@
-"""JSON that comes from files: bounded when it is parsed, typed when it is used.
+"""JSON from files: bounded when it is parsed, typed when it is used.
 
-The one reader of metadata, configurations, passports, calibration tables and headers. `parse` gives plain
-values within the limits; `decode` makes a dataclass of them, whose annotations are the schema. Whatever is
-wrong with a document is a `Malformed`.
+The only reader of metadata, configurations, passports, calibration tables and headers. `parse` returns plain
+values within the limits; `decode` turns them into a dataclass, whose annotations are the schema. Every defect
+of a document raises `Malformed`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Nan = Literal["refuse", "null", "keep"]
 _INTEGER_DIGITS = 20  # 64 bits and a sign
 _INTEGERS = range(-(2**63), 2**64)
 _NAMES = {
-    str: "a text", int: "a whole number", float: "a number", bool: "true or false",
+    str: "a string", int: "a whole number", float: "a number", bool: "true or false",
     type(None): "null", dict: "an object", list: "a list", tuple: "a list",
 }  # fmt: skip
 
 
 class Malformed(ValueError):
-    """A document from a file is not what it should be; the message says where and why."""
+    """A document from a file is invalid; the message states where and why."""
 
 
 def read(path: Path) -> Any:
@@ -38,7 +38,7 @@ def read(path: Path) -> Any:
 
     Raises:
         UsageError: it cannot be read.
-        Malformed: as of `parse`.
+        Malformed: as for `parse`.
     """
     with opened(path) as file:
         return parse(file.read(limits.JSON_BYTES + 1))
@@ -49,11 +49,11 @@ def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
 
     Args:
         data: UTF-8.
-        nan: what to do with NaN, infinities and numbers beyond doubles, which JSON does not know and
+        nan: what to do with NaN, infinities and numbers beyond doubles, which JSON does not define but
             Python writes: ``refuse``, take as ``null``, or ``keep``.
 
     Raises:
-        Malformed: it is no JSON, beyond the limits, or names a key twice.
+        Malformed: it is not JSON, exceeds the limits, or names a key twice.
     """
     if len(data) > limits.JSON_BYTES:
         raise Malformed(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
@@ -62,7 +62,7 @@ def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
         text = data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError as error:
         raise Malformed("it is not UTF-8") from error
-    # Every value but the first follows one of these, so no list is built that is too long.
+    # Every value except the first follows one of these, so no list that is too long is ever built.
     if sum(map(text.count, ",[{")) >= limits.JSON_VALUES:
         raise Malformed(f"it has over {limits.JSON_VALUES:,} values")
     try:
@@ -76,18 +76,19 @@ def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
     except RecursionError as error:
         raise Malformed(f"it is nested over {limits.JSON_DEPTH} deep") from error
     except json.JSONDecodeError as error:
-        raise Malformed(f"it is no JSON: {error}") from error
+        raise Malformed(f"it is not JSON: {error}") from error
     return check(values, finite=nan != "keep")
 
 
 def check(values: Any, finite: bool = True) -> Any:
-    """Plain values of another source than JSON, by the same limits.
+    """Check plain values from a source other than JSON against the same limits.
 
     Raises:
-        Malformed: there are others than texts, numbers, true, false, null, lists and objects; or too many.
+        Malformed: there are values other than strings, numbers, true, false, null, lists and objects, or too
+            many values.
     """
     left = limits.JSON_VALUES
-    rows = [iter((values,))]  # one of every depth
+    rows = [iter((values,))]  # one per depth
     while rows:
         for value in rows[-1]:
             left -= 1
@@ -108,7 +109,7 @@ def check(values: Any, finite: bool = True) -> Any:
                 if kind is dict:
                     for key in value:
                         if type(key) is not str:
-                            raise Malformed("it has a key that is no text")
+                            raise Malformed("it has a key that is not a string")
                         _check_text(key)
                     value = value.values()
                 rows.append(iter(value))
@@ -165,12 +166,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def decode(kind: type[T], values: Any, name: str = "") -> T:
     """An instance of a dataclass (or another type) from plain values.
 
-    Fields are checked by their annotations: ``int``, ``float``, ``str``, ``bool``, ``None``, ``Any``,
-    dataclasses, and tuples, lists, mappings with keys of text and unions of them. Whole numbers serve as
-    ``float``. A field without a default must be there; none may be there that the class does not have.
+    Fields are checked against their annotations: ``int``, ``float``, ``str``, ``bool``, ``None``, ``Any``,
+    dataclasses, and tuples, lists, mappings with string keys and unions of them. Whole numbers are accepted
+    for ``float``. Fields without a default are required; fields that the class does not have are refused.
 
     Args:
-        name: what errors call the value; empty for the whole document.
+        name: the name of the value in errors; empty for the whole document.
 
     Raises:
         Malformed: a field is missing, unknown or of another type, or the class refuses its value.
@@ -214,7 +215,7 @@ def _object(kind: Any, value: Any, name: str) -> Any:
     decoded = {k: _decode(annotations[k], v, _join(name, k)) for k, v in value.items()}
     try:
         return kind(**decoded)
-    except ValueError as error:  # the class's own rules
+    except ValueError as error:  # raised by the class's own checks
         if isinstance(error, Malformed):
             raise
         raise Malformed(f"{name}: {error}" if name else str(error)) from error

@@ -1,4 +1,4 @@
-"""Opening what is to be read: regular files and nothing else, with the reason in words where that fails."""
+"""Opening files for reading: only regular files, with the reason in words where that fails."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedR
     """A regular file, open for reading; never waits for another process to write.
 
     Args:
-        fix: what errors advise.
+        fix: the advice that errors give.
 
     Raises:
-        UsageError: there is no such file, it is no regular one, or it cannot be opened or read.
+        UsageError: the file does not exist, is not a regular file, or cannot be opened or read.
     """
     with explained(path, fix):
-        # Looked at first, as opening alone can wake a pipe's writer or move a device; and again when it is
-        # open, as the name may mean something else by then.
+        # Checked before opening, since opening alone can wake a pipe's writer or move a device, and again
+        # afterwards, since the name may refer to something else by then.
         _check_regular(path, os.stat(path).st_mode)
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
@@ -44,7 +44,7 @@ def kind(path: Path | str) -> str | None:
     """What a path leads to: ``file``, ``folder``, ``pipe``, ``socket`` or ``device``; None for nothing.
 
     Raises:
-        UsageError: that cannot be found out, as below a folder that may not be searched.
+        UsageError: the system refuses to tell, for instance below a folder that may not be searched.
     """
     with explained(path):
         try:
@@ -60,10 +60,10 @@ def size(file: BinaryIO) -> int:
 
 @contextmanager
 def explained(path: Path | str, fix: str = "Check the path.") -> Iterator[None]:
-    """Failures of the block to reach a path, as errors for the reader.
+    """Turn the block's failures to reach a path into readable errors.
 
     Raises:
-        UsageError: the system refused.
+        UsageError: the system refused access.
     """
     try:
         os.fsencode(path)
@@ -78,16 +78,16 @@ def explained(path: Path | str, fix: str = "Check the path.") -> Iterator[None]:
 
 
 def check_name(path: Path | str, error: ValueError) -> None:
-    """Tell a path that no file can have by the error that using it raised.
+    """Recognize a path that no file can have by the error that its use raised.
 
     Raises:
-        UsageError: it is one.
+        UsageError: no file can have this path.
     """
     name = os.fspath(path)
     if "\0" in name or (isinstance(error, UnicodeEncodeError) and error.object == name):
         raise UsageError(
             f"No file can be named {name!a}.",
-            "It has a null byte." if "\0" in name else f"{error.reason}.",  # type: ignore[attr-defined]
+            "It contains a null byte." if "\0" in name else f"{error.reason}.",  # type: ignore[attr-defined]
             "Check the path.",
         ) from error
 
@@ -106,7 +106,7 @@ def listing(folder: Path | str) -> list[str]:
     """The names in a folder, sorted.
 
     Raises:
-        UsageError: it is no folder, cannot be read, or has too many.
+        UsageError: it is not a folder, cannot be read, or contains too many files.
     """
     names: list[str] = []
     try:

@@ -1,8 +1,8 @@
 """Plain values of a pickle, without Python's unpickler: nothing in the file is imported, called or allocated.
 
-The opcodes are interpreted here, over the content's own bytes: a size that the file does not hold is
-refused before anything is made of it. What a pickle would import is a `Name`; what it would call is handed
-to the reader of the format, which makes what it knows (an array of bytes, a tensor) and refuses the rest.
+The opcodes are interpreted here, over the bytes of the file: a size that exceeds the file is refused before
+anything is allocated. An import in the pickle becomes a `Name`; a call is passed to the reader of the format,
+which builds the objects that it knows (an array of bytes, a tensor) and refuses everything else.
 Opcodes: https://github.com/python/cpython/blob/3.13/Lib/pickletools.py.
 """
 
@@ -18,16 +18,16 @@ from capsedge.runtime.files import limits
 
 
 class BadPickle(ValueError):
-    """A pickle is damaged, beyond the limits, or asks for more than plain values."""
+    """A pickle is damaged, exceeds the limits, or contains more than plain values."""
 
 
 class NotPlain(BadPickle):
-    """A pickle asks for what only running its code could give."""
+    """A pickle contains objects that could only be obtained by running its code."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a pickle would import."""
+    """A name that a pickle would import."""
 
     module: str
     name: str
@@ -38,14 +38,14 @@ class Name:
 
 @dataclass(frozen=True)
 class Format:
-    """What is made of the parts of a pickle that are no plain values.
+    """How the parts of a pickle that are not plain values are built.
 
-    All raise BadPickle for what is not known.
+    All functions raise BadPickle for anything unknown.
 
     Attributes:
-        call: what calling a name with arguments gives.
-        set_state: sets the state of what `call` gave.
-        stored: what a reference out of the pickle stands for.
+        call: returns the result of calling a name with arguments.
+        set_state: sets the state of an object that `call` returned.
+        stored: returns the object that a reference out of the pickle stands for.
     """
 
     call: Callable[[Name, tuple[Any, ...]], Any]
@@ -65,18 +65,19 @@ _INTEGERS = range(-(2**63), 2**64)
 
 
 def loads(data: bytes, form: Format) -> Any:
-    """The value of a pickle. Strings of Python 2 are bytes.
+    """The value of a pickle. Python 2 strings become bytes.
 
     Raises:
-        BadPickle: it is damaged, beyond the limits, or asks for more than plain values and the format.
+        BadPickle: it is damaged, exceeds the limits, or contains more than plain values and the format's
+            objects.
     """
     return read(io.BytesIO(data), form)
 
 
 def read(data: io.BytesIO, form: Format) -> Any:
-    """As `loads`, of one of several pickles in a row: ``data`` stands behind it afterwards.
+    """As `loads`, for one of several consecutive pickles; afterwards ``data`` is positioned behind it.
 
-    It has to be in memory: no other file refuses to read more than there is before it makes room for it.
+    ``data`` must be in memory: any other file would allocate the requested size before it finds less to read.
     """
     machine = _Machine(form)
     opcodes = pickletools.genops(data)
@@ -101,7 +102,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """Do what an opcode says."""
+        """Execute one opcode."""
         if name in _NUMBERS:
             if type(argument) is int and argument not in _INTEGERS:
                 raise BadPickle("it has a number of over 64 bits")
@@ -126,13 +127,13 @@ class _Machine:
         elif name not in ("PROTO", "FRAME"):
             action = _ACTIONS.get(name)
             if action is None:
-                raise BadPickle(f"it asks for {name}")
+                raise BadPickle(f"it uses the opcode {name}")
             action(self, argument)
 
     def pop(self) -> Any:
         """Take the top of the stack."""
         if not self._stack:
-            raise BadPickle("it takes more than it has made")
+            raise BadPickle("it takes more values than it has made")
         return self._stack.pop()
 
     def _top(self, kind: type) -> Any:
@@ -145,7 +146,7 @@ class _Machine:
         self._stack = []
 
     def _marked(self) -> list[Any]:
-        """Take what lies above the last mark."""
+        """Take everything above the last mark."""
         if not self._below:
             raise BadPickle("it has no mark where it needs one")
         items, self._stack = self._stack, self._below.pop()
@@ -182,7 +183,7 @@ class _Machine:
     def _set(self, items: list[Any]) -> None:
         target = self._top(dict)
         if len(items) % 2 or not {type(key) for key in items[::2]} <= {str, bytes, int}:
-            raise BadPickle("it has keys that are neither texts nor whole numbers")
+            raise BadPickle("it has keys that are neither strings nor whole numbers")
         target.update(zip(items[::2], items[1::2], strict=True))
 
     def _global(self, argument: str) -> None:
@@ -192,13 +193,13 @@ class _Machine:
     def _stack_global(self, _: Any) -> None:
         name, module = self.pop(), self.pop()
         if type(name) is not str or type(module) is not str:
-            raise BadPickle("it imports what is no name")
+            raise BadPickle("it imports something other than a name")
         self._stack.append(Name(module, name))
 
     def _reduce(self, _: Any) -> None:
         arguments, name = self.pop(), self.pop()
         if type(arguments) is not tuple or type(name) is not Name:
-            raise BadPickle("it calls what is no name")
+            raise BadPickle("it calls something other than a name")
         self._stack.append(self._form.call(name, arguments))
 
     def _build(self, _: Any) -> None:
@@ -207,7 +208,7 @@ class _Machine:
 
     def _stored(self, _: Any) -> None:
         if self._form.stored is None:
-            raise BadPickle("it refers to what lies outside of it")
+            raise BadPickle("it refers to objects outside of it")
         self._stack.append(self._form.stored(self.pop()))
 
 

@@ -1,6 +1,6 @@
-"""The header of a safetensors file (https://huggingface.co/docs/safetensors): its tensors and their places.
+"""The header of a safetensors file (https://huggingface.co/docs/safetensors): its tensors and their offsets.
 
-Judged here before the library of that name, which takes any header of up to 100 MB, sees the file.
+It is checked here before the library ``safetensors``, which accepts headers of up to 100 MB, sees the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from capsedge.runtime.files.opening import size
 
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
-# Element types: their names elsewhere, and bytes.
+# Element types: their names elsewhere, and their bytes.
 TYPES: dict[str, tuple[str, int]] = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
     "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1),
@@ -34,7 +34,7 @@ class StoredTensor:
     Attributes:
         dtype: one of TYPES.
         shape: its sizes.
-        data_offsets: its first byte and the one after its last, counted from the end of the header.
+        data_offsets: first byte and the byte after the last, counted from the end of the header.
     """
 
     dtype: str
@@ -60,10 +60,10 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What the header says.
+    """The content of the header.
 
     Attributes:
-        metadata: texts under keys.
+        metadata: strings by key.
         tensors: by name.
     """
 
@@ -75,19 +75,19 @@ def read_header(file: BufferedReader) -> Header:
     """Read and check the header of an open file.
 
     Raises:
-        Malformed: it is no safetensors file, is cut off, or goes beyond the limits.
+        Malformed: it is not a safetensors file, is truncated, or exceeds the limits.
     """
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     room = size(file) - _LENGTH_BYTES
     if length > room:
         raise Malformed(f"its header claims {length:,} bytes, {max(room, 0):,} follow")
     if length > limits.JSON_BYTES:
-        raise Malformed(f"its header has {length:,} bytes, {limits.JSON_BYTES:,} are read")
+        raise Malformed(f"its header has {length:,} bytes, the limit is {limits.JSON_BYTES:,}")
     values: Any = parse(file.read(length))
     if type(values) is not dict:
-        raise Malformed("its header is no object")
+        raise Malformed("its header is not an object")
     if len(values) > limits.TENSORS:
-        raise Malformed(f"it has {len(values):,} tensors, {limits.TENSORS:,} are read")
+        raise Malformed(f"it has {len(values):,} tensors, the limit is {limits.TENSORS:,}")
     metadata = decode(dict[str, str], values.pop(_METADATA, {}), _METADATA)
     tensors = decode(dict[str, StoredTensor], values, "tensors")
     at = 0

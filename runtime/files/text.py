@@ -1,19 +1,19 @@
-"""Text from files and file names, made harmless before a person sees it."""
+"""Text from files and file names, made harmless before it is displayed."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-# Joiners, which emoji and Persian names need; unlike other invisible letters they reorder nothing.
+# Joiners, which emoji and Persian names need; unlike other invisible characters, they reorder nothing.
 _JOINERS = "\u200c\u200d"
 
 
 def printable(text: object) -> str:
-    """The text in one line that does nothing to a terminal.
+    """The text as one line that has no effect on a terminal.
 
-    Control codes, line breaks, letters that reorder others and all other invisible ones become escapes
-    (``\\x1b``, ``\\n``, ``\\u202e``); bytes of a file name that are no text, too (``\\xff``).
+    Control codes, line breaks, characters that reorder text and all other invisible characters become escapes
+    (``\\x1b``, ``\\n``, ``\\u202e``), and so do bytes of a file name that are not text (``\\xff``).
     """
     text = str(text)
     if text.isprintable():
@@ -34,13 +34,13 @@ def _escape(letter: str) -> str:
 
 _MARKS = re.compile(
     r"[\\`*\[\]|~$@]"
-    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # within a word it is no emphasis
-    r"|(?<=www)\.|(?<=[A-Za-z]):(?=//)"  # addresses, which some renderers link by themselves
+    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # within a word it is not emphasis
+    r"|(?<=www)\.|(?<=[A-Za-z]):(?=//)"  # addresses, which some renderers turn into links
 )
 
 
 def markdown(text: object) -> str:
-    """The text as Markdown that shows it as it is: no HTML, no link, no emphasis, no cell that ends."""
+    """The text as Markdown that shows it literally: no HTML, links, emphasis or ends of table cells."""
     plain = printable(text)
     plain = _MARKS.sub(lambda found: "\\" + found[0], plain)
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,7 +1,7 @@
-"""The one place that writes files. They are whole or absent: written to a temporary name, then renamed.
+"""The only place that writes files, completely or not at all: under a temporary name, which is then renamed.
 
-What is replaced is a plain file and nothing else. A link stays, and the file that it leads to is
-replaced; the older file's mode and owner are kept.
+Only plain files are replaced. A symbolic link stays, and the file that it points to is replaced; the older
+file's mode and owner are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from capsedge.errors import ArtefactError, CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files import opening
 
-# What a file cannot be replaced for in this place; other failures are the machine's.
+# Errors caused by the chosen path; all others are failures of the machine.
 _PLACE = frozenset(
     (
         errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
@@ -33,10 +33,10 @@ _LINKS = 40  # followed at most, as Linux does
 
 
 def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
-    """Write a file whole or not at all.
+    """Write a file completely or not at all.
 
     Raises:
-        UsageError: there is no folder for it, the folder cannot be written, or the target is no plain file.
+        UsageError: its folder does not exist or is not writable, or the target is not a plain file.
         EnvironmentProblem: the disk is full or failing; nothing is left behind.
     """
     place, older = _place(target)
@@ -51,13 +51,13 @@ def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
 
 
 def write_text(target: Path | str, text: str) -> None:
-    """Write a UTF-8 file whole or not at all; raises as ``write_bytes`` does."""
-    # Names of files may hold bytes that are no text; they are escaped, as in messages.
+    """Write a UTF-8 file completely or not at all; raises as ``write_bytes`` does."""
+    # File names may contain bytes that are not text; they are escaped, as in messages.
     write_bytes(target, text.encode(errors="backslashreplace"))
 
 
 def check_writable(target: Path | str) -> None:
-    """Find out before long work whether ``target`` can be written; changes nothing.
+    """Check before long work whether ``target`` can be written; changes nothing.
 
     Raises:
         UsageError: as ``write_bytes``.
@@ -66,35 +66,35 @@ def check_writable(target: Path | str) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
             f"Cannot write {target}.",
-            f"The folder {folder} is not yours to write in.",
+            f"You may not write in the folder {folder}.",
             "Choose another place.",
         )
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """The file with the same name and something after it."""
+    """The file whose name has the suffix appended."""
     return Path(f"{path}{suffix}")
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for outputs and those above it, where they are not there yet.
+    """Create a folder for outputs, and its parents, where they do not exist.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: it cannot be created.
         EnvironmentProblem: the disk is full.
     """
-    with _failing(folder, f"Cannot make the folder {folder}."):
+    with _failing(folder, f"Cannot create the folder {folder}."):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def check_apart(
     outputs: Iterable[Path | str], inputs: Iterable[Path | str], flat: Iterable[Path | str] = ()
 ) -> None:
-    """Refuse outputs that would replace an input, or each other, by whatever name or link.
+    """Refuse outputs that would replace an input, or each other, under any name or link.
 
     Args:
         inputs: files, and folders of data sets.
-        flat: the same, of whose folders the files are read, and not those in folders inside.
+        flat: the same, for folders of which only the files are read, not those in sub-folders.
 
     Raises:
         UsageError: an output is also an input or another output.
@@ -103,30 +103,30 @@ def check_apart(
     files = {_identity(path): path for paths in folders.values() for path in paths}
     for output in outputs:
         place, older = _place(output)
-        me = _identity(place)
-        if me in files or (older is not None and _is_read(older, folders)):
-            other = files.get(me, output)
+        identity = _identity(place)
+        if identity in files or (older is not None and _is_read(older, folders)):
+            other = files.get(identity, output)
             raise UsageError(
                 f"Cannot write {output}.",
                 "It is an input of the same command"
                 + ("." if str(other) == str(output) else f", named {other}."),
                 "Name another file for the output.",
             )
-        if me in seen:
+        if identity in seen:
             raise UsageError(
                 f"Cannot write {output}.",
-                f"Another output of the same command goes there: {seen[me]}.",
-                "Name a file for each.",
+                f"Another output of the same command goes there: {seen[identity]}.",
+                "Name a separate file for each.",
             )
-        seen[me] = output
+        seen[identity] = output
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is removed with all in it when the block ends.
+    """A folder that is removed with its content when the block ends.
 
     Raises:
-        EnvironmentProblem: it cannot be made, or its disk filled up while the block ran.
+        EnvironmentProblem: it cannot be created, or its disk filled up while the block ran.
     """
     try:
         folder = tempfile.TemporaryDirectory(prefix="capsedge-", ignore_cleanup_errors=True)
@@ -161,10 +161,10 @@ def sha256(path: Path | str) -> str:
 
 
 def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
-    """The file behind a name, links followed, and what is there now.
+    """The file behind a name, with links followed, and what is there now.
 
     Raises:
-        UsageError: it is no place for a file.
+        UsageError: no file can be written there.
     """
     target = Path(target)
     older: os.stat_result | None = None
@@ -188,14 +188,16 @@ def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
                 f"Cannot write {target}.",
                 f"There is no folder {place.parent}."
                 if folder is None
-                else f"{place.parent} is a {folder}, no folder.",
-                "Make it, or choose another place." if folder is None else "Choose another place.",
+                else f"{place.parent} is a {folder}, not a folder.",
+                "Create it, or choose another place."
+                if folder is None
+                else "Choose another place.",
             )
     return place, older
 
 
 def _of_kernel(path: Path) -> bool:
-    """Whether a link on the way lies in /proc, as for /dev/stdout: it leads to what is open."""
+    """Whether a link on the path lies in /proc, as for /dev/stdout, and so leads to an open file."""
     for _ in range(_LINKS):
         folder = os.path.realpath(path.parent)
         if folder == "/proc" or folder.startswith("/proc/"):
@@ -209,7 +211,7 @@ def _of_kernel(path: Path) -> bool:
 
 @contextmanager
 def _failing(target: Path | str, what: str = "") -> Iterator[None]:
-    """Failures of the block to write, as errors for the reader."""
+    """Turn the block's failures to write into readable errors."""
     try:
         os.fsencode(target)
         yield
@@ -233,9 +235,9 @@ def _failing(target: Path | str, what: str = "") -> Iterator[None]:
 def _temporary(folder: Path, fresh: bool) -> Iterator[tuple[int, Path]]:
     """A new file in a folder, open and locked; removed when the block ends, unless it was renamed.
 
-    The lock tells other processes that it is in use; ``_remove_stale`` takes those without one.
+    The lock tells other processes that it is in use; ``_remove_stale`` removes those without one.
     """
-    # The umask is applied by the kernel. What replaces a file stays private until it has that file's mode.
+    # The kernel applies the umask. A file that replaces another stays private until it has the other's mode.
     mode = 0o666 if fresh else 0o600
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
@@ -246,7 +248,7 @@ def _temporary(folder: Path, fresh: bool) -> Iterator[tuple[int, Path]]:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(handle, fcntl.LOCK_EX)
             if os.fstat(handle).st_nlink == 0:
-                continue  # taken for stale before it was locked
+                continue  # removed as stale before it was locked
             yield handle, name
             return
         finally:
@@ -257,7 +259,7 @@ def _temporary(folder: Path, fresh: bool) -> Iterator[tuple[int, Path]]:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove temporary files of processes that were killed: our own user's, which nobody has locked."""
+    """Remove temporary files of killed processes: those of our own user that are not locked."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
@@ -287,12 +289,12 @@ def _take_over(handle: int, older: os.stat_result) -> None:
         if new.st_uid != older.st_uid:
             os.fchown(handle, older.st_uid, -1)
     if os.fstat(handle).st_gid != older.st_gid:
-        mode &= ~0o070 | (mode & 0o007) << 3  # another group gets no more than others had
+        mode &= ~0o070 | (mode & 0o007) << 3  # another group gets no more rights than others had
     os.fchmod(handle, mode)
 
 
 def _identity(path: Path | str) -> object:
-    """What two names of one file have in common."""
+    """The identity of a file, the same for all its names."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -301,7 +303,7 @@ def _identity(path: Path | str) -> object:
 
 
 def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]]) -> bool:
-    """Whether a file is one that a reader takes from a folder; they are given by the levels that are read."""
+    """Whether a reader would read the file from one of the folders, given by the depth of the read."""
     for depth, folder in ((depth, f) for depth, paths in folders.items() for f in paths):
         if not os.path.isdir(folder):
             continue

@@ -1,8 +1,7 @@
-"""What this machine has, what works on it, and what each missing part costs: ``capsedge doctor``."""
+"""Facts about this machine: processor, system, versions of packages. Tries nothing out."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import os
@@ -10,80 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from capsedge.errors import CapsedgeError
-from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-
-OK, MISSING, BROKEN = "ok", "missing", "broken"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report.
-
-    Attributes:
-        name: the part.
-        job: what needs it: ``infer`` (the base job), ``faster``, ``export``, ``gpu``, ``compare``.
-        status: ``ok``, ``missing`` or ``broken``.
-        found: version, path or the reason.
-        cost: what is lost without it; empty when it is there.
-        fix: the command that mends it; empty when it is there.
-    """
-
-    name: str
-    job: str
-    status: str
-    found: str
-    cost: str = ""
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """All checks, and whether the base job works: classify an image with the model that comes along."""
-
-    machine: dict[str, str]
-    checks: tuple[Check, ...]
-
-    @property
-    def ready(self) -> bool:
-        """True when every part of the base job is in order."""
-        return all(c.status == OK for c in self.checks if c.job == "infer")
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
-        return {
-            "schema": 1,
-            "ready": self.ready,
-            "machine": self.machine,
-            "checks": [asdict(c) for c in self.checks],
-        }
-
-
-def diagnose() -> Diagnosis:
-    """Look at this machine; tries what can be tried. Never raises for what it finds."""
-    checks = [_python(), *_base_packages(), _onnxruntime(), _default_model(), _operator_library()]
-    for package, lost in (
-        ("torch", "export, verify, sweep or train"),
-        ("onnx", "export, quantize or build"),
-        ("onnxscript", "export, quantize or build"),
-        ("safetensors", "export, verify, sweep or train"),
-    ):
-        checks.append(
-            _package(package, "export", f"no {lost} here", "pip install 'capsedge[export]'")
-        )
-    from capsedge.runtime.machine import nvidia  # which needs this module's Check
-
-    checks += [_gpu(), *nvidia.checks()]
-    checks.append(
-        _package("openvino", "compare", "no comparison with OpenVINO", "pip install openvino")
-    )
-    return Diagnosis(machine(), tuple(checks))
 
 
 def machine() -> dict[str, str]:
@@ -105,9 +31,9 @@ def machine() -> dict[str, str]:
 
 
 def power_mode() -> str:
-    """The power mode of a Jetson by ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
+    """The power mode of a Jetson from ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
 
-    It decides clocks, cores and multiprocessors of the GPU; which number is the fastest differs by board.
+    It determines clocks, cores and multiprocessors of the GPU; the number of the fastest differs by board.
     """
     program = shutil.which("nvpmodel")
     if program is None:
@@ -123,13 +49,13 @@ def power_mode() -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of the installed ones among the packages; imports none of them."""
+    """Versions of those packages that are installed; imports none of them."""
     found = {name: installed_version(name) for name in packages}
     return {name: version for name, version in found.items() if version}
 
 
 def installed_version(package: str) -> str:
-    """Version of an installed package, under any name that it is distributed by; empty if not there."""
+    """Version of an installed package, under any of its distribution names; empty if not installed."""
     if importlib.util.find_spec(package) is None:
         return ""
     names = {package, *importlib.metadata.packages_distributions().get(package, ())}
@@ -149,7 +75,7 @@ def available_cores() -> int:
 
 
 def simd_level() -> str:
-    """Widest instruction set of this CPU that the native kernels know.
+    """Widest instruction set of this CPU that the native kernels support.
 
     AVX-512 VNNI, AVX-512, AVX2, NEON or plain.
     """
@@ -171,146 +97,3 @@ def _cpuinfo(key: str) -> str:
 
 def _cpu_name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-def _python() -> Check:
-    # An older Python cannot import this file; pip refuses to install there.
-    return Check("python", "infer", OK, f"{platform.python_version()} ({sys.executable})")
-
-
-def _base_packages() -> list[Check]:
-    return [
-        _package(package, "infer", "nothing works", "pip install capsedge", shown)
-        for package, shown in (("numpy", "numpy"), ("PIL", "pillow"))
-    ]
-
-
-def _package(package: str, job: str, cost: str, fix: str, shown: str = "") -> Check:
-    version = installed_version(package)
-    if version:
-        return Check(shown or package, job, OK, version)
-    return Check(shown or package, job, MISSING, "not installed", cost, fix)
-
-
-def _onnxruntime() -> Check:
-    cost, fix = (
-        "no model runs",
-        "pip install 'capsedge[cpu]' (or 'capsedge[gpu]' with an NVIDIA GPU)",
-    )
-    if not installed_version("onnxruntime"):
-        return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
-    try:
-        onnxruntime = import_onnxruntime()
-        providers = ", ".join(onnxruntime.get_available_providers())
-        return Check("onnxruntime", "infer", OK, f"{onnxruntime.__version__}: {providers}")
-    except (
-        Exception
-    ) as error:  # a half-installed package fails in many ways; doctor reports them all
-        return Check("onnxruntime", "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
-
-
-def _default_model() -> Check:
-    """The base job itself: load the model that comes with the package and run it once."""
-    name, cost = "default model", "`capsedge infer` without --model does not work"
-    fix = "install capsedge again: pip install --force-reinstall 'capsedge[cpu]'"
-    try:
-        import numpy as np
-
-        from capsedge.runtime.session import load
-        from capsedge.zoo import default_model
-
-        path = default_model()
-        session = load(path)
-        shape = [d if isinstance(d, int) else 1 for d in session.inputs[0].shape]
-        outputs = session.run(np.zeros(shape, np.float32))
-        if not all(np.isfinite(v).all() for v in outputs.values()):
-            return Check(
-                name, "infer", BROKEN, f"{path.name} gives values that are not finite", cost, fix
-            )
-        return Check(name, "infer", OK, f"{path.name} runs, {session.ops} operators")
-    except Exception as error:  # whatever stands in the way of the base job is what doctor must say
-        return Check(name, "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
-
-
-def _gpu() -> Check:
-    name, cost = "NVIDIA GPU", "models run on the CPU"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Check(
-            name,
-            "gpu",
-            MISSING,
-            "no CUDA driver (libcuda.so.1)",
-            cost,
-            "on a machine with an NVIDIA GPU: install its driver",
-        )
-    version = ctypes.c_int(0)
-    count = ctypes.c_int(0)
-    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-    if status or not count.value:
-        return Check(
-            name,
-            "gpu",
-            BROKEN,
-            f"driver for {cuda}, but no usable GPU (CUDA error {status})",
-            cost,
-            "run nvidia-smi and follow what it says",
-        )
-    return Check(name, "gpu", OK, f"{_nvidia_smi() or f'{count.value} GPU'}, driver for {cuda}")
-
-
-def _nvidia_smi() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
-
-
-def _operator_library() -> Check:
-    """The native kernels: there, and taken by ONNX Runtime."""
-    name, cost = (
-        "operator library",
-        "function bodies run instead: same results, several times slower",
-    )
-    try:
-        path = find_library()
-    except CapsedgeError as error:
-        return Check(name, "faster", BROKEN, _reason(error), cost, error.fix)
-    if path is None:
-        return Check(
-            name,
-            "faster",
-            MISSING,
-            "not built",
-            cost,
-            "install a C++17 compiler, then: pip install --force-reinstall --no-binary capsedge capsedge",
-        )
-    try:
-        import onnxruntime
-
-        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
-    except Exception as error:  # a library for another machine fails in the loader's own words
-        return Check(
-            name, "faster", BROKEN, _reason(error), cost, "install capsedge again on this machine"
-        )
-    return Check(name, "faster", OK, f"{path}, {simd_level()}")
-
-
-def _reason(error: Exception) -> str:
-    return (
-        f"{error.what} {error.why}"
-        if isinstance(error, CapsedgeError)
-        else f"{type(error).__name__}: {error}"
-    )
-
-
-def _fix_of(error: Exception) -> str:
-    return error.fix if isinstance(error, CapsedgeError) else ""

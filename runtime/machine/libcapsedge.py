@@ -1,4 +1,4 @@
-"""Where libcapsedge, its headers and its CMake package are: what a C or C++ program builds against."""
+"""Where libcapsedge, its headers and its CMake package are, for builds of C and C++ programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIBRARY = "libcapsedge.so"
 
 @dataclass(frozen=True)
 class Embedding:
-    """The installed C and C++ interface (docs/embedding.md).
+    """The installed C and C++ interface (docs/libcapsedge.md).
 
     Attributes:
         include: folder of capsedge.h and capsedge.hpp.
@@ -31,12 +31,12 @@ class Embedding:
 
     @property
     def cflags(self) -> list[str]:
-        """What a compiler needs."""
+        """Flags for the compiler."""
         return [f"-I{self.include}"]
 
     @property
     def libs(self) -> list[str]:
-        """What a linker needs; programs find the library where it is now."""
+        """Flags for the linker; programs then find the library at its present path."""
         folder = self.library.parent
         return [f"-L{folder}", "-lcapsedge", f"-Wl,-rpath,{folder}"]
 

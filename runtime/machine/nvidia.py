@@ -1,4 +1,4 @@
-"""JetPack, TensorRT, CUDA and driver of this machine, by the table of what goes together (nvidia.json)."""
+"""JetPack, TensorRT, CUDA and driver of this machine, checked against compatible versions (nvidia.json)."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from typing import Any
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends import cuda as cuda_runtime
 from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
-from capsedge.runtime.machine.environment import BROKEN, MISSING, OK, Check, installed_version
+from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
+from capsedge.runtime.machine.environment import installed_version
 
 RELEASE_FILE = Path("/etc/nv_tegra_release")
 _GPU = "gpu"
 _NO_ENGINES = "no TensorRT engines here"
-_OLD_JETPACK = "its TensorRT is too old for engines of capsedge"
+_OLD_JETPACK = "its TensorRT is too old for capsedge engines"
 _UPDATE = "flash JetPack 6.1 or later (docs/jetson.md); until then models run on the CPU"
 
 
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, Any]:
-    """What goes together."""
+    """The compatible versions."""
     text = Path(__file__).with_name("nvidia.json").read_text(encoding="utf-8")
     document: Mapping[str, Any] = json.loads(text)
     return document
 
 
 def number(version: str) -> tuple[int, ...]:
-    """``"36.4.3"`` as numbers that compare; what is no number ends it."""
+    """``"36.4.3"`` as comparable numbers, up to the first part that is not a number."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def l4t_release(text: str) -> str:
-    """``"36.4.3"`` from the first line of ``/etc/nv_tegra_release``; empty if it says nothing of the kind."""
+    """``"36.4.3"`` from the first line of ``/etc/nv_tegra_release``; empty if the line has no release."""
     found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
     return f"{found[1]}.{found[2]}" if found else ""
 
@@ -64,7 +65,7 @@ def tensorrt_row(version: str) -> Mapping[str, Any] | None:
 
 
 def driver_for(cuda: str) -> str:
-    """The oldest Linux driver for a CUDA version; empty where the table does not say."""
+    """The oldest Linux driver for a CUDA version; empty if the table has none."""
     rows = [r for r in table()["driver"] if r["cuda"] == cuda.split(".")[0]]
     return str(rows[0]["linux"]) if rows else ""
 
@@ -80,7 +81,7 @@ def checks() -> list[Check]:
 
 
 def cuda_of_wheels() -> str:
-    """``"12"`` or ``"13"``: the CUDA that TensorRT's wheels here are for; empty for none, or both."""
+    """``"12"`` or ``"13"``: the CUDA of the installed TensorRT wheels; empty for none, or both."""
     found = []
     for cuda in ("12", "13"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -109,10 +110,10 @@ def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
     """TensorRT by its version, by JetPack, and by the driver.
 
     Args:
-        version: of TensorRT; empty where there is none.
+        version: of TensorRT; empty if it is not installed.
         l4t: the release of a Jetson; empty elsewhere.
-        cuda: major version of CUDA that TensorRT's wheels are for; empty where that is not known.
-        driver: newest CUDA that the driver runs; empty without one.
+        cuda: major version of CUDA that TensorRT's wheels are for; empty if unknown.
+        driver: newest CUDA that the driver supports; empty without a driver.
     """
     if not version:
         return Check("tensorrt", _GPU, MISSING, "not installed", _NO_ENGINES, how_to_get())
@@ -144,9 +145,9 @@ def _on_jetpack(version: str, board: Mapping[str, Any]) -> Check:
     if not ranges:
         return Check(
             "tensorrt", _GPU, BROKEN,
-            f"{version}, which is not made for JetPack {board['jetpack']} (its own: {board['tensorrt']})",
+            f"{version}, which does not support JetPack {board['jetpack']} (its own: {board['tensorrt']})",
             "engines may not build or load",
-            "use JetPack's own: `sudo apt-get install python3-libnvinfer`, in an environment made with "
+            "use JetPack's own: `sudo apt-get install python3-libnvinfer`, in an environment created with "
             "--system-site-packages",
         )  # fmt: skip
     needs = ", made for JetPack 7.2.2 or later on AGX Orin and Thor" if version[:2] == "11" else ""
@@ -165,7 +166,7 @@ def _cuda() -> Check:
 
 
 def cuda(runtime: str, driver: str) -> Check:
-    """The CUDA runtime beside what the driver runs; ``0.0`` is no driver."""
+    """The CUDA runtime compared with the newest CUDA that the driver supports; ``0.0`` means no driver."""
     if number(driver) < number(runtime)[:1]:
         least = driver_for(runtime)
         found = "no driver" if driver == "0.0" else f"a driver for {driver}"
@@ -178,7 +179,7 @@ def cuda(runtime: str, driver: str) -> Check:
 
 def _plugin(tensorrt_version: str) -> Check:
     name, cost = "plugin library", "engines use native operators: same results, slower routing"
-    fix = "compile it where nvcc and TensorRT's headers are (docs/tensorrt.md)"
+    fix = "compile it where nvcc and TensorRT's headers are installed (docs/tensorrt.md)"
     try:
         path = find_plugin()
     except CapsedgeError as error:

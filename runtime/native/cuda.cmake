@@ -37,7 +37,8 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 
-add_library(capsedge_cuda_kernels OBJECT kernels/cuda/kernels.cu)
+add_library(capsedge_cuda_kernels OBJECT
+  kernels/cuda/capsedge_cuda.cu kernels/cuda/kernels.cu kernels/cuda/launch.cu kernels/cuda/plan.cu)
 set_target_properties(capsedge_cuda_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
 target_include_directories(capsedge_cuda_kernels PUBLIC kernels/cuda)
 target_compile_options(capsedge_cuda_kernels PRIVATE -Xfatbin=-compress-all)
@@ -51,8 +52,8 @@ endif()
 
 if(CAPSEDGE_NVINFER)
   add_library(capsedge_tensorrt_plugins OBJECT
-    tensorrt/attributes.cpp tensorrt/library.cpp tensorrt/plugin.cpp)
-  target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels/cuda tensorrt)
+    tensorrt/attributes.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp)
+  target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels kernels/cuda tensorrt)
   target_include_directories(capsedge_tensorrt_plugins SYSTEM PUBLIC
     ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(capsedge_tensorrt_plugins PRIVATE -Wall -Wextra)
@@ -69,7 +70,7 @@ if(CAPSEDGE_NVINFER)
     # Registers itself when loaded: LD_PRELOAD for Triton, trtexec --staticPlugins.
     add_library(capsedge_tensorrt_static SHARED tensorrt/register.cpp
       $<TARGET_OBJECTS:capsedge_cuda_kernels> $<TARGET_OBJECTS:capsedge_tensorrt_plugins>)
-    target_include_directories(capsedge_tensorrt_static PRIVATE kernels/cuda tensorrt)
+    target_include_directories(capsedge_tensorrt_static PRIVATE kernels kernels/cuda tensorrt)
     target_include_directories(capsedge_tensorrt_static SYSTEM PRIVATE
       ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
     set_target_properties(capsedge_tensorrt_static PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)

@@ -1,13 +1,14 @@
 """Where every microsecond goes: latency, memory and time per operator of a loaded model.
 
-`profile` measures a session and returns a `Report`. Each subject has a file of its own: measuring
+`profile` measures a session and returns a `ProfileReport`. Each subject has a file of its own: measuring
 (``measure``, ``startup``, ``memory``), statistics, operators and their layers, costs and the machine's
 peaks, comparison with peers, and the writers (markdown, HTML, PNG, trace).
 """
 
 from __future__ import annotations
 
-from capsedge.runtime.profiling.profile_report import Report, Run
+from capsedge.runtime.profiling.profile_report import ProfileReport
 from capsedge.runtime.profiling.profiler import profile
+from capsedge.runtime.profiling.report_data import Run
 
-__all__ = ["Report", "Run", "profile"]
+__all__ = ["ProfileReport", "Run", "profile"]

@@ -7,7 +7,7 @@ from html import escape
 
 from capsedge.runtime.profiling import svg, tables
 from capsedge.runtime.profiling.comparison import Comparison
-from capsedge.runtime.profiling.profile_report import Report, Row, Run
+from capsedge.runtime.profiling.report_data import ReportData, Row, Run
 from capsedge.runtime.profiling.style import STYLE
 from capsedge.runtime.profiling.tables import Table
 from capsedge.runtime.units import milliseconds, size
@@ -15,7 +15,7 @@ from capsedge.runtime.units import milliseconds, size
 SHOWN = 14  # layers with a bar; the table has all
 
 
-def html(report: Report) -> str:
+def html(report: ReportData) -> str:
     """The page."""
     title = "Profile: " + ", ".join(dict.fromkeys(run.model for run in report.runs))
     m = report.machine
@@ -41,7 +41,7 @@ def html(report: Report) -> str:
     )
 
 
-def _run(run: Run, report: Report) -> str:
+def _run(run: Run, report: ReportData) -> str:
     charts = []
     if run.operators is not None and run.layers:
         kind = "layer" if run.named else "operator type"

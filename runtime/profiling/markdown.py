@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from capsedge.runtime.files.text import markdown as text
 from capsedge.runtime.profiling import tables
-from capsedge.runtime.profiling.profile_report import Report
+from capsedge.runtime.profiling.report_data import ReportData
 from capsedge.runtime.profiling.tables import Table
 
 
-def markdown(report: Report) -> str:
+def markdown(report: ReportData) -> str:
     """Machine, latency, start and memory, then each run's groups, layers and warnings, then comparisons."""
     m = report.machine
     lines = [

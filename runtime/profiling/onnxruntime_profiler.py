@@ -98,7 +98,7 @@ def configuration(session: Session) -> Configuration:
         threads=inner.get_session_options().intra_op_num_threads,
         providers=names,
         provider_options=[options[name] for name in names],
-        library=find_library() if session.ops == "fused" else None,
+        library=find_library() if session.ops != "portable" else None,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from capsedge.errors import UsageError
-from capsedge.runtime.profiling.profile_report import Report, Run
+from capsedge.runtime.profiling.report_data import ReportData, Run
 
 _OPERATORS, _LAYERS = 1, 2  # threads of the trace: one track each
 
 
-def trace(report: Report) -> dict[str, Any]:
+def trace(report: ReportData) -> dict[str, Any]:
     """Complete events (``ph: X``), times in microseconds: a process a run, tracks for operators and layers.
 
     Raises:

@@ -10,7 +10,7 @@ import numpy as np
 
 from capsedge.runtime.charts import caption, check_chart, new_figure, save_figure
 from capsedge.runtime.profiling.machine import Peaks
-from capsedge.runtime.profiling.profile_report import OTHER, Report, Run
+from capsedge.runtime.profiling.report_data import OTHER, ReportData, Run
 from capsedge.runtime.profiling.style import COLOURS
 from capsedge.runtime.units import milliseconds, size
 
@@ -18,7 +18,7 @@ DPI = 80
 SHOWN = 14  # layers with a bar
 
 
-def save_png(report: Report, path: Path) -> None:
+def save_png(report: ReportData, path: Path) -> None:
     """Draw every run in a row: layers, latencies, roofline; and every comparison below.
 
     Raises:

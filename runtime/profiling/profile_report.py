@@ -1,171 +1,19 @@
-"""The result of `capsedge.profile`: numbers, and the ways to write them down."""
+"""The result of `capsedge.profile`, and the one place that picks a renderer for it."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from capsedge.runtime.files.writing import write_text
-from capsedge.runtime.profiling.comparison import Comparison
-from capsedge.runtime.profiling.machine import Peaks
-from capsedge.runtime.profiling.operator_times import Operator, OperatorTimes
-from capsedge.runtime.profiling.startup import Startup
-from capsedge.runtime.profiling.statistics import StableWindow, Statistics
-from capsedge.runtime.reading.attribution import GROUPS
-
-OTHER = "other"
-
-
-@dataclass(frozen=True)
-class Row:
-    """Operators that belong together: a layer and iteration, a group, or an operator type.
-
-    Attributes:
-        name, group: what it is; ``group`` is one of `GROUPS`, or ``other``.
-        operators: how many there are.
-        milliseconds, share, operations, bytes: their sums; ``share`` is of all operators' time.
-        attainable: milliseconds they would take at the machine's measured peaks; None where that is
-            unknown.
-    """
-
-    name: str
-    group: str
-    operators: int
-    milliseconds: float
-    share: float
-    operations: float
-    bytes: int
-    attainable: float | None
+from capsedge.runtime.profiling.report_data import ReportData
 
 
 @dataclass
-class Run:
-    """One model at one batch size.
-
-    Attributes:
-        model: file name.
-        sha256: of the file.
-        backend: package versions, and which operators ran (``fused`` or ``portable``).
-        device, threads, batch: as measured; ``threads`` 0 is ONNX Runtime's own choice.
-        samples: seconds of every counted run, in order.
-        latency: their statistics.
-        stable: their steady part.
-        startup: cold start and memory, of a process of its own; None if it was left out.
-        operators: time by operator; None if it was left out or there is none.
-        warnings: what to mistrust.
-    """
-
-    model: str
-    sha256: str
-    backend: str
-    device: str
-    threads: int
-    batch: int
-    samples: list[float]
-    latency: Statistics
-    stable: StableWindow
-    startup: Startup | None = None
-    operators: OperatorTimes | None = None
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def throughput(self) -> float:
-        """Images per second, at the mean latency."""
-        return self.latency.throughput(self.batch)
-
-    @property
-    def named(self) -> bool:
-        """Whether the file names capsule layers; operators are grouped by type where it does not."""
-        return any(o.group for o in (self.operators.operators if self.operators else ()))
-
-    @property
-    def layers(self) -> list[Row]:
-        """Layers and routing iterations in the order in which they begin; operator types in files of other
-        tools."""
-        return self._rows(lambda o: (o.label if self.named else o.kind, o.group or OTHER))
-
-    @property
-    def groups(self) -> list[Row]:
-        """Stem, votes, routing, classifier, decoder; empty in files of other tools."""
-        rows = self._rows(lambda o: (o.group, o.group)) if self.named else []
-        return sorted(
-            rows, key=lambda r: GROUPS.index(r.group) if r.group in GROUPS else len(GROUPS)
-        )
-
-    def _rows(self, key: Any) -> list[Row]:
-        together: dict[tuple[str, str], list[Operator]] = {}
-        for operator in self.operators.operators if self.operators else ():
-            together.setdefault(key(operator), []).append(operator)
-        return [_row(name, group, members) for (name, group), members in together.items()]
-
-    def to_dict(self, samples: bool = True) -> dict[str, Any]:
-        """JSON values only."""
-        document = {
-            "model": self.model,
-            "sha256": self.sha256,
-            "backend": self.backend,
-            "device": self.device,
-            "threads": self.threads,
-            "batch": self.batch,
-            "latency_ms": asdict(self.latency),
-            "throughput_images_per_second": self.throughput,
-            "stable_window": asdict(self.stable),
-            "startup": asdict(self.startup) if self.startup else None,
-            "operators": None,
-            "groups": [asdict(row) for row in self.groups],
-            "layers": [asdict(row) for row in self.layers],
-            "warnings": self.warnings,
-        }
-        if self.operators is not None:
-            times = {k: v for k, v in asdict(self.operators).items() if k != "spans"}
-            document["operators"] = {**times, "attributed": self.operators.attributed}
-        if samples:
-            document["samples_ms"] = [1e3 * s for s in self.samples]
-        return document
-
-
-def _row(name: str, group: str, members: list[Operator]) -> Row:
-    known = [o.attainable for o in members if o.attainable is not None]
-    return Row(
-        name=name,
-        group=group,
-        operators=len(members),
-        milliseconds=sum(o.microseconds for o in members) / 1e3,
-        share=sum(o.share for o in members),
-        operations=sum(o.operations for o in members),
-        bytes=sum(o.bytes for o in members),
-        attainable=sum(known) / 1e3 if len(known) == len(members) else None,
-    )
-
-
-@dataclass
-class Report:
-    """What profiling found.
-
-    Attributes:
-        machine: processor, system and versions.
-        peaks: what the machine can do at most, measured; None if operators were left out.
-        runs: one a model and batch size.
-        comparisons: backends and models in turns, one a batch size.
-    """
-
-    machine: dict[str, str]
-    peaks: Peaks | None
-    runs: list[Run]
-    comparisons: list[Comparison] = field(default_factory=list)
-
-    def to_dict(self, samples: bool = True) -> dict[str, Any]:
-        """JSON values only; ``samples`` adds the time of every run."""
-        return {
-            "schema": 1,
-            "machine": self.machine,
-            "peaks": asdict(self.peaks) if self.peaks else None,
-            "runs": [run.to_dict(samples) for run in self.runs],
-            "comparisons": [comparison.to_dict(samples) for comparison in self.comparisons],
-        }
+class ProfileReport(ReportData):
+    """What profiling found, and the ways to write it down. A renderer is imported when it is asked for."""
 
     def to_markdown(self) -> str:
         """Tables in Markdown."""

@@ -18,7 +18,8 @@ from capsedge.runtime.profiling.machine import Peaks, measure_peaks
 from capsedge.runtime.profiling.measure import Limits, processor_speed, take_times
 from capsedge.runtime.profiling.onnxruntime_profiler import Feeds, configuration
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
-from capsedge.runtime.profiling.profile_report import Report, Run
+from capsedge.runtime.profiling.profile_report import ProfileReport
+from capsedge.runtime.profiling.report_data import Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.statistics import stable_window, summarize
 from capsedge.runtime.session import Session
@@ -37,7 +38,7 @@ def profile(
     operators: bool = True,
     startup: bool = True,
     progress: Callable[[str], None] = lambda _: None,
-) -> Report:
+) -> ProfileReport:
     """Measure how fast, how steady and how large a session is, and why.
 
     Args:
@@ -51,9 +52,16 @@ def profile(
         startup: also start a process of its own for cold start and memory.
         progress: is told what is being done.
 
+    Returns:
+        Numbers, and the ways to write them down.
+
     Raises:
         UsageError: a wrong argument, or inputs that do not fit the model.
         EnvironmentProblem: the process for the cold start does not start.
+
+    Example:
+        >>> report = capsedge.profile(capsedge.load("digits.onnx"), batch=(1, 8))
+        >>> report.save_html("report.html")
     """
     limits = checked_limits(warmup, duration, iterations)
     batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)
@@ -67,7 +75,7 @@ def profile(
         feeds = dict(inputs) if inputs else random_inputs(session, size)
         progress(f"{session.path.name}, batch {size}: {duration:g} s")
         runs.append(_run(session, feeds, size, limits, operators, startup, peaks, device, threads))
-    return Report(machine_facts(), peaks, runs)
+    return ProfileReport(machine_facts(), peaks, runs)
 
 
 def _run(
@@ -194,12 +202,12 @@ def session_threads(session: Session) -> int:
 
 def backend_version(session: Session) -> str:
     """What runs the session, with versions."""
-    import capsedge
+    from capsedge import __version__
 
     package = "onnxruntime" if session.passport is None else "tensorrt"
     found = environment.versions(package)
     return (
-        f"capsedge {capsedge.__version__} ({session.ops} operators), {package} "
+        f"capsedge {__version__} ({session.ops} operators), {package} "
         f"{found.get(package, 'unknown')}"
     )
 

@@ -8,7 +8,7 @@ from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.profiling.driver import Worker, write_inputs
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.onnxruntime_profiler import Feeds
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.worker import Specification, ops_argument
 from capsedge.runtime.session import Session
 
 
@@ -51,8 +51,7 @@ def measure_startup(session: Session, feeds: Feeds, device: str, threads: int) -
             str(session.path),
             str(inputs),
             threads=threads,
-            # "fused" would be refused on a GPU, and by an engine; there "auto" chooses the same.
-            ops=session.ops if device == "cpu" else "auto",
+            ops=ops_argument(session),
             device=device,
         )
         with Worker(specification) as worker:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.profiling.onnxruntime_profiler import Feeds
 from capsedge.runtime.profiling.operator_times import SHOWN_RUNS, Operator, OperatorTimes, Span
-from capsedge.runtime.reading.node_names import places_in, together
+from capsedge.runtime.reading.node_names import merged, places_in
 from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.backends.tensorrt_slots import Slot
 
 WARMUP = 3  # runs of each kind that are not counted
-SECONDS = 2.0  # of plain and profiled runs together
+SECONDS = 2.0  # of plain and profiled runs merged
 LEAST_RUNS, MOST_RUNS = 5, 400
 
 
@@ -52,7 +52,7 @@ def time_layers(session: Session, feeds: Feeds, seconds: float = SECONDS) -> Ope
     operators = []
     for k, name in enumerate(names):
         told = kinds.get(name)
-        place = together(places_in(f"{name} {told.metadata if told else ''}"))
+        place = merged(places_in(f"{name} {told.metadata if told else ''}"))
         operators.append(
             Operator(
                 name=name, kind=told.kind if told else "", layer=place.layer, group=place.group,
@@ -75,15 +75,13 @@ def _plain(engine: LoadedEngine, slot: Slot, batch: int, seconds: float) -> NDAr
     context = engine.new_context(slot.scratch)
     engine.bind(context, batch, slot.device)
 
-    def run() -> float:
-        start = time.perf_counter()
+    def run() -> None:
         engine.enqueue(context, slot.stream)
         engine.cuda.synchronize(slot.stream)
-        return time.perf_counter() - start
 
     for _ in range(WARMUP):
         run()
-    return np.array(_repeated(run, seconds))
+    return timed_runs(run, seconds, LEAST_RUNS, MOST_RUNS)
 
 
 def _profiled(
@@ -94,26 +92,21 @@ def _profiled(
     engine.bind(context, batch, slot.device)
     told = engine.profile(context)
 
-    def run() -> list[tuple[str, float]]:
+    runs: list[list[tuple[str, float]]] = []
+
+    def run() -> None:
         told.clear()
         engine.enqueue(context, slot.stream)  # reports when it is done
         engine.cuda.synchronize(slot.stream)
-        return list(told)
+        runs.append(list(told))
 
     for _ in range(WARMUP):
         run()
-    runs = _repeated(run, seconds)
+    runs.clear()
+    timed_runs(run, seconds, LEAST_RUNS, MOST_RUNS)
     names = [name for name, _ in runs[0]]
     same = [r for r in runs if [name for name, _ in r] == names]
     return names, np.array([[ms for _, ms in r] for r in same], dtype=np.float64)
-
-
-def _repeated(run: Any, seconds: float) -> list[Any]:
-    end = time.perf_counter() + seconds
-    found: list[Any] = []
-    while len(found) < LEAST_RUNS or (time.perf_counter() < end and len(found) < MOST_RUNS):
-        found.append(run())
-    return found
 
 
 def _spans(times: NDArray[np.float64]) -> list[Span]:

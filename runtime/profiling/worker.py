@@ -14,9 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import CapsedgeError, EnvironmentProblem
+
+if TYPE_CHECKING:
+    from capsedge.runtime.session import Session
 
 Loader = Callable[["Specification"], tuple[Callable[[dict[str, Any]], dict[str, Any]], str]]
 
@@ -47,6 +50,14 @@ class Specification:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+
+def ops_argument(session: Session) -> str:
+    """What ``ops`` of ``capsedge.load`` gives a session that runs the same operators.
+
+    ``fused`` would be refused on a GPU, and ``mixed`` is no choice; ``auto`` chooses the same for both.
+    """
+    return session.ops if session.gpu is None and session.ops != "mixed" else "auto"
 
 
 def serve(load: Loader, specification: Specification) -> None:
@@ -101,14 +112,13 @@ def load_capsedge(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str
     """The runtime of this package."""
     import onnxruntime
 
-    import capsedge
+    from capsedge import __version__
+    from capsedge.runtime.session import load
 
-    session = capsedge.load(
+    session = load(
         s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider
     )
-    version = (
-        f"capsedge {capsedge.__version__} ({session.ops}), onnxruntime {onnxruntime.__version__}"
-    )
+    version = f"capsedge {__version__} ({session.ops}), onnxruntime {onnxruntime.__version__}"
     return session.run, version
 
 

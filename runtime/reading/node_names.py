@@ -42,7 +42,7 @@ def places_in(words: str) -> list[Place]:
     ]
 
 
-def together(places: Sequence[Place]) -> Place:
+def merged(places: Sequence[Place]) -> Place:
     """One place for nodes that run as one: all of their layers, the group of most, and its iterations."""
     if not places:
         return Place()

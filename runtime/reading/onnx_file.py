@@ -7,6 +7,7 @@ what the runtime must know is collected: metadata, ``capsedge`` nodes, functions
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,11 +29,14 @@ _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it k
 # Field numbers of onnx.proto3.
 _MODEL_IR, _MODEL_PRODUCER, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 7, 8
 _MODEL_METADATA = 14
-_NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 4, 7, 8
+_NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 2, 4, 7, 8
 _TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
 _FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
+
+# What the exporter calls the poses of an iteration whose operators stand in the graph itself.
+_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
 
 # What a message's fields hold: a number as it is, anything else as the bytes start:end.
 _Found = dict[int, "int | tuple[int, int]"]
@@ -53,6 +57,8 @@ class OnnxSummary:
         external: names of tensors whose data lies in another file.
         operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
         functions: domain and name of every function.
+        expanded_routing: whether routing is written in standard operators, as for couplings that are an
+            output; other routing may be ``capsedge`` nodes all the same.
     """
 
     ir_version: int = 0
@@ -65,6 +71,7 @@ class OnnxSummary:
     external: list[str] = field(default_factory=list)
     operators: set[tuple[str, str]] = field(default_factory=set)
     functions: set[tuple[str, str]] = field(default_factory=set)
+    expanded_routing: bool = False
     has_graph: bool = False
 
     @property
@@ -254,6 +261,9 @@ class _Walker(Wire):
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:
             self.summary.capsedge_nodes.append((kind, self._text(found, _NODE_OVERLOAD)))
+        output = found.get(_NODE_OUTPUT)
+        if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
+            self.summary.expanded_routing = True
 
     def _function(self, found: _Found) -> None:
         name, domain = self._text(found, _FUNCTION_NAME), self._text(found, _FUNCTION_DOMAIN)

@@ -1,1 +1,1 @@
-"""From an image to the input of a model, and from its outputs to a prediction and a picture."""
+"""From an image to a model's input, and from its outputs to a prediction and a picture."""

@@ -37,8 +37,8 @@ def read_image(path: Path | str) -> NDArray[Any]:
     """Decode a PNG or JPEG file.
 
     Returns:
-        ``[H, W, C]``, uint8 (uint16 for 16-bit grey): C is 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha;
-        turned as its EXIF orientation says.
+        ``[H, W, C]``, uint8 (uint16 for 16-bit grey), rotated according to the EXIF orientation. C is 1 for
+        grey, 2 for grey and alpha, 3 for RGB and 4 for RGB and alpha.
 
     Raises:
         UsageError: the file is missing, damaged, of another format or too large.
@@ -62,12 +62,12 @@ def read_image(path: Path | str) -> NDArray[Any]:
     except PIL.UnidentifiedImageError as error:
         raise UsageError(
             f"{path} is not a readable image.",
-            "Its first bytes are those of neither a PNG nor a JPEG file, or its header is damaged.",
+            "It is neither a PNG nor a JPEG file, or its header is damaged.",
             "Convert it to PNG or JPEG.",
         ) from error
     except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
         raise UsageError(
-            f"{path} is damaged.", f"Decoding it: {error}.", "Get the image again."
+            f"{path} is damaged.", f"The decoder reports: {error}.", "Get the image again."
         ) from error
 
 
@@ -98,7 +98,7 @@ def _check_size(name: str, height: int, width: int) -> None:
         )
     if max(height, width) > limits.IMAGE_SIDE:
         raise _too_large(
-            name, f"It has {width}x{height} pixels, a side may have {limits.IMAGE_SIDE}."
+            name, f"It has {width}x{height} pixels, the limit per side is {limits.IMAGE_SIDE}."
         )
     if height * width > limits.IMAGE_PIXELS:
         raise _too_large(
@@ -154,7 +154,7 @@ def _orientation(image: Image) -> int:
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception:
-        # A damaged EXIF block says nothing of the orientation; viewers show such an image unturned, too.
+        # A damaged EXIF block gives no orientation; viewers also show such an image unrotated.
         return 1
     return value if isinstance(value, int) else 1
 
@@ -176,15 +176,15 @@ def prepare(
     invert: bool = False,
     name: str = "the image",
 ) -> NDArray[np.float32]:
-    """Make the input of a model from one image.
+    """Turn one image into the input of a model.
 
     Args:
         image: a PNG or JPEG file, a Pillow image, or an array of pixels ``[H, W]`` or ``[H, W,
             C]``: uint8, uint16, bool, or floats in 0..1. C is 1, 2 (grey and alpha), 3, 4 (RGB and
-            alpha), or what the model wants.
+            alpha), or the number of channels that the model takes.
         preprocessing: from the model's metadata.
-        invert: for dark ink on a light ground.
-        name: what errors call an image that has no file name.
+        invert: for dark ink on a light background.
+        name: the name in errors of an image that has no file name.
 
     Returns:
         ``[C, H, W]`` float32.
@@ -200,7 +200,7 @@ def prepare(
             raise UsageError(
                 f"This model takes {wanted} channels, which no PNG or JPEG file has.",
                 "",
-                f"Give an array [height, width, {wanted}] from Python.",
+                f"Pass an array [height, width, {wanted}] from Python.",
             )
         if isinstance(image, (str, Path)):
             pixels = read_image(image)
@@ -235,7 +235,7 @@ def prepare(
 
 
 def _is_pillow(image: object) -> bool:
-    module = sys.modules.get("PIL.Image")  # without it nobody can have made one
+    module = sys.modules.get("PIL.Image")  # without it, no such image can exist
     return module is not None and isinstance(image, module.Image)
 
 
@@ -254,7 +254,7 @@ def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any
         raise UsageError(
             f"{name} has {channels} channels (shape {list(array.shape)}).",
             f"Wanted: [height, width, channels] with {_either(allowed)} channels.",
-            "Put the channels last, and drop those that the model does not take.",
+            "Put the channels last, and drop those that the model does not use.",
         )
     _check_size(name, height, width)
     if pixels.dtype == np.bool_:
@@ -277,7 +277,7 @@ def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any
         raise UsageError(
             f"{name} has values from {pixels.min():g} to {pixels.max():g}.",
             "Floating-point pixels go from 0 to 1.",
-            "Divide by the largest value, or give uint8.",
+            "Divide by the largest value, or pass uint8.",
         )
     return pixels.astype(np.float32) * np.float32(255)
 
@@ -311,7 +311,7 @@ def _to_channels(pixels: NDArray[Any], wanted: int, invert: bool) -> NDArray[np.
 
 
 def _fit(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
-    """Largest size of the image's aspect ratio within the target; halves round up."""
+    """Largest size with the image's aspect ratio within the target; halves round up."""
     if height * target_width >= width * target_height:
         return target_height, max(1, (2 * width * target_height + height) // (2 * height))
     return max(1, (2 * height * target_width + width) // (2 * width)), target_width
@@ -326,7 +326,7 @@ def _centre(
 
 
 def _pad(image: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
-    """Centre on black; an odd row or column more goes below or to the right."""
+    """Centre on black; an odd extra row or column goes to the bottom or the right."""
     result = np.zeros((height, width, image.shape[2]), np.float32)
     top, left = (height - image.shape[0]) // 2, (width - image.shape[1]) // 2
     result[top : top + image.shape[0], left : left + image.shape[1]] = image

@@ -1,4 +1,4 @@
-"""The decoder's pictures as one PNG: what the model saw, and what its most active capsules stand for."""
+"""The decoder's pictures as one PNG: the model's input, and the pictures of its most active capsules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.metadata import Preprocessing
 
-# Red and green are those of the MultiMNIST figure of Sabour et al. 2017; where both digits have
-# ink it is yellow.
+# Red and green are those of the MultiMNIST figure in Sabour et al. 2017; pixels where both digits have
+# ink are yellow.
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (1.0, 0.0, 0.0),
     "green": (0.0, 1.0, 0.0),
@@ -26,7 +26,7 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 MAX_ROWS = 100
 _GAP = (64, 64, 64)
-_SIDE = 224  # pixels that a picture is enlarged to, at least half of
+_SIDE = 224  # pictures are enlarged to at most this many pixels, and at least half of it
 
 
 def seen(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.uint8]:
@@ -36,7 +36,7 @@ def seen(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray
 
 
 def overlay(pictures: NDArray[np.float32], classes: Sequence[int]) -> NDArray[np.uint8]:
-    """The pictures of some classes in one: its own colours for one class, a colour a class for several.
+    """The pictures of some classes in one: a single class in its own colours, several in one colour each.
 
     Args:
         pictures: ``[J, C, H, W]``, values 0..1.
@@ -63,7 +63,7 @@ def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def check_sheet(target: Path | str, rows: int) -> None:
-    """Raise a UsageError if a sheet of so many rows cannot be that file."""
+    """Raise a UsageError if a sheet with this many rows cannot be written to that file."""
     if Path(target).suffix.lower() != ".png":
         raise UsageError(f"Cannot write {target}.", "Pictures are PNG files.", "Name it *.png.")
     if rows > MAX_ROWS:
@@ -77,10 +77,10 @@ def check_sheet(target: Path | str, rows: int) -> None:
 def write_sheet(
     target: Path | str, rows: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 ) -> None:
-    """Write a PNG with a row an image: what the model saw on the left, the decoder's picture on the right.
+    """Write a PNG with one row per image: the model's input on the left, the decoder's picture on the right.
 
     Raises:
-        UsageError: it cannot be written there, or there are too many rows.
+        UsageError: the path cannot be written, or there are too many rows.
     """
     check_sheet(target, len(rows))
     from PIL import Image

@@ -1,4 +1,4 @@
-"""What a model says about one image."""
+"""The prediction of a model for one image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Label:
         name: the class.
         index: its number.
         score: length of the capsule, or probability (`Prediction.score_kind`).
-        pose: ``[P]``, the pose of the class's capsule.
+        pose: ``[P]``, the pose of the class capsule.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Label:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a model says about one image.
+    """The prediction of a model for one image.
 
     Attributes:
-        labels: the classes asked for, best first; several labels with a threshold may be none.
-        scores: ``[J]``, one a class.
-        poses: ``[J, P]``, one a class.
-        score_kind: ``length`` of the class's capsule, or ``probability`` (softmax of the logits of
-            a model for one label, sigmoid for several).
+        labels: the requested classes, best first; empty if none reaches the threshold.
+        scores: ``[J]``, one per class.
+        poses: ``[J, P]``, one per class.
+        score_kind: ``length`` of the class capsule, or ``probability`` (softmax of the logits of a
+            single-label model, sigmoid for a multi-label model).
     """
 
     labels: tuple[Label, ...]
@@ -55,12 +55,12 @@ class Prediction:
 
     @property
     def label(self) -> str | None:
-        """The best label; None where a threshold left none."""
+        """The best label; None if no class reaches the threshold."""
         return self.labels[0].name if self.labels else None
 
     @property
     def score(self) -> float | None:
-        """The best label's score; None where a threshold left none."""
+        """The best label's score; None if no class reaches the threshold."""
         return self.labels[0].score if self.labels else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +72,9 @@ class Prediction:
         }
 
 
-def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[np.float64], str]:
+def scores_of(
+    output: NDArray[Any], name: str, multi_label: bool
+) -> tuple[NDArray[np.float64], str]:
     """Scores ``[N, J]`` and their kind, from the model's output ``lengths`` or ``logits``.
 
     docs/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
@@ -80,7 +82,7 @@ def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[n
     values = output.astype(np.float64)
     if name == "lengths":
         return values, "length"
-    if several:
+    if multi_label:
         # the two halves never overflow
         small = _exp(-np.abs(values))
         return np.where(values >= 0, 1.0, small) / (1.0 + small), "probability"
@@ -90,13 +92,13 @@ def scores_of(output: NDArray[Any], name: str, several: bool) -> tuple[NDArray[n
 
 
 def _exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """By the C library, as C++ does it; numpy's own differs in the last bit between processors."""
+    """The C library's ``exp``, as in C++; numpy's own differs in the last bit between processors."""
     return np.array([math.exp(v) for v in values.ravel()], np.float64).reshape(values.shape)
 
 
 def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:
-    """Class numbers, best first, equals in the order of their numbers: at least ``threshold``, at
-    most ``top_k``."""
+    """Class numbers, best first, ties in ascending order: scores of at least ``threshold``, at most
+    ``top_k`` classes."""
     order = [int(j) for j in np.argsort(-scores, kind="stable")]
     if threshold is not None:
         order = [j for j in order if scores[j] >= threshold]

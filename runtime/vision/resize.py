@@ -1,8 +1,8 @@
 """Resizing, specified to the last bit in docs/runtime.md ("Resizing"): C++ runs the same steps.
 
-A separable triangle filter. Where the image shrinks the triangle is as much wider, so that every
-source pixel counts (antialiasing); where it grows this is linear interpolation. Positions and
-weights are integers until one division.
+The filter is a separable triangle. Where the image shrinks, the triangle is wider by the same factor, so that
+every source pixel counts (antialiasing); where it grows, this is linear interpolation. Positions and weights
+are integers up to a single division.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-_ROWS = 32  # made float32 at once
+_ROWS = 32  # converted to float32 at once
 
 
 def taps(source: int, target: int, index: int) -> tuple[int, NDArray[np.float32]]:
@@ -45,8 +45,8 @@ def resize_rows(
 
     Args:
         source, target: number of rows before and after.
-        rows: gives the source rows ``[first:last]`` as float32, so that a large photograph is
-            never float32 whole.
+        rows: returns the source rows ``[first:last]`` as float32, so that a large photograph is
+            never entirely in float32.
 
     Returns:
         ``[target, ...]``: for each target row ``sum_k weight_k * row_k`` in ascending k, every product and

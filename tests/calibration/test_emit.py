@@ -19,10 +19,9 @@ from capsedge.calibration.table import Table
 from capsedge.calibration.units import calibrated_tensors, find_units
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.graph.proto import written
 from capsedge.graph.wiring import Graph
 from capsedge.runtime.reading.inspection import inspect
-from capsedge.runtime.session import load
+from capsedge.runtime.session import load_bytes
 from capsedge.schema.names import operator_of
 
 from .conftest import pixels
@@ -55,31 +54,30 @@ def test_int8_for_onnx_runtime(source: Source, table, calibration) -> None:
         # of the rectified tensors; the primary capsules have no ReLU
         if t.name.endswith("relu_zero_point"):
             assert numpy_helper.to_array(t) == 0
-    with written(model) as path:
-        runs = executed(path)
-        assert all(e.precision != "unknown" for e in runs)
-        assert {e.precision for e in runs if "Conv" in e.op} == {"int8"}
-        for ops in ("auto", "portable"):
-            found = load(path, ops=ops).run(next(data.batches(3)))
-            assert all(np.isfinite(v).all() for v in found.values())
+    content = model.SerializeToString()
+    runs = executed(content)
+    assert all(e.precision != "unknown" for e in runs)
+    assert {e.precision for e in runs if "Conv" in e.op} == {"int8"}
+    for ops in ("auto", "portable"):
+        found = load_bytes(content, ops=ops).run(next(data.batches(3)))
+        assert all(np.isfinite(v).all() for v in found.values())
 
 
 def test_the_bodies_are_what_the_kernels_compute(source: Source, table) -> None:
     model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
     images = next(pixels(8, 3, source).batches(8))
-    with written(model) as path:
-        fused, bodies = load(path), load(path, ops="portable")
-        if fused.ops != "fused":
-            pytest.skip("the operator library is not built here")
-        for name, value in bodies.run(images).items():
-            np.testing.assert_allclose(fused.run(images)[name], value, atol=1e-4, rtol=1e-3)
+    content = model.SerializeToString()
+    fused, bodies = load_bytes(content), load_bytes(content, ops="portable")
+    if fused.ops != "fused":
+        pytest.skip("the operator library is not built here")
+    for name, value in bodies.run(images).items():
+        np.testing.assert_allclose(fused.run(images)[name], value, atol=1e-4, rtol=1e-3)
 
 
 def test_without_the_library_it_is_qlinearconv(source: Source, table, monkeypatch) -> None:
     monkeypatch.setattr("capsedge.calibration.executed.find_library", lambda: None)
     model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
-    with written(model) as path:
-        kinds = [n.op_type for n in optimized(path).graph.node]
+    kinds = [n.op_type for n in optimized(model.SerializeToString()).graph.node]
     # A uniform pass of attention is a convolution too, in FP32.
     uniform_passes = sum(operator_of(n.op_type) == "UniformRouting" for n in model.graph.node)
     assert kinds.count("QLinearConv") == sum(u.kind == "conv" for u in source.units)
@@ -112,8 +110,7 @@ def test_convolutions_that_share_a_weight() -> None:
     quantized = ort_cpu.emit(model, units, uniform(units, "int8"), table)
     outputs = []
     for each in (model, quantized):
-        with written(each) as path:
-            outputs.append(load(path).run(data.images)["y"])
+        outputs.append(load_bytes(each.SerializeToString()).run(data.images)["y"])
     wanted, got = outputs
     assert np.abs(got - wanted).max() < 0.05 * np.ptp(wanted)
 
@@ -136,9 +133,9 @@ def test_int4_is_packed_and_runs_as_int8(source: Source, table) -> None:
     for t in packed:
         assert len(t.raw_data) == (whole[t.name.replace("_int4", "_int8")] + 1) // 2
     assert len(packed) == len(source.units)
-    with written(four) as path:
-        assert "Cast" not in {n.op_type for n in optimized(path).graph.node}  # folded on loading
-        assert any(e.precision == "int8" for e in executed(path))
+    content = four.SerializeToString()
+    assert "Cast" not in {n.op_type for n in optimized(content).graph.node}  # folded on loading
+    assert any(e.precision == "int8" for e in executed(content))
     assert source.outcome(four, pixels(20, 2, source)).error < 0.5
 
 

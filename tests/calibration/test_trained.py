@@ -11,10 +11,11 @@ pytest.importorskip("torch", reason="the reference is eager: pip install 'capsed
 
 from capsedge.calibration import evaluate
 from capsedge.calibration.quantize import split
-from capsedge.calibration.source import Source, uniform, written
+from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import read_split
 from capsedge.exporters.to_onnx import export
+from capsedge.runtime.session import load_bytes
 from capsedge.training.loop import predict_all
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
@@ -35,7 +36,7 @@ def test_against_pytorch(routing: str, mnist: Path, tmp_path: Path) -> None:
     int8, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
     half, _ = source.half(splits.calibration)
     for made, agreement in ((int8, 0.998), (half, 0.9998)):
-        with written(made) as path:
-            found = evaluate.scores(path, splits.evaluation).argmax(1)
+        session = load_bytes(made.SerializeToString())
+        found = evaluate.scores(session, splits.evaluation).argmax(1)
         assert float(np.mean(found == eager)) >= agreement
         assert right - float(np.mean(found == test.labels)) <= 0.001 + 1e-9

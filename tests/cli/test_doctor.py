@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from capsedge.cli import app
-from capsedge.runtime.machine import environment
-from capsedge.runtime.machine.environment import BROKEN, MISSING, OK, Check, diagnose
+from capsedge.runtime.machine import doctor, environment
+from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
+from capsedge.runtime.machine.doctor import diagnose
 
 
 def test_every_line_that_is_not_ok_says_cost_and_cure() -> None:
@@ -76,9 +77,7 @@ def test_missing_workstation_parts_do_not_fail(monkeypatch: pytest.MonkeyPatch) 
         Check("python", "infer", OK, "3.12"),
         Check("torch", "export", MISSING, "not installed", "no export", "pip install x"),
     )
-    monkeypatch.setattr(
-        environment, "diagnose", lambda: environment.Diagnosis({"cores": "1"}, checks)
-    )
+    monkeypatch.setattr(doctor, "diagnose", lambda: doctor.Diagnosis({"cores": "1"}, checks))
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0
     assert "pip install x" in result.stdout

@@ -101,10 +101,10 @@ def test_the_gate_keeps_the_file_aside(place: Path, tmp_path: Path, monkeypatch)
     monkeypatch.setattr(
         evaluate,
         "scores",
-        lambda path, data, progress=None: (
-            right(path, data, progress)
-            if path == place / "m.onnx"
-            else _spoiled(right(path, data, progress))
+        lambda session, data, progress=None: (
+            right(session, data, progress)
+            if session.path == place / "m.onnx"
+            else _spoiled(right(session, data, progress))
         ),
     )
     out = tmp_path / "q.onnx"

@@ -22,11 +22,17 @@ class Backend(Protocol):
 
     name: str
 
-    def unavailable(self) -> str:
-        """Why the backend cannot run on this machine at all; empty if it can."""
+    def unavailable(self, operator: str) -> str:
+        """What this machine lacks to run the operator, and where it comes from; empty if nothing.
 
-    def supports(self, case: Case, dtype: str) -> str:
-        """Why it cannot run this case in this storage type; empty if it can."""
+        Such a test skips.
+        """
+
+    def unsupported(self, case: Case, dtype: str) -> str:
+        """Why no machine can run this case in this storage type; empty if one can.
+
+        There is no such test.
+        """
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         """Everything that is done once; the result computes the outputs and is what is timed.
@@ -47,14 +53,14 @@ class Torch:
 
     name = "torch"
 
-    def unavailable(self) -> str:
+    def unavailable(self, operator: str) -> str:
         try:
             import capsedge.ops  # noqa: F401
         except ImportError as error:
             return f"{error}: pip install 'capsedge[export]'"
         return ""
 
-    def supports(self, case: Case, dtype: str) -> str:
+    def unsupported(self, case: Case, dtype: str) -> str:
         if case.operator.startswith("Quantized"):
             return "operators with INT8 weights have no PyTorch definition"
         return ""
@@ -131,19 +137,19 @@ class OrtFunctions:
 
     name = "ort-functions"
 
-    def unavailable(self) -> str:
+    def unavailable(self, operator: str) -> str:
         try:
             import onnxruntime  # noqa: F401
 
             import capsedge.graph.bodies  # noqa: F401
         except ImportError as error:
             return f"{error}: pip install 'capsedge[export]'"
+        if operator == "QuantizedConv" and platform.machine() == "x86_64" and not _has_vnni():
+            return "needs VNNI: without it, ONNX Runtime's products of bytes saturate on x86 processors"
         return ""
 
-    def supports(self, case: Case, dtype: str) -> str:
+    def unsupported(self, case: Case, dtype: str) -> str:
         operator = case.operator.removeprefix("Quantized")
-        if operator == "Conv" and platform.machine() == "x86_64" and not _has_vnni():
-            return "ONNX Runtime's products of bytes saturate on x86 processors without VNNI"
         if dtype == "float64" and operator in (
             "AttentionRouting",
             "UniformRouting",

@@ -29,7 +29,7 @@ class CudaKernels:
         self.scheme = scheme
         self.name = f"{self._family}-{scheme}"
 
-    def unavailable(self) -> str:
+    def unavailable(self, operator: str) -> str:
         if cuda_library.gpu_library() is None:
             return "the CUDA kernels are not built: `make cuda` where nvcc is"
         if importlib.util.find_spec("torch") is None:
@@ -38,7 +38,7 @@ class CudaKernels:
 
         return "" if torch.cuda.is_available() else "torch sees no GPU"
 
-    def supports(self, case: Case, dtype: str) -> str:
+    def unsupported(self, case: Case, dtype: str) -> str:
         if case.operator not in cuda_library.OPERATORS:
             return f"no CUDA kernel for {case.operator}: TensorRT has its own"
         if self.scheme != "auto" and case.operator == "Squash":
@@ -75,7 +75,7 @@ class CudaEmulated(CudaKernels):
 
     _family = "cuda-emulated"
 
-    def unavailable(self) -> str:
+    def unavailable(self, operator: str) -> str:
         if cuda_library.host_library() is None:
             return "the emulation of the CUDA kernels needs g++ on Linux"
         return ""

@@ -38,7 +38,7 @@ class Row:
 
 
 def _reason(backend: Backend, case: Case, dtype: str) -> str:
-    return backend.unavailable() or backend.supports(case, dtype)
+    return backend.unsupported(case, dtype) or backend.unavailable(case.operator)
 
 
 def check(backend: Backend, case: Case, dtype: str) -> Row:
@@ -81,6 +81,11 @@ def check(backend: Backend, case: Case, dtype: str) -> Row:
     return Row(backend.name, str(case), dtype, verdict, worst, "; ".join(problems))
 
 
+def is_smooth(case: Case) -> bool:
+    """Whether finite differences of the case say anything: its inputs are of ordinary size."""
+    return case.kind in ("normal", "ties", "a-one")
+
+
 def check_gradient(backend: Backend, case: Case) -> Row:
     """Compare directional derivatives in float64 with the oracle's central differences.
 
@@ -89,7 +94,7 @@ def check_gradient(backend: Backend, case: Case) -> Row:
     name, dtype = str(case), "float64"
     gradient = getattr(backend, "gradient", None)
     reason = "no gradients" if gradient is None else _reason(backend, case, dtype)
-    if not reason and case.kind not in ("normal", "ties", "a-one"):
+    if not reason and not is_smooth(case):
         reason = "finite differences need inputs of ordinary size"
     if reason:
         return Row(backend.name, name, dtype, "skipped", detail=reason)

@@ -26,12 +26,12 @@ class CpuKernels:
         self.name = f"cpu-kernels-{level}"
         self._level = level
 
-    def unavailable(self) -> str:
+    def unavailable(self, operator: str) -> str:
         if library.load() is None:
             return MISSING
         return "" if self._level in library.levels() else f"this machine has no {self._level}"
 
-    def supports(self, case: Case, dtype: str) -> str:
+    def unsupported(self, case: Case, dtype: str) -> str:
         return _supports(dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
@@ -56,7 +56,7 @@ class OrtFused:
 
     name = "ort-fused"
 
-    def unavailable(self) -> str:
+    def unavailable(self, operator: str) -> str:
         try:
             import onnx
             import onnxruntime  # noqa: F401
@@ -65,7 +65,7 @@ class OrtFused:
         del onnx
         return MISSING if library.load() is None else ""
 
-    def supports(self, case: Case, dtype: str) -> str:
+    def unsupported(self, case: Case, dtype: str) -> str:
         return _supports(dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import pickle
 import struct
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.datasets import cifar, from_iterable, npz, read_images
+from capsedge.datasets import ImageSet, cifar, from_iterable, npz, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
 from tests.fuzz.hostile import HOSTILE
@@ -47,18 +48,53 @@ def test_every_source_gives_the_same_inputs(tmp_path: Path) -> None:
     wanted = (pixels / np.float32(255))[:, None].astype(np.float32)
     for each in found:
         np.testing.assert_allclose(next(each.batches(10)), wanted, atol=1e-6)
-    assert len({each.sha256() for each in found}) == 1
+    assert found[0].digest() == found[1].digest()
+    for one in found:  # pixels or prepared floats, the same images
+        for other in found:
+            assert one.occurs_in(other).all()
     assert found[0].labels is not None
     assert found[1].labels is not None
     assert found[1].labels.tolist() == labels.tolist()
     assert found[2].labels is None
 
 
+def test_the_digest_is_of_images_and_labels() -> None:
+    pixels, labels = _pixels(4)[..., None], np.array([0, 1, 2, 0])
+    one = ImageSet("a", pixels, labels, PREP)
+    content = b"images |u1 4,10,10,1\n" + pixels.tobytes() + b"labels <i8 4\n"
+    content += labels.astype("<i8").tobytes()
+    assert one.digest() == hashlib.sha256(content).hexdigest()
+    unlabelled = b"images |u1 4,10,10,1\n" + pixels.tobytes() + b"labels none\n"
+    assert ImageSet("a", pixels).digest() == hashlib.sha256(unlabelled).hexdigest()
+    # Neither the place, the preprocessing nor the layout in memory counts; order, values, shape and type do.
+    other_prep = Preprocessing(height=20, width=20, channels=1)
+    layout = np.asfortranarray(pixels)
+    assert ImageSet("b", layout, labels, other_prep, split="test").digest() == one.digest()
+    big_endian = ImageSet("a", pixels.astype(">f4"), labels)
+    assert big_endian.digest() == ImageSet("a", pixels.astype("<f4"), labels).digest()
+    for changed in (
+        one.take(np.array([1, 0, 2, 3])),
+        one.first(3),
+        ImageSet("a", pixels, labels + 1),
+        ImageSet("a", pixels.reshape(4, 5, 20, 1), labels),
+        ImageSet("a", pixels.view(np.int8), labels),
+    ):
+        assert changed.digest() != one.digest()
+    assert len(one.first(0).digest()) == 64
+
+
+def test_images_of_another_size_are_compared_as_the_model_sees_them() -> None:
+    small = ImageSet("a", np.full((2, 10, 10, 1), 7, np.uint8), None, PREP)
+    large = ImageSet("b", np.full((1, 20, 20, 1), 7, np.uint8), None, PREP)
+    assert large.occurs_in(small).tolist() == [True]
+    assert small.without(large).digest() == small.first(0).digest()
+
+
 def test_a_draw_is_seeded_and_within(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=_pixels(50), labels=np.arange(50))
     whole = read_images(tmp_path / "a.npz", PREP, "train")
     one, same, other = whole.draw(10, 1), whole.draw(10, 1), whole.draw(10, 2)
-    assert one.sha256() == same.sha256() != other.sha256()
+    assert one.digest() == same.digest() != other.digest()
     assert one.labels is not None
     assert len(set(one.labels.tolist())) == 10
     assert len(whole.draw(99)) == 50

@@ -155,6 +155,14 @@ def test_every_rewrite_off_is_the_same_function(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["poses"], wanted["poses"], rtol=1e-4, atol=1e-5)
 
 
+def test_each_submodule_keeps_its_mode(tmp_path: Path) -> None:
+    model = network("dynamic").train()
+    model.stem.eval()  # frozen, as for fine-tuning
+    before = {name: module.training for name, module in model.named_modules()}
+    export(model, tmp_path / "m.onnx", dry_run=True)
+    assert {name: module.training for name, module in model.named_modules()} == before
+
+
 def test_export_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     model = network("dynamic").train()
     before = {k: v.clone() for k, v in model.state_dict().items()}

@@ -147,7 +147,7 @@ def run(name: str, budget: Budget) -> Outcome:
 
 def onnxruntime_variable() -> dict[str, str]:
     """What the session target needs to find ONNX Runtime."""
-    from tests.native.embedding import onnxruntime_library
+    from tests.native.libcapsedge import onnxruntime_library
 
     return {"CAPSEDGE_ONNXRUNTIME": str(onnxruntime_library())}
 

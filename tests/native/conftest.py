@@ -14,7 +14,7 @@ from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
-from . import embedding
+from . import libcapsedge
 from .builds import ROOT
 from .stand_ins import Machine, build
 
@@ -35,7 +35,7 @@ def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 # A process opens one TensorRT, so there is one stand-in for it, however pytest orders modules.
 @pytest.fixture(scope="session")
 def built() -> Path:
-    folder = ROOT / "build" / "embedding-tensorrt"
+    folder = ROOT / "build" / "libcapsedge-tensorrt"
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:  # tests run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -52,13 +52,13 @@ def machine(stand_ins: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
     """The library under test is this one; every test leaves nothing on the GPU."""
     for name, value in stand_ins.variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(embedding.LIBRARY_VARIABLE, str(stand_ins.library))
+    monkeypatch.setenv(libcapsedge.LIBRARY_VARIABLE, str(stand_ins.library))
     stand_ins.cudart.fake_set(1, 87, 0, ANY_AMOUNT)
     gc.collect()  # sessions of another build close in it
-    embedding.load.cache_clear()
+    libcapsedge.load.cache_clear()
     yield stand_ins
     gc.collect()
-    embedding.load.cache_clear()
+    libcapsedge.load.cache_clear()
     assert stand_ins.held() == [0] * 6
 
 

@@ -22,6 +22,7 @@ from tests.native.library import NativeError, output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "runtime" / "native" / "kernels" / "cuda"
+UNITS = [str(file) for file in sorted(SOURCES.glob("*.cu"))]
 VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
 SANITIZE = "CAPSEDGE_CUDA_SANITIZE"  # set: the host build reports wrong addresses and arithmetic
 Array = NDArray[Any]
@@ -149,7 +150,7 @@ def host_library() -> Path | None:
     flags = checks if os.environ.get(SANITIZE) else ["-Wall", "-Wextra", "-Werror"]
     folder = "cuda-host-sanitized" if os.environ.get(SANITIZE) else "cuda-host"
     target = ROOT / "build" / folder / "libcapsedge_cuda_host.so"
-    shared = (SOURCES.parent / "cpu" / name for name in ("half.h", "simd.h"))
+    shared = (SOURCES.parent / "cpu" / "simd" / name for name in ("half.h", "simd.h"))
     newest = max(file.stat().st_mtime for file in (*SOURCES.iterdir(), *shared))
     if target.is_file() and target.stat().st_mtime > newest:
         return target
@@ -157,7 +158,7 @@ def host_library() -> Path | None:
     made = target.with_name(f"{target.name}.{os.getpid()}")
     subprocess.run(
         [compiler, "-std=c++17", "-O2", *flags, "-Wno-unknown-pragmas", "-shared", "-fPIC",
-         "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", str(SOURCES / "kernels.cu"),
+         "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", *UNITS,
          "-o", str(made)],
         check=True,
     )  # fmt: skip

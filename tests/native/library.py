@@ -48,6 +48,7 @@ def load(path: Path | None = None) -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(str(path))
     library.capsedge_kernel_levels.restype = ctypes.c_char_p
+    library.capsedge_kernel_operators.restype = ctypes.c_char_p
     library.capsedge_kernel_level_of.restype = ctypes.c_char_p
     library.capsedge_kernel_level_of.argtypes = [ctypes.c_void_p]
     library.capsedge_kernel_destroy.argtypes = [ctypes.c_void_p]

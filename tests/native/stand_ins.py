@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tests.tensorrt.fixtures import SOURCE
 
-from . import embedding
+from . import libcapsedge
 from .builds import NATIVE, cmake_build
 
 MOCK = NATIVE / "tensorrt" / "mock"
-INCLUDE = NATIVE / "embedding" / "include"
+INCLUDE = NATIVE / "libcapsedge" / "include"
 DRIVER = """
 #include <string.h>
 int cuInit(unsigned flags) { return flags; }
@@ -48,7 +48,7 @@ def stand_ins_in(folder: Path, library: Path, *flags: str) -> dict[str, str]:
         "CAPSEDGE_TENSORRT": str(folder),
         "CAPSEDGE_CUDART": str(folder / "libcudart.so"),
         "CAPSEDGE_MOCK_RUNTIME": str(library),
-        "CAPSEDGE_ONNXRUNTIME": str(embedding.onnxruntime_library()),
+        "CAPSEDGE_ONNXRUNTIME": str(libcapsedge.onnxruntime_library()),
     }
 
 
@@ -84,4 +84,4 @@ def build(folder: Path, target: str, *options: str) -> Path:
     """libcapsedge over the interface mock; returns the build folder of it."""
     headers = (f"-DCAPSEDGE_NVINFER={MOCK}", f"-DCAPSEDGE_CUDART_INCLUDE={MOCK}")
     flags = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -Werror")
-    return cmake_build(folder, target, *flags, *headers, *options) / "embedding"
+    return cmake_build(folder, target, *flags, *headers, *options) / "libcapsedge"

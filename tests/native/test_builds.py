@@ -116,7 +116,7 @@ def test_a_level_defines_nothing_that_the_linker_could_share(level: str, tmp_pat
         made = tmp_path / "level.o"
         subprocess.run(
             [compiler, "-std=c++17", "-Wno-psabi", "-fno-exceptions", optimise, "-fPIC", *flags, "-c",
-             str(NATIVE / "kernels" / "cpu" / f"{level}.cpp"), "-o", str(made)],
+             str(NATIVE / "kernels" / "cpu" / "simd" / f"{level}.cpp"), "-o", str(made)],
             check=True,
         )  # fmt: skip
         listing = subprocess.run(

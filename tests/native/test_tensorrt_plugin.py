@@ -19,6 +19,7 @@ import pytest
 
 from capsedge.schema.operators import OPERATORS
 from tests.conformance.cases import CASES, Case, make
+from tests.native.cuda_library import UNITS
 from tests.native.library import output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,9 @@ def mock() -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("the plugins' mock needs g++")
     target = ROOT / "build" / "tensorrt-mock" / "libcapsedge_tensorrt_mock.so"
-    folders = [NATIVE / "tensorrt", NATIVE / "tensorrt" / "mock", NATIVE / "kernels" / "cuda"]
+    folders = [
+        NATIVE / folder for folder in ("tensorrt", "tensorrt/mock", "kernels", "kernels/cuda")
+    ]
     files = [f for folder in folders for f in folder.iterdir() if f.is_file()]
     if not target.is_file() or target.stat().st_mtime < max(f.stat().st_mtime for f in files):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,8 +67,9 @@ def mock() -> ctypes.CDLL:
         subprocess.run(
             [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-shared", "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE",
-             f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels/cuda",
-             *sources, "-x", "c++", str(NATIVE / "kernels/cuda/kernels.cu"), "-o", str(made)],
+             f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels",
+             f"-I{NATIVE}/kernels/cuda", *sources, str(NATIVE / "kernels/operators.cpp"),
+             "-x", "c++", *UNITS, "-o", str(made)],
             check=True,
         )  # fmt: skip
         made.replace(target)
@@ -211,7 +215,7 @@ DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
             "'iterations' is missing",
         ),
         ("EMRouting", {k: v for k, v in EM.items() if k != "inverse_temperatures"}, "missing"),
-        ("EMRouting", {**EM, "inverse_temperatures": (1.0,)}, "one an iteration"),
+        ("EMRouting", {**EM, "inverse_temperatures": (1.0,)}, "one per iteration"),
         ("EMRouting", {**EM, "strides": (0, 1)}, "strides"),
         ("EMRouting", {**EM, "strides": (1, 1, 1)}, "strides"),
         ("AttentionRouting", {**ATTENTION, "matrix_pose": 3}, "matrix_pose"),
@@ -435,7 +439,7 @@ def test_real_headers(tmp_path: Path) -> None:
             made = tmp_path / f"{name}.o"
             subprocess.run(
                 [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-isystem", folder,
-                 "-isystem", cuda, f"-I{NATIVE}/kernels/cuda", "-c",
+                 "-isystem", cuda, f"-I{NATIVE}/kernels", f"-I{NATIVE}/kernels/cuda", "-c",
                  str(NATIVE / "tensorrt" / f"{name}.cpp"), "-o", str(made)],
                 check=True,
             )  # fmt: skip

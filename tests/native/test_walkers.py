@@ -51,7 +51,7 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     if compiler is None:
         pytest.skip("needs a C++ compiler: apt-get install g++")
     library = tmp_path_factory.mktemp("walk") / "walk.so"
-    source = NATIVE / "embedding" / "src"
+    source = NATIVE / "libcapsedge" / "src"
     subprocess.run(
         [compiler, "-std=c++17", "-O0", "-shared", "-fPIC",
          f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime",
@@ -111,7 +111,7 @@ def check(data: bytes, in_c: Walk) -> bool:
 
 
 def test_both_walkers_have_the_official_schema() -> None:
-    header = (NATIVE / "embedding" / "src" / "onnx_schema.h").read_text()
+    header = (NATIVE / "libcapsedge" / "src" / "onnx_schema.h").read_text()
     assert re.search(r'R"\((.*)\)"', header, re.DOTALL).group(1) == SCHEMA  # type: ignore[union-attr]
     lines = SCHEMA.replace(",\n   ", ",").strip().splitlines()
     ours = dict(line.split(" ", 1) for line in lines)

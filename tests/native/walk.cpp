@@ -6,7 +6,7 @@
 #include "failure.h"
 #include "onnx_file.h"
 
-using namespace capsedge::embedding;
+using namespace capsedge::libcapsedge;
 
 extern "C" __attribute__((visibility("default"))) size_t walk(const char* data, size_t size, char* out, size_t room) {
   std::string text;

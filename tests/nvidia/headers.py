@@ -75,9 +75,9 @@ def plugin_library(headers: Path) -> Path:
         return folder / "libcapsedge_tensorrt.so"
 
 
-def embedding_library(headers: Path) -> Path:
+def libcapsedge_with_tensorrt(headers: Path) -> Path:
     """libcapsedge with TensorRT."""
-    with _folder("embedding") as folder:
+    with _folder("libcapsedge") as folder:
         flags = ("-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1 -Werror")
         built = cmake_build(folder, "capsedge", *flags, f"-DCAPSEDGE_NVINFER={headers}")
-        return built / "embedding" / "libcapsedge.so"
+        return built / "libcapsedge" / "libcapsedge.so"

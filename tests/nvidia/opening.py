@@ -17,7 +17,7 @@ from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends import tensorrt_library
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_inspection import inspect_engine
-from tests.native import embedding
+from tests.native import libcapsedge
 from tests.tensorrt.fixtures import ANY_AMOUNT
 
 
@@ -35,8 +35,8 @@ def in_python(engine: Path) -> dict[str, Any]:
 def in_cpp(engine: Path) -> dict[str, Any]:
     """What libcapsedge says."""
     try:
-        embedding.Session(engine)
-    except embedding.Failed as error:
+        libcapsedge.Session(engine)
+    except libcapsedge.Failed as error:
         return {"code": error.code, "words": str(error)}
     return {}
 

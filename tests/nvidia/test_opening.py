@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.zoo import default_model
-from tests.native.embedding import ARTEFACT, LIBRARY_VARIABLE
+from tests.native.libcapsedge import ARTEFACT, LIBRARY_VARIABLE
 from tests.native.stand_ins import DRIVER, compiled
 from tests.nvidia import headers
 from tests.nvidia.conftest import Build, process
@@ -58,7 +58,7 @@ def test_cpp(
     newest = headers.any_folders()[-1]
     if headers.version(newest) < (11, 0):
         pytest.skip(f"TensorRT-RTX has the interface of TensorRT 11; {headers.VARIABLE} has none")
-    built = headers.embedding_library(newest)
+    built = headers.libcapsedge_with_tensorrt(newest)
     source, driver = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
     source.write_text(DRIVER)
     compiled("gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(driver))

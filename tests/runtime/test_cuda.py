@@ -35,9 +35,9 @@ def test_the_driver_decides(
 def test_none_for_this_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     newest = libraries(tmp_path / "cuda", 12060)[0]
     monkeypatch.setenv(cuda.VARIABLE, newest)
-    with pytest.raises(EnvironmentProblem, match="is for this driver") as refused:
+    with pytest.raises(EnvironmentProblem, match="works with this driver") as refused:
         cuda.Cuda()
-    assert refused.value.why == f"The driver runs CUDA 12.6; {newest} is CUDA 13.2."
+    assert refused.value.why == f"The driver supports CUDA 12.6; {newest} is CUDA 13.2."
     assert "nvidia-cuda-runtime-cu12" in refused.value.fix
     monkeypatch.setenv(cuda.VARIABLE, "/nowhere/libcudart.so")
     with pytest.raises(EnvironmentProblem, match="was not found"):

@@ -54,7 +54,7 @@ def test_a_class_from_its_values() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"name": 1}, "name is a whole number, wanted a text"),
+        ({"name": 1}, "name is a whole number, wanted a string"),
         ({"inner": {"size": True}}, "inner.size is true or false"),
         ({"inner": {"size": 1.5}}, "inner.size is a number, wanted a whole number"),
         ({"inner": {"size": -1}}, "inner: a size below 0"),
@@ -63,10 +63,10 @@ def test_a_class_from_its_values() -> None:
         ({"inner": None}, "inner is null"),
         ({"pair": [1]}, "pair has 1 values, wanted 2"),
         ({"pair": {"a": 1}}, "pair is an object, wanted a list"),
-        ({"kind": []}, "kind is a list, wanted a whole number or a text"),
+        ({"kind": []}, "kind is a list, wanted a whole number or a string"),
         ({"maybe": 1}, "maybe is a whole number"),
         ({"several": [1]}, r"several\[0\] is a whole number"),
-        ({"more": {"x": ["1"]}}, r"more.x\[0\] is a text"),
+        ({"more": {"x": ["1"]}}, r"more.x\[0\] is a string"),
         ({"flag": 1}, "flag is a whole number, wanted true or false"),
         ({"self": 1}, "unknown: self"),
     ],
@@ -79,7 +79,7 @@ def test_other_types_are_refused(changes: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
         ("[" * 100_000, "nested"),
         ('{"a":' * 40 + "1" + "}" * 40, "nested"),
         ("9" * 400, "64 bits"),
@@ -118,7 +118,7 @@ def test_values_of_other_sources() -> None:
     for values, words in (
         (loop, "nested"),
         (doubled, "values"),
-        ({1: 2}, "no text"),
+        ({1: 2}, "not a string"),
         ({"a": {1}}, "type set"),
         ([float("nan")], "finite"),
         ([10**400], "64 bits"),

@@ -11,6 +11,7 @@ import pytest
 
 import capsedge
 from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.profiling.worker import ops_argument
 from tests.runtime.models import SIDE, capsule_model, save
 
 pytestmark = pytest.mark.skipif(
@@ -66,3 +67,18 @@ for _ in range(200):
     path = save(capsule_model(), tmp_path / "a.onnx")
     run = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("family", ["dynamic", "attention"])
+def test_routing_in_standard_operators_is_not_called_fused(tmp_path: Path, family: str):
+    """With couplings as an output, routing is written in operators that the library does not run."""
+    pytest.importorskip("torch")
+    from tests.exporters.nets import network
+
+    path = tmp_path / "couplings.onnx"
+    for extra, ops in (([], "fused"), (["couplings"], "mixed")):
+        capsedge.export(network(family), path, extra_outputs=extra)
+        session = capsedge.load(path)
+        assert session.ops == ops
+        again = capsedge.load(path, ops=ops_argument(session))
+        assert again.ops == ops

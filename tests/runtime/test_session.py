@@ -19,6 +19,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, Usage
 from capsedge.runtime.backends import native_library
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.session import load_bytes
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
@@ -96,6 +97,54 @@ def test_fixed_batch_is_filled(tmp_path: Path):
     np.testing.assert_allclose(session.predict([RIGHT])[0].scores, free.scores, rtol=1e-6)
 
 
+@pytest.mark.parametrize("batch", [None, 4])
+def test_run_batches_gives_what_one_run_gives(tmp_path: Path, batch: int | None):
+    session = capsedge.load(save(capsule_model(batch=batch), tmp_path / "m.onnx"))
+    free = capsedge.load(save(capsule_model(), tmp_path / "free.onnx"))
+    images = np.random.default_rng(0).random((10, 1, SIDE, SIDE), dtype=np.float32)
+    wanted = free.run(images)
+    for given in (images, images.astype(np.float64), iter(images), list(images)):
+        runs = list(session.run_batches(given, batch_size=4))
+        assert [len(batch) for batch, _ in runs] == [4, 4, 2]
+        np.testing.assert_array_equal(np.concatenate([batch for batch, _ in runs]), images)
+        for name, value in wanted.items():
+            found = np.concatenate([outputs[name] for _, outputs in runs])
+            np.testing.assert_allclose(found, value, rtol=1e-6)
+    chosen = list(session.run_batches(images, ["poses"]))
+    assert {name for _, outputs in chosen for name in outputs} == {"poses"}
+    assert [len(batch) for batch, _ in chosen] == ([10] if batch is None else [4, 4, 2])
+    assert list(session.run_batches(images[:0])) == []
+
+
+def test_run_batches_refuses_in_words(model: Path, tmp_path: Path):
+    session = capsedge.load(model)
+    images = np.zeros((3, 1, SIDE, SIDE), np.float32)
+    lost = images.copy()
+    lost[1, 0, 0, 0] = np.nan
+    for error, word, arguments in (
+        (ShapeError, "shape", (images[:, :, 1:],)),
+        (ShapeError, "shape", (images[0],)),
+        (ShapeError, "different shapes", ([images[0], images[0, :, 1:]],)),
+        (ShapeError, "type uint8", (images.astype(np.uint8),)),
+        (UsageError, "NaN", (lost,)),
+        (UsageError, "no output 'logits'", (images, ["logits"])),
+        (UsageError, "batch_size is 0", (images, None, 0)),
+    ):
+        with pytest.raises(error, match=word):
+            list(session.run_batches(*arguments))
+    with pytest.raises(UsageError, match="2 inputs"):
+        list(capsedge.load(save(plain_model(), tmp_path / "p.onnx")).run_batches(images))
+
+
+def test_a_model_in_memory_is_the_same_model(model: Path, tmp_path: Path):
+    session = load_bytes(model.read_bytes(), "mine")
+    images = np.ones((2, 1, SIDE, SIDE), np.float32)
+    found, wanted = session.run(images), capsedge.load(model).run(images)
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    with pytest.raises(ArtefactError, match="mine"):
+        load_bytes(b"nothing", "mine")
+
+
 def test_top_k_and_threshold(model: Path):
     session = capsedge.load(model)
     both = np.full((SIDE, SIDE), 255, np.uint8)
@@ -108,7 +157,7 @@ def test_top_k_and_threshold(model: Path):
     assert nothing.score is None
 
 
-def test_several_labels_have_a_threshold_of_their_own(tmp_path: Path):
+def test_multi_label_models_have_a_threshold_of_their_own(tmp_path: Path):
     properties = metadata(task="multi-label").to_properties()
     session = capsedge.load(save(capsule_model(properties=properties), tmp_path / "m.onnx"))
     both = np.full((SIDE, SIDE), 255, np.uint8)
@@ -122,8 +171,8 @@ def test_logits_become_probabilities(tmp_path: Path):
     prediction = session.predict(LEFT)[0]
     assert prediction.score_kind == "probability"
     np.testing.assert_allclose(prediction.scores, np.exp(logits) / np.exp(logits).sum())
-    several = metadata(task="multi-label").to_properties()
-    model = capsule_model(scores="logits", properties=several)
+    multi_label = metadata(task="multi-label").to_properties()
+    model = capsule_model(scores="logits", properties=multi_label)
     prediction = capsedge.load(save(model, tmp_path / "b.onnx")).predict(LEFT)[0]
     np.testing.assert_allclose(prediction.scores, 1 / (1 + np.exp(-logits)))
 

@@ -8,7 +8,7 @@ import pytest
 
 from capsedge.runtime.backends import tensorrt_library
 from capsedge.runtime.machine import environment, nvidia
-from capsedge.runtime.machine.environment import BROKEN, MISSING, OK
+from capsedge.runtime.machine.check import BROKEN, MISSING, OK
 
 ORIN = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
 

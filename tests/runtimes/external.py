@@ -83,8 +83,8 @@ def ask(data: bytes, path: Path) -> dict[str, Any]:
 
     import capsedge
     from capsedge.errors import CapsedgeError
-    from tests.native.embedding import Failed
-    from tests.native.embedding import Session as InC
+    from tests.native.libcapsedge import Failed
+    from tests.native.libcapsedge import Session as InC
 
     answer: dict[str, Any] = {"python": 0, "c": 0, "bare": False, "second": False}
     try:

@@ -19,7 +19,7 @@ import onnxruntime
 import capsedge
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends.native_library import find_library
-from tests.native import embedding
+from tests.native import libcapsedge
 from tests.runtimes.files import Arrays
 
 Answer = dict[str, object]
@@ -55,7 +55,7 @@ def _bare(path: Path, ops: str, x: np.ndarray) -> Arrays:
 
 
 def _c(path: Path, ops: str, x: np.ndarray) -> Arrays:
-    session = embedding.Session(path, ops=ops)
+    session = libcapsedge.Session(path, ops=ops)
     ((name, (kind, _)),) = session.ports("input").items()
     return session.run({name: x.astype(kind)})
 
@@ -68,7 +68,7 @@ def _answer(
         return {"excess": _excess(run(path, ops, x), wanted, tolerance)}
     except CapsedgeError as error:
         return {"error": str(error), "code": int(error.exit_code)}
-    except embedding.Failed as error:
+    except libcapsedge.Failed as error:
         return {"error": str(error), "code": error.code}
     except Exception as error:  # ONNX Runtime's errors have no common public base
         return {"error": str(error)}
@@ -77,7 +77,7 @@ def _answer(
 def main(folder: Path) -> None:
     """Run and print."""
     languages = {"python": _python, "bare": _bare}
-    if embedding.library_path() is not None:
+    if libcapsedge.library_path() is not None:
         languages["c"] = _c
     kinds = ["portable", *(["fused"] if find_library() is not None else [])]
     answers: dict[str, Answer] = {}

@@ -79,4 +79,4 @@ def test_command_writes_the_images(tmp_path: Path):
 def test_command_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("")
     assert draw.main(["--out", str(tmp_path / "file")]) == 2
-    assert "Cannot make the folder" in capsys.readouterr().err
+    assert "Cannot create the folder" in capsys.readouterr().err

@@ -240,7 +240,7 @@ def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu
     for _ in range(5):
         found = session.run(IMAGES[:1])
         np.testing.assert_allclose(found["lengths"], wanted["lengths"], rtol=1e-4, atol=1e-6)
-    assert "capturing" in session._backend.plain_because  # type: ignore[attr-defined]
+    assert "capturing" in session._backend.no_graph_reason  # type: ignore[attr-defined]
     assert fake.RECORDED["captures"] == 3
 
 
@@ -254,7 +254,7 @@ def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> No
     del doomed
     session.run(IMAGES[:1])
     assert not garbage
-    assert session._backend.plain_because == ""  # type: ignore[attr-defined]
+    assert session._backend.no_graph_reason == ""  # type: ignore[attr-defined]
     assert gpu.fake_count(3) == 1
     assert gpu.fake_count(0) < before - 3
     del fake.FAIL["capturing"], session

@@ -18,7 +18,7 @@ from capsedge.runtime.backends.engine_inspection import engine_layers
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.profiling import profile
 from capsedge.runtime.reading.attribution import GROUPS, Place
-from capsedge.runtime.reading.node_names import node_name, places_in, together
+from capsedge.runtime.reading.node_names import merged, node_name, places_in
 from capsedge.zoo import default_model
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu
@@ -44,15 +44,15 @@ def test_names_say_where_a_node_belongs(place: Place) -> None:
 def test_layers_of_several_nodes() -> None:
     nodes = [Place("a", "stem"), Place("b", "routing", 1), Place("b", "routing", 3)]
     words = "\x1e".join(f"[ONNX Layer: {node_name(p, 'Mul', k)}]" for k, p in enumerate(nodes))
-    found = together(places_in(words))
+    found = merged(places_in(words))
     assert found == Place("a + b", "routing", 1, 3)
     assert found.label == "a + b, routing iterations 1..3 (fused)"
-    assert together(places_in("__myl_Relu_7")) == Place()
-    assert together([Place("b", "routing", 2)]).label == "b, routing iteration 2"
+    assert merged(places_in("__myl_Relu_7")) == Place()
+    assert merged([Place("b", "routing", 2)]).label == "b, routing iteration 2"
 
 
 def labels(layers: list[Any]) -> set[str]:
-    return {together(places_in(f"{x.name} {x.metadata}")).label for x in layers}
+    return {merged(places_in(f"{x.name} {x.metadata}")).label for x in layers}
 
 
 @pytest.mark.usefixtures("plugin")
@@ -127,5 +127,5 @@ def test_the_command(make: Any, gpu: Any, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(UsageError, match="Only TensorRT engines have layers"):
         command(default_model(), batch="1", layers=True)
     fake.FAIL["layers"] = ["a name and no more"]
-    with pytest.raises(CapsedgeError, match="nothing of the engine"):
+    with pytest.raises(CapsedgeError, match="does not report the engine"):
         command(path, batch="1", layers=True)

@@ -5,9 +5,9 @@
 #include <new>
 #include <string>
 
-#include "error.h"
+#include "support/error.h"
 #include "ort_abi.h"
-#include "tensor.h"
+#include "support/tensor.h"
 
 namespace capsedge::ort {
 

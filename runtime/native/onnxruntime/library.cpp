@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -13,39 +11,19 @@
 #include <tuple>
 
 #include "call.h"
-#include "dispatch.h"
 #include "families.h"
-#include "operator.h"
+#include "operators/operator.h"
 #include "shapes.h"
+#include "simd/dispatch.h"
 
 namespace capsedge::ort {
 
 namespace {
 
-// A letter for the type of each input and output: T float or float16, the same for all T of a node; f float, i int32,
-// b int8, B uint8. Outputs have the type of the first input.
-struct Signature {
-  const char* name;
-  const char* inputs;
-  const char* outputs;
-};
-constexpr Signature kSignatures[] = {
-    {"Squash", "T", "T"},
-    {"DynamicRouting", "TTTT", "T"},
-    {"EMRouting", "TTTTT", "TT"},
-    {"AttentionRouting", "TTTTT", "T"},
-    {"UniformRouting", "TTTT", "T"},
-    {"PoseNormalization", "TTT", "T"},
-    {"QuantizedDynamicRouting", "TbfTT", "T"},
-    {"QuantizedEMRouting", "TTbfTT", "TT"},
-    {"QuantizedAttentionRouting", "TTbfTT", "T"},
-    {"QuantizedUniformRouting", "TbfTT", "T"},
-    {"QuantizedConv", "BfBbfbfBi", "B"}};
-
-// What ONNX Runtime sees as OrtCustomOp has our own fields behind it.
+// What ONNX Runtime sees as OrtCustomOp, with our own fields behind it.
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
-  const Signature* signature;
+  const OperatorSpec* spec;
   std::string name;                    // the operator's, or that of its second, third, ... function body
   ONNXTensorElementDataType floating;  // what T is
 
@@ -61,7 +39,7 @@ struct CustomOp : OrtCustomOp {
 };
 const CustomOp& self(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op); }
 
-class NodeAttributes : public Attributes {
+class NodeAttributes : public AttributeSource {
  public:
   NodeAttributes(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
 
@@ -92,16 +70,16 @@ class NodeAttributes : public Attributes {
 
 struct Kernel {
   const OrtApi* api;
-  const Signature* signature;
+  const OperatorSpec* spec;
   std::unique_ptr<Operator> op;
 };
 
 OrtStatus* create_kernel(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
   return guarded(api, [&] {
-    const Signature& signature = *self(op).signature;
+    const OperatorSpec& spec = *self(op).spec;
     auto made = std::make_unique<Kernel>(
-        Kernel{api, &signature, make_operator(signature.name, NodeAttributes(api, info), choose_level())});
-    for (size_t i = 0; i < std::strlen(signature.inputs); ++i) {
+        Kernel{api, &spec, make_operator(spec.name, NodeAttributes(api, info), choose_level())});
+    for (size_t i = 0; i < spec.inputs.size(); ++i) {
       int is_constant = 0;
       const OrtValue* value = nullptr;
       check(api, KernelInfoGetConstantInput_tensor(api)(info, i, &is_constant, &value));
@@ -117,11 +95,11 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   return guarded(api, [&] {
     std::vector<Tensor> inputs;
     std::vector<Shape> shapes;
-    for (size_t i = 0; i < std::strlen(kernel.signature->inputs); ++i) {
+    for (size_t i = 0; i < kernel.spec->inputs.size(); ++i) {
       const OrtValue* value = nullptr;
       check(api, KernelContext_GetInput(api)(context, i, &value));
       if (value == nullptr)
-        throw Error(std::string(kernel.signature->name) + ": input " + std::to_string(i) +
+        throw Error(std::string(kernel.spec->name) + ": input " + std::to_string(i) +
                     " is left out: give zeros for none");
       inputs.push_back(tensor_of(api, value));
       shapes.push_back(inputs.back().shape);
@@ -134,7 +112,7 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
       void* data = nullptr;
       if (value) check(api, GetTensorMutableData(api)(value, &data));
       if (data == nullptr && elements(wanted[i]) > 0)
-        throw Error(std::string(kernel.signature->name) + ": output " + std::to_string(i) + " is left out");
+        throw Error(std::string(kernel.spec->name) + ": output " + std::to_string(i) + " is left out");
       outputs.push_back({data, wanted[i], inputs[0].type});
     }
     struct Pool {
@@ -150,19 +128,19 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   });
 }
 
-CustomOp describe(const OrtApi* api, const Signature& signature, size_t number, ONNXTensorElementDataType floating) {
+CustomOp describe(const OrtApi* api, const OperatorSpec& spec, size_t number, ONNXTensorElementDataType floating) {
   CustomOp op{};
   op.version = kOrtApiVersion;
   op.api = api;
-  op.signature = &signature;
-  op.name = number == 1 ? signature.name : signature.name + ("_" + std::to_string(number));
+  op.spec = &spec;
+  op.name = number == 1 ? spec.name : spec.name + ("_" + std::to_string(number));
   op.floating = floating;
   op.GetName = [](const OrtCustomOp* o) { return self(o).name.c_str(); };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
-  op.GetInputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).signature->inputs[i]); };
-  op.GetInputTypeCount = [](const OrtCustomOp* o) { return std::strlen(self(o).signature->inputs); };
-  op.GetOutputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).signature->outputs[i]); };
-  op.GetOutputTypeCount = [](const OrtCustomOp* o) { return std::strlen(self(o).signature->outputs); };
+  op.GetInputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).spec->inputs[i].type); };
+  op.GetInputTypeCount = [](const OrtCustomOp* o) { return self(o).spec->inputs.size(); };
+  op.GetOutputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).spec->outputs[i].type); };
+  op.GetOutputTypeCount = [](const OrtCustomOp* o) { return self(o).spec->outputs.size(); };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
   op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
@@ -174,7 +152,7 @@ CustomOp describe(const OrtApi* api, const Signature& signature, size_t number, 
   op.KernelComputeV2 = compute;
   op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   op.InferOutputShapeFn = [](const OrtCustomOp* o, OrtShapeInferContext* context) {
-    return infer_shapes(self(o).api, self(o).signature->name, context);
+    return infer_shapes(self(o).api, *self(o).spec, context);
   };
   op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
   op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
@@ -183,7 +161,7 @@ CustomOp describe(const OrtApi* api, const Signature& signature, size_t number, 
 
 // How many names of each operator get a kernel: `DynamicRouting` to `DynamicRouting_16`. A file gives every distinct
 // function body a name of its own (capsedge/schema/names.py); a name without a kernel runs as its body.
-using Families = std::array<size_t, std::size(kSignatures)>;
+using Families = std::array<size_t, kOperatorCount>;
 constexpr size_t kUsual = 16;            // where the session's options say nothing
 constexpr size_t kMost = 256;            // of one operator
 constexpr size_t kMostDomains = 64;      // kept for different files; domains are never released
@@ -205,14 +183,12 @@ Families families_of(const OrtApi* api, const OrtSessionOptions* options) {
   std::istringstream entries(text.c_str());
   for (std::string entry; std::getline(entries, entry, ',');) {
     const size_t colon = std::min(entry.find(':'), entry.size());
-    const auto named = std::find_if(std::begin(kSignatures), std::end(kSignatures), [&](const Signature& signature) {
-      return entry.compare(0, colon, signature.name) == 0;
-    });
+    const OperatorSpec* const named = find_operator(entry.substr(0, colon));
     const unsigned long count = std::strtoul(entry.c_str() + std::min(colon + 1, entry.size()), nullptr, 10);
-    if (named == std::end(kSignatures) || count < 1 || count > kMost)
+    if (named == nullptr || count < 1 || count > kMost)
       throw Error("capsedge: '" + entry + "' in " + kFamiliesKey + " is not an operator and 1 to " +
                   std::to_string(kMost) + " names");
-    families[static_cast<size_t>(named - kSignatures)] = count;
+    families[static_cast<size_t>(named - kOperators.data())] = count;
   }
   return families;
 }
@@ -239,12 +215,14 @@ class Registry {
  private:
   // A variant for each T, which ONNX Runtime merges under one name.
   void add(OrtCustomOpDomain* domain, size_t place, size_t number) {
-    const Signature& signature = kSignatures[place];
+    const OperatorSpec& spec = kOperators[place];
+    const bool has_floating =
+        std::any_of(spec.inputs.begin(), spec.inputs.end(), [](const Parameter& input) { return input.type == 'T'; });
     for (const auto type : {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16}) {
-      if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 && std::strchr(signature.inputs, 'T') == nullptr) continue;
+      if (type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 && !has_floating) continue;
       const auto key = std::make_tuple(place, number, type);
       auto found = ops_.find(key);
-      if (found == ops_.end()) found = ops_.emplace(key, describe(api_, signature, number, type)).first;
+      if (found == ops_.end()) found = ops_.emplace(key, describe(api_, spec, number, type)).first;
       check(api_, CustomOpDomain_Add(api_)(domain, &found->second));
     }
   }
@@ -268,33 +246,31 @@ OrtStatus* too_old(const OrtApiBase* base) {
 }
 
 // Operator and number of `DynamicRouting_2`; null for a type that is no operator.
-std::pair<const Signature*, size_t> split(const std::string& type) {
+std::pair<const OperatorSpec*, size_t> split(const std::string& type) {
   const size_t line = type.find('_');
-  const auto signature = std::find_if(std::begin(kSignatures), std::end(kSignatures), [&](const Signature& s) {
-    return type.compare(0, line, s.name) == 0;
-  });
-  if (signature == std::end(kSignatures)) return {nullptr, 0};
-  if (line == std::string::npos) return {signature, 1};
+  const OperatorSpec* const spec = find_operator(type.substr(0, line));
+  if (spec == nullptr) return {nullptr, 0};
+  if (line == std::string::npos) return {spec, 1};
   const std::string digits = type.substr(line + 1);
   const bool plain = !digits.empty() && digits.size() <= 6 && digits[0] != '0' && digits != "1" &&
                      digits.find_first_not_of("0123456789") == std::string::npos;
-  return plain ? std::make_pair(signature, static_cast<size_t>(std::stoul(digits)))
-               : std::pair<const Signature*, size_t>{nullptr, 0};
+  return plain ? std::make_pair(spec, static_cast<size_t>(std::stoul(digits)))
+               : std::pair<const OperatorSpec*, size_t>{nullptr, 0};
 }
 
 }  // namespace
 
 std::string operator_of(const std::string& type) {
-  const Signature* const signature = split(type).first;
-  return signature ? signature->name : type;
+  const OperatorSpec* const spec = split(type).first;
+  return spec ? spec->name : type;
 }
 
 std::string families(const std::vector<std::string>& types) {
   std::map<std::string, size_t> most;
   for (const std::string& type : types) {
-    const auto [signature, number] = split(type);
-    if (signature == nullptr) continue;
-    size_t& count = most[signature->name];
+    const auto [spec, number] = split(type);
+    if (spec == nullptr) continue;
+    size_t& count = most[spec->name];
     count = std::max(count, std::min(number, kMost));
   }
   std::string text;

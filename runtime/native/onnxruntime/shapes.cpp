@@ -1,7 +1,7 @@
 #include "shapes.h"
 
-#include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "call.h"
@@ -19,11 +19,15 @@ using Dims = std::vector<Dim>;
 
 class Context {
  public:
-  Context(const OrtApi* api, OrtShapeInferContext* context) : api_(api), context_(context) {}
+  Context(const OrtApi* api, const OperatorSpec& op, OrtShapeInferContext* context)
+      : api_(api), op_(op), context_(context) {}
+
+  // The float operator of one with an INT8 weight: its shapes are the same.
+  std::string_view float_operator() const { return op_.quantizes ? op_.quantizes : op_.name; }
 
   // An input without a known shape has rank 0.
-  Dims input(size_t index) const {
-    const OrtTensorTypeAndShapeInfo* info = raw_input(index);
+  Dims input(const char* name) const {
+    const OrtTensorTypeAndShapeInfo* info = raw_input(op_.input(name));
     size_t rank = 0;
     check(api_, GetDimensionsCount(api_)(info, &rank));
     std::vector<int64_t> sizes(rank);
@@ -53,17 +57,21 @@ class Context {
     check(api_, ShapeInferContext_SetOutputTypeShape(api_)(context_, index, raw));
   }
 
-  std::vector<int64_t> integers(const char* name, std::vector<int64_t> otherwise) const {
+  std::vector<int64_t> integers(const char* name) const {
+    const AttributeSpec& spec = op_.attribute(name);
+    std::vector<int64_t> otherwise(spec.integers.begin(), spec.integers.end());
     const OrtOpAttr* attribute = nullptr;
     if (!succeeded(api_, ShapeInferContext_GetAttribute(api_)(context_, name, &attribute)) || attribute == nullptr)
       return otherwise;
-    int64_t values[4] = {};
+    std::vector<int64_t> values(otherwise.size());
     size_t bytes = 0;
-    const OrtOpAttrType type = otherwise.size() == 1 ? ORT_OP_ATTR_INT : ORT_OP_ATTR_INTS;
-    const size_t room = otherwise.size() * sizeof(int64_t);
-    if (!succeeded(api_, ReadOpAttr(api_)(attribute, type, values, room, &bytes)) || bytes != room) return otherwise;
-    return {values, values + otherwise.size()};
+    const OrtOpAttrType type = spec.is_list() ? ORT_OP_ATTR_INTS : ORT_OP_ATTR_INT;
+    const size_t room = values.size() * sizeof(int64_t);
+    if (!succeeded(api_, ReadOpAttr(api_)(attribute, type, values.data(), room, &bytes)) || bytes != room)
+      return otherwise;
+    return values;
   }
+  bool flag(const char* name) const { return integers(name)[0] == 1; }
 
  private:
   // Stays the context's.
@@ -74,6 +82,7 @@ class Context {
   }
 
   const OrtApi* api_;
+  const OperatorSpec& op_;
   OrtShapeInferContext* context_;
 };
 
@@ -83,10 +92,10 @@ Dim output_dim(const Dim& in, const Dim& kernel, int64_t stride) {
 }
 
 void infer_conv(const Context& context) {
-  const Dims x = context.input(0), weight = context.input(3);
+  const Dims x = context.input("x"), weight = context.input("weight");
   if (x.size() != 4 || weight.size() != 4) return;
-  const auto strides = context.integers("strides", {1, 1}), dilations = context.integers("dilations", {1, 1});
-  const auto pads = context.integers("pads", {0, 0, 0, 0});
+  const auto strides = context.integers("strides"), dilations = context.integers("dilations");
+  const auto pads = context.integers("pads");
   Dims y{x[0], weight[0], {}, {}};
   for (size_t i = 0; i < 2; ++i) {
     Dim in = x[2 + i], kernel = weight[2 + i];
@@ -103,46 +112,52 @@ void infer_conv(const Context& context) {
   context.output(0, y);
 }
 
-void infer(const char* op, const Context& context) {
-  // Wrong ranks are left to the kernel, whose message names the input.
-  if (std::strcmp(op, "QuantizedConv") == 0) {
-    infer_conv(context);
-    return;
-  }
-  if (std::strncmp(op, "Quantized", 9) == 0) op += 9;  // the weight's scale comes after all that is looked at
-  if (std::strcmp(op, "Squash") == 0 || std::strcmp(op, "PoseNormalization") == 0) {
-    const Dims x = context.input(0);
+void infer_uniform(const Context& context) {
+  const Dims pose = context.input("pose"), weight = context.input("weight");
+  if (pose.size() != 5 || weight.size() != 6) return;
+  const auto strides = context.integers("strides");
+  const Dim size = context.flag("matrix_pose") ? pose[4] : weight[5];
+  context.output(0, {pose[0], output_dim(pose[1], weight[0], strides[0]), output_dim(pose[2], weight[1], strides[1]),
+                     weight[3], size});
+}
+
+void infer_em(const Context& context) {
+  const Dims pose = context.input("pose"), weight = context.input("weight");
+  if (pose.size() != 5 || weight.size() != 6) return;
+  const bool shared = context.flag("shared");
+  const auto strides = context.integers("strides");
+  const Dim one{1, ""};
+  const Dim height = shared ? one : output_dim(pose[1], weight[0], strides[0]);
+  const Dim width = shared ? one : output_dim(pose[2], weight[1], strides[1]);
+  context.output(0, {pose[0], height, width, weight[3], pose[4]});
+  context.output(1, {pose[0], height, width, weight[3]});
+}
+
+// Wrong ranks are left to the kernel, whose message names the input.
+void infer(const Context& context) {
+  const std::string_view op = context.float_operator();
+  if (op == "Squash" || op == "PoseNormalization") {
+    const Dims x = context.input("x");
     if (!x.empty()) context.output(0, x);
-  } else if (std::strcmp(op, "DynamicRouting") == 0) {
-    const Dims u = context.input(0), weight = context.input(1);
+  } else if (op == "DynamicRouting") {
+    const Dims u = context.input("u"), weight = context.input("weight");
     if (u.size() == 3 && weight.size() == 4) context.output(0, {u[0], weight[1], weight[2]});
-  } else if (std::strcmp(op, "AttentionRouting") == 0) {
-    const Dims parent = context.input(1);
+  } else if (op == "EMRouting") {
+    infer_em(context);
+  } else if (op == "AttentionRouting") {
+    const Dims parent = context.input("parent");
     if (parent.size() == 5) context.output(0, parent);
-  } else if (std::strcmp(op, "UniformRouting") == 0) {
-    const Dims pose = context.input(0), weight = context.input(1);
-    if (pose.size() != 5 || weight.size() != 6) return;
-    const auto strides = context.integers("strides", {1, 1});
-    const Dim size = context.integers("matrix_pose", {1})[0] == 1 ? pose[4] : weight[5];
-    context.output(0, {pose[0], output_dim(pose[1], weight[0], strides[0]),
-                       output_dim(pose[2], weight[1], strides[1]), weight[3], size});
-  } else {
-    const Dims pose = context.input(0), weight = context.input(2);
-    if (pose.size() != 5 || weight.size() != 6) return;
-    const bool shared = context.integers("shared", {0})[0] == 1;
-    const auto strides = context.integers("strides", {1, 1});
-    const Dim one{1, ""};
-    const Dim height = shared ? one : output_dim(pose[1], weight[0], strides[0]);
-    const Dim width = shared ? one : output_dim(pose[2], weight[1], strides[1]);
-    context.output(0, {pose[0], height, width, weight[3], pose[4]});
-    context.output(1, {pose[0], height, width, weight[3]});
+  } else if (op == "UniformRouting") {
+    infer_uniform(context);
+  } else if (op == "QuantizedConv") {
+    infer_conv(context);
   }
 }
 
 }  // namespace
 
-OrtStatus* infer_shapes(const OrtApi* api, const char* op, OrtShapeInferContext* context) noexcept {
-  return guarded(api, [&] { infer(op, Context(api, context)); });
+OrtStatus* infer_shapes(const OrtApi* api, const OperatorSpec& op, OrtShapeInferContext* context) noexcept {
+  return guarded(api, [&] { infer(Context(api, op, context)); });
 }
 
 }  // namespace capsedge::ort

@@ -1,10 +1,11 @@
-// Shape inference: what is known of the inputs' shapes when a model is loaded becomes the outputs'.
+// Shape inference: the outputs' shapes, as far as the inputs' are known when a model is loaded.
 #pragma once
 
+#include "operators.h"
 #include "ort_abi.h"
 
 namespace capsedge::ort {
 
-OrtStatus* infer_shapes(const OrtApi* api, const char* op, OrtShapeInferContext* context) noexcept;
+OrtStatus* infer_shapes(const OrtApi* api, const OperatorSpec& op, OrtShapeInferContext* context) noexcept;
 
 }  // namespace capsedge::ort

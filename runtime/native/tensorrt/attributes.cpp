@@ -12,7 +12,7 @@ namespace tensorrt {
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
-const char* name_of(Operator op) {
+static const char* name_of(Operator op) {
   switch (op) {
     case Operator::kSquash: return "Squash";
     case Operator::kDynamic: return "DynamicRouting";
@@ -22,38 +22,28 @@ const char* name_of(Operator op) {
   return "";
 }
 
+const OperatorSpec& spec_of(Operator op) { return *find_operator(name_of(op)); }
+
 // Not of the operator: of the GPU that the engine was built on, which its workspace and the order of its sums follow
 // from, whatever power mode it runs in. Not given: of this GPU. 0: built without one, for any GPU; its workspace is
 // enough for all.
-static constexpr Attribute kMultiprocessors = {"multiprocessors", true, false, false, 0};
-static bool is_of_the_gpu(const Attribute& a) { return std::strcmp(a.name, kMultiprocessors.name) == 0; }
+static constexpr AttributeSpec kMultiprocessors = {"multiprocessors", AttributeType::kInt, false, {0}, 0};
+static PluginFieldType field_type(const AttributeSpec& a) {
+  return a.is_integer() ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
+}
+static bool is_of_the_gpu(const AttributeSpec& a) { return std::strcmp(a.name, kMultiprocessors.name) == 0; }
 
-const std::vector<Attribute>& attributes_of(Operator op) {
-  static const std::vector<Attribute> squash = {{"axis", true, false, false, -1}, {"epsilon", false, false, false, 1e-8}};
-  static const std::vector<Attribute> dynamic = {
-      {"iterations", true, false, false, 3},
-      {"leaky", true, false, false, 0},
-      {"epsilon", false, false, false, 1e-8},
-      kMultiprocessors};
-  static const std::vector<Attribute> em = {{"iterations", true, false, true, 0},
-                                            {"strides", true, true, false, 1},
-                                            {"inverse_temperatures", false, true, true, 0},
-                                            {"coordinate_addition", true, false, false, 0},
-                                            {"shared", true, false, false, 0},
-                                            {"epsilon", false, false, false, 1e-6},
-                                            kMultiprocessors};
-  static const std::vector<Attribute> attention = {{"strides", true, true, false, 1},
-                                                   {"matrix_pose", true, false, false, 1},
-                                                   {"agreement_scale", false, false, true, 0},
-                                                   {"epsilon", false, false, false, 1e-5},
-                                                   kMultiprocessors};
-  switch (op) {
-    case Operator::kSquash: return squash;
-    case Operator::kDynamic: return dynamic;
-    case Operator::kEm: return em;
-    case Operator::kAttention: return attention;
-  }
-  return squash;
+const std::vector<AttributeSpec>& attributes_of(Operator op) {
+  static const std::vector<std::vector<AttributeSpec>> all = [] {
+    std::vector<std::vector<AttributeSpec>> made;
+    for (const Operator each : {Operator::kSquash, Operator::kDynamic, Operator::kEm, Operator::kAttention}) {
+      const auto& own = spec_of(each).attributes;
+      made.emplace_back(own.begin(), own.end());
+      if (each != Operator::kSquash) made.back().push_back(kMultiprocessors);
+    }
+    return made;
+  }();
+  return all[static_cast<size_t>(op)];
 }
 
 static size_t place_of(Operator op, const char* name) {
@@ -91,7 +81,48 @@ static std::string check(Operator op, const Values& values) {
   if (op == Operator::kEm) {
     const size_t found = numbers(op, values, "inverse_temperatures").size();
     if (found != static_cast<size_t>(integer(op, values, "iterations")))
-      return "attribute 'inverse_temperatures' has " + std::to_string(found) + " numbers, one an iteration is wanted";
+      return "attribute 'inverse_temperatures' has " + std::to_string(found) + " numbers: wanted one per iteration";
+  }
+  return "";
+}
+
+// The field of this name with values, or null.
+static const PluginField* find_field(const nvinfer1::PluginFieldCollection* fields, const char* name) {
+  const PluginField* found = nullptr;
+  for (int32_t f = 0; fields && f < fields->nbFields; ++f)
+    if (fields->fields[f].name && std::strcmp(fields->fields[f].name, name) == 0) found = &fields->fields[f];
+  return found && found->data && found->length >= 1 ? found : nullptr;
+}
+
+static void set_default(const AttributeSpec& attribute, std::vector<int32_t>& integers, std::vector<float>& floats) {
+  if (is_of_the_gpu(attribute)) {
+    integers = {capsedge_cuda_multiprocessors()};
+  } else if (attribute.is_integer()) {
+    for (const int64_t value : attribute.integers) integers.push_back(static_cast<int32_t>(value));
+  } else {
+    floats = {attribute.number};
+  }
+}
+
+// Empty, or what is wrong with the field.
+static std::string read_field(const AttributeSpec& wanted, const PluginField& field, std::vector<int32_t>& integers,
+                              std::vector<float>& floats) {
+  // The parser hands ONNX integers on as INT32; a caller of its own may give INT64.
+  const bool wide = wanted.is_integer() && field.type == PluginFieldType::kINT64;
+  if ((field.type != field_type(wanted) && !wide) || (!wanted.is_list() && field.length != 1))
+    return std::string("attribute '") + wanted.name + "' has the wrong type or length";
+  if (wide) {
+    const int64_t* data = static_cast<const int64_t*>(field.data);
+    for (int32_t v = 0; v < field.length; ++v) {
+      if (data[v] != static_cast<int32_t>(data[v])) return std::string("attribute '") + wanted.name + "' is too large";
+      integers.push_back(static_cast<int32_t>(data[v]));
+    }
+  } else if (wanted.is_integer()) {
+    const int32_t* data = static_cast<const int32_t*>(field.data);
+    integers.assign(data, data + field.length);
+  } else {
+    const float* data = static_cast<const float*>(field.data);
+    floats.assign(data, data + field.length);
   }
   return "";
 }
@@ -101,38 +132,13 @@ std::string read_fields(Operator op, const nvinfer1::PluginFieldCollection* fiel
   values.integers.assign(known.size(), {});
   values.floats.assign(known.size(), {});
   for (size_t k = 0; k < known.size(); ++k) {
-    const Attribute& wanted = known[k];
-    const PluginField* found = nullptr;
-    for (int32_t f = 0; fields && f < fields->nbFields; ++f)
-      if (fields->fields[f].name && std::strcmp(fields->fields[f].name, wanted.name) == 0) found = &fields->fields[f];
-    if (!found || !found->data || found->length < 1) {
-      if (wanted.required) return std::string("attribute '") + wanted.name + "' is missing";
-      const size_t count = wanted.list ? 2 : 1;
-      if (wanted.integer) {
-        const bool here = is_of_the_gpu(wanted);
-        values.integers[k].assign(count, here ? capsedge_cuda_multiprocessors() : static_cast<int32_t>(wanted.otherwise));
-      } else {
-        values.floats[k].assign(count, static_cast<float>(wanted.otherwise));
-      }
-      continue;
-    }
-    // The parser hands ONNX integers on as INT32; a caller of its own may give INT64.
-    const bool wide = wanted.integer && found->type == PluginFieldType::kINT64;
-    const PluginFieldType type = wanted.integer ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
-    if ((found->type != type && !wide) || (!wanted.list && found->length != 1))
-      return std::string("attribute '") + wanted.name + "' has the wrong type or length";
-    if (wide) {
-      const int64_t* data = static_cast<const int64_t*>(found->data);
-      for (int32_t v = 0; v < found->length; ++v) {
-        if (data[v] != static_cast<int32_t>(data[v])) return std::string("attribute '") + wanted.name + "' is too large";
-        values.integers[k].push_back(static_cast<int32_t>(data[v]));
-      }
-    } else if (wanted.integer) {
-      const int32_t* data = static_cast<const int32_t*>(found->data);
-      values.integers[k].assign(data, data + found->length);
+    if (const PluginField* field = find_field(fields, known[k].name)) {
+      const std::string why = read_field(known[k], *field, values.integers[k], values.floats[k]);
+      if (!why.empty()) return why;
+    } else if (known[k].required) {
+      return std::string("attribute '") + known[k].name + "' is missing";
     } else {
-      const float* data = static_cast<const float*>(found->data);
-      values.floats[k].assign(data, data + found->length);
+      set_default(known[k], values.integers[k], values.floats[k]);
     }
   }
   return check(op, values);
@@ -142,22 +148,19 @@ std::vector<PluginField> write_fields(Operator op, const Values& values) {
   const auto& known = attributes_of(op);
   std::vector<PluginField> fields;
   for (size_t k = 0; k < known.size(); ++k) {
-    if (known[k].integer) {
-      fields.emplace_back(known[k].name, values.integers[k].data(), PluginFieldType::kINT32,
-                          static_cast<int32_t>(values.integers[k].size()));
-    } else {
-      fields.emplace_back(known[k].name, values.floats[k].data(), PluginFieldType::kFLOAT32,
-                          static_cast<int32_t>(values.floats[k].size()));
-    }
+    const bool integer = known[k].is_integer();
+    const void* data = integer ? static_cast<const void*>(values.integers[k].data()) : values.floats[k].data();
+    const size_t count = integer ? values.integers[k].size() : values.floats[k].size();
+    fields.emplace_back(known[k].name, data, field_type(known[k]), static_cast<int32_t>(count));
   }
   return fields;
 }
 
 std::vector<PluginField> announce_fields(Operator op) {
   std::vector<PluginField> fields;
-  for (const Attribute& a : attributes_of(op)) {
+  for (const AttributeSpec& a : attributes_of(op)) {
     if (is_of_the_gpu(a)) continue;  // engines have it, nodes do not
-    fields.emplace_back(a.name, nullptr, a.integer ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32, 1);
+    fields.emplace_back(a.name, nullptr, field_type(a), 1);
   }
   return fields;
 }

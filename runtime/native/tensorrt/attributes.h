@@ -7,22 +7,18 @@
 #include <string>
 #include <vector>
 
+#include "operators.h"
+
 namespace capsedge {
 namespace tensorrt {
 
+// Those that have a plugin.
 enum class Operator { kSquash, kDynamic, kEm, kAttention };
 
-struct Attribute {
-  const char* name;
-  bool integer;        // else float
-  bool list;
-  bool required;
-  double otherwise;    // of one that is not required
-};
+const OperatorSpec& spec_of(Operator op);
 
-// Names and kinds, in the order in which they are serialized.
-const std::vector<Attribute>& attributes_of(Operator op);
-const char* name_of(Operator op);
+// Those of the operator and our own, in the order in which they are serialized.
+const std::vector<AttributeSpec>& attributes_of(Operator op);
 
 struct Values {
   std::vector<std::vector<int32_t>> integers;  // by the attribute's place in attributes_of

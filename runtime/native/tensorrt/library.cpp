@@ -31,14 +31,14 @@ IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* field
     Values values;
     const std::string why = read_fields(op_, fields, values);
     if (why.empty()) return new Plugin(op_, values);
-    log_error(std::string(name_of(op_)) + ": " + why);
+    log_error(std::string(spec_of(op_).name) + ": " + why);
   } catch (...) {
   }
   return nullptr;
 }
 
 const PluginFieldCollection* Creator::getFieldNames() noexcept { return &collection_; }
-const char* Creator::getPluginName() const noexcept { return name_of(op_); }
+const char* Creator::getPluginName() const noexcept { return spec_of(op_).name; }
 const char* Creator::getPluginVersion() const noexcept { return kVersion; }
 const char* Creator::getPluginNamespace() const noexcept { return kNamespace; }
 

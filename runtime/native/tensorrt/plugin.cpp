@@ -45,6 +45,8 @@ int32_t axis_of(const Values& values, int32_t rank) {
   return axis < 0 ? axis + rank : axis;
 }
 
+int32_t narrow(int64_t size) { return static_cast<int32_t>(size); }
+
 int32_t type_of(DataType type) { return type == DataType::kHALF ? CAPSEDGE_CUDA_FLOAT16 : CAPSEDGE_CUDA_FLOAT; }
 
 }  // namespace
@@ -71,72 +73,73 @@ IPluginV3* Plugin::clone() noexcept {
   }
 }
 
-const char* Plugin::getPluginName() const noexcept { return name_of(op_); }
+const char* Plugin::getPluginName() const noexcept { return spec_of(op_).name; }
 const char* Plugin::getPluginVersion() const noexcept { return kVersion; }
 const char* Plugin::getPluginNamespace() const noexcept { return kNamespace; }
-int32_t Plugin::getNbOutputs() const noexcept { return op_ == Operator::kEm ? 2 : 1; }
+int32_t Plugin::getNbOutputs() const noexcept { return static_cast<int32_t>(spec_of(op_).outputs.size()); }
 const char* Plugin::getTimingCacheID() noexcept { return text_.c_str(); }
 const char* Plugin::getMetadataString() noexcept { return text_.c_str(); }
 const PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept { return &collection_; }
 IPluginV3* Plugin::attachToContext(IPluginResourceContext*) noexcept { return clone(); }
 
-int32_t Plugin::input_count() const {
-  switch (op_) {
-    case Operator::kSquash: return 1;
-    case Operator::kDynamic: return 4;
-    case Operator::kEm:
-    case Operator::kAttention: return 5;
-  }
-  return 0;
-}
+int32_t Plugin::input_count() const { return static_cast<int32_t>(spec_of(op_).inputs.size()); }
 
 int32_t Plugin::refuse(const std::string& why) const noexcept {
   try {
-    log_error(std::string(name_of(op_)) + ": " + why);
+    log_error(std::string(spec_of(op_).name) + ": " + why);
   } catch (...) {
   }
   return 1;
 }
 
-std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, capsedge_cuda_routing& layer) const {
-  if (inputs != input_count()) return std::to_string(inputs) + " inputs: wanted " + std::to_string(input_count());
-  layer = {};
+capsedge_cuda_routing Plugin::blank_layer(DataType type) const {
+  capsedge_cuda_routing layer{};
   layer.type = layer.weight_type = type_of(type);
   layer.iterations = layer.rows = 1;
   layer.height = layer.width = layer.grid_height = layer.grid_width = 1;
   layer.kernel_height = layer.kernel_width = layer.stride_rows = layer.stride_columns = 1;
   layer.epsilon = number(op_, values_, "epsilon");
   layer.multiprocessors = integer(op_, values_, "multiprocessors");
-  const Dims& first = dims[0];
-  const auto narrow = [](int64_t value) { return static_cast<int32_t>(value); };
-  std::string why;
-  if (op_ == Operator::kDynamic) {
-    const Dims& weight = dims[1];
-    why = expect("weight", weight, {-1, -1, -1, -1});
-    if (why.empty()) why = expect("u", first, {-1, weight.d[0], weight.d[3]});
-    if (why.empty()) why = expect("log_prior", dims[2], {weight.d[0], weight.d[1]});
-    if (why.empty()) why = expect("bias", dims[3], {weight.d[1], weight.d[2]});
-    if (!why.empty()) return why;
-    layer.operation = CAPSEDGE_CUDA_DYNAMIC;
-    layer.images = narrow(first.d[0]);
-    layer.types = narrow(weight.d[0]);
-    layer.parents = narrow(weight.d[1]);
-    layer.columns = narrow(weight.d[2]);
-    layer.inner = narrow(weight.d[3]);
-    layer.iterations = integer(op_, values_, "iterations");
-    layer.leaky = integer(op_, values_, "leaky");
-    return "";
-  }
-  const Dims& weight = dims[2];
-  why = expect("pose", first, {-1, -1, -1, -1, -1});
-  if (why.empty()) why = expect("weight", weight, {-1, -1, first.d[3], -1, -1, -1});
+  return layer;
+}
+
+std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, capsedge_cuda_routing& layer) const {
+  if (inputs != input_count()) return std::to_string(inputs) + " inputs: wanted " + std::to_string(input_count());
+  layer = blank_layer(type);
+  if (op_ == Operator::kDynamic) return set_dynamic(dims, layer);
+  const std::string why = set_windows(dims, layer);
+  if (!why.empty()) return why;
+  return op_ == Operator::kEm ? set_em(dims, layer) : set_attention(dims, layer);
+}
+
+std::string Plugin::set_dynamic(const Dims* dims, capsedge_cuda_routing& layer) const {
+  const Dims &u = dims[0], &weight = dims[1];
+  std::string why = expect("weight", weight, {-1, -1, -1, -1});
+  if (why.empty()) why = expect("u", u, {-1, weight.d[0], weight.d[3]});
+  if (why.empty()) why = expect("log_prior", dims[2], {weight.d[0], weight.d[1]});
+  if (why.empty()) why = expect("bias", dims[3], {weight.d[1], weight.d[2]});
+  if (!why.empty()) return why;
+  layer.operation = CAPSEDGE_CUDA_DYNAMIC;
+  layer.images = narrow(u.d[0]);
+  layer.types = narrow(weight.d[0]);
+  layer.parents = narrow(weight.d[1]);
+  layer.columns = narrow(weight.d[2]);
+  layer.inner = narrow(weight.d[3]);
+  layer.iterations = integer(op_, values_, "iterations");
+  layer.leaky = integer(op_, values_, "leaky");
+  return "";
+}
+
+std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) const {
+  const Dims &pose = dims[0], &weight = dims[2];
+  std::string why = expect("pose", pose, {-1, -1, -1, -1, -1});
+  if (why.empty()) why = expect("weight", weight, {-1, -1, pose.d[3], -1, -1, -1});
   if (!why.empty()) return why;
   const bool em = op_ == Operator::kEm;
-  layer.operation = em ? CAPSEDGE_CUDA_EM : CAPSEDGE_CUDA_ATTENTION;
-  layer.images = narrow(first.d[0]);
-  layer.height = narrow(first.d[1]);
-  layer.width = narrow(first.d[2]);
-  layer.types = narrow(first.d[3]);
+  layer.images = narrow(pose.d[0]);
+  layer.height = narrow(pose.d[1]);
+  layer.width = narrow(pose.d[2]);
+  layer.types = narrow(pose.d[3]);
   layer.kernel_height = narrow(weight.d[0]);
   layer.kernel_width = narrow(weight.d[1]);
   layer.parents = narrow(weight.d[3]);
@@ -144,46 +147,76 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
   layer.columns = narrow(weight.d[5]);
   layer.shared = em ? integer(op_, values_, "shared") : 0;
   if (em || integer(op_, values_, "matrix_pose")) {
-    const int64_t side = side_of(first.d[4]);
+    const int64_t side = side_of(pose.d[4]);
     if (!side || weight.d[4] != side || weight.d[5] != side)
       return "input 'weight' has shape " + text_of(weight) + ": wanted matrices for poses of " +
-             std::to_string(first.d[4]) + " elements, a square number";
+             std::to_string(pose.d[4]) + " elements, a square number";
     layer.rows = narrow(side);
-  } else if (weight.d[4] != first.d[4]) {
-    return "input 'weight' has shape " + text_of(weight) + ": wanted [.., " + std::to_string(first.d[4]) + ", P]";
+  } else if (weight.d[4] != pose.d[4]) {
+    return "input 'weight' has shape " + text_of(weight) + ": wanted [.., " + std::to_string(pose.d[4]) + ", P]";
   }
-  if (!layer.shared) {
-    layer.stride_rows = integer(op_, values_, "strides", 0);
-    layer.stride_columns = integer(op_, values_, "strides", 1);
-    if (layer.height < layer.kernel_height || layer.width < layer.kernel_width)
-      return "the window is larger than the grid of input 'pose' " + text_of(first);
-    layer.grid_height = (layer.height - layer.kernel_height) / layer.stride_rows + 1;
-    layer.grid_width = (layer.width - layer.kernel_width) / layer.stride_columns + 1;
-  }
-  const int64_t pose = static_cast<int64_t>(layer.rows) * layer.columns;
-  if (em) {
-    layer.iterations = integer(op_, values_, "iterations");
-    layer.coordinates = integer(op_, values_, "coordinate_addition");
-    const std::vector<float>& lambdas = numbers(op_, values_, "inverse_temperatures");
-    std::copy(lambdas.begin(), lambdas.end(), layer.inverse_temperatures);
-    why = expect("a", dims[1], {first.d[0], first.d[1], first.d[2], first.d[3]});
-    if (why.empty()) why = expect("beta_u", dims[3], {layer.parents});
-    if (why.empty()) why = expect("beta_a", dims[4], {layer.parents});
-    return why;
-  }
-  layer.agreement_scale = number(op_, values_, "agreement_scale");
-  why = expect("parent", dims[1], {-1, layer.grid_height, layer.grid_width, layer.parents, pose});
-  if (why.empty() && dims[1].d[0] != 1) why = expect("parent", dims[1], {first.d[0], -1, -1, -1, -1});
-  if (why.empty()) why = expect("scale", dims[3], {pose});
-  if (why.empty()) why = expect("bias", dims[4], {pose});
-  if (why.empty()) layer.parent_images = narrow(dims[1].d[0]);
+  if (layer.shared) return "";
+  layer.stride_rows = integer(op_, values_, "strides", 0);
+  layer.stride_columns = integer(op_, values_, "strides", 1);
+  if (layer.height < layer.kernel_height || layer.width < layer.kernel_width)
+    return "the window is larger than the grid of input 'pose' " + text_of(pose);
+  layer.grid_height = (layer.height - layer.kernel_height) / layer.stride_rows + 1;
+  layer.grid_width = (layer.width - layer.kernel_width) / layer.stride_columns + 1;
+  return "";
+}
+
+std::string Plugin::set_em(const Dims* dims, capsedge_cuda_routing& layer) const {
+  const Dims& pose = dims[0];
+  layer.operation = CAPSEDGE_CUDA_EM;
+  layer.iterations = integer(op_, values_, "iterations");
+  layer.coordinates = integer(op_, values_, "coordinate_addition");
+  const std::vector<float>& lambdas = numbers(op_, values_, "inverse_temperatures");
+  std::copy(lambdas.begin(), lambdas.end(), layer.inverse_temperatures);
+  std::string why = expect("a", dims[1], {pose.d[0], pose.d[1], pose.d[2], pose.d[3]});
+  if (why.empty()) why = expect("beta_u", dims[3], {layer.parents});
+  if (why.empty()) why = expect("beta_a", dims[4], {layer.parents});
   return why;
+}
+
+std::string Plugin::set_attention(const Dims* dims, capsedge_cuda_routing& layer) const {
+  const Dims &pose = dims[0], &parent = dims[1];
+  const int64_t size = static_cast<int64_t>(layer.rows) * layer.columns;
+  layer.operation = CAPSEDGE_CUDA_ATTENTION;
+  layer.agreement_scale = number(op_, values_, "agreement_scale");
+  std::string why = expect("parent", parent, {-1, layer.grid_height, layer.grid_width, layer.parents, size});
+  if (why.empty() && parent.d[0] != 1) why = expect("parent", parent, {pose.d[0], -1, -1, -1, -1});
+  if (why.empty()) why = expect("scale", dims[3], {size});
+  if (why.empty()) why = expect("bias", dims[4], {size});
+  if (why.empty()) layer.parent_images = narrow(parent.d[0]);
+  return why;
+}
+
+void Plugin::set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const {
+  layer.pose = in[0];
+  layer.out_pose = out[0];
+  if (op_ == Operator::kDynamic) {
+    layer.weight = in[1];
+    layer.log_prior = in[2];
+    layer.bias = in[3];
+    return;
+  }
+  layer.weight = in[2];
+  if (op_ == Operator::kEm) {
+    layer.activation = in[1];
+    layer.beta_u = in[3];
+    layer.beta_a = in[4];
+    layer.out_activation = out[1];
+  } else {
+    layer.parent = in[1];
+    layer.scale = in[3];
+    layer.bias = in[4];
+  }
 }
 
 std::string Plugin::check(const Dims* dims, int32_t inputs, DataType type) const {
   if (type != DataType::kFLOAT && type != DataType::kHALF) return "inputs are float or float16";
   if (op_ == Operator::kSquash) {
-    if (inputs != 1) return std::to_string(inputs) + " inputs: wanted 1";
+    if (inputs != input_count()) return std::to_string(inputs) + " inputs: wanted " + std::to_string(input_count());
     const int32_t axis = axis_of(values_, dims[0].nbDims);
     if (axis < 0 || axis >= dims[0].nbDims) return "attribute 'axis' lies outside the shape " + text_of(dims[0]);
     return "";
@@ -236,6 +269,11 @@ int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsE
     out[0].d[0] = in[0].d[0];  // constant parents may have a batch of one
     return 0;
   }
+  em_output_shapes(in, out, builder);
+  return 0;
+}
+
+void Plugin::em_output_shapes(const DimsExprs* in, DimsExprs* out, IExprBuilder& builder) const {
   for (int32_t k = 0; k < 2; ++k) {
     out[k].nbDims = 5 - k;
     out[k].d[0] = in[0].d[0];
@@ -253,7 +291,6 @@ int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsE
     out[k].d[3] = in[2].d[3];
   }
   out[0].d[4] = in[0].d[4];
-  return 0;
 }
 
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* all, int32_t inputs,
@@ -315,25 +352,7 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*
     capsedge_cuda_routing layer;
     const std::string why = layer_of(dims, input_count(), in_desc[0].type, layer);
     if (!why.empty()) return refuse(why);
-    layer.pose = in[0];
-    layer.out_pose = out[0];
-    if (op_ == Operator::kDynamic) {
-      layer.weight = in[1];
-      layer.log_prior = in[2];
-      layer.bias = in[3];
-    } else {
-      layer.weight = in[2];
-      if (op_ == Operator::kEm) {
-        layer.activation = in[1];
-        layer.beta_u = in[3];
-        layer.beta_a = in[4];
-        layer.out_activation = out[1];
-      } else {
-        layer.parent = in[1];
-        layer.scale = in[3];
-        layer.bias = in[4];
-      }
-    }
+    set_addresses(in, out, layer);
     // getWorkspaceSize has asked for what any batch of the profile needs.
     const int64_t bytes = capsedge_cuda_workspace(&layer);
     return capsedge_cuda_route(&layer, workspace, bytes, stream, error, sizeof error) ? refuse(error) : 0;

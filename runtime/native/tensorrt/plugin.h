@@ -60,6 +60,14 @@ class Plugin final : public nvinfer1::IPluginV3,
   // The layer for these shapes, without addresses; empty, or what is wrong.
   std::string layer_of(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type,
                        capsedge_cuda_routing& layer) const;
+  capsedge_cuda_routing blank_layer(nvinfer1::DataType type) const;
+  // Its shapes and attributes: empty, or what is wrong.
+  std::string set_dynamic(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  std::string set_windows(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;  // EM and attention
+  std::string set_em(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  void set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const;
+  void em_output_shapes(const nvinfer1::DimsExprs* in, nvinfer1::DimsExprs* out, nvinfer1::IExprBuilder& builder) const;
   std::string check(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type) const;
   int32_t refuse(const std::string& why) const noexcept;
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "dispatch.h"
+#include "simd/dispatch.h"
 #include "run_case.h"
 
 namespace {

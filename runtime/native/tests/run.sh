@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The native tests in one of their builds:
+# Runs the native tests in one of their builds:
 #   runtime/native/tests/run.sh plain|old|asan|tsan|arm CASES [BUILD]
-# CASES is a folder that `python -m tests.conformance dump CASES --dtype float32 --dtype float16` has filled, BUILD
-# where to build (default build/native-<kind>). `old` runs the plain build on emulated x86 processors without AVX
-# and without AVX-512. Exit code 77: a tool is missing, and which.
+# CASES is a folder filled by `python -m tests.conformance dump CASES --dtype float32 --dtype float16`, and BUILD is
+# the build folder (default build/native-<kind>). `old` runs the plain build on emulated x86 processors without AVX
+# and without AVX-512. Exit code 77 means that a tool is missing; the message names it.
 set -euo pipefail
 kind=${1:?plain, old, asan, tsan or arm}
 cases=$(realpath "${2:?the folder with the cases}")
@@ -38,7 +38,7 @@ case $kind in
   tsan) "${tests[@]}" concurrent "$cases" ;;
   old)
     for processor in Nehalem Haswell; do
-      # What the emulator lacks of a processor it says on every start; none of it matters here.
+      # The emulator reports the processor features that it lacks on every start; none of them matters here.
       old() { qemu-x86_64 -cpu "$processor" "$program" "$@" 2> >(grep -v "TCG doesn't support" >&2); }
       old levels
       old cases "$cases"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -75,7 +77,7 @@ def test_fused_has_marked_plugins_and_no_function(model: onnx.ModelProto) -> Non
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def described(model: onnx.ModelProto) -> dict[str, object]:
+def described(model: onnx.ModelProto) -> dict[str, Any]:
     """What GraphSurgeon must leave alone."""
     graph = model.graph
     stored = {t.name for t in graph.initializer}
@@ -116,7 +118,8 @@ def test_types_attributes_and_opsets_survive(
     given: list[onnx.ModelProto] = []
     surgeon = lowering.gs.import_onnx
     monkeypatch.setattr(lowering.gs, "import_onnx", lambda m: given.append(m) or surgeon(m))
-    for lowered in (lowering.native(model), lowering.fused(model, "capsedge")):
+    for lower in (lowering.native, partial(lowering.fused, namespace="capsedge")):
+        lowered = lower(model)
         before, after = described(given.pop()), described(lowered)
         assert before["weights"]
         for node, attributes in zip(lowered.graph.node, after["attributes"], strict=True):

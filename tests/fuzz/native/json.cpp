@@ -8,7 +8,7 @@
 #include "failure.h"
 #include "metadata.h"
 
-using namespace capsedge::embedding;
+using namespace capsedge::libcapsedge;
 
 namespace {
 

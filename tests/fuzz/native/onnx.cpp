@@ -6,7 +6,7 @@
 
 #include "failure.h"
 
-using namespace capsedge::embedding;
+using namespace capsedge::libcapsedge;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);

@@ -1,6 +1,6 @@
 // Every operator as a node of its own: shapes, attributes, types and values from the bytes, through the C interface.
 
-#include "operator.h"
+#include "operators/operator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "capsedge/kernels.h"
-#include "dispatch.h"
+#include "simd/dispatch.h"
 
 using namespace capsedge;
 
@@ -117,7 +117,7 @@ void set_values(Given& given, Bytes& b, int mode) {
 
 using List = std::vector<capsedge_kernel_attribute>;
 
-class Listed : public Attributes {
+class Listed : public AttributeSource {
  public:
   explicit Listed(const List& list) : list_(list) {}
   bool find(const char* name, std::vector<int64_t>& values) const override { return get(name, values); }
@@ -137,6 +137,38 @@ class Listed : public Attributes {
 
   const List& list_;
 };
+
+// Now and then an input of another shape or type than the rest want.
+void make_one_odd(std::vector<Given>& in, Bytes& b) {
+  const uint8_t change = b.next();
+  if (change >= 240 && !in.empty()) {
+    Given& odd = in[static_cast<size_t>(b.below(static_cast<int64_t>(in.size())))];
+    if (change < 246 && !odd.shape.empty()) odd.shape[static_cast<size_t>(b.below(static_cast<int64_t>(odd.shape.size())))] = b.number(7);
+    else if (change < 250) odd.type = static_cast<int32_t>(b.below(6));
+    else if (change < 253) odd.shape.push_back(b.number(4));
+    else if (!odd.shape.empty()) odd.shape.pop_back();
+  }
+}
+
+void run_twice(capsedge_kernel* kernel, std::vector<Given>& in, const std::vector<Shape>& wanted, Bytes& b, int mode,
+               int32_t threads) {
+  char error[512] = "";
+  std::vector<capsedge_kernel_tensor> given, found;
+  for (Given& g : in) {
+    set_values(g, b, mode);
+    given.push_back({g.memory.data(), g.shape.data(), static_cast<int32_t>(g.shape.size()), g.type});
+  }
+  std::vector<std::vector<char>> rooms;
+  for (const Shape& shape : wanted) {
+    rooms.emplace_back(static_cast<size_t>(elements(shape)) * width_of(in[0].type));
+    found.push_back({rooms.back().data(), shape.data(), static_cast<int32_t>(shape.size()), in[0].type});
+  }
+  if (b.next() & 1)  // weights as constants
+    for (size_t k = 0; k < given.size(); ++k)
+      if (given[k].rank >= 2 && k > 0) capsedge_kernel_constant(kernel, static_cast<int32_t>(k), &given[k], error, sizeof error);
+  for (int round = 0; round < 2; ++round)
+    capsedge_kernel_run(kernel, given.data(), static_cast<int32_t>(given.size()), found.data(), static_cast<int32_t>(found.size()), threads, error, sizeof error);
+}
 
 }  // namespace
 
@@ -165,14 +197,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       {"inverse_temperatures", temperatures, temperature_count}, {"coordinate_addition", &leaky, 1}, {"shared", &leaky, 1}};
 
   std::vector<Given> in = inputs_of(name, b, matrix, floating);
-  const uint8_t change = b.next();
-  if (change >= 240 && !in.empty()) {  // one that does not fit
-    Given& odd = in[static_cast<size_t>(b.below(static_cast<int64_t>(in.size())))];
-    if (change < 246 && !odd.shape.empty()) odd.shape[static_cast<size_t>(b.below(static_cast<int64_t>(odd.shape.size())))] = b.number(7);
-    else if (change < 250) odd.type = static_cast<int32_t>(b.below(6));
-    else if (change < 253) odd.shape.push_back(b.number(4));
-    else if (!odd.shape.empty()) odd.shape.pop_back();
-  }
+  make_one_odd(in, b);
   std::vector<Shape> shapes;
   for (const Given& given : in) {
     // Tensors that fit no memory do not come from a runtime.
@@ -197,21 +222,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bool small = padded < 64 || name != "QuantizedConv";
   for (const Shape& shape : wanted) small = small && elements(shape) <= kMost;
   if (small) {
-    std::vector<capsedge_kernel_tensor> given, found;
-    for (Given& g : in) {
-      set_values(g, b, mode);
-      given.push_back({g.memory.data(), g.shape.data(), static_cast<int32_t>(g.shape.size()), g.type});
-    }
-    std::vector<std::vector<char>> rooms;
-    for (const Shape& shape : wanted) {
-      rooms.emplace_back(static_cast<size_t>(elements(shape)) * width_of(in[0].type));
-      found.push_back({rooms.back().data(), shape.data(), static_cast<int32_t>(shape.size()), in[0].type});
-    }
-    if (b.next() & 1)  // weights as constants
-      for (size_t k = 0; k < given.size(); ++k)
-        if (given[k].rank >= 2 && k > 0) capsedge_kernel_constant(kernel, static_cast<int32_t>(k), &given[k], error, sizeof error);
-    for (int round = 0; round < 2; ++round)
-      capsedge_kernel_run(kernel, given.data(), static_cast<int32_t>(given.size()), found.data(), static_cast<int32_t>(found.size()), threads, error, sizeof error);
+    run_twice(kernel, in, wanted, b, mode, threads);
   }
   capsedge_kernel_destroy(kernel);
   return 0;

@@ -8,7 +8,7 @@
 #include "failure.h"
 #include "json.h"
 
-using namespace capsedge::embedding;
+using namespace capsedge::libcapsedge;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {

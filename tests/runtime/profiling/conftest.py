@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 import capsedge
-from capsedge.runtime.profiling import Report
+from capsedge.runtime.profiling import ProfileReport
 from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="session")
-def report() -> Report:
+def report() -> ProfileReport:
     """The digit model's, with bodies inlined, so that there are votes and routing iterations."""
     session = capsedge.load(ROOT / "capsedge/zoo/digits-dynamic.onnx", threads=1, ops="portable")
     return capsedge.profile(session, batch=[1, 2], warmup=0.05, duration=0.2, startup=False)
 
 
 @pytest.fixture(scope="session")
-def page(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(report: ProfileReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     report.save_html(path)
     return path

@@ -9,7 +9,7 @@ import pytest
 
 import capsedge
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.profiling import Report
+from capsedge.runtime.profiling import ProfileReport
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
 from tests.conftest import ROOT
 
@@ -25,7 +25,7 @@ def labels(found: OperatorTimes) -> list[str]:
     return list(dict.fromkeys(o.label for o in found.operators))
 
 
-def test_inlined_dynamic_routing(report: Report):
+def test_inlined_dynamic_routing(report: ProfileReport):
     run = report.runs[0]
     names = [row.name for row in run.layers]
     assert names == [
@@ -101,7 +101,7 @@ def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
     )
 
 
-def test_operations_do_not_depend_on_the_way_they_run(report: Report):
+def test_operations_do_not_depend_on_the_way_they_run(report: ProfileReport):
     """Votes of a dense layer: 2 I J Pout Pin operations, fused or not; the batch multiplies them."""
     one, two = (
         sum(o.operations for o in run.operators.operators if o.group == "votes")

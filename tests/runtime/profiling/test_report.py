@@ -14,14 +14,14 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.profiling import Report
+from capsedge.runtime.profiling import ProfileReport
 from capsedge.runtime.profiling.warnings import Conditions, judge
 from tests.conftest import ROOT
 
 MODEL = ROOT / "capsedge/zoo/digits-dynamic.onnx"
 
 
-def test_the_document_is_json_and_repeats_the_samples(report: Report):
+def test_the_document_is_json_and_repeats_the_samples(report: ProfileReport):
     document = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     for run in document["runs"]:
         samples = run["samples_ms"]
@@ -30,7 +30,7 @@ def test_the_document_is_json_and_repeats_the_samples(report: Report):
     assert "samples_ms" not in report.to_dict(samples=False)["runs"][0]
 
 
-def test_sums_are_consistent(report: Report):
+def test_sums_are_consistent(report: ProfileReport):
     for run in report.runs:
         assert run.operators is not None
         total = sum(o.microseconds for o in run.operators.operators) / 1e3
@@ -40,13 +40,13 @@ def test_sums_are_consistent(report: Report):
         assert run.operators.attributed > 0
 
 
-def test_markdown_has_every_layer(report: Report):
+def test_markdown_has_every_layer(report: ProfileReport):
     text = report.to_markdown()
     for row in report.runs[0].layers:
         assert f"| {row.name} |" in text
 
 
-def test_the_trace_is_one_that_perfetto_loads(report: Report, tmp_path: Path):
+def test_the_trace_is_one_that_perfetto_loads(report: ProfileReport, tmp_path: Path):
     """Complete events with integers for process and thread, no negative times; layers enclose operators."""
     report.save_trace(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
@@ -68,7 +68,7 @@ def test_the_trace_is_one_that_perfetto_loads(report: Report, tmp_path: Path):
             ), o["name"]
 
 
-def test_png(report: Report, tmp_path: Path):
+def test_png(report: ProfileReport, tmp_path: Path):
     pytest.importorskip("matplotlib")
     from PIL import Image
 
@@ -78,7 +78,7 @@ def test_png(report: Report, tmp_path: Path):
         assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 50
 
 
-def test_png_without_matplotlib_says_what_to_install(report: Report, tmp_path, monkeypatch):
+def test_png_without_matplotlib_says_what_to_install(report: ProfileReport, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem, match="capsedge\\[profile\\]"):
         report.save_png(tmp_path / "report.png")
@@ -150,7 +150,7 @@ def test_inputs_that_are_no_numbers_are_refused(tmp_path: Path):
         capsedge.profile(capsedge.load(path))
 
 
-def test_warnings(report: Report):
+def test_warnings(report: ProfileReport):
     run = report.runs[0]
     calm = Conditions((1.0, 1.0), 0.0, 2, 0.0)
     steady = {**run.latency.__dict__, "cv": 0.01}

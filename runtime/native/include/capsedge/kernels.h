@@ -1,6 +1,6 @@
 /* The operators without a runtime: a small C interface for tests, measurements and other languages.
  * docs/operators.md says what they compute. Functions that can fail return 0, or 1 with a sentence in `error`.
- * Whole models run through another header, embedding/include/capsedge.h. */
+ * Whole models run through another header, libcapsedge/include/capsedge.h. */
 #ifndef CAPSEDGE_KERNELS_H_
 #define CAPSEDGE_KERNELS_H_
 
@@ -39,6 +39,14 @@ typedef struct capsedge_kernel capsedge_kernel;
 
 /* SIMD levels that this machine runs, slowest first, with commas between. */
 CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_levels(void);
+
+/* The operators with their inputs, outputs and attributes, as JSON:
+ *   [{"name": "DynamicRouting", "inputs": [{"name": "u", "type": "T"}, ...], "outputs": [{"name": "v", "type": "T"}],
+ *     "attributes": [{"name": "iterations", "type": "int", "default": 3}, ...], "quantizes": null}, ...]
+ * Types of tensors: T float or float16, the same for all T of a node; f float, i int32, b int8, B uint8. Types of
+ * attributes: int, float, ints, floats; the default of a required one is null. `quantizes` names the float operator that
+ * an operator with an INT8 weight stands for. */
+CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_operators(void);
 
 /* `name` is the type of an ONNX node of docs/operators.md, "Squash" for one. The SIMD level is the fastest, or what
  * the environment variable CAPSEDGE_SIMD says. */

@@ -7,8 +7,9 @@
 #include <type_traits>
 
 #include "capsedge/kernels.h"
-#include "dispatch.h"
-#include "operator.h"
+#include "operators/operator.h"
+#include "operators_json.h"
+#include "simd/dispatch.h"
 
 struct capsedge_kernel {
   std::unique_ptr<capsedge::Operator> made;
@@ -18,7 +19,7 @@ namespace {
 
 using namespace capsedge;
 
-class ListedAttributes : public Attributes {
+class ListedAttributes : public AttributeSource {
  public:
   ListedAttributes(const capsedge_kernel_attribute* list, int32_t count) : list_(list), count_(count) {}
   bool find(const char* name, std::vector<int64_t>& values) const override { return get(name, values); }
@@ -98,6 +99,11 @@ const char* capsedge_kernel_levels(void) {
     return text;
   }();
   return names.c_str();
+}
+
+const char* capsedge_kernel_operators(void) {
+  static const std::string json = operators_json();
+  return json.c_str();
 }
 
 int capsedge_kernel_create(const char* name, const capsedge_kernel_attribute* attributes, int32_t count,

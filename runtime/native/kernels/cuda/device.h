@@ -8,7 +8,8 @@
 #ifdef CAPSEDGE_EMULATE
 #define CAPSEDGE_LEVEL emulated
 #define CAPSEDGE_WIDTH 4
-#include "../cpu/half.h"
+#include "../cpu/simd/half.h"
+#include "emulate.h"
 #define CAPSEDGE_DEVICE inline
 #define CAPSEDGE_KERNEL static void
 #else
@@ -99,7 +100,7 @@ CAPSEDGE_DEVICE void store<Half>(void* data, int64_t at, float value) {
   static_cast<Half*>(data)[at] = narrow(value);
 }
 
-// Four elements by one instruction; the address divides by their size.
+// Four elements in one instruction; the address is a multiple of their size.
 template <typename T>
 struct alignas(4 * sizeof(T)) Four {
   T at[4];

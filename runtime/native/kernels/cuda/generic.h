@@ -7,7 +7,7 @@
 namespace capsedge {
 namespace cuda {
 
-// Logit of a child for a parent, given what the unit knows from the pass before; `first`: nothing.
+// Logit of a child for a parent, given what the unit knows from the pass before: nothing if `first`.
 template <typename T, typename W>
 CAPSEDGE_DEVICE float generic_logit(const Layer& l, const float* state, const Child& child, int number, int parent,
                                     bool first) {

@@ -1,4 +1,4 @@
-// A pass for poses of a size known when compiled. A group of lanes takes a child, a lane of it Q parents: their votes,
+// A pass for poses of a size known when compiled. A group of lanes takes one child, each lane Q parents: their votes,
 // queries and sums stay in registers, the softmax is a few shuffles. Groups of a block take different children, and
 // add up in order at the end.
 #pragma once

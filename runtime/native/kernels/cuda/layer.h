@@ -7,7 +7,7 @@
 namespace capsedge {
 namespace cuda {
 
-// Memory of one unit (an image, or an output position of one) between passes.
+// Memory of one unit (an image, or one of its output positions) between passes.
 //   dynamic, attention: query[parents][pose]
 //   EM: mean[parents][pose], precision[parents][pose], offset[parents]
 // and of one part of its children:
@@ -32,6 +32,8 @@ struct Layer : capsedge_cuda_routing {
 };
 
 constexpr int kTile = 8;  // children that the generic kernel takes at once
+constexpr int kTileFloats = 10 * 1024;  // tiled: of shared memory, for weights
+constexpr int kTileChildren = 8;        // tiled: at most
 
 // A part of a unit's children; there may be none left for a cluster's last blocks.
 struct Part {

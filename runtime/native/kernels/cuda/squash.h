@@ -1,4 +1,4 @@
-// Squash of poses that lie contiguous (a group of lanes a pose) or with other axes behind them (a thread a pose).
+// Squash of poses that lie contiguous (a group of lanes per pose) or with other axes behind them (a thread per pose).
 #pragma once
 
 #include "device.h"

@@ -1,15 +1,12 @@
 // A pass over many units at once: a block takes several units and reads the weights of a few children into shared
 // memory, where every group of lanes uses them for its own units. Without that, weights come from the second-level
-// cache once for every unit, and that is what the pass waits for. A group of lanes takes U units, a lane one parent.
+// cache once for every unit, and that is what the pass waits for. A group of lanes takes U units, each lane one parent.
 #pragma once
 
 #include "routing.h"
 
 namespace capsedge {
 namespace cuda {
-
-constexpr int kTileFloats = 10 * 1024;  // of shared memory, for weights
-constexpr int kTileChildren = 8;
 
 // Weights of `count` children from `begin` on, as [child][parent][inner][column], in FP32 with their scale.
 template <typename W>

@@ -1,0 +1,1 @@
+"""Judging one computation against another: tolerance, outputs, decisions. Imports no torch."""

@@ -1,0 +1,110 @@
+"""What a comparison measures of each output: differences and what is beyond tolerance, batch by batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.judging.tolerance import Tolerance, excess
+
+Array = NDArray[Any]
+
+
+@dataclass
+class OutputMetrics:
+    """Differences of one output over all images seen.
+
+    Attributes:
+        name: of the output.
+        tolerance: an element passes when its ``tolerance.excess`` is at most 1.
+        max_abs, mean_abs: of the absolute differences.
+        relative: ``max_abs`` over the reference's largest magnitude.
+        nmse: ``Σ (found - reference)² / Σ reference²``.
+        worst: of all elements, the largest difference as a multiple of what is allowed.
+        worst_image: the image that has it.
+        over: elements beyond their tolerance.
+        not_finite: elements that are NaN or infinite in the artefact and not in the reference.
+    """
+
+    name: str
+    tolerance: Tolerance
+    elements: int = 0
+    max_abs: float = 0.0
+    worst: float = 0.0
+    worst_image: int | None = None
+    over: int = 0
+    not_finite: int = 0
+    _images: int = 0
+    _sum_abs: float = 0.0
+    _largest: float = 0.0
+    _error: float = 0.0
+    _signal: float = 0.0
+
+    def update(self, reference: Array, found: Array, noise: Array | float = 0.0) -> None:
+        """Add a batch ``[n, ...]``.
+
+        Args:
+            noise: what FP32 itself is off by here, as measured against FP64; widens the tolerance.
+        """
+        expected, actual = reference.astype(np.float64), found.astype(np.float64)
+        finite = np.isfinite(expected)
+        lost = finite & ~np.isfinite(actual)
+        self.not_finite += int(lost.sum())
+        both = finite & ~lost
+        difference = np.subtract(actual, expected, out=np.zeros_like(expected), where=both)
+        expected = np.where(both, expected, 0.0)
+        size = np.abs(difference)
+        ratio = excess(difference, expected, self.tolerance, noise)
+        self.over += int((ratio > 1).sum())
+        if ratio.size and (self.worst_image is None or ratio.max() > self.worst):
+            self.worst = float(ratio.max())
+            self.worst_image = self._images + int(np.unravel_index(ratio.argmax(), ratio.shape)[0])
+        self.elements += size.size
+        self.max_abs = max(self.max_abs, float(size.max(initial=0.0)))
+        self._sum_abs += float(size.sum())
+        self._largest = max(self._largest, float(np.abs(expected).max(initial=0.0)))
+        self._error += float(np.square(difference).sum())
+        self._signal += float(np.square(expected).sum())
+        self._images += len(reference)
+
+    @property
+    def mean_abs(self) -> float:
+        """Mean absolute difference."""
+        return self._sum_abs / self.elements if self.elements else 0.0
+
+    @property
+    def relative(self) -> float:
+        """Largest difference over the reference's largest magnitude."""
+        return self.max_abs / self._largest if self._largest else float(self.max_abs > 0)
+
+    @property
+    def nmse(self) -> float:
+        """Normalised mean squared error; scale-free."""
+        return self._error / self._signal if self._signal else float(self._error > 0)
+
+    @property
+    def passed(self) -> bool:
+        """No element beyond its tolerance, none lost to NaN or infinity."""
+        return self.over == 0 and self.not_finite == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "name": self.name,
+            "atol": self.tolerance.atol,
+            "rtol": self.tolerance.rtol,
+            "elements": self.elements,
+            "max_abs": self.max_abs,
+            "mean_abs": self.mean_abs,
+            "relative": self.relative,
+            "nmse": self.nmse,
+            "worst_over_tolerance": self.worst if math.isfinite(self.worst) else None,
+            "worst_image": self.worst_image,
+            "over": self.over,
+            "not_finite": self.not_finite,
+            "passed": self.passed,
+        }

@@ -1,0 +1,140 @@
+"""The rule of tolerance, its figures for each output, and the ``[name:]value`` grammar for other figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.metadata import ModelMetadata
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """An absolute part, and one relative to the size of the pose; see `excess`."""
+
+    atol: float
+    rtol: float
+
+
+# FP32 itself is off from FP64 on hard inputs, since routing feeds rounding back through exponentials. Whoever
+# computes in FP32 may be off by so many times as much.
+NOISE = 4.0
+
+
+def excess(
+    difference: NDArray[Any],
+    reference: NDArray[Any],
+    tolerance: Tolerance,
+    noise: NDArray[Any] | float = 0.0,
+) -> NDArray[np.float64]:
+    """Each element's difference as a multiple of what is allowed; an element passes up to 1.
+
+    Allowed is ``atol + rtol * size + NOISE * noise``, the size being the largest magnitude along the
+    reference's last axis: rounding follows the size of a pose, not that of its smallest element.
+
+    Args:
+        difference: found - reference ``[n, ...]``, finite.
+        reference: of the same shape, finite.
+        noise: what eager FP32 is off by from FP64, broadcast over the elements; 0 where it was not measured.
+    """
+    size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
+    allowed = np.broadcast_to(
+        tolerance.atol + tolerance.rtol * size + NOISE * noise, difference.shape
+    )
+    magnitude = np.abs(difference)
+    unlimited = np.where(magnitude > 0, np.inf, 0.0)
+    return np.asarray(np.divide(magnitude, allowed, out=unlimited, where=allowed > 0), np.float64)
+
+
+# Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Logits have no range,
+# so they get a relative part too. Poses, pictures and couplings feed no decision of ours.
+DEFAULTS = {
+    "lengths": Tolerance(1e-5, 0.0),
+    "logits": Tolerance(1e-5, 1e-4),
+    "poses": Tolerance(1e-4, 1e-4),
+    "reconstruction": Tolerance(1e-4, 0.0),
+    "couplings": Tolerance(1e-4, 0.0),
+}
+OTHER = Tolerance(1e-5, 1e-4)
+
+# Most of the package's samples are random strokes that show no digit: their decisions hang by a thread.
+AGREEMENT = {"fp32": 1.0, "fp16": 0.98, "int8": 0.9, "mixed": 0.9}
+APPROXIMATE_AGREEMENT = 0.9  # frozen couplings
+
+
+def least_agreement(metadata: ModelMetadata | None) -> float:
+    """The default of ``min_agreement`` for a file."""
+    if metadata is None:
+        return 1.0
+    if "frozen_couplings" in metadata.calibration:
+        return APPROXIMATE_AGREEMENT
+    return AGREEMENT.get(metadata.precision, 1.0)
+
+
+def tolerances(
+    names: Sequence[str],
+    atol: float | Mapping[str, float] | None = None,
+    rtol: float | Mapping[str, float] | None = None,
+) -> dict[str, Tolerance]:
+    """Tolerance of each output: the given figure, else the default of its name.
+
+    Args:
+        names: of the outputs.
+        atol, rtol: one figure for all outputs, or figures by name (the name ``""`` stands for all others).
+
+    Raises:
+        UsageError: a figure is negative or not finite, or names no output.
+    """
+    given = [_by_name(kind, value, names) for kind, value in (("atol", atol), ("rtol", rtol))]
+    result = {}
+    for name in names:
+        default = DEFAULTS.get(name, OTHER)
+        a, r = (table.get(name, table.get("")) for table in given)
+        result[name] = Tolerance(default.atol if a is None else a, default.rtol if r is None else r)
+    return result
+
+
+def _by_name(
+    kind: str, value: float | Mapping[str, float] | None, names: Sequence[str]
+) -> dict[str, float]:
+    if value is None:
+        return {}
+    table = dict(value) if isinstance(value, Mapping) else {"": float(value)}
+    for name, figure in table.items():
+        if name and name not in names:
+            raise UsageError(
+                f"--{kind} names '{name}', which is no output of the model.",
+                f"Its outputs: {', '.join(names)}.",
+                f"Use --{kind} {names[0]}:1e-5, or a figure alone for all of them.",
+            )
+        if not math.isfinite(figure) or figure < 0:
+            raise UsageError(
+                f"--{kind} {figure:g}.", "A tolerance is finite and not negative.", "Use 1e-5."
+            )
+    return table
+
+
+def parse(kind: str, options: Sequence[str]) -> dict[str, float]:
+    """Read ``[name:]value`` options.
+
+    Raises:
+        UsageError: a value is no number.
+    """
+    table = {}
+    for option in options:
+        name, _, value = option.rpartition(":")
+        try:
+            table[name] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"--{kind} {option}.",
+                "Wanted [output:]number.",
+                f"Use --{kind} 1e-5 or --{kind} lengths:1e-5.",
+            ) from None
+    return table

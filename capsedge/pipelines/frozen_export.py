@@ -1,0 +1,84 @@
+"""``export --freeze-couplings``: a file with constant couplings, and what they cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from torch import nn
+
+from capsedge.calibration.frozen import freeze
+from capsedge.calibration.quantize import split
+from capsedge.calibration.source import Source, rounded
+from capsedge.datasets import ImageSet
+from capsedge.exporters.export_report import ExportReport
+from capsedge.exporters.to_onnx import export
+from capsedge.graph.proto import copy_of, operator_counts
+from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
+
+
+@dataclass(frozen=True)
+class FrozenExport:
+    """A file with frozen couplings.
+
+    Attributes:
+        report: of the file; its comparisons are those of the file that routes, which it was made from.
+        measured: what stands in the file's metadata: images, variation of the couplings by layer, agreement.
+        warnings: what a person should know of the images.
+    """
+
+    report: ExportReport
+    measured: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def export_frozen(
+    model: nn.Module,
+    path: Path,
+    calib_data: Path | ImageSet,
+    calib_images: int = 512,
+    **options: Any,
+) -> FrozenExport:
+    """Export a file with couplings frozen to their mean, and measure what that costs.
+
+    A file that routes is never left under the name.
+
+    Args:
+        model, path, options: as `export` takes them, with ``ops`` auto.
+        calib_data: images whose couplings are averaged; the cost is measured on others.
+        calib_images: how many of them are drawn.
+
+    Raises:
+        as `export`, and UsageError where the images are wrong, UnsupportedModelError where the couplings
+        cannot be frozen.
+    """
+    check_writable(path)
+    with temporary_folder() as folder:
+        routed = folder / path.name
+        report = export(model, routed, **options)
+        source = Source(routed)
+        splits = split(source, calib_data, None, calib_images)
+        frozen = copy_of(source.model)
+        layers = freeze(frozen, splits.calibration)
+        outcome = source.outcome(frozen, splits.evaluation)
+    measured = {
+        "averaged_images": len(splits.calibration),
+        "data_sha256": splits.calibration.digest(),
+        "layers": layers,
+        **rounded(outcome),
+    }
+    described = dataclasses.replace(source.metadata, calibration={"frozen_couplings": measured})
+    onnx.helper.set_model_props(frozen, described.to_properties())
+    data = frozen.SerializeToString()
+    write_bytes(path, data)
+    report = dataclasses.replace(
+        report,
+        path=path,
+        size=len(data),
+        operators=operator_counts(frozen),
+        functions=len(frozen.functions),
+    )
+    return FrozenExport(report, measured, splits.warnings)

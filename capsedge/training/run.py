@@ -1,0 +1,81 @@
+"""A training run from names: model, data set, folder. ``capsedge train``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import ImageSet, read_split
+from capsedge.errors import UsageError
+from capsedge.models import get_config
+from capsedge.training.loop import Progress, Recipe, train
+from capsedge.training.run_files import MODEL
+
+
+def train_model(
+    model: str,
+    data: Path,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    iterations: int | None = None,
+    init: Path | None = None,
+    limit: int | None = None,
+    threads: int | None = None,
+    resume: bool = False,
+    log: Callable[[str], None] = lambda _: None,
+    progress: Progress | None = None,
+    epoch_done: Callable[[dict[str, Any]], None] | None = None,
+) -> Path:
+    """Train a model of the registry on a data set.
+
+    Args:
+        model: name of the registry.
+        data: a data set as `read_split` takes it; without a test split nothing is tested.
+        folder: of the run: checkpoint, history, state.
+        recipe: how to train.
+        iterations: of routing; the model's own by default.
+        init: checkpoint whose weights the run begins with.
+        limit: only the first so many images of each split.
+        threads: of torch; its own choice by default.
+        resume: go on with the run that the folder holds.
+        log: told in words what is trained on.
+        progress, epoch_done: as `train` takes them.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        UsageError: a name, the data or the folder is wrong; as `train`.
+        ArtefactError: a checkpoint or the run to resume is damaged.
+        EnvironmentProblem: the disk is full; the epochs before are kept.
+    """
+    config = get_config(model)
+    if iterations is not None:
+        config = config.replace(iterations=iterations)
+    initial = load_checkpoint(init) if init else None
+    if threads:
+        torch.set_num_threads(threads)
+    training = read_split(data, "train", config.preprocessing, limit)
+    test: ImageSet | None = None
+    try:
+        test = read_split(data, "test", config.preprocessing, limit)
+    except UsageError as error:
+        log(f"no test images: {error.what}")
+    log(f"{model}: {len(training)} training images, {len(test) if test else 0} test images")
+    train(
+        config,
+        recipe,
+        training,
+        test,
+        folder,
+        initial=initial,
+        resume=resume,
+        progress=progress,
+        epoch_done=epoch_done,
+    )
+    return folder / MODEL

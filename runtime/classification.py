@@ -1,0 +1,169 @@
+"""Many image files classified, with a sheet of reconstructions: ``capsedge infer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.vision.images import SUFFIXES
+from capsedge.runtime.vision.prediction import Prediction, choose
+
+if TYPE_CHECKING:
+    from capsedge.runtime.session import Session
+
+GROUP = 32  # images of one run
+_ACTIVE = 0.5  # score from which on a second capsule is drawn
+
+
+@dataclass
+class Classified:
+    """What became of every file.
+
+    Attributes:
+        files: in the order of the results' numbers.
+        predictions: by the file's number.
+        errors: of the files that could not be read, by number.
+        drawn: the colour of each class on the sheet of reconstructions, by number and class.
+    """
+
+    files: list[Path]
+    predictions: dict[int, Prediction] = field(default_factory=dict)
+    errors: dict[int, UsageError] = field(default_factory=dict)
+    drawn: dict[int, dict[int, str]] = field(default_factory=dict)
+
+
+def image_files(names: Sequence[Path]) -> list[Path]:
+    """Files as named; of a folder its images, sorted by name.
+
+    Raises:
+        UsageError: a folder has no images, or cannot be read.
+    """
+    files: list[Path] = []
+    for name in names:
+        if not name.is_dir():
+            files.append(name)
+            continue
+        try:
+            inside = sorted(p for p in name.iterdir() if p.suffix.lower() in SUFFIXES)
+        except OSError as error:
+            raise UsageError(
+                f"The folder {name} cannot be read.", f"{error.strerror}.", "Check its permissions."
+            ) from error
+        if not inside:
+            raise UsageError(
+                f"The folder {name} has no images.",
+                f"Images are files named *{', *'.join(SUFFIXES)}; folders inside are not searched.",
+                "Name a folder with images.",
+            )
+        files += inside
+    return files
+
+
+def classify_files(
+    session: Session,
+    files: Sequence[Path],
+    *,
+    top_k: int | None = None,
+    threshold: float | None = None,
+    invert: bool = False,
+    reconstruct: Path | None = None,
+    failed: Callable[[UsageError], None] = lambda _: None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Classified:
+    """Classify image files; one that cannot be read does not stop the others.
+
+    Args:
+        top_k, threshold, invert: as `Session.predict` takes them.
+        reconstruct: PNG to write: what the model saw, beside the decoder's picture of the classes asked for;
+            without ``top_k`` and ``threshold``, of up to two with a score of at least 0.5.
+        failed: called with every error as it happens.
+        progress: called with (files done, files in all).
+
+    Raises:
+        UsageError: an argument is wrong, or the model cannot reconstruct.
+        ArtefactError: the model was not made by capsedge.
+    """
+    result = Classified(list(files))
+    sheet: Sheet | None = None
+    if reconstruct is not None:
+        sheet = Sheet(session, reconstruct, len(files), top_k is None and threshold is None)
+    numbered = list(enumerate(files))
+    for start in range(0, len(files), GROUP):
+        batch: dict[int, NDArray[np.float32]] = {}
+        for number, file in numbered[start : start + GROUP]:
+            try:
+                batch[number] = session.prepare(file, invert)
+            except UsageError as error:
+                result.errors[number] = error
+                failed(error)
+        if batch:
+            stacked = np.stack(list(batch.values()))
+            predictions = session.predict(stacked, top_k, threshold)
+            result.predictions |= zip(batch, predictions, strict=True)
+            if sheet is not None:
+                result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)
+        progress(min(start + GROUP, len(files)), len(files))
+    if sheet is not None:
+        sheet.write()
+    return result
+
+
+class Sheet:
+    """A PNG with one row per image: what the model saw, and the decoder's picture of some classes.
+
+    Args:
+        session: whose decoder draws.
+        path: the file.
+        rows: images at most.
+        active: whether the classes of high scores are drawn instead of those of the prediction.
+
+    Raises:
+        UsageError: the model has no decoder, or the file cannot be such a sheet.
+    """
+
+    def __init__(self, session: Session, path: Path, rows: int, active: bool) -> None:
+        from capsedge.runtime.vision.pictures import check_sheet
+
+        session.check_reconstruction()
+        check_sheet(path, rows)
+        self._session, self._path, self._active = session, path, active
+        self._rows: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []
+
+    def draw(
+        self, batch: NDArray[np.float32], predictions: Sequence[Prediction]
+    ) -> list[dict[int, str]]:
+        """Add one row per image of ``[n, C, H, W]``; returns the colour of each class drawn, by image."""
+        from capsedge.runtime.vision.pictures import COLOURS, overlay, seen
+
+        metadata = self._session.metadata
+        assert metadata is not None  # predict has refused otherwise
+        assert metadata.preprocessing is not None
+        drawn: list[dict[int, str]] = []
+        pictures = self._session.reconstruct(batch)
+        for prediction, prepared, picture in zip(predictions, batch, pictures, strict=True):
+            classes = [label.index for label in prediction.labels][: len(COLOURS)]
+            if self._active:
+                active = choose(prediction.scores, 2, _ACTIVE)
+                classes = active if len(active) > 1 else classes
+            classes = classes or choose(prediction.scores, 1, None)
+            colours = ["own"] if len(classes) == 1 else list(COLOURS)
+            drawn.append(dict(zip(classes, colours, strict=False)))
+            self._rows.append((seen(prepared, metadata.preprocessing), overlay(picture, classes)))
+        return drawn
+
+    def write(self) -> None:
+        """Write the sheet, if it has a row.
+
+        Raises:
+            UsageError: it cannot be written there.
+        """
+        from capsedge.runtime.vision.pictures import write_sheet
+
+        if self._rows:
+            write_sheet(self._path, self._rows)

@@ -1,0 +1,46 @@
+"""``capsedge.inspect``: what a model file, a checkpoint or an engine holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capsedge.runtime.files.given import GivenModel, as_file
+from capsedge.runtime.passport import SUFFIX
+from capsedge.runtime.reading import inspection
+from capsedge.runtime.reading.inspection import Inspection
+
+if TYPE_CHECKING:
+    from capsedge.runtime.backends.engine_inspection import EngineInspection
+
+
+def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection | EngineInspection:
+    """Look into a file; nothing in it is run.
+
+    Args:
+        model: an ONNX file of any tool, a ``.safetensors`` checkpoint, or the bytes of either; or a TensorRT
+            engine, named ``*.engine``, with its passport beside it.
+        batch: batch sizes that the votes' memory is computed for; of no use for an engine.
+
+    Returns:
+        The `Inspection` of a model or a checkpoint, the `EngineInspection` of an engine; ``to_dict`` gives
+        what ``capsedge inspect --json`` prints. The path of bytes is empty.
+
+    Raises:
+        UsageError: there is no such file, or a batch is below 1.
+        ArtefactError: the file is damaged or of no known kind, or an engine has no passport.
+
+    Example:
+        >>> found = capsedge.inspect("digits.onnx", batch=8)
+        >>> found.parameters, found.operators["capsedge"]
+    """
+    if not isinstance(model, bytes) and Path(model).suffix == SUFFIX:
+        from capsedge.runtime.backends.engine_inspection import inspect_engine
+
+        return inspect_engine(Path(model))
+    batches = [batch] if isinstance(batch, int) else list(batch)
+    with as_file(model) as path:
+        found = inspection.inspect(path, batches)
+    return replace(found, path="") if isinstance(model, bytes) else found

@@ -1,0 +1,52 @@
+#include "operator.h"
+
+#include <algorithm>
+
+namespace capsedge {
+
+namespace {
+
+using Make = std::unique_ptr<Operator> (*)(const Attributes&, const Level&);
+
+// Operators with INT8 weights are made over these.
+constexpr struct {
+  const char* name;
+  Make make;
+} kMakers[] = {
+    {"Squash", make_squash},
+    {"DynamicRouting", make_dynamic_routing},
+    {"EMRouting", make_em_routing},
+    {"AttentionRouting", make_attention_routing},
+    {"UniformRouting", make_uniform_routing},
+    {"PoseNormalization", make_pose_normalization},
+    {"QuantizedConv", make_quantized_conv},
+};
+
+Make maker_of(const OperatorSpec& spec) {
+  if (spec.quantizes) return make_quantized_routing;
+  for (const auto& [name, make] : kMakers)
+    if (std::string_view(name) == spec.name) return make;
+  throw Error(std::string(spec.name) + ": there is no CPU kernel");
+}
+
+std::string all_names() {
+  std::string names;
+  for (const OperatorSpec& spec : kOperators) names += (names.empty() ? "" : ", ") + std::string(spec.name);
+  return names;
+}
+
+}  // namespace
+
+std::vector<Shape> Operator::outputs(const std::vector<Shape>& inputs) const {
+  expect(inputs.size() == spec_.inputs.size(), name(), "wanted ", static_cast<int64_t>(spec_.inputs.size()), " inputs");
+  return output_shapes(inputs);
+}
+
+std::unique_ptr<Operator> make_operator(const std::string& name, const AttributeSource& attributes,
+                                        const Level& level) {
+  const OperatorSpec* const spec = find_operator(name);
+  if (spec == nullptr) throw Error("no operator '" + name + "': there are " + all_names());
+  return maker_of(*spec)(Attributes(*spec, attributes), level);
+}
+
+}  // namespace capsedge

@@ -1,0 +1,60 @@
+// The operators, apart from whoever calls them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attributes.h"
+#include "support/parallel.h"
+#include "support/tensor.h"
+
+namespace capsedge {
+
+// What is derived from an input: by `constant` if it is an initializer, else by `make` for this run only, kept in `own`.
+template <typename T, typename Make>
+const T& made_once(const std::optional<T>& constant, std::optional<T>& own, Make&& make) {
+  return constant ? *constant : own.emplace(make());
+}
+
+class Operator {
+ public:
+  Operator(const Attributes& attributes, const Level& level) : spec_(attributes.spec()), level_(level) {}
+  virtual ~Operator() = default;
+
+  // Checks the inputs' number and shapes; returns the outputs' shapes.
+  std::vector<Shape> outputs(const std::vector<Shape>& inputs) const;
+
+  // Input number `index` is the same in every run. Called before run, not during one.
+  virtual void constant(size_t index, const Tensor& tensor) = 0;
+
+  // May be called from several threads at once. Outputs do not overlap inputs.
+  virtual void run(const std::vector<Tensor>& inputs, const std::vector<Output>& outputs,
+                   const Threads& threads) const = 0;
+
+  const Level& level() const { return level_; }
+
+ protected:
+  // Called with as many inputs as the table says.
+  virtual std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const = 0;
+  const char* name() const { return spec_.name; }
+
+  const OperatorSpec& spec_;
+  const Level& level_;
+};
+
+// Throws Error for an unknown operator or a wrong attribute.
+std::unique_ptr<Operator> make_operator(const std::string& name, const AttributeSource& attributes,
+                                        const Level& level);
+
+std::unique_ptr<Operator> make_squash(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_dynamic_routing(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_em_routing(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_attention_routing(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_uniform_routing(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_pose_normalization(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_quantized_routing(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_quantized_conv(const Attributes&, const Level&);
+
+}  // namespace capsedge

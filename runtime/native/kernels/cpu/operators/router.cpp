@@ -1,0 +1,132 @@
+#include "router.h"
+
+#include <algorithm>
+
+namespace capsedge {
+
+namespace {
+
+// Weights up to this size stay in a core's second-level cache while one group after another goes over them.
+constexpr int64_t kCachedWeights = 256 * 1024;  // floats
+// Votes are kept between passes only where they stay in cache.
+constexpr int64_t kKeptByTask = 64 * 1024;
+constexpr int64_t kKeptByAll = 512 * 1024;
+// Partial sums that are in memory at the same time, and units that have them.
+constexpr int64_t kSumsInFlight = 4 * 1024 * 1024;
+constexpr int64_t kUnitsInFlight = 64;
+
+class Run {
+ public:
+  Run(const Routing& routing, const Level& level, const Threads& threads)
+      : r_(routing),
+        level_(level),
+        threads_(threads),
+        unit_floats_(static_cast<int64_t>(r_.votes.pose_elements) * r_.votes.lanes),
+        chunks_((r_.children + kChunk - 1) / kChunk) {}
+
+  void all() {
+    const auto groups = static_cast<int64_t>(r_.groups.size());
+    if (groups >= 4 && r_.weight_floats <= kCachedWeights) {
+      parallel_for(threads_, groups, [this](int64_t g) { group_by_itself(r_.groups[static_cast<size_t>(g)]); });
+      return;
+    }
+    const int64_t most = std::clamp<int64_t>(kSumsInFlight / (chunks_ * unit_floats_), 1, kUnitsInFlight);
+    for (int64_t first = 0, last; first < groups; first = last) {
+      int64_t units = 0;
+      for (last = first; last < groups && units < most; ++last) units += group(last).units;
+      groups_by_chunk(first, last, units);
+    }
+  }
+
+ private:
+  const Group& group(int64_t g) const { return r_.groups[static_cast<size_t>(g)]; }
+
+  RoutingPass pass(const Group& group, int64_t chunk, const float* query, float* kept, bool have_kept, float* sums,
+                   float* scratch) const {
+    RoutingPass p{};
+    p.votes = r_.votes;
+    p.first = static_cast<int>(chunk * kChunk);
+    p.last = static_cast<int>(std::min(r_.children, (chunk + 1) * kChunk));
+    p.units = group.units;
+    p.pose = group.pose;
+    p.unit_stride = r_.unit_stride;
+    p.query = query;
+    p.scale = r_.scale;
+    p.prior = r_.prior;
+    p.leaky = r_.leaky;
+    p.kept = kept;
+    p.have_kept = have_kept;
+    p.sums = sums;
+    p.scratch = scratch;
+    return p;
+  }
+
+  // All passes of one group in one task.
+  void group_by_itself(const Group& group) const {
+    const int64_t floats = group.units * unit_floats_;
+    const int64_t votes = r_.children * r_.votes.tile_stride;
+    const bool keep = r_.passes > 1 && votes <= kKeptByTask;
+    float* query = thread_scratch(3 * floats + (keep ? votes : 0) + scratch_floats(r_.votes));
+    float* sum = query + floats;
+    float* part = sum + floats;
+    float* kept = keep ? part + floats : nullptr;
+    float* scratch = part + floats + (keep ? votes : 0);
+    std::fill(query, query + floats, 0.0f);
+    if (r_.start)
+      for (int u = 0; u < group.units; ++u) r_.start(group.unit + u, query + u * unit_floats_);
+    for (int t = 0; t < r_.passes; ++t) {
+      for (int64_t c = 0; c < chunks_; ++c) {
+        level_.route(pass(group, c, t || r_.start ? query : nullptr, kept, t > 0 && keep, c ? part : sum, scratch));
+        if (c) level_.add(part, sum, floats);
+      }
+      for (int u = 0; u < group.units; ++u)
+        r_.finish(group.unit + u, t + 1 == r_.passes, sum + u * unit_floats_, query + u * unit_floats_);
+    }
+  }
+
+  // Groups first to last together: every task takes a part of the children, so that weights are read once per pass.
+  void groups_by_chunk(int64_t first, int64_t last, int64_t units) const {
+    const int64_t first_unit = group(first).unit;
+    const int64_t floats = units * unit_floats_;
+    const int64_t group_votes = r_.children * r_.votes.tile_stride;
+    const bool keep = r_.passes > 1 && (last - first) * group_votes <= kKeptByAll;
+    Buffer queries(floats), parts(chunks_ * floats), kept(keep ? (last - first) * group_votes : 0);
+    std::fill(queries.data(), queries.data() + floats, 0.0f);
+    const int64_t slices = std::clamp<int64_t>((16 + chunks_ - 1) / chunks_, 1, last - first);
+    if (r_.start)
+      parallel_for(threads_, units, [&](int64_t u) { r_.start(first_unit + u, queries.data() + u * unit_floats_); });
+    for (int t = 0; t < r_.passes; ++t) {
+      parallel_for(threads_, chunks_ * slices, [&](int64_t task) {
+        const int64_t chunk = task / slices, slice = task % slices;
+        float* scratch = thread_scratch(scratch_floats(r_.votes));
+        const int64_t from = first + (last - first) * slice / slices;
+        const int64_t to = first + (last - first) * (slice + 1) / slices;
+        for (int64_t g = from; g < to; ++g) {
+          const int64_t at = (group(g).unit - first_unit) * unit_floats_;
+          level_.route(pass(group(g), chunk, t || r_.start ? queries.data() + at : nullptr,
+                            keep ? kept.data() + (g - first) * group_votes : nullptr, t > 0 && keep,
+                            parts.data() + chunk * floats + at, scratch));
+        }
+      });
+      parallel_for(threads_, units, [&](int64_t u) {
+        float* sum = parts.data() + u * unit_floats_;
+        for (int64_t c = 1; c < chunks_; ++c) level_.add(sum + c * floats, sum, unit_floats_);
+        r_.finish(first_unit + u, t + 1 == r_.passes, sum, queries.data() + u * unit_floats_);
+      });
+    }
+  }
+
+  const Routing& r_;
+  const Level& level_;
+  const Threads& threads_;
+  const int64_t unit_floats_;
+  const int64_t chunks_;
+};
+
+}  // namespace
+
+void route(const Routing& routing, const Level& level, const Threads& threads) {
+  Run(routing, level, threads).all();
+}
+
+}  // namespace capsedge

@@ -1,0 +1,167 @@
+// What one SIMD level offers. Plain data only: this header is read by every level's translation unit, and a
+// function defined in a shared header could be emitted with one level's instructions and linked for all.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace capsedge {
+
+// A child of a window: its capsule counted from the window's first, its weight's number, its place in the window.
+struct Child {
+  int32_t capsule;
+  int32_t weight;
+  int32_t row;
+  int32_t column;
+};
+
+// How votes are made: V[r][l][m] = Σ_k pose[r][k] · weight[k][l][m], for every child.
+struct Votes {
+  const Child* children;
+  const float* weight;   // packed, see below
+  const int8_t* bytes;   // the weight in INT8, packed alike; or null
+  const float* scale;    // of INT8 weights, [column][parent], and zeros up to whole strips
+  int64_t weight_size;   // elements of one packed weight
+  int pose_size;         // floats from one child's pose to the next
+  int rows;              // of a pose matrix; 1 for a vector
+  int inner;             // K
+  int columns;           // L
+  int pose_elements;     // H = rows · columns, of one vote
+  int parents;           // M
+  int lanes;             // M rounded up to whole vectors: stride of queries, sums and statistics
+  int64_t tile_stride;   // floats of one child's votes in the tile
+  int bundle;            // children in one vector (bundle.h: what is said of a child is then of a bundle), or 1
+};
+
+// Children whose votes are in the tile together; floats that may be read past the end of what is read in vectors.
+enum { kBlock = 8, kSlack = 16 };
+
+// A packed weight is read from front to back: its columns·parents lanes in strips of kStrip, each strip with one row
+// for every inner index. The last strip is half as wide if that is enough; zeros fill it up.
+enum { kStrip = 32 };
+
+// One pass of logit-free routing over a range of children: sums[u][h][m] = Σ_i c_ium V_iumh with
+// c = softmax over m of prior_im + scale · Σ_h query_uhm V_iumh.
+struct RoutingPass {
+  Votes votes;
+  int first, last;       // children
+  int units;             // images or positions that share the weights; more than one only with rows == 1
+  const float* pose;     // of the first unit's window
+  int64_t unit_stride;   // floats from one unit's window to the next
+  const float* query;    // [units][pose elements][lanes], or null: no agreement yet
+  float scale;
+  const float* prior;    // [children][parents] followed by kSlack floats, or null
+  bool leaky;
+  float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
+  bool have_kept;
+  float* sums;           // [units][pose elements][lanes], overwritten
+  float* scratch;        // scratch_floats()
+};
+
+// Weighted moments of votes about their weighted mean: mass [lanes], mean and squares [pose elements][lanes].
+struct Moments {
+  float* mass;
+  float* mean;
+  float* squares;
+};
+
+// E-step (left out in the first pass) and M-step of EM routing over a range of children of one window.
+struct EmPass {
+  Votes votes;
+  int first, last;
+  const float* pose;
+  const float* activation;
+  bool first_pass;       // responsibilities are 1/M
+  const float* mean;     // [pose elements][lanes]
+  const float* precision;  // 1/σ², likewise
+  const float* offset;   // [lanes]: ln a_j - ½ Σ_h ln σ²_jh
+  bool coordinates;
+  int row0, column0;     // place of the window in the grid
+  float row_scale, column_scale;  // 1/H, 1/W
+  float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
+  Moments moments;       // overwritten
+  float* bundle_pose;    // scratch for the poses of one bundle, [pose size][bundle]
+  float* scratch;        // scratch_floats()
+};
+
+// Everything after the sums of one M-step.
+struct EmFinish {
+  int pose_elements, lanes;
+  Moments moments;
+  const float* beta_u;   // [lanes]
+  const float* beta_a;   // [lanes]
+  float inverse_temperature, epsilon;
+  float* mean;
+  float* precision;
+  float* offset;
+  float* activation;     // [lanes]
+};
+
+// Votes summed over a window with weights that hold the equal couplings already: out[row][lane], a matrix product whose
+// left side lies in place. `rows` of linear() point at the first element that each row reads.
+struct LinearPass {
+  const float* weight;   // strips of kStrip lanes (the last may be half), in each a row per line, child, inner index
+  int lines;             // of the window
+  int line_children;     // consecutive in memory
+  int64_t line_stride;   // floats
+  int64_t pose_size;     // floats from one child to the next
+  int inner;
+  int64_t lanes;
+  int64_t out_stride;    // lanes rounded up to half a strip
+};
+
+// Sums of a convolution of 8-bit integers: sums[position][channel] = start + Σ x · weight over the segments, the parts
+// of a window that lie together in memory.
+struct ConvPass {
+  const void* input;       // channels last: uint8_t if dot is 4, int16_t if it is 2
+  const int32_t* windows;  // where each position's window begins, in elements
+  const int32_t* offsets;  // where each segment begins in a window
+  int positions, segments;
+  int length;              // elements of a segment, a multiple of dot; what is read beyond the true ones has weight 0
+  const int8_t* weight;    // [segment][length / dot][channels][dot]
+  const int8_t* ahead;     // weights that will be needed next
+  const int32_t* start;    // [channels], or null: what the sums hold
+  int32_t* sums;           // [positions][channels]
+};
+struct ConvKernels {
+  int dot;                 // products added per lane at a time
+  int positions;           // that go together
+  int channels;            // likewise
+  void (*convolve)(const ConvPass& pass);
+  // y = round(float(sum) · factor) + zero point, ties to even, within 0..255; all [positions][channels].
+  void (*requantize)(const int32_t* sums, const float* factors, int32_t zero_point, int positions, uint8_t* y);
+};
+
+struct Level {
+  const char* name;
+  int width;             // floats in a vector
+  void (*widen)(const uint16_t* x, float* y, int64_t count);
+  void (*narrow)(const float* x, uint16_t* y, int64_t count);
+  // x, y: [rows][size], or [outer][size][inner] with the pose on the middle axis.
+  void (*squash_rows)(const float* x, float* y, int64_t rows, int64_t size, float epsilon);
+  void (*squash_planes)(const float* x, float* y, int64_t outer, int64_t size, int64_t inner, float epsilon);
+  void (*route)(const RoutingPass& pass);
+  void (*em)(const EmPass& pass);
+  void (*em_merge)(int pose_elements, int lanes, const Moments& into, const Moments& from);
+  void (*em_finish)(const EmFinish& finish);
+  void (*em_fold)(int pose_elements, int parents, int lanes, const Moments& from, const Moments& to);
+  void (*em_spread)(int rows, int parents, int lanes, const float* from, float* to);
+  void (*add)(const float* x, float* y, int64_t count);  // y += x, count a multiple of the width
+  // sum and pose are [pose elements][lanes]; query += pose.
+  void (*finish_squash)(const float* sum, const float* bias, int pose_elements, int lanes, float epsilon,
+                        float* pose, float* query);
+  void (*finish_norm)(const float* sum, const float* scale, const float* bias, int pose_elements, int lanes,
+                      float epsilon, float* pose);
+  int linear_rows;       // that linear() computes together
+  void (*linear)(const LinearPass& pass, const float* const* rows, int count, float* out);
+  // Layer normalization over rows of `size`; x and y may be the same.
+  void (*normalize_rows)(const float* x, float* y, int64_t rows, int64_t size, const float* scale, const float* bias,
+                         float epsilon);
+  ConvKernels conv;
+  // For tests of the stated error bounds: y = f(x), count a multiple of the width.
+  void (*exp)(const float* x, float* y, int64_t count);
+  void (*log)(const float* x, float* y, int64_t count);
+  void (*rsqrt)(const float* x, float* y, int64_t count);
+};
+
+}  // namespace capsedge

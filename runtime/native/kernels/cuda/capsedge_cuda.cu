@@ -1,0 +1,95 @@
+#include "capsedge_cuda.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "launch.h"
+#include "plan.h"
+
+namespace {
+
+using namespace capsedge::cuda;
+
+int failed(const char* why, char* error, size_t error_size) {
+  if (!why) return 0;
+  if (error && error_size) std::snprintf(error, error_size, "%s", why);
+  return 1;
+}
+
+struct Squash {
+  int64_t outer;
+  int32_t size;
+  int64_t inner;
+  float epsilon;
+};
+
+template <typename T>
+const char* squash(const Squash& s, const T* x, T* y, void* stream) {
+  int group = 1;
+  while (group < s.size && group < kWarp) group *= 2;
+  const int64_t work = s.inner == 1 ? (s.outer + kThreads / group - 1) / (kThreads / group)
+                                    : (s.outer * s.inner + kThreads - 1) / kThreads;
+  const Grid grid{std::min<int64_t>(work, 32 * std::max(1, multiprocessors_here())), 1, kThreads, 0};
+  const SquashKernels<T> kernels = squash_kernels<T>();
+  return s.inner == 1 ? launch(kernels.rows, grid, stream, x, y, s.outer, s.size, s.epsilon, group)
+                      : launch(kernels.planes, grid, stream, x, y, s.outer, s.size, s.inner, s.epsilon);
+}
+
+}  // namespace
+
+extern "C" int32_t capsedge_cuda_multiprocessors(void) { return multiprocessors_here(); }
+#ifdef CAPSEDGE_EMULATE
+extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate(int32_t multiprocessors) {
+  emulated_multiprocessors = multiprocessors;
+}
+#endif
+
+extern "C" int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer) {
+  if (check_layer(*layer)) return -1;
+  // Addresses are not known here: those that do not fit vectors take the generic kernel.
+  capsedge_cuda_routing generic = *layer;
+  generic.scheme = CAPSEDGE_CUDA_GENERIC;
+  return std::max<int64_t>({1, make_plan(*layer).bytes, make_plan(generic).bytes});
+}
+
+extern "C" int capsedge_cuda_route(const capsedge_cuda_routing* layer, void* workspace, int64_t workspace_bytes,
+                                   void* stream, char* error, size_t error_size) {
+  if (const char* why = check_layer(*layer)) return failed(why, error, error_size);
+  if (layer->images == 0) return 0;
+  Plan plan = make_plan(*layer);
+  if (plan.bytes > workspace_bytes || (plan.bytes && !aligned(workspace, 16)))
+    return failed("the workspace is too small or not aligned", error, error_size);
+  place(plan, workspace);
+  return failed(run_layer(plan, stream), error, error_size);
+}
+
+extern "C" int capsedge_cuda_squash(const void* x, void* y, int64_t outer, int32_t size, int64_t inner, float epsilon,
+                                    int32_t type, void* stream, char* error, size_t error_size) {
+  if (outer < 0 || size < 1 || inner < 1) return failed("a dimension is below 1", error, error_size);
+  if (!(epsilon > 0)) return failed("epsilon is not positive", error, error_size);
+  if (type != CAPSEDGE_CUDA_FLOAT && type != CAPSEDGE_CUDA_FLOAT16)
+    return failed("inputs are float or float16", error, error_size);
+  if (outer == 0) return 0;
+  const Squash s{outer, size, inner, epsilon};
+  const char* why = type == CAPSEDGE_CUDA_FLOAT
+                        ? squash(s, static_cast<const float*>(x), static_cast<float*>(y), stream)
+                        : squash(s, static_cast<const Half*>(x), static_cast<Half*>(y), stream);
+  return failed(why, error, error_size);
+}
+
+extern "C" const char* capsedge_cuda_describe(const capsedge_cuda_routing* layer) {
+  static thread_local char text[200];
+  if (const char* why = check_layer(*layer)) {
+    std::snprintf(text, sizeof text, "%s", why);
+    return text;
+  }
+  const Plan plan = make_plan(*layer);
+  const char* names[] = {"generic", "4x4", "2x2", "1x16", "1x8"};
+  const char* scheme = plan.together                           ? "tiled"
+                       : plan.whole && plan.layer.splits > 1 ? "a cluster"
+                       : plan.whole                          ? "one kernel"
+                                                             : "a kernel per pass";
+  std::snprintf(text, sizeof text, "%s, %s, %d threads, %d parts of %d children", names[static_cast<int>(plan.shape)],
+                scheme, plan.threads, plan.layer.splits, plan.layer.part);
+  return text;
+}

@@ -1,0 +1,208 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <climits>
+
+namespace capsedge {
+namespace cuda {
+
+bool aligned(const void* address, int64_t to) { return reinterpret_cast<uintptr_t>(address) % to == 0; }
+
+Grid whole_grid(const Plan& plan) {
+  const Layer& l = plan.layer;
+  return {l.units, l.splits, plan.threads, 2 * l.floats * sizeof(float), l.splits};
+}
+
+namespace {
+
+constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
+constexpr int kMaxSplits = 1024;
+constexpr int kMostMultiprocessors = 1024;  // several times those of the largest GPU
+constexpr int kMaxCluster = 8;  // what every GPU with clusters runs
+// Children that a group of lanes of a cluster takes one after another, before more blocks in a kernel per pass are
+// worth more than the kernels saved. Estimated, not measured.
+constexpr int kClusterRounds = 16;
+
+int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+Shape shape_of(const capsedge_cuda_routing& r) {
+  const bool em = r.operation == CAPSEDGE_CUDA_EM;
+  if (r.scheme == CAPSEDGE_CUDA_GENERIC || r.parents > 64) return Shape::kGeneric;
+  if (r.operation != CAPSEDGE_CUDA_DYNAMIC && r.rows == 4 && r.columns == 4) return Shape::k4x4;
+  if (em) return r.rows == 2 && r.columns == 2 && r.parents <= 32 ? Shape::k2x2 : Shape::kGeneric;
+  if (r.rows == 1 && r.columns == 16) return Shape::k1x16;
+  return r.rows == 1 && r.columns == 8 && r.parents <= 32 ? Shape::k1x8 : Shape::kGeneric;
+}
+
+int bytes_of(int32_t type) { return type == CAPSEDGE_CUDA_FLOAT ? 4 : type == CAPSEDGE_CUDA_FLOAT16 ? 2 : 1; }
+
+// Reads of four elements need addresses that are multiples of their size.
+bool vectors_fit(const capsedge_cuda_routing& r) {
+  return aligned(r.pose, 4 * bytes_of(r.type)) && aligned(r.weight, 4 * bytes_of(r.weight_type));
+}
+
+// Shares the children out and counts the workspace.
+void set_parts(Plan& plan, int64_t splits) {
+  Layer& l = plan.layer;
+  l.part = static_cast<int32_t>((l.children + splits - 1) / splits);
+  l.splits = (l.children + l.part - 1) / l.part;
+  if (plan.whole) return;
+  const bool generic = plan.shape == Shape::kGeneric;
+  const int64_t state = round_up(l.units * l.floats, 64), partial = round_up(l.units * l.splits * l.floats, 64);
+  plan.bytes = static_cast<int64_t>(sizeof(float)) *
+               (state + partial + (generic ? l.units * l.splits * kTile * l.parents : 0));
+}
+
+// Units per group: as many as the registers hold.
+int units_of_group(const Layer& l) { return l.operation == CAPSEDGE_CUDA_EM ? 1 : 2; }
+
+// Whether several units share the weights in shared memory: where there are enough units and the tile holds a child.
+void plan_tiles(Plan& plan, int32_t scheme) {
+  Layer& l = plan.layer;
+  const bool shapes = plan.shape == Shape::k4x4 || plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
+  // Parents' weights lie four floats further apart than they are long: in different banks.
+  const int64_t stride = static_cast<int64_t>(l.inner) * l.columns + 4, child = l.parents * stride;
+  if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return;
+  const int together = kThreads / l.group * units_of_group(l);
+  const bool chooses = scheme == CAPSEDGE_CUDA_AUTO || scheme == CAPSEDGE_CUDA_PORTABLE;
+  if (scheme != CAPSEDGE_CUDA_TILED && (!chooses || l.units < together)) return;
+  plan.together = together;
+  plan.threads = kThreads;
+  l.tile = static_cast<int32_t>(std::min<int64_t>(kTileChildren, kTileFloats / child));
+  l.stride = static_cast<int32_t>(stride);
+}
+
+// All passes of a unit in one kernel, by a cluster that takes up to `splits` parts, where the GPU has them and the
+// children are not so many that more blocks are worth more. The workspace stays that of the scheme without.
+void plan_cluster(Plan& plan, int32_t scheme, int64_t splits) {
+  const Layer& l = plan.layer;
+  const int64_t most = static_cast<int64_t>(kMaxCluster) * kClusterRounds * (plan.threads / l.group);
+  const bool few = scheme == CAPSEDGE_CUDA_AUTO && splits > 1 && l.children <= most;
+  if (!l.units || (scheme != CAPSEDGE_CUDA_CLUSTER && !few)) return;
+  Plan cluster = plan;
+  cluster.whole = true;
+  cluster.layer.splits = 2;
+  while (cluster.layer.splits < kMaxCluster && 2 * cluster.layer.splits <= splits) cluster.layer.splits *= 2;
+  cluster.layer.part = (l.children + cluster.layer.splits - 1) / cluster.layer.splits;
+  if (clusters_run(plan.kernels.whole, whole_grid(cluster))) plan = cluster;
+}
+
+// The interface's layer with all that its shapes say.
+Layer sized_layer(const capsedge_cuda_routing& r) {
+  Layer l{};
+  static_cast<capsedge_cuda_routing&>(l) = r;
+  l.pose_size = r.rows * r.inner;
+  l.pose_elements = r.rows * r.columns;
+  l.positions = r.grid_height * r.grid_width;
+  l.children = (r.shared ? r.height * r.width : r.kernel_height * r.kernel_width) * r.types;
+  const int size = r.parents * l.pose_elements;
+  l.floats = r.operation == CAPSEDGE_CUDA_EM ? 2 * size + r.parents : size;
+  l.units = static_cast<int64_t>(r.images) * l.positions;
+  l.group = 1;
+  while (l.group < r.parents && l.group < kWarp) l.group *= 2;
+  return l;
+}
+
+// Threads of a block that takes one unit: no more groups of lanes than children.
+int threads_of(const Layer& l, bool generic) {
+  if (generic) return kThreads;
+  int groups = kThreads / l.group;
+  while (groups > 1 && groups / 2 * l.group >= kWarp && groups / 2 >= l.children) groups /= 2;
+  return std::max(kWarp, groups * l.group);
+}
+
+// Parts of the children where a block takes several units.
+int64_t tiled_splits(const Plan& plan, int processors) {
+  const Layer& l = plan.layer;
+  const int64_t blocks = (l.units + plan.together - 1) / plan.together;
+  const int64_t splits = std::min<int64_t>((2 * processors + blocks - 1) / std::max<int64_t>(blocks, 1),
+                                           (l.children + 2 * l.tile - 1) / (2 * l.tile));
+  return std::max<int64_t>(1, std::min<int64_t>(splits, kMaxSplits));
+}
+
+// Parts of the children where a block takes one unit. Few units leave most of a GPU idle: their children are shared out.
+int64_t splits_of(const Plan& plan, int32_t scheme, int processors) {
+  const Layer& l = plan.layer;
+  if (scheme == CAPSEDGE_CUDA_SPLIT) return std::min(3, l.children);
+  if (scheme == CAPSEDGE_CUDA_CLUSTER) return std::min(kMaxCluster, l.children);
+  if (!l.units || l.units >= processors) return 1;
+  // The fewest children that are worth a block.
+  const int64_t least = plan.shape == Shape::kGeneric ? kTile : 4 * (plan.threads / l.group);
+  const int64_t splits =
+      std::min<int64_t>((2 * processors + l.units - 1) / l.units, (l.children + least - 1) / least);
+  return std::min<int64_t>(splits, kMaxSplits);
+}
+
+}  // namespace
+
+const char* check_layer(const capsedge_cuda_routing& r) {
+  const bool em = r.operation == CAPSEDGE_CUDA_EM;
+  if (r.operation < CAPSEDGE_CUDA_DYNAMIC || r.operation > CAPSEDGE_CUDA_ATTENTION) return "unknown operation";
+  if (r.type != CAPSEDGE_CUDA_FLOAT && r.type != CAPSEDGE_CUDA_FLOAT16) return "inputs are float or float16";
+  if (r.weight_type != r.type && r.weight_type != CAPSEDGE_CUDA_INT8)
+    return "the weight has the type of the other inputs, or int8";
+  if ((r.weight_type == CAPSEDGE_CUDA_INT8) != (r.weight_scale != nullptr) && r.pose)
+    return "an int8 weight has a scale, and no other has";
+  if (r.images < 0 || r.height < 1 || r.width < 1 || r.types < 1 || r.parents < 1 || r.rows < 1 || r.inner < 1 ||
+      r.columns < 1 || r.grid_height < 1 || r.grid_width < 1 || r.kernel_height < 1 || r.kernel_width < 1 ||
+      r.stride_rows < 1 || r.stride_columns < 1)
+    return "a dimension is below 1";
+  if (r.iterations < 1 || r.iterations > CAPSEDGE_CUDA_MAX_ITERATIONS) return "iterations are 1 to 64";
+  if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.iterations != 1) return "attention routing is one pass";
+  if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.parent_images != r.images && r.parent_images != 1)
+    return "the parents' batch is neither 1 nor that of the poses";
+  if (r.operation == CAPSEDGE_CUDA_DYNAMIC && r.rows != 1) return "dynamic routing has vectors, one row";
+  if (r.operation != CAPSEDGE_CUDA_DYNAMIC && r.leaky) return "only dynamic routing can be leaky";
+  if (!em && (r.coordinates || r.shared)) return "coordinates and shared weights belong to EM routing";
+  if (r.coordinates && r.rows < 2) return "coordinates need poses of two rows";
+  if (!(r.epsilon > 0)) return "epsilon is not positive";
+  if (r.shared ? r.grid_height != 1 || r.grid_width != 1 || r.kernel_height != 1 || r.kernel_width != 1
+               : (r.grid_height - 1) * static_cast<int64_t>(r.stride_rows) + r.kernel_height > r.height ||
+                     (r.grid_width - 1) * static_cast<int64_t>(r.stride_columns) + r.kernel_width > r.width)
+    return "the windows do not lie inside the grid";
+  // Kernels count these in 32 bits: with a block's step beyond the last child, and the logits of eight children. A
+  // double holds the product of three 32-bit numbers.
+  const auto product = [](double a, double b, double c) { return a * b * c; };
+  if (product(r.parents, r.rows, r.columns) > INT_MAX / (2 * kTile) ||
+      product(r.inner, std::max(r.rows, r.columns), 1) > INT_MAX ||
+      product(r.height, r.width, r.types) > INT_MAX / 2 ||
+      product(r.kernel_height, r.kernel_width, r.types) > INT_MAX / 2 ||
+      product(r.images, r.grid_height, r.grid_width) > INT_MAX)
+    return "it is too large: at most 2^30 capsules per image, 2^31 positions, 2^27 numbers for the parents of an image";
+  return nullptr;
+}
+
+Plan make_plan(const capsedge_cuda_routing& r) {
+  Plan plan{};
+  Layer& l = plan.layer;
+  l = sized_layer(r);
+  plan.shape = vectors_fit(r) ? shape_of(r) : Shape::kGeneric;
+  plan.q = (r.parents + kWarp - 1) / kWarp;
+  const bool generic = plan.shape == Shape::kGeneric;
+  plan.threads = threads_of(l, generic);
+
+  int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
+  if (processors < 1) processors = kMostMultiprocessors;  // a GPU that is not here: scratch for any
+  plan_tiles(plan, r.scheme);
+  plan.kernels = kernels_of(l, plan.shape, plan.q, plan.together > 0);
+  if (plan.together) {
+    set_parts(plan, tiled_splits(plan, processors));
+    return plan;
+  }
+  const int64_t splits = splits_of(plan, r.scheme, processors);
+  const bool fits = !generic && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
+  plan.whole = fits && splits == 1;
+  set_parts(plan, splits);
+  if (fits) plan_cluster(plan, r.scheme, splits);
+  return plan;
+}
+
+void place(Plan& plan, void* workspace) {
+  Layer& l = plan.layer;
+  l.state = static_cast<float*>(workspace);
+  l.partial = l.state + round_up(l.units * l.floats, 64);
+  l.scratch = l.partial + round_up(l.units * l.splits * l.floats, 64);
+}
+
+}  // namespace cuda
+}  // namespace capsedge

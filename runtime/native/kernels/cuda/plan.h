@@ -1,0 +1,36 @@
+// How a layer runs: which kernels, in how many blocks, over which memory.
+#pragma once
+
+#include "kernels.h"
+#include "launch.h"
+
+namespace capsedge {
+namespace cuda {
+
+struct Plan {
+  Layer layer;
+  Shape shape;
+  Kernels kernels;
+  int q;           // parents per lane
+  bool whole;      // one kernel for all iterations; with several parts, by clusters
+  int together;    // tiled: units per block; else 0
+  int threads;
+  int64_t bytes;   // of workspace
+};
+
+// Null, or what is wrong with the layer.
+const char* check_layer(const capsedge_cuda_routing& layer);
+
+// The layer has passed check_layer.
+Plan make_plan(const capsedge_cuda_routing& layer);
+
+// Gives the layer its parts of the workspace.
+void place(Plan& plan, void* workspace);
+
+// Of the kernel for all iterations.
+Grid whole_grid(const Plan& plan);
+
+bool aligned(const void* address, int64_t to);
+
+}  // namespace cuda
+}  // namespace capsedge

@@ -1,0 +1,82 @@
+// Classify images in C++, with the same output as `capsedge infer`:
+//   classify [--top K] [--threshold T] [--invert] MODEL IMAGE.png...
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "capsedge.hpp"
+#include "png.h"
+
+namespace {
+
+using Row = std::vector<std::string>;
+
+// Aligned columns with two spaces between them and none at the end of a line.
+void print_table(const std::string& title, const std::vector<Row>& rows) {
+  std::vector<size_t> widths(rows[0].size());
+  for (const Row& row : rows)
+    for (size_t k = 0; k < row.size(); ++k) widths[k] = std::max(widths[k], row[k].size());
+  std::printf("%s\n", title.c_str());
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t k = 0; k < row.size(); ++k) line += "  " + row[k] + std::string(widths[k] - row[k].size(), ' ');
+    line.erase(line.find_last_not_of(' ') + 1);
+    std::printf("%s\n", line.c_str());
+  }
+  std::printf("\n");
+}
+
+int complain(const capsedge::Error& error) {
+  std::fprintf(stderr, "error: %s\n", error.message.c_str());
+  return error.code;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  capsedge::PredictOptions options;
+  int at = 1;
+  for (; at < count && words[at][0] == '-'; ++at) {
+    const std::string word = words[at];
+    if (word == "--top" && at + 1 < count) options.top(std::atoi(words[++at]));
+    else if (word == "--threshold" && at + 1 < count) options.at_least(std::atof(words[++at]));
+    else if (word == "--invert") options.dark_ink();
+    else break;
+  }
+  if (count - at < 2 || words[at][0] == '-') {
+    std::fprintf(stderr, "usage: classify [--top K] [--threshold T] [--invert] MODEL IMAGE.png...\n");
+    return CAPSEDGE_USAGE;
+  }
+  const std::string model = words[at++];
+  auto session = capsedge::Session::open(model);
+  if (!session) return complain(session.error());
+  auto about = session->describe();
+  if (!about) return complain(about.error());
+  if (about->score_kind == nullptr) return std::fprintf(stderr, "error: %s cannot predict\n", model.c_str()), CAPSEDGE_ARTEFACT;
+
+  std::vector<Row> rows{{"image", "class", about->score_kind}};
+  int code = 0;
+  for (; at < count; ++at) {
+    png_image png;
+    if (const char* const error = png_read(words[at], &png)) {
+      std::fprintf(stderr, "error: %s: %s\n", words[at], error);
+      code = CAPSEDGE_USAGE;
+      continue;
+    }
+    const std::unique_ptr<unsigned char, void (*)(void*)> pixels(png.pixels, std::free);
+    const auto prediction = session->predict(capsedge::image(png.pixels, png.height, png.width, png.channels), options);
+    if (!prediction) return complain(prediction.error());
+    const capsedge::Answer answer = (*prediction)[0];
+    if (answer.labels.empty()) rows.push_back({words[at], "-", ""});
+    for (const capsedge_label& label : answer.labels) {
+      char score[32];
+      std::snprintf(score, sizeof score, "%.4f", label.score);
+      rows.push_back({&label == answer.labels.begin() ? words[at] : "", label.name, score});
+    }
+  }
+  if (rows.size() > 1) print_table(model.substr(model.rfind('/') + 1) + ", " + about->ops + " operators", rows);
+  return code;
+}

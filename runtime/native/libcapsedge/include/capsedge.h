@@ -1,0 +1,317 @@
+/* capsedge: runs exported capsule networks in C, C++ and any language that can call C. docs/libcapsedge.md has the
+ * guide and an example of every function.
+ *
+ * Statuses. Every function that can fail returns NULL for success, or a status that the caller releases with
+ * capsedge_status_release. The library never ends the process, never prints, and lets no exception out.
+ *
+ * Ownership. The library copies what it is given; nothing the caller passes has to outlive the call. Strings and
+ * arrays that it hands out belong to the session (or the prediction) and are valid until that is closed (or predicted
+ * into again). The caller frees statuses, sessions and predictions with their own functions, and nothing else.
+ *
+ * Threads. A session may be used from any number of threads at once, and closed while others use it: they finish, and
+ * what comes after gets a status. A prediction belongs to one thread at a time; give every thread its own. Handles are
+ * checked: a closed one, or one of the wrong kind, gives CAPSEDGE_USAGE.
+ *
+ * Growth. Structures with a first member `size` may grow at their end; set it to sizeof the structure, which the
+ * *_INIT macros do. Zero in every other member means the default. */
+#ifndef CAPSEDGE_H_
+#define CAPSEDGE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define CAPSEDGE_API __attribute__((visibility("default")))
+#define CAPSEDGE_CHECKED __attribute__((warn_unused_result))
+#else
+#define CAPSEDGE_API
+#define CAPSEDGE_CHECKED
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CAPSEDGE_VERSION "0.1.0"
+
+/* ---- Statuses ---- */
+
+typedef struct capsedge_status capsedge_status;
+
+/* The numbers are the exit codes of the command line (docs/cli.md). */
+typedef enum capsedge_code {
+  CAPSEDGE_OK = 0,
+  CAPSEDGE_INTERNAL = 1,    /* a bug in capsedge */
+  CAPSEDGE_USAGE = 2,       /* the call is wrong, or the file is not there */
+  CAPSEDGE_ENVIRONMENT = 3, /* ONNX Runtime or TensorRT is missing or too old, memory is short */
+  CAPSEDGE_UNSUPPORTED = 5, /* the model is whole, but this library cannot run it */
+  CAPSEDGE_ARTEFACT = 6     /* the model file is damaged, foreign, for another machine, or computes no numbers */
+} capsedge_code;
+
+/* CAPSEDGE_OK for NULL. */
+CAPSEDGE_API capsedge_code capsedge_status_code(const capsedge_status* status);
+
+/* What failed, why, and what mends it, a line each; "" for NULL. Belongs to the status. */
+CAPSEDGE_API const char* capsedge_status_message(const capsedge_status* status);
+
+CAPSEDGE_API void capsedge_status_release(capsedge_status* status);
+
+/* Version of the library, such as "0.1.0". */
+CAPSEDGE_API const char* capsedge_version(void);
+
+/* ---- Sessions ---- */
+
+typedef struct capsedge_session capsedge_session;
+
+/* What runs the nodes of capsedge's own operators. */
+typedef enum capsedge_ops {
+  CAPSEDGE_OPS_AUTO = 0,  /* the fused kernels in this library, where the model has such nodes */
+  CAPSEDGE_OPS_FUSED = 1, /* the same; an error where the model has none */
+  CAPSEDGE_OPS_PORTABLE = 2 /* the function bodies in the file */
+} capsedge_ops;
+
+typedef struct capsedge_open_options {
+  size_t size;
+  int32_t threads; /* of one inference; 0: one a core that the process may use */
+  int32_t ops;     /* capsedge_ops */
+  /* ONNX Runtime's library, or the folder it is in. NULL: what the environment variable CAPSEDGE_ONNXRUNTIME names,
+   * else the Python package's beside this library, else libonnxruntime.so of the system. The first session of a process
+   * decides for all. */
+  const char* onnxruntime;
+  /* Names of the outputs to compute; NULL: all of them. Others are cut off the graph before it is loaded, with all that
+   * only they need. A program that only predicts names "lengths" (or "logits") and "poses", and saves the decoder. An
+   * engine computes all that it was built with; the others are only not shown. */
+  const char* const* outputs;
+  size_t output_count;
+  /* TensorRT's library, or the folder it is in, for engines. NULL: what the environment variable CAPSEDGE_TENSORRT
+   * names, else the system's. */
+  const char* tensorrt;
+  int32_t device; /* of an engine: number of the GPU. ONNX files run on the CPU, and take 0 only */
+  size_t contexts; /* of an engine: calls that run at the same time, each with memory of its own on the GPU; further ones
+                    * wait. 0: 4 */
+} capsedge_open_options;
+#define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0}
+
+/* Load a model file: ONNX, or, where this library was built with TensorRT, an engine of `capsedge build`, whose name
+ * ends in ".engine" and whose passport lies beside it. `options` may be NULL. The session is closed with
+ * capsedge_close. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open(const char* path, const capsedge_open_options* options,
+                                                             capsedge_session** session);
+
+/* The same from memory, for ONNX; it is free again when the call returns. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open_bytes(const void* data, size_t bytes,
+                                                                   const capsedge_open_options* options,
+                                                                   capsedge_session** session);
+
+/* Calls that other threads are in finish; the memory goes with the last of them. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_close(capsedge_session* session);
+
+/* What is known of a loaded model. Strings belong to the session; those of the metadata are NULL in a file of
+ * another tool, which can run but not predict. */
+typedef struct capsedge_description {
+  size_t size;
+  const char* backend;         /* "onnxruntime" or "tensorrt" */
+  const char* backend_version; /* "1.31.1" */
+  const char* ops;             /* "fused" or "portable" */
+  size_t input_count;
+  size_t output_count;
+  int64_t batch; /* images that the file is fixed to; -1: any number */
+  const char* architecture;
+  const char* routing;
+  const char* task; /* "single-label" or "multi-label" */
+  const char* precision;
+  int32_t iterations;
+  int32_t class_count;    /* 0 where the file does not say */
+  const char* score_kind; /* "length" or "probability"; NULL: the model cannot predict */
+  int64_t smallest_batch; /* of one run */
+  int64_t largest_batch;  /* of one run; 0: any */
+  const char* plain_because; /* why an engine's runs are no CUDA graphs; NULL while they are, and on the CPU */
+} capsedge_description;
+#define CAPSEDGE_DESCRIPTION_INIT \
+  {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL}
+
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_session* session,
+                                                                 capsedge_description* description);
+
+/* Name of a class; its number where the file names none. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_class_name(capsedge_session* session, int32_t index,
+                                                                   const char** name);
+
+/* A metadata property of the file, such as "capsedge.parity", as it stands there (capsedge's own are JSON); NULL where
+ * there is none of this name. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_property(capsedge_session* session, const char* key,
+                                                                 const char** value);
+
+/* ---- Tensors ---- */
+
+enum { CAPSEDGE_MAX_RANK = 8, CAPSEDGE_MAX_TENSORS = 64 };
+
+/* Element types, with the numbers of ONNX. */
+typedef enum capsedge_type {
+  CAPSEDGE_OTHER = 0, /* a type that this library does not run: strings, sequences, ... */
+  CAPSEDGE_FLOAT32 = 1,
+  CAPSEDGE_UINT8 = 2,
+  CAPSEDGE_INT8 = 3,
+  CAPSEDGE_UINT16 = 4,
+  CAPSEDGE_INT16 = 5,
+  CAPSEDGE_INT32 = 6,
+  CAPSEDGE_INT64 = 7,
+  CAPSEDGE_BOOL = 9,
+  CAPSEDGE_FLOAT16 = 10,
+  CAPSEDGE_FLOAT64 = 11,
+  CAPSEDGE_UINT32 = 12,
+  CAPSEDGE_UINT64 = 13
+} capsedge_type;
+
+/* An input or output of a model. */
+typedef struct capsedge_port {
+  size_t size;
+  const char* name; /* belongs to the session */
+  int32_t type;
+  int32_t rank;
+  int64_t shape[CAPSEDGE_MAX_RANK]; /* -1: free */
+} capsedge_port;
+#define CAPSEDGE_PORT_INIT {sizeof(capsedge_port), NULL, 0, 0, {0}}
+
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_input(capsedge_session* session, size_t index,
+                                                              capsedge_port* port);
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_output(capsedge_session* session, size_t index,
+                                                               capsedge_port* port);
+
+/* Contiguous values in memory of the caller. */
+typedef struct capsedge_tensor {
+  const char* name; /* NULL: the input or output of the same place in the model */
+  void* data;
+  size_t bytes; /* of the values; for an output the room on entry, and what was written on return */
+  int32_t type; /* of an output: set on return */
+  int32_t rank; /* of an output: set on return */
+  int64_t shape[CAPSEDGE_MAX_RANK];
+} capsedge_tensor;
+
+/* Run the model on all its inputs and write the outputs that are listed into the caller's memory. Types, shapes and
+ * room are checked; float inputs must be finite. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* session, const capsedge_tensor* inputs,
+                                                            size_t input_count, capsedge_tensor* outputs,
+                                                            size_t output_count);
+
+/* The same for an engine, on memory of its GPU: in the order of `stream` (a cudaStream_t; NULL: the legacy default stream),
+ * without waiting for it. Inputs and outputs stay alive and unchanged until the stream has come past the run. Types, shapes
+ * and room are checked as above, values are not. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run_on_stream(capsedge_session* session,
+                                                                      const capsedge_tensor* inputs, size_t input_count,
+                                                                      capsedge_tensor* outputs, size_t output_count,
+                                                                      void* stream);
+
+/* Run `runs` times on zeros (`batch` of them where the batch is free), so that the first real call finds memory and
+ * threads ready. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_warm_up(capsedge_session* session, int64_t batch, int32_t runs);
+
+/* ---- Images ---- */
+
+/* Pixels of the caller: rows of `width` pixels of `channels` values. Grey 1, grey and alpha 2, RGB 3, RGB and alpha 4;
+ * a model for another number of channels takes just that. */
+typedef struct capsedge_image {
+  const void* pixels;
+  int32_t type; /* CAPSEDGE_UINT8, CAPSEDGE_UINT16, CAPSEDGE_BOOL (0 or 1), or CAPSEDGE_FLOAT32 from 0 to 1 */
+  int32_t height;
+  int32_t width;
+  int32_t channels;
+  int64_t stride; /* bytes from a row to the next, negative for an image stored from below; 0: no gaps */
+} capsedge_image;
+
+/* How pixels become an input: docs/runtime.md, "Images". */
+typedef struct capsedge_preprocessing {
+  size_t size;
+  int32_t height;
+  int32_t width;
+  int32_t channels;
+  double scale;
+  const double* mean; /* one value, or one a channel */
+  const double* std;
+  size_t mean_count;
+  size_t std_count;
+  const char* resize; /* "stretch", "pad", "crop" or "center" */
+} capsedge_preprocessing;
+#define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL}
+
+/* What the model's file says. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedge_session* session,
+                                                                         capsedge_preprocessing* preprocessing);
+
+/* One image as [channels, height, width] floats; `count` is how many there is room for. The same bits as Python's.
+ * `invert`: dark ink on a light ground. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing,
+                                                                const capsedge_image* image, int32_t invert,
+                                                                float* values, size_t count);
+
+/* ---- Predictions ---- */
+
+/* Labels, scores and poses of a batch of images, and the memory to compute them in, which is used again. */
+typedef struct capsedge_prediction capsedge_prediction;
+
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_create(capsedge_prediction** prediction);
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_close(capsedge_prediction* prediction);
+
+typedef struct capsedge_predict_options {
+  size_t size;
+  int32_t top_k;         /* at most so many labels; 0: no limit */
+  int32_t use_threshold; /* only labels with a score of at least `threshold`, which is from 0 to 1 */
+  double threshold;
+  int32_t invert; /* dark ink on a light ground */
+} capsedge_predict_options;
+#define CAPSEDGE_PREDICT_OPTIONS_INIT {sizeof(capsedge_predict_options), 0, 0, 0, 0}
+
+/* Classify images of any sizes. Without top_k and without a threshold: the best label of a model for one, those with
+ * a score of at least 0.5 of a model for several. `options` may be NULL. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_predict(capsedge_session* session, const capsedge_image* images,
+                                                                size_t count, const capsedge_predict_options* options,
+                                                                capsedge_prediction* prediction);
+
+typedef struct capsedge_label {
+  const char* name;  /* belongs to the prediction */
+  const float* pose; /* [pose_size], belongs to the prediction */
+  double score;
+  int32_t index;
+} capsedge_label;
+
+/* What the model says of one image. Everything belongs to the prediction. */
+typedef struct capsedge_result {
+  size_t size;
+  const capsedge_label* labels; /* best first; equal scores in the order of their classes */
+  size_t label_count;
+  const double* scores; /* [class_count] */
+  const float* poses;   /* [class_count, pose_size] */
+  int32_t class_count;
+  int32_t pose_size;
+  const char* score_kind; /* "length" of the class's capsule, or "probability" */
+} capsedge_result;
+#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL}
+
+/* How many images the prediction holds. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_count(capsedge_prediction* prediction,
+                                                                         size_t* count);
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_result(capsedge_prediction* prediction, size_t image,
+                                                                          capsedge_result* result);
+
+/* ---- Counters ---- */
+
+/* What a session has done since it was opened. Times are nanoseconds. */
+typedef struct capsedge_counters {
+  size_t size;
+  uint64_t runs;    /* of the model, warm-up included */
+  uint64_t images;  /* rows of all batches, filling included */
+  uint64_t failed;  /* calls of capsedge_run and capsedge_predict that ended in a status */
+  uint64_t prepare_ns; /* from pixels to inputs, all images together */
+  uint64_t run_ns;     /* in the backend, all runs together; copies to and from a GPU included */
+  uint64_t longest_run_ns;
+} capsedge_counters;
+#define CAPSEDGE_COUNTERS_INIT {sizeof(capsedge_counters), 0, 0, 0, 0, 0, 0}
+
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_read_counters(capsedge_session* session,
+                                                                      capsedge_counters* counters);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

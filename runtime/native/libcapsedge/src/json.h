@@ -1,0 +1,53 @@
+// A strict reader of JSON (RFC 8259) for the metadata of a model: text in, a tree out, nothing written. Our own,
+// because the library is built with nothing but a compiler; hence small, and with limits, since files are untrusted.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "limits.h"
+
+namespace capsedge::libcapsedge {
+
+struct JsonError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct Json {
+  enum Kind { kNull, kBool, kInteger, kNumber, kString, kArray, kObject };
+
+  Kind kind = kNull;
+  bool truth = false;
+  int64_t integer = 0;  // of kInteger: written without fraction and exponent, and within 64 bits
+  double number = 0;    // of kInteger and kNumber, correctly rounded
+  std::string text;
+  std::vector<Json> items;
+  std::vector<std::pair<std::string, Json>> members;  // in the order of the text
+
+  // The member of this name; null if there is none.
+  const Json* find(std::string_view name) const;
+  // Throws JsonError where an object lacks this member, or has another kind of it.
+  const Json& member(const char* name, Kind wanted) const;
+  // Throws JsonError where an object has others than these.
+  void only(std::initializer_list<const char*> names) const;
+
+  // Throw JsonError where the value is something else.
+  void check(Kind wanted) const;
+  const std::string& string() const;
+  int64_t whole() const;
+  double real() const;
+  const std::vector<Json>& array() const;
+};
+
+// NaN, infinities and numbers beyond doubles, which JSON does not know and Python writes: refused, or read as null.
+enum class Nan { kRefuse, kNull };
+
+// Throws JsonError for text that is no JSON, is beyond the limits of limits.h, or names a key of an object twice.
+Json parse_json(std::string_view text, Nan nan = Nan::kRefuse);
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,37 @@
+// Libraries that are opened at run time: where they may be, and words for where they are not.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace capsedge::libcapsedge {
+
+struct LibraryPlaces {
+  const char* title;     // "ONNX Runtime"
+  const char* file;      // "libonnxruntime.so": a folder's library is this, or this with a version behind it
+  const char* variable;  // the environment variable that names the library or its folder
+  const char* option;    // the member of capsedge_open_options that does; null: none
+  std::vector<std::string> folders;  // relative to the folder that this library is in
+  std::vector<std::string> names;    // for the system's loader
+  const char* install;               // what mends it
+};
+
+// The library that the caller named, else the one that the environment does (what is given and does not open is the
+// error), else the first of the places that opens. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
+// `refuses` says why one that opens is none for this machine, or nothing; the search goes on then.
+void* open_library(const LibraryPlaces& places, const std::string& named, std::string (*refuses)(void*) = nullptr);
+
+// The file that the name stands for: the library in a folder, a path, or what is open under a bare name; links resolved.
+// Empty: none.
+std::string library_file(const std::string& named, const char* file);
+
+// The file that a function of an open library is in, links resolved; empty where the loader does not say.
+std::string file_of(const void* function);
+
+// The folder that this library is in.
+std::string own_folder();
+
+// An environment variable that names a library; null where it is not set, or the process has more rights than its caller.
+const char* trusted_variable(const char* name);
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,131 @@
+#include "metadata.h"
+
+#include "failure.h"
+#include "json.h"
+
+namespace capsedge::libcapsedge {
+
+namespace {
+
+constexpr int64_t kSchema = 1;
+constexpr std::string_view kPrefix = "capsedge.";
+
+using Values = std::map<std::string, Json>;
+
+// What a file says of itself: the name, its kind, and whether it may be missing. Python has them as fields of ModelMetadata.
+struct Entry {
+  const char* name;
+  Json::Kind kind;
+  bool optional;
+};
+constexpr Entry kEntries[] = {
+    {"schema", Json::kInteger, false},     {"architecture", Json::kString, false}, {"configuration", Json::kObject, false},
+    {"routing", Json::kString, false},     {"iterations", Json::kInteger, false},  {"class_names", Json::kArray, false},
+    {"preprocessing", Json::kObject, false}, {"task", Json::kString, true},        {"precision", Json::kString, true},
+    {"calibration", Json::kObject, true},  {"checkpoint_sha256", Json::kString, true}, {"parity", Json::kObject, true}};
+
+const Entry* entry_of(std::string_view name) {
+  for (const Entry& entry : kEntries)
+    if (name == entry.name) return &entry;
+  return nullptr;
+}
+
+// The values of the file's properties, each of its kind.
+Values values_of(const std::map<std::string, std::string>& properties) {
+  Values values;
+  size_t bytes = 0;
+  for (const auto& [key, text] : properties) {
+    if (std::string_view(key).substr(0, kPrefix.size()) != kPrefix) continue;
+    bytes += text.size();
+    if (bytes > kMetadataBytes) throw JsonError("it has over " + std::to_string(kMetadataBytes >> 20) + " MiB");
+    const std::string name = key.substr(kPrefix.size());
+    const Entry* const entry = entry_of(name);
+    if (entry == nullptr) throw JsonError("it has '" + name.substr(0, 80) + "', which this version does not know");
+    Json value;
+    try {
+      value = parse_json(text, Nan::kNull);
+      const bool none = value.kind == Json::kNull && name == "preprocessing";  // a model of the user's own may have none
+      if (!none) value.check(entry->kind);
+    } catch (const JsonError& error) {
+      throw JsonError("'" + name + "': " + error.what());
+    }
+    // The workstation's part is large, and nothing here needs it.
+    if (entry->kind == Json::kObject && name != "preprocessing") value = Json();
+    values.emplace(name, std::move(value));
+  }
+  if (values.empty()) return values;
+  for (const Entry& entry : kEntries)
+    if (!entry.optional && values.count(entry.name) == 0) throw JsonError(std::string("'") + entry.name + "' is missing");
+  return values;
+}
+
+std::vector<double> reals(const Json& list) {
+  std::vector<double> values;
+  for (const Json& item : list.array()) values.push_back(item.real());
+  return values;
+}
+
+int32_t side(const Json& value) {
+  const int64_t whole = value.whole();
+  if (whole < 1 || whole > kMostSide) throw JsonError("an input size is " + std::to_string(whole));
+  return static_cast<int32_t>(whole);
+}
+
+Preprocessing preprocessing_of(const Json& json) {
+  Preprocessing p;
+  p.scale = 1.0 / 255.0;
+  p.mean = {0.0};
+  p.std = {1.0};
+  bool sides[3] = {};
+  // What is not known here would change the numbers, so it is refused.
+  for (const auto& [name, value] : json.members) {
+    if (name == "height") p.height = side(value), sides[0] = true;
+    else if (name == "width") p.width = side(value), sides[1] = true;
+    else if (name == "channels") p.channels = static_cast<int32_t>(std::min<int64_t>(value.whole(), kMostInput + 1)), sides[2] = true;
+    else if (name == "scale") p.scale = value.real();
+    else if (name == "mean") p.mean = reals(value);
+    else if (name == "std") p.std = reals(value);
+    else if (name == "resize") p.resize = resize_rule(value.string());
+    else throw JsonError("'preprocessing' has '" + name + "', which this version does not know");
+  }
+  if (!sides[0] || !sides[1] || !sides[2]) throw JsonError("'preprocessing' has no size");
+  const std::string wrong = p.wrong();
+  if (!wrong.empty()) throw JsonError(wrong);
+  return p;
+}
+
+}  // namespace
+
+std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties) {
+  Metadata m;
+  try {
+    const Values values = values_of(properties);
+    if (values.empty()) return std::nullopt;
+    const auto text = [&](const char* name, const char* otherwise) {
+      const auto found = values.find(name);
+      return found == values.end() ? std::string(otherwise) : found->second.text;
+    };
+    const int64_t schema = values.at("schema").integer, iterations = values.at("iterations").integer;
+    if (schema != kSchema)
+      throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata has another schema.",
+                    "It has " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(kSchema) + ".",
+                    "Export the model again, or install the capsedge that made it.");
+    if (iterations < INT32_MIN || iterations > INT32_MAX) throw JsonError("'iterations' is " + std::to_string(iterations));
+    m.architecture = text("architecture", "");
+    m.routing = text("routing", "");
+    m.iterations = static_cast<int32_t>(iterations);
+    m.precision = text("precision", "fp32");
+    m.task = text("task", "single-label");
+    if (m.task != "single-label" && m.task != "multi-label") throw JsonError("task '" + m.task + "'");
+    for (const Json& name : values.at("class_names").items)  // older files name classes by number, too
+      m.class_names.push_back(name.kind == Json::kInteger ? std::to_string(name.integer) : name.string());
+    const Json& preprocessing = values.at("preprocessing");
+    if (preprocessing.kind != Json::kNull) m.preprocessing = preprocessing_of(preprocessing);
+  } catch (const JsonError& error) {
+    throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
+                  "Export the model again with `capsedge export`.");
+  }
+  return m;
+}
+
+}  // namespace capsedge::libcapsedge

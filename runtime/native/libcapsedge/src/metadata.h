@@ -1,0 +1,24 @@
+// What a model says of itself: the capsedge.* properties of its file (runtime/metadata.py).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "preprocessing.h"
+
+namespace capsedge::libcapsedge {
+
+struct Metadata {
+  std::string architecture, routing, task, precision;
+  int32_t iterations = 0;
+  std::vector<std::string> class_names;
+  std::optional<Preprocessing> preprocessing;
+};
+
+// Nothing where the file has no properties of ours. Throws Failure (CAPSEDGE_ARTEFACT) where they are damaged or of a
+// newer schema.
+std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties);
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,92 @@
+#include "open.h"
+
+#include <set>
+
+#include "failure.h"
+#include "families.h"
+#include "files.h"
+#include "onnx_file.h"
+
+namespace capsedge::libcapsedge {
+
+namespace {
+
+constexpr char kEngineSuffix[] = ".engine";
+constexpr int64_t kMostOnnxBytes = 0x7FFFFFFF;  // protobuf reads no larger message
+
+bool is_engine(const std::string& path) {
+  constexpr size_t size = sizeof kEngineSuffix - 1;
+  return path.size() > size && path.compare(path.size() - size, size, kEngineSuffix) == 0;
+}
+
+void check_not_empty(std::string_view model, const std::string& name) {
+  if (model.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, name + " is empty.",
+                  "It has 0 bytes; a download or an export was probably interrupted.",
+                  "Fetch it again, or export it again with `capsedge export`.");
+}
+
+#if CAPSEDGE_WITH_TENSORRT
+constexpr int64_t kMostEngineBytes = int64_t{1} << 36;
+
+std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions& options) {
+  if (options.ops != CAPSEDGE_OPS_AUTO)
+    fail_usage(path + " is a TensorRT engine.", "It runs with the operators that it was built with.",
+               "Open it with CAPSEDGE_OPS_AUTO.");
+  const std::string engine = read_file(path, kMostEngineBytes, "a TensorRT engine");
+  check_not_empty(engine, path);
+  Passport passport = read_passport(path, engine);
+  Model opened;
+  opened.metadata = read_metadata(passport.metadata);
+  opened.fused = passport.plugin == "fused";
+  const OpenEngine how{options.device, options.tensorrt, options.outputs, options.contexts};
+  opened.backend = open_tensorrt(engine, path, passport, how, opened.outputs);
+  opened.properties = std::move(passport.metadata);
+  return std::make_unique<Session>(path, std::move(opened));
+}
+#else
+std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&) {
+  throw Failure(CAPSEDGE_ENVIRONMENT, path + " is a TensorRT engine, and this libcapsedge was built without TensorRT.",
+                "It is built with it where TensorRT's and CUDA's headers are.",
+                "Build it there (docs/libcapsedge.md, \"TensorRT\"), or open the ONNX file that the engine was built from.");
+}
+#endif
+
+}  // namespace
+
+std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& name, const OpenOptions& options) {
+  check_not_empty(model, name);
+  if (options.device != 0)
+    fail_usage("device is " + std::to_string(options.device) + " for " + name + ".", "ONNX files run on the CPU.",
+               "Leave it out, or open a TensorRT engine of `capsedge build`.");
+  OnnxFile file = read_onnx(model, name);
+  check_harmless(file, name);
+  Model opened;
+  opened.metadata = read_metadata(file.metadata);
+  if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
+    fail_usage(name + " has no capsedge nodes that the fused operators could run.",
+               "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
+  opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
+  std::set<std::string> missing;
+  for (const std::string& type : file.missing_functions()) missing.insert(ort::operator_of(type));
+  if (!opened.fused && !missing.empty())
+    throw Failure(CAPSEDGE_ENVIRONMENT, name + " runs only with the fused operators.",
+                  "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",
+                  "Open it with CAPSEDGE_OPS_AUTO, or export it again with `capsedge export --ops auto`.");
+  std::string cut;
+  if (!options.all_outputs) {
+    cut = keep_outputs(model, file, options.outputs, name);
+    model = cut;
+  }
+  opened.backend = open_onnxruntime(model, name, options.threads, file, opened.fused, options.onnxruntime);
+  opened.properties = std::move(file.metadata);
+  for (const auto& [output, span] : file.outputs) opened.outputs.push_back(output);
+  return std::make_unique<Session>(name, std::move(opened));
+}
+
+std::unique_ptr<Session> open_file(const std::string& path, const OpenOptions& options) {
+  if (is_engine(path)) return open_engine(path, options);
+  return open_onnx(read_file(path, kMostOnnxBytes, "an ONNX file"), path, options);
+}
+
+}  // namespace capsedge::libcapsedge

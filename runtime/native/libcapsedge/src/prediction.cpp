@@ -1,0 +1,190 @@
+#include "prediction.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "simd/dispatch.h"
+#include "failure.h"
+#include "limits.h"
+
+namespace capsedge::libcapsedge {
+
+namespace {
+
+constexpr int64_t kChunk = 64;            // images of one run of a model with a free batch; bounds memory
+constexpr double kDefaultThreshold = 0.5;  // between the margins of the margin loss (Sabour et al. 2017, eq. 4)
+
+const Level& plain() { return *levels_here().front(); }
+
+// Scores of one image from logits, by the C library's exp and sums from the first class to the last.
+void probabilities(double* values, size_t count, bool several) {
+  if (several) {
+    for (size_t j = 0; j < count; ++j) {
+      const double small = std::exp(-std::abs(values[j]));
+      values[j] = (values[j] >= 0 ? 1.0 : small) / (1.0 + small);  // the two halves never overflow
+    }
+    return;
+  }
+  const double largest = *std::max_element(values, values + count);
+  double sum = 0;
+  for (size_t j = 0; j < count; ++j) {
+    values[j] = std::exp(values[j] - largest);
+    sum = j == 0 ? values[j] : sum + values[j];
+  }
+  for (size_t j = 0; j < count; ++j) values[j] /= sum;
+}
+
+class Busy {
+ public:
+  explicit Busy(std::atomic<bool>& flag) : flag_(flag) {
+    if (flag_.exchange(true, std::memory_order_acquire))
+      fail_usage("Another thread is using this prediction.", "A prediction belongs to one thread at a time.",
+                 "Give every thread its own.");
+  }
+  ~Busy() { flag_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
+}  // namespace
+
+void Prediction::predict(const Session& session, const capsedge_image* images, size_t count, PredictOptions options) {
+  const Busy busy(busy_);
+  count_ = 0;
+  const Answers& answers = session.answers();
+  if (!answers.possible)
+    throw Failure(CAPSEDGE_ARTEFACT, session.name() + " cannot predict.", answers.why_not, answers.fix);
+  const Preprocessing& preprocessing = session.preprocessing();
+  if (options.top_k < 0) fail_usage("top_k is " + std::to_string(options.top_k) + ".", "Wanted: 1 or more, or 0 for no limit.");
+  if (options.use_threshold && !(options.threshold >= 0 && options.threshold <= 1))
+    fail_usage("threshold is " + std::to_string(options.threshold) + ".", "Scores go from 0 to 1.");
+  if (options.top_k == 0 && !options.use_threshold) {
+    if (answers.several) {
+      options.use_threshold = true;
+      options.threshold = kDefaultThreshold;
+    } else {
+      options.top_k = 1;
+    }
+  }
+  names_ = session.class_names();
+  classes_ = answers.classes;
+  pose_size_ = answers.pose_size;
+  kind_ = answers.logits ? "probability" : "length";
+  const auto classes = static_cast<size_t>(classes_), poses = classes * static_cast<size_t>(pose_size_);
+  scores_.resize(count * classes);
+  poses_.resize(count * poses);
+  labels_.clear();
+  ends_.clear();
+
+  const auto values = static_cast<size_t>(preprocessing.values());
+  const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
+  const int64_t chunk = std::clamp<int64_t>(kRunBytes / 4 / preprocessing.values(), 1, kChunk);
+  const auto size = static_cast<size_t>(fixed > 0 ? fixed : largest > 0 ? std::min(chunk, largest) : chunk);
+  const auto least = static_cast<size_t>(fixed > 0 ? fixed : session.backend().smallest_batch());
+  for (size_t first = 0; first < count; first += size) {
+    const size_t used = std::min(size, count - first);
+    const size_t rows = std::max(least, used);
+    const auto start = std::chrono::steady_clock::now();
+    input_.resize(rows * values);
+    for (size_t n = 0; n < used; ++n)
+      prepare(preprocessing, images[first + n], options.invert, "image " + std::to_string(first + n), scratch_,
+              input_.data() + n * values);
+    std::fill(input_.begin() + static_cast<std::ptrdiff_t>(used * values), input_.end(), 0.0f);
+    session.counters().prepare_ns.fetch_add(
+        static_cast<uint64_t>(
+            std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count()),
+        std::memory_order_relaxed);
+    run(session, rows, used);
+    for (size_t n = 0; n < used; ++n) {
+      double* scores = scores_.data() + (first + n) * classes;
+      for (size_t j = 0; j < classes; ++j) scores[j] = score_out_[n * classes + j];
+      if (answers.logits) probabilities(scores, classes, answers.several);
+      std::copy_n(pose_out_.data() + n * poses, poses, poses_.data() + (first + n) * poses);
+      choose(first + n, options);
+    }
+  }
+  count_ = count;
+}
+
+void Prediction::run(const Session& session, size_t rows, size_t used) {
+  const Answers& answers = session.answers();
+  const std::vector<Port>& ports = session.backend().outputs();
+  const Port& in = session.backend().inputs()[0];
+  Value input;
+  input.type = in.type;
+  input.rank = 4;
+  input.shape[0] = static_cast<int64_t>(rows);
+  const Preprocessing& p = session.preprocessing();
+  input.shape[1] = p.channels, input.shape[2] = p.height, input.shape[3] = p.width;
+  input.data = input_.data();
+  input.bytes = input_.size() * 4;
+  if (in.type == CAPSEDGE_FLOAT16) {
+    half_.resize(input_.size());
+    plain().narrow(input_.data(), half_.data(), static_cast<int64_t>(input_.size()));
+    input.data = half_.data();
+    input.bytes = half_.size() * 2;
+  }
+  Value outputs[2];
+  std::vector<float>* const rooms[2] = {&score_out_, &pose_out_};
+  for (size_t i = 0; i < 2; ++i) {
+    Value& value = outputs[i];
+    value.port = i == 0 ? answers.scores : answers.poses;
+    session.shape_for(static_cast<int64_t>(rows), value);
+    size_t count = 1;
+    for (int32_t k = 0; k < value.rank; ++k) count *= static_cast<size_t>(value.shape[k]);
+    rooms[i]->resize(count);
+    value.data = rooms[i]->data();
+    value.bytes = count * element_bytes(value.type);
+  }
+  session.run_values(&input, 1, outputs, 2, static_cast<int64_t>(rows));
+  for (size_t i = 0; i < 2; ++i) {
+    if (outputs[i].type != CAPSEDGE_FLOAT16) continue;
+    // They lie in the first half of the room.
+    std::vector<float>& room = *rooms[i];
+    half_.resize(room.size());
+    std::memcpy(half_.data(), room.data(), room.size() * 2);
+    plain().widen(half_.data(), room.data(), static_cast<int64_t>(room.size()));
+  }
+  const size_t scores = used * static_cast<size_t>(classes_);
+  if (!std::all_of(score_out_.begin(), score_out_.begin() + static_cast<std::ptrdiff_t>(scores),
+                   [](float v) { return std::isfinite(v); }))
+    throw Failure(CAPSEDGE_ARTEFACT, session.name() + " computed " + ports[answers.scores].name + " that are NaN or infinite.",
+                  "The weights may be damaged, or their range too large for the file's precision.",
+                  "Run `capsedge verify` on the file.");
+}
+
+void Prediction::choose(size_t image, const PredictOptions& options) {
+  const auto classes = static_cast<size_t>(classes_), pose = static_cast<size_t>(pose_size_);
+  const double* scores = scores_.data() + image * classes;
+  order_.resize(classes);
+  for (size_t j = 0; j < classes; ++j) order_[j] = static_cast<int32_t>(j);
+  std::sort(order_.begin(), order_.end(),
+            [scores](int32_t a, int32_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+  const size_t most = options.top_k > 0 ? static_cast<size_t>(options.top_k) : classes;
+  size_t taken = 0;
+  for (const int32_t j : order_) {
+    if (taken == most || (options.use_threshold && scores[j] < options.threshold)) break;
+    labels_.push_back({(*names_)[static_cast<size_t>(j)].c_str(),
+                       poses_.data() + (image * classes + static_cast<size_t>(j)) * pose, scores[j], j});
+    ++taken;
+  }
+  ends_.push_back(labels_.size());
+}
+
+void Prediction::result(size_t image, capsedge_result& result) const {
+  if (image >= count_)
+    fail_usage("There is no image " + std::to_string(image) + ".", "The prediction holds " + std::to_string(count_) + ".");
+  const size_t begin = image == 0 ? 0 : ends_[image - 1];
+  result.labels = labels_.data() + begin;
+  result.label_count = ends_[image] - begin;
+  result.scores = scores_.data() + image * static_cast<size_t>(classes_);
+  result.poses = poses_.data() + image * static_cast<size_t>(classes_) * static_cast<size_t>(pose_size_);
+  result.class_count = classes_;
+  result.pose_size = pose_size_;
+  result.score_kind = kind_;
+}
+
+}  // namespace capsedge::libcapsedge

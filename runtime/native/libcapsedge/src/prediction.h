@@ -1,0 +1,47 @@
+// What a model says of a batch of images (runtime/vision/prediction.py), and the memory for it, kept from call to call.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "preprocessing.h"
+#include "session.h"
+
+namespace capsedge::libcapsedge {
+
+struct PredictOptions {
+  int32_t top_k = 0;  // 0: no limit
+  bool use_threshold = false;
+  double threshold = 0;
+  bool invert = false;
+};
+
+class Prediction {
+ public:
+  void predict(const Session& session, const capsedge_image* images, size_t count, PredictOptions options);
+  size_t count() const { return count_; }
+  void result(size_t image, capsedge_result& result) const;
+
+ private:
+  void run(const Session& session, size_t rows, size_t used);
+  void choose(size_t image, const PredictOptions& options);
+
+  std::atomic<bool> busy_{false};
+  std::shared_ptr<const std::vector<std::string>> names_;
+  size_t count_ = 0;
+  int32_t classes_ = 0, pose_size_ = 0;
+  const char* kind_ = nullptr;
+  std::vector<double> scores_;          // [count, classes]
+  std::vector<float> poses_;            // [count, classes, pose]
+  std::vector<capsedge_label> labels_;  // of all images
+  std::vector<size_t> ends_;            // of each image's labels
+  // Of one run.
+  PrepareScratch scratch_;
+  std::vector<float> input_, score_out_, pose_out_;
+  std::vector<uint16_t> half_;
+  std::vector<int32_t> order_;
+};
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,42 @@
+// From pixels to the input of a model: docs/runtime.md ("Images", "Resizing") to the last bit, as runtime/vision/images.py
+// and runtime/vision/resize.py do it. Built without contraction, so that a product and a sum are rounded each on its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "capsedge.h"
+
+namespace capsedge::libcapsedge {
+
+constexpr int64_t kMostSide = 32768;     // keeps the integers behind the weights exact
+constexpr int64_t kMostInput = 1 << 26;  // values of one input
+constexpr int64_t kMostPixels = 1 << 26;
+
+enum class Resize { kStretch, kPad, kCrop, kCenter, kUnknown };
+Resize resize_rule(const std::string& name);
+const char* name_of(Resize rule);
+
+struct Preprocessing {
+  int32_t height = 0, width = 0, channels = 0;
+  double scale = 1.0 / 255.0;
+  std::vector<double> mean, std;
+  Resize resize = Resize::kStretch;
+
+  int64_t values() const { return int64_t{height} * width * channels; }
+
+  // What is wrong with it, or nothing.
+  std::string wrong() const;
+};
+
+// Memory of the steps between, kept from image to image.
+struct PrepareScratch {
+  std::vector<float> row, tall, part, weights;
+};
+
+// Writes [channels, height, width]. `name` is what errors (CAPSEDGE_USAGE) call the image.
+void prepare(const Preprocessing& preprocessing, const capsedge_image& image, bool invert, const std::string& name,
+             PrepareScratch& scratch, float* to);
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,344 @@
+#include "session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "failure.h"
+#include "limits.h"
+
+namespace capsedge::libcapsedge {
+
+namespace {
+
+constexpr char kLengths[] = "lengths", kLogits[] = "logits", kPoses[] = "poses";
+constexpr char kExportAgain[] = "Export the model again with `capsedge export`.";
+
+bool fits(int64_t found, int64_t declared) { return declared < 0 || found == declared; }
+
+// Bytes of a value whose type and shape are set.
+size_t bytes_of(const Value& value, const std::string& name) {
+  size_t bytes = element_bytes(value.type);
+  for (int32_t i = 0; i < value.rank; ++i)
+    if (__builtin_mul_overflow(bytes, static_cast<size_t>(value.shape[i]), &bytes))
+      fail_usage("Output '" + name + "' has a shape that fits no memory.", shape_text(value.shape, static_cast<size_t>(value.rank)));
+  return bytes;
+}
+
+// Bytes of one run's inputs and outputs, as far as the file fixes their sizes; more than kRunBytes where they fit no number.
+int64_t fixed_bytes(const std::vector<Port>& ports) {
+  int64_t sum = 0;
+  for (const Port& port : ports) {
+    auto bytes = std::max<int64_t>(1, static_cast<int64_t>(element_bytes(port.type)));
+    // A size of zero counts as one, so that parts of the product are bounded too.
+    for (const int64_t d : port.shape)
+      if (d > 0 && __builtin_mul_overflow(bytes, d, &bytes)) return kRunBytes + 1;
+    if (__builtin_add_overflow(sum, bytes, &sum)) return kRunBytes + 1;
+  }
+  return sum;
+}
+
+// Numbers without their signs, as bits, are in the order of their values.
+template <typename T>
+bool all_below(const void* data, size_t count, T bound) {
+  const auto* bits = static_cast<const T*>(data);
+  constexpr T kMagnitude = static_cast<T>(~T{0}) >> 1;
+  bool below = true;
+  for (size_t i = 0; i < count; ++i) below &= (bits[i] & kMagnitude) < bound;
+  return below;
+}
+
+// Floating-point values that are finite, and of our models below 2^60, where squares and sums of them fit a float; true
+// for other types. Other tools' models may take the most negative number for a mask.
+bool is_moderate(const void* data, size_t count, int32_t type, bool ours) {
+  if (type == CAPSEDGE_FLOAT32) return all_below<uint32_t>(data, count, (ours ? 127u + 60u : 255u) << 23);
+  if (type == CAPSEDGE_FLOAT16) return all_below<uint16_t>(data, count, 0x7C00u);
+  if (type == CAPSEDGE_FLOAT64) return all_below<uint64_t>(data, count, uint64_t{ours ? 1023u + 60u : 0x7FFu} << 52);
+  return true;
+}
+
+// The place of an input or output, by name or by order.
+size_t place_of(const std::vector<Port>& ports, const char* name, size_t order, const char* kind) {
+  if (name == nullptr) {
+    if (order < ports.size()) return order;
+    fail_usage("The model has " + std::to_string(ports.size()) + " " + kind + "s.", "Number " + std::to_string(order) + " was given.");
+  }
+  for (size_t i = 0; i < ports.size(); ++i)
+    if (ports[i].name == name) return i;
+  std::vector<std::string> names;
+  for (const Port& port : ports) names.push_back(port.name);
+  fail_usage(std::string("The model has no ") + kind + " '" + name + "'.", std::string("Its ") + kind + "s: " + joined(names) + ".");
+}
+
+// `readable`: whether its values are in memory of the host, and so can be looked at. `ours`: the model is capsedge's.
+Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable, bool ours) {
+  if (port.type == CAPSEDGE_OTHER)
+    throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' has a type that this library does not run.", "", "");
+  if (tensor.type != port.type)
+    fail_usage("Input '" + port.name + "' has the type " + type_name(tensor.type) + ".",
+               std::string("Wanted: ") + type_name(port.type) + ".", "Convert the values.");
+  bool good = tensor.rank == static_cast<int32_t>(port.shape.size());
+  for (size_t i = 0; good && i < port.shape.size(); ++i)
+    good = tensor.shape[i] >= 0 && fits(tensor.shape[i], port.shape[i]);
+  if (!good)
+    fail_usage("Input '" + port.name + "' has the shape " +
+                   shape_text(tensor.shape, static_cast<size_t>(std::clamp<int32_t>(tensor.rank, 0, CAPSEDGE_MAX_RANK))) + ".",
+               "Wanted: " + shape_text(port.shape.data(), port.shape.size()) + ".",
+               "Reshape the values, or prepare the image with capsedge_prepare.");
+  Value value;
+  value.port = place;
+  value.data = tensor.data;
+  value.bytes = tensor.bytes;
+  value.type = tensor.type;
+  value.rank = tensor.rank;
+  size_t bytes = element_bytes(tensor.type);
+  for (int32_t i = 0; i < tensor.rank; ++i) {
+    value.shape[i] = tensor.shape[i];
+    if (__builtin_mul_overflow(bytes, static_cast<size_t>(tensor.shape[i]), &bytes))
+      fail_usage("Input '" + port.name + "' has a shape that fits no memory.");
+  }
+  if (bytes != tensor.bytes || (bytes > 0 && tensor.data == nullptr))
+    fail_usage("Input '" + port.name + "' has " + std::to_string(tensor.data ? tensor.bytes : 0) + " bytes.",
+               "Its shape takes " + std::to_string(bytes) + ".");
+  if (readable && !is_moderate(tensor.data, bytes / element_bytes(tensor.type), tensor.type, ours))
+    fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^60 and more." : "."),
+               ours ? "Wanted: finite numbers with finite squares." : "Wanted: finite numbers.",
+               "Clean the values before inference.");
+  return value;
+}
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+}  // namespace
+
+Session::Session(std::string name, Model model)
+    : name_(std::move(name)), properties_(std::move(model.properties)), metadata_(std::move(model.metadata)),
+      fused_(model.fused), backend_(std::move(model.backend)) {
+  check_sizes();
+  if (metadata_) check_metadata(model.outputs);
+  find_answers();
+}
+
+void Session::check_sizes() const {
+  for (const std::vector<Port>* ports : {&backend_->inputs(), &backend_->outputs()}) {
+    const int64_t bytes = fixed_bytes(*ports);
+    if (bytes > kRunBytes)
+      throw Failure(CAPSEDGE_ARTEFACT, name_ + " fixes sizes that are too large.",
+                    std::string("One run would take over ") + std::to_string(kRunBytes >> 20) + " MiB of " +
+                        (ports == &backend_->inputs() ? "inputs" : "outputs") + ".",
+                    "Export it with a free batch, or a smaller one.");
+  }
+}
+
+void Session::check_metadata(const std::vector<std::string>& output_names) const {
+  const std::vector<Port>& inputs = backend_->inputs();
+  const auto has = [&](const char* name) { return std::count(output_names.begin(), output_names.end(), name) == 1; };
+  std::string why;
+  if (inputs.size() != 1 || inputs[0].shape.size() != 4) {
+    why = "It has " + std::to_string(inputs.size()) + " inputs; wanted: one, images [N, C, H, W].";
+  } else if (has(kLengths) == has(kLogits) || !has(kPoses)) {
+    why = "Its outputs are " + joined(output_names) + "; wanted: lengths or logits, and poses.";
+  } else if (metadata_->preprocessing) {
+    const Preprocessing& p = *metadata_->preprocessing;
+    const std::vector<int64_t>& shape = inputs[0].shape;
+    if (!fits(p.channels, shape[1]) || !fits(p.height, shape[2]) || !fits(p.width, shape[3]))
+      why = "It prepares images [" + std::to_string(p.channels) + ", " + std::to_string(p.height) + ", " +
+            std::to_string(p.width) + "] for an input " + shape_text(shape.data(), 4) + ".";
+  }
+  for (const Port& port : backend_->outputs()) {
+    if (port.name != kLengths && port.name != kLogits) continue;
+    const auto named = static_cast<int64_t>(metadata_->class_names.size());
+    if (named > 0 && (port.shape.size() != 2 || !fits(named, port.shape[1])))
+      why = "It names " + std::to_string(named) + " classes, " + port.name + " has " +
+            shape_text(port.shape.data(), port.shape.size()) + ".";
+  }
+  if (!why.empty()) throw Failure(CAPSEDGE_ARTEFACT, "The metadata of " + name_ + " does not fit its graph.", why, kExportAgain);
+}
+
+void Session::find_answers() {
+  Answers& a = answers_;
+  const std::vector<Port>& outputs = backend_->outputs();
+  const Port* scores = nullptr;
+  const Port* poses = nullptr;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].name == kLengths || outputs[i].name == kLogits) scores = &outputs[a.scores = i];
+    if (outputs[i].name == kPoses) poses = &outputs[a.poses = i];
+  }
+  const auto is_float = [](int32_t type) { return type == CAPSEDGE_FLOAT32 || type == CAPSEDGE_FLOAT16; };
+  std::vector<std::string> names;
+  if (!metadata_) {
+    a.why_not = "The file has no metadata under 'capsedge.': it names neither its classes nor its preprocessing.";
+    a.fix = "Use capsedge_run, or export the model with `capsedge export`.";
+  } else if (scores == nullptr || poses == nullptr) {
+    a.why_not = "It was opened without its scores or its poses.";
+    a.fix = "Name both in capsedge_open_options.outputs.";
+  } else {
+    a.logits = scores->name == kLogits;
+    a.several = metadata_->task == "multi-label";
+    int64_t size = 1;  // check_sizes() has bounded it
+    for (size_t i = 2; i < poses->shape.size(); ++i) size = size < 0 || poses->shape[i] < 0 ? -1 : size * poses->shape[i];
+    names = metadata_->class_names;
+    const int64_t declared = scores->shape.size() == 2 ? scores->shape[1] : -1;
+    a.classes = static_cast<int32_t>(names.empty() ? std::max<int64_t>(declared, 0) : static_cast<int64_t>(names.size()));
+    if (a.classes == 0 || declared < 0 || size < 1 || poses->shape.size() < 3 || poses->shape[1] != a.classes ||
+        !is_float(scores->type) || !is_float(poses->type) || !is_float(backend_->inputs()[0].type)) {
+      a.why_not = "Its scores and poses are not [N, classes] and [N, classes, pose] of floats with fixed sizes.";
+      a.fix = "Use capsedge_run.";
+    } else {
+      a.pose_size = static_cast<int32_t>(size);
+      a.possible = true;
+    }
+    for (auto j = static_cast<int32_t>(names.size()); j < a.classes; ++j) names.push_back(std::to_string(j));
+  }
+  class_names_ = std::make_shared<const std::vector<std::string>>(std::move(names));
+}
+
+const std::string* Session::property(const std::string& key) const {
+  const auto found = properties_.find(key);
+  return found == properties_.end() ? nullptr : &found->second;
+}
+
+size_t Session::batch_input() const {
+  const std::vector<Port>& inputs = backend_->inputs();
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (!inputs[i].shape.empty() && inputs[i].shape[0] < 0) return i;
+  return 0;
+}
+
+int64_t Session::batch() const {
+  const std::vector<Port>& inputs = backend_->inputs();
+  const size_t i = batch_input();
+  return i >= inputs.size() || inputs[i].shape.empty() ? -1 : inputs[i].shape[0];
+}
+
+const Preprocessing& Session::preprocessing() const {
+  if (!metadata_ || !metadata_->preprocessing)
+    throw Failure(CAPSEDGE_ARTEFACT, name_ + " does not say how an image becomes its input.",
+                  "Its metadata has no preprocessing.",
+                  "Give prepared values to capsedge_run, or name the preprocessing when exporting.");
+  return *metadata_->preprocessing;
+}
+
+bool Session::shape_for(int64_t batch, Value& output) const {
+  const Port& port = backend_->outputs()[output.port];
+  if (port.type == CAPSEDGE_OTHER || port.shape.empty()) return false;
+  output.rank = static_cast<int32_t>(port.shape.size());
+  for (size_t i = 0; i < port.shape.size(); ++i) {
+    output.shape[i] = i == 0 && port.shape[0] < 0 ? batch : port.shape[i];
+    if (output.shape[i] < 0) return false;
+  }
+  output.type = port.type;
+  return true;
+}
+
+void Session::run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count,
+                         int64_t images, const GpuStream* stream) const {
+  const uint64_t start = now_ns();
+  if (stream) backend_->run_on_stream(inputs, input_count, outputs, output_count, stream->handle);
+  else backend_->run(inputs, input_count, outputs, output_count);
+  const uint64_t took = now_ns() - start;
+  constexpr auto relaxed = std::memory_order_relaxed;
+  counters_.runs.fetch_add(1, relaxed);
+  counters_.images.fetch_add(static_cast<uint64_t>(images), relaxed);
+  counters_.run_ns.fetch_add(took, relaxed);
+  uint64_t longest = counters_.longest_run_ns.load(relaxed);
+  while (took > longest && !counters_.longest_run_ns.compare_exchange_weak(longest, took, relaxed)) {
+  }
+}
+
+void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count,
+                  const GpuStream* stream) const {
+  const std::vector<Port>& wanted = backend_->inputs();
+  if (wanted.size() > CAPSEDGE_MAX_TENSORS || output_count > CAPSEDGE_MAX_TENSORS)
+    throw Failure(CAPSEDGE_UNSUPPORTED, "A run has at most " + std::to_string(CAPSEDGE_MAX_TENSORS) + " inputs and outputs.", "", "");
+  if (input_count != wanted.size())
+    fail_usage("The model has " + std::to_string(wanted.size()) + " inputs, and " + std::to_string(input_count) + " were given.");
+  if (output_count == 0) fail_usage("No output was asked for.");
+  Value given[CAPSEDGE_MAX_TENSORS];
+  bool have[CAPSEDGE_MAX_TENSORS] = {};
+  for (size_t i = 0; i < input_count; ++i) {
+    const size_t place = place_of(wanted, inputs[i].name, i, "input");
+    if (have[place]) fail_usage("Input '" + wanted[place].name + "' was given twice.");
+    have[place] = true;
+    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr, metadata_.has_value());
+  }
+  int64_t batch = 1;
+  for (size_t i = 0; i < input_count; ++i)
+    if (given[i].port == batch_input() && given[i].rank > 0) batch = given[i].shape[0];
+  const bool empty = metadata_ && batch == 0;
+  Value found[CAPSEDGE_MAX_TENSORS];
+  for (size_t i = 0; i < output_count; ++i) {
+    Value& value = found[i];
+    value.port = place_of(backend_->outputs(), outputs[i].name, i, "output");
+    value.data = outputs[i].data;
+    value.bytes = outputs[i].bytes;
+    const std::string& name = backend_->outputs()[value.port].name;
+    if (value.data == nullptr && value.bytes > 0) fail_usage("Output '" + name + "' has no memory.", "Its pointer is null.");
+    // Only of our own files is it known that the first dimension is the batch.
+    if (!metadata_ || !shape_for(batch, value)) {
+      value.type = CAPSEDGE_OTHER;
+      if (empty) fail_usage("The batch is empty, and output '" + name + "' has no shape without one.");
+      continue;
+    }
+    const size_t bytes = bytes_of(value, name);
+    if (bytes > value.bytes)
+      fail_usage("Output '" + name + "' has no room.",
+                 "It has the shape " + shape_text(value.shape, static_cast<size_t>(value.rank)) + " and takes " +
+                     std::to_string(bytes) + " bytes; given: " + std::to_string(value.bytes) + ".");
+    value.bytes = bytes;
+  }
+  // Not every operator of ONNX Runtime takes empty tensors.
+  if (!empty) run_values(given, input_count, found, output_count, batch, stream);
+  for (size_t i = 0; i < output_count; ++i) {
+    outputs[i].bytes = found[i].bytes;
+    outputs[i].type = found[i].type;
+    outputs[i].rank = found[i].rank;
+    std::copy(found[i].shape, found[i].shape + CAPSEDGE_MAX_RANK, outputs[i].shape);
+  }
+}
+
+void Session::warm_up(int64_t batch, int32_t runs) const {
+  if (batch < 1 || batch > 65536 || runs < 1)
+    fail_usage("warm-up wants a batch of 1 to 65536 and at least one run.",
+               "Given: " + std::to_string(batch) + " and " + std::to_string(runs) + ".");
+  const std::vector<Port>& ports = backend_->inputs();
+  std::vector<std::vector<unsigned char>> zeros, rooms;
+  std::vector<capsedge_tensor> inputs, outputs;
+  for (const Port& port : ports) {
+    capsedge_tensor tensor{};
+    tensor.type = port.type;
+    tensor.rank = static_cast<int32_t>(port.shape.size());
+    tensor.bytes = element_bytes(port.type);
+    for (size_t i = 0; i < port.shape.size() && i < CAPSEDGE_MAX_RANK; ++i) {
+      if (port.shape[i] < 0 && i > 0)
+        throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' leaves more open than the batch: " +
+                      shape_text(port.shape.data(), port.shape.size()) + ".", "", "Warm up with capsedge_run.");
+      tensor.shape[i] = port.shape[i] < 0 ? batch : port.shape[i];
+      if (__builtin_mul_overflow(tensor.bytes, static_cast<size_t>(tensor.shape[i]), &tensor.bytes))
+        fail_usage("Input '" + port.name + "' has a shape that fits no memory.");
+    }
+    zeros.emplace_back(tensor.bytes);
+    tensor.data = zeros.back().data();
+    inputs.push_back(tensor);
+  }
+  for (size_t i = 0; i < backend_->outputs().size() && i < CAPSEDGE_MAX_TENSORS; ++i) {
+    Value value;
+    value.port = i;
+    if (!shape_for(batch, value)) continue;
+    capsedge_tensor tensor{};
+    tensor.name = backend_->outputs()[i].name.c_str();
+    tensor.bytes = bytes_of(value, tensor.name);
+    rooms.emplace_back(tensor.bytes);
+    tensor.data = rooms.back().data();
+    outputs.push_back(tensor);
+  }
+  for (int32_t k = 0; k < runs; ++k) {
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i].bytes = rooms[i].size();
+    run(inputs.data(), inputs.size(), outputs.data(), outputs.size());
+  }
+}
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,88 @@
+// A loaded model: the backend, the metadata, and the checks between the caller and both.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "metadata.h"
+
+namespace capsedge::libcapsedge {
+
+// What a file became when it was opened.
+struct Model {
+  std::map<std::string, std::string> properties;
+  std::optional<Metadata> metadata;
+  bool fused = false;
+  std::unique_ptr<Backend> backend;
+  std::vector<std::string> outputs;  // all of the file, also those that the backend leaves out
+};
+
+struct Counters {
+  std::atomic<uint64_t> runs{0}, images{0}, failed{0}, prepare_ns{0}, run_ns{0}, longest_run_ns{0};
+};
+
+// Where the answers of a model for images are.
+struct Answers {
+  bool possible = false;
+  std::string why_not, fix;  // where they are not
+  size_t scores = 0, poses = 0;  // outputs
+  bool logits = false;
+  bool several = false;  // labels an image
+  int32_t classes = 0, pose_size = 0;
+};
+
+struct GpuStream {
+  void* handle;  // cudaStream_t
+};
+
+class Session {
+ public:
+  // `name` is what errors call the model. Throws Failure (CAPSEDGE_ARTEFACT) where its metadata does not fit its graph.
+  Session(std::string name, Model model);
+
+  const std::string& name() const { return name_; }
+  const Backend& backend() const { return *backend_; }
+  const std::optional<Metadata>& metadata() const { return metadata_; }
+  const char* ops() const { return fused_ ? "fused" : "portable"; }
+  const Answers& answers() const { return answers_; }
+  const std::string* property(const std::string& key) const;
+  int64_t batch() const;  // -1: free
+  std::shared_ptr<const std::vector<std::string>> class_names() const { return class_names_; }
+  const Preprocessing& preprocessing() const;  // throws where the file has none
+  Counters& counters() const { return counters_; }
+
+  // Checks the inputs and runs. Outputs get their types and shapes. With a stream: on memory of the GPU, whose values are
+  // not looked at, in the order of the stream.
+  void run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count,
+           const GpuStream* stream = nullptr) const;
+  void warm_up(int64_t batch, int32_t runs) const;
+
+  // Without checks, but counted: `images` rows.
+  void run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count, int64_t images,
+                  const GpuStream* stream = nullptr) const;
+
+  // Sets type, rank, shape and bytes of an output for a batch; false where the file leaves more open than the batch.
+  bool shape_for(int64_t batch, Value& output) const;
+
+ private:
+  // The input that says the batch: the first that leaves its first dimension open, else the first.
+  size_t batch_input() const;
+  void check_sizes() const;
+  void check_metadata(const std::vector<std::string>& output_names) const;
+  void find_answers();
+
+  const std::string name_;
+  const std::map<std::string, std::string> properties_;
+  const std::optional<Metadata> metadata_;
+  const bool fused_;
+  const std::unique_ptr<Backend> backend_;
+  Answers answers_;
+  std::shared_ptr<const std::vector<std::string>> class_names_;
+  mutable Counters counters_;
+};
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,153 @@
+#include "tensorrt_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "failure.h"
+#include "files.h"
+#include "library_search.h"
+
+namespace capsedge::libcapsedge {
+
+namespace {
+
+#define CAPSEDGE_TEXT_(x) #x
+#define CAPSEDGE_TEXT(x) CAPSEDGE_TEXT_(x)
+
+// TensorRT's C++ interface is one for each major version.
+constexpr char kFile[] = "libnvinfer.so." CAPSEDGE_TEXT(NV_TENSORRT_MAJOR);
+constexpr char kInstall[] =
+    "Install TensorRT " CAPSEDGE_TEXT(NV_TENSORRT_MAJOR)
+    " (on a Jetson it comes with JetPack), and name its library or its folder in CAPSEDGE_TENSORRT or in "
+    "capsedge_open_options.tensorrt.";
+// TensorRT-RTX 1 has the interface of TensorRT 11.
+constexpr int kRtxInterface = 11, kRtxMajor = 1;
+constexpr char kRtxFile[] = "libtensorrt_rtx.so.1";
+constexpr char kRtxInstall[] =
+    "Install TensorRT-RTX (`pip install 'capsedge[rtx]'`), and name its library or its folder in CAPSEDGE_TENSORRT_RTX or "
+    "in capsedge_open_options.tensorrt.";
+constexpr char kPluginVariable[] = "CAPSEDGE_TENSORRT_PLUGIN", kPluginFile[] = "libcapsedge_tensorrt.so";
+constexpr const char* kPlugins[] = {"Squash", "DynamicRouting", "EMRouting", "AttentionRouting"};
+constexpr size_t kLongestWords = 300;
+
+LibraryPlaces places_of(bool portable) {
+  if (portable)
+    return {"TensorRT-RTX", kRtxFile,   "CAPSEDGE_TENSORRT_RTX", "tensorrt", {"", "/../../../../tensorrt_rtx_libs"},
+            {kRtxFile},     kRtxInstall};
+  return {"TensorRT", kFile, "CAPSEDGE_TENSORRT", "tensorrt", {"", "/../../../../tensorrt_libs"}, {kFile}, kInstall};
+}
+
+TensorRt* load(bool portable, const std::string& named) {
+  const LibraryPlaces places = places_of(portable);
+  const std::string title = places.title;
+  if (portable && NV_TENSORRT_MAJOR < kRtxInterface)
+    throw Failure(CAPSEDGE_ENVIRONMENT, "This libcapsedge does not open engines of TensorRT-RTX.",
+                  "It was compiled with the headers of TensorRT " CAPSEDGE_TEXT(NV_TENSORRT_MAJOR)
+                  ", and TensorRT-RTX has the interface of TensorRT 11.",
+                  "Compile it with the headers of TensorRT 11 (docs/libcapsedge.md).");
+  void* const library = open_library(places, named);
+  const auto number = [library](const char* name) {
+    const auto get = reinterpret_cast<int32_t (*)() noexcept>(dlsym(library, name));
+    return get ? get() : -1;
+  };
+  const int major = number("getInferLibMajorVersion"), wanted = portable ? kRtxMajor : NV_TENSORRT_MAJOR;
+  const auto create = reinterpret_cast<void* (*)(void*, int32_t) noexcept>(dlsym(library, "createInferRuntime_INTERNAL"));
+  if (create == nullptr || major != wanted) {
+    const std::string found = major > 0 ? "It is version " + std::to_string(major) + "." : "It is something else.";
+    dlclose(library);
+    throw Failure(CAPSEDGE_ENVIRONMENT,
+                  "The library opened as " + title + " is not " + title + " " + std::to_string(wanted) + ".", found,
+                  places.install);
+  }
+  auto* const opened = new TensorRt();
+  opened->create = create;
+  opened->path = file_of(reinterpret_cast<const void*>(create));
+  opened->version = std::to_string(major);
+  for (const char* part : {"Minor", "Patch", "Build"})
+    opened->version += "." + std::to_string(number((std::string("getInferLib") + part + "Version").c_str()));
+  opened->product = title + " " + opened->version;
+  return opened;
+}
+
+bool knows_plugins(nvinfer1::IPluginRegistry& registry) {
+  for (const char* space : {"capsedge", ""}) {
+    size_t known = 0;
+    for (const char* name : kPlugins) known += registry.getCreator(name, "1", space) != nullptr;
+    if (known == std::size(kPlugins)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void TensorRtLogger::log(Severity severity, const char* message) noexcept {
+  try {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (severity == Severity::kERROR || severity == Severity::kINTERNAL_ERROR) {
+      errors_[0] = std::move(errors_[1]);
+      errors_[1] = std::string(message).substr(0, kLongestWords);
+    } else if (severity == Severity::kWARNING) {
+      warning_ = std::string(message).substr(0, kLongestWords);
+    }
+  } catch (...) {  // no memory for words
+  }
+}
+
+std::string TensorRtLogger::words() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::string said = errors_[0] + (errors_[0].empty() ? "" : " ") + errors_[1];
+  if (said.empty()) said = warning_;
+  errors_ = {};
+  warning_.clear();
+  return said.empty() ? "TensorRT gave no reason." : said;
+}
+
+void TensorRtLogger::clear() { static_cast<void>(words()); }
+
+nvinfer1::IRuntime* TensorRt::create_runtime() {
+  return static_cast<nvinfer1::IRuntime*>(create(&logger, NV_TENSORRT_VERSION));
+}
+
+TensorRt& tensorrt(bool portable, const std::string& named) {
+  static std::mutex mutex;
+  static TensorRt* kinds[2] = {};
+  const std::lock_guard<std::mutex> lock(mutex);
+  TensorRt*& loaded = kinds[portable];
+  if (loaded == nullptr) {
+    loaded = load(portable, named);
+  } else if (!named.empty() && loaded->path != library_file(named, portable ? kRtxFile : kFile)) {
+    fail_usage("This process has another " + std::string(places_of(portable).title) + " open already.",
+               "It is " + loaded->path + "; asked for: " + named + ".", "Open all sessions of a process with the same one.");
+  }
+  return *loaded;
+}
+
+std::string find_plugin() {
+  const char* const named = trusted_variable(kPluginVariable);
+  if (named != nullptr && *named != '\0') {
+    if (!is_file(named))
+      throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The TensorRT plugin library ") + named + " does not exist.",
+                    std::string("The environment variable ") + kPluginVariable + " names it.",
+                    "Correct the variable, or unset it.");
+    return named;
+  }
+  // Beside this library, or in the folder above, where the Python package has it.
+  for (const char* folder : {"/", "/../"})
+    if (const std::string path = own_folder() + folder + kPluginFile; is_file(path)) return path;
+  return "";
+}
+
+void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library, TensorRtLogger& logger) {
+  if (knows_plugins(registry)) return;  // loading twice is an error of TensorRT's
+  logger.clear();                       // asking for plugins that are not there is one, too
+  registry.loadLibrary(library.c_str());
+  const std::string why = logger.words();
+  const bool known = knows_plugins(registry);
+  logger.clear();
+  if (!known)
+    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT does not take the plugin library " + library + ".", why,
+                  "Compile it for this TensorRT and CUDA (docs/tensorrt.md), or build without: `--plugin native`.");
+}
+
+}  // namespace capsedge::libcapsedge

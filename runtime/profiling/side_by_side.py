@@ -1,0 +1,142 @@
+"""Several models, and peers that run the same models: ``capsedge profile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.peers import OWN_FILES
+from capsedge.runtime.profiling.profile_report import ProfileReport
+from capsedge.runtime.profiling.profiler import (
+    checked_limits,
+    profile,
+    random_inputs,
+    session_device,
+    session_threads,
+)
+from capsedge.runtime.profiling.worker import Specification, ops_argument
+from capsedge.runtime.reading.onnx_file import read_bytes, summarize
+from capsedge.runtime.session import Session
+
+# Peers that read no functions.
+CONVERTED = {"openvino": "OpenVINO", "litert": "LiteRT", "mnn": "MNN"}
+TORCH_WORKER = "capsedge.verification.torch_peer"
+
+
+def profile_models(
+    sessions: Sequence[Session],
+    *,
+    batch: Sequence[int] = (1,),
+    warmup: float = 0.5,
+    duration: float = 3.0,
+    iterations: int = 10,
+    operators: bool = True,
+    peers: Sequence[str] = (),
+    checkpoints: Sequence[Path] = (),
+    peer_model: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ProfileReport:
+    """Profile several models, then put them and their peers side by side.
+
+    Args:
+        sessions: one for each model.
+        batch, warmup, duration, iterations, operators, progress: as `profile` takes them.
+        peers: what else runs the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
+            installed ones (`check_installed`).
+        checkpoints: for the peer ``torch``, one for each session.
+        peer_model: the file that the other peers run instead.
+
+    Returns:
+        Runs of all models; comparisons where there are peers or more than one model. One of them whose
+        outputs are others' is told by ``Comparison.failed``, and not timed.
+
+    Raises:
+        UsageError: an argument is wrong.
+        EnvironmentProblem: a process does not start.
+        UnsupportedModelError: a peer cannot read a model.
+    """
+    limits = checked_limits(warmup, duration, iterations)
+    side_by_side = bool(peers) or len(sessions) > 1
+    entrants = _entrants(sessions, peers, checkpoints, peer_model) if side_by_side else []
+    report = ProfileReport({}, None, [])
+    for session in sessions:
+        one = profile(
+            session,
+            batch=batch,
+            warmup=warmup,
+            duration=duration,
+            iterations=iterations,
+            operators=operators,
+            progress=progress,
+        )
+        report.runs += one.runs
+        report.peaks, report.machine = report.peaks or one.peaks, one.machine
+    if entrants:
+        for size in batch:
+            feeds = random_inputs(sessions[0], size)
+            report.comparisons.append(compare(entrants, feeds, limits, progress))
+    return report
+
+
+def _entrants(
+    sessions: Sequence[Session],
+    peers: Sequence[str],
+    checkpoints: Sequence[Path],
+    peer_model: Path | None,
+) -> list[Entrant]:
+    """Every model in capsedge, and every model in every peer."""
+    if peer_model is not None and len(sessions) > 1:
+        raise UsageError(
+            "--peer-model with several models.",
+            "It stands for one model in the peers.",
+            "Compare one model at a time.",
+        )
+    if peer_model is not None:
+        read_bytes(peer_model)  # a file that is missing is no failure of the peer
+    entrants = []
+    for number, session in enumerate(sessions):
+        model = str(session.path)
+        suffix = f", {session.path.name}" if len(sessions) > 1 else ""
+        threads, device = session_threads(session), session_device(session)
+        if peers and device != "cpu":
+            raise UsageError(
+                "--compare on a GPU.",
+                "The peers run on the CPU.",
+                "Use --device cpu, or give several models or engines without --compare.",
+            )
+        ops = ops_argument(session)
+        mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)
+        entrants.append(Entrant(f"capsedge {session.ops}{suffix}", mine, model))
+        for peer in peers:
+            file = session.path if peer_model is None or peer == "torch" else peer_model
+            if peer in CONVERTED:
+                _check_portable(file, peer)
+            theirs = Specification(peer, str(file), "", threads=threads)
+            if peer == "torch":
+                theirs = replace(theirs, checkpoint=str(checkpoints[number]))
+                entrants.append(Entrant(f"torch{suffix}", theirs, model, TORCH_WORKER))
+            else:
+                entrants.append(Entrant(f"{peer}{suffix}", theirs, model))
+    return entrants
+
+
+def _check_portable(file: Path, peer: str) -> None:
+    """Refuse what a peer cannot read: functions, and the files of another runtime."""
+    name = CONVERTED[peer]
+    again = (
+        f"Export it again with `capsedge export --for {peer} -o {peer}.onnx`, and add "
+        f"--peer-model {peer}.onnx."
+    )
+    if file.suffix in OWN_FILES.values():
+        if OWN_FILES.get(peer) != file.suffix:
+            raise UsageError(f"{name} cannot read {file}.", "It is another runtime's file.", again)
+        return
+    if summarize(read_bytes(file), str(file)).capsedge_nodes:
+        raise UnsupportedModelError(
+            f"{name} cannot read {file}.",
+            f"Its capsedge nodes are ONNX functions, which {name} does not know.",
+            again,
+        )

@@ -1,0 +1,149 @@
+"""The native table of operators (runtime/native/kernels/operators.cpp) beside Python's and the docs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capsedge.schema.operators import OPERATORS
+
+from .builds import ROOT
+from .library import NativeError, Operator, compute, load
+from .test_kernels import ATTENTION, DYNAMIC, EM, NORMALIZATION, SQUASH, UNIFORM
+
+pytestmark = pytest.mark.skipif(
+    load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
+)
+
+
+def native_table() -> list[dict[str, Any]]:
+    library = load()
+    assert library is not None
+    return json.loads(library.capsedge_kernel_operators())  # type: ignore[no-any-return]
+
+
+def names(items: list[dict[str, Any]]) -> list[str]:
+    return [item["name"] for item in items]
+
+
+def python_table() -> list[dict[str, Any]]:
+    """The table of `capsedge.schema`, as the native one is given."""
+    return [
+        {
+            "name": o.name,
+            "inputs": [{"name": v.name, "type": v.type} for v in o.inputs],
+            "outputs": [{"name": v.name, "type": v.type} for v in o.outputs],
+            "attributes": [asdict(a) for a in o.attributes],
+            "quantizes": o.quantizes or None,
+        }
+        for o in OPERATORS.values()
+    ]
+
+
+def specified() -> dict[str, dict[str, tuple[str, Any]]]:
+    """Attributes of each operator in docs/operators.md: type and default, None where it is required."""
+    text = (ROOT / "docs" / "operators.md").read_text()
+    found: dict[str, dict[str, tuple[str, Any]]] = {}
+    for name, section in re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+        for attribute, kind, default in re.findall(
+            r"^\| (\w+) \((ints?|floats?)(?:, ([^)]+))?\) \|", section, re.M
+        ):
+            value = json.loads(default) if default else None
+            found.setdefault(name, {})[attribute] = (kind, value)
+        for row, other in re.findall(r"^\| ([\w, ]+) \| as in `(\w+)` \|", section, re.M):
+            for attribute in set(row.split(", ")) & found[other].keys():
+                found.setdefault(name, {})[attribute] = found[other][attribute]
+    return found
+
+
+def same(native: Any, python: Any) -> bool:
+    """Equal as the operators see them: numbers in FP32."""
+    if isinstance(native, float) or isinstance(python, float):
+        return bool(np.float32(native) == np.float32(python))
+    return bool(native == (list(python) if isinstance(python, tuple) else python))
+
+
+def test_python_has_the_same_operators() -> None:
+    native, python = native_table(), python_table()
+    assert names(native) == names(python)
+    for ours, theirs in zip(native, python, strict=True):
+        attributes = zip(ours.pop("attributes"), theirs.pop("attributes"), strict=True)
+        for one, other in attributes:
+            assert same(one.pop("default"), other.pop("default")), (ours["name"], one["name"])
+            assert one == other
+        assert ours == theirs
+
+
+def test_the_specification_has_the_same_defaults() -> None:
+    wanted = specified()
+    for operator in native_table():
+        attributes = wanted[operator["quantizes"] or operator["name"]]
+        assert set(names(operator["attributes"])) == attributes.keys(), operator["name"]
+        for a in operator["attributes"]:
+            kind, default = attributes[a["name"]]
+            assert a["type"] == kind
+            assert same(a["default"], default), (operator["name"], a)
+
+
+@pytest.mark.parametrize("name", ["squash", "dynamic_routing", "em_routing", "attention_routing"])
+def test_pytorch_has_the_same_defaults(name: str) -> None:
+    ops = pytest.importorskip("capsedge.ops")
+    operators = {o["name"].lower(): o for o in native_table()}
+    operator = operators[name.replace("_", "")]
+    parameters = inspect.signature(getattr(ops, name)).parameters
+    for a in operator["attributes"]:
+        if a["default"] is not None:
+            default = parameters[a["name"]].default
+            assert same(a["default"], list(default) if isinstance(default, tuple) else default)
+        elif a["name"] in parameters:  # required, or made of the inputs' shapes
+            assert parameters[a["name"]].default in (None, inspect.Parameter.empty)
+
+
+def test_an_int8_weight_brings_its_scale() -> None:
+    operators = {o["name"]: o for o in native_table()}
+    quantized = {n: o for n, o in operators.items() if o["quantizes"]}
+    assert quantized.keys() == {f"Quantized{o['quantizes']}" for o in quantized.values()}
+    for operator in quantized.values():
+        plain = operators[operator["quantizes"]]
+        assert operator["attributes"] == plain["attributes"]
+        assert operator["outputs"] == plain["outputs"]
+        inputs = [p for p in operator["inputs"] if p["name"] != "weight_scale"]
+        assert names(inputs) == names(plain["inputs"])
+        letters = {p["name"]: p["type"] for p in operator["inputs"]}
+        assert (letters.pop("weight"), letters.pop("weight_scale")) == ("b", "f")
+        assert set(letters.values()) == {"T"}
+
+
+@pytest.mark.parametrize("operator", native_table() if load() else [], ids=lambda o: o["name"])
+def test_every_operator_has_a_kernel(operator: dict[str, Any]) -> None:
+    examples = {"iterations": 1, "inverse_temperatures": (1.0,), "agreement_scale": 0.25}
+    required = [a["name"] for a in operator["attributes"] if a["default"] is None]
+    Operator(operator["name"], {name: examples[name] for name in required})
+    for missing in required:
+        with pytest.raises(NativeError, match=f"{operator['name']}: attribute '{missing}' is miss"):
+            Operator(operator["name"], {n: examples[n] for n in required if n != missing})
+
+
+@pytest.mark.parametrize("example", [SQUASH, DYNAMIC, EM, ATTENTION, UNIFORM, NORMALIZATION])
+def test_an_absent_attribute_has_its_default(
+    example: tuple[str, dict[str, Any], list[Any]],
+) -> None:
+    name, attributes, inputs = example
+    table = next(o for o in native_table() if o["name"] == name)["attributes"]
+    required = {a["name"]: attributes[a["name"]] for a in table if a["default"] is None}
+    everything = {
+        **required,
+        **{a["name"]: a["default"] for a in table if a["name"] not in required},
+    }
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(x.shape).astype(np.float32) for x in inputs]
+    for absent, given in zip(
+        compute(name, inputs, required), compute(name, inputs, everything), strict=True
+    ):
+        np.testing.assert_array_equal(absent, given)
