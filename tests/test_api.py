@@ -87,8 +87,8 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     monkeypatch.setattr(
         evaluate,
         "scores",
-        lambda path, data, progress=None: (
-            right(path, data, progress) if path == model else -right(path, data, progress)
+        lambda session, data, progress=None: (
+            (1 if session.path == model else -1) * right(session, data, progress)
         ),
     )
     with pytest.raises(capsedge.ParityError) as caught:

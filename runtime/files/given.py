@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from capsedge.runtime.files.writing import temporary_folder
+from capsedge.runtime.files.writing import temporary_folder, write_bytes
 
 GivenModel: TypeAlias = "str | os.PathLike[str] | bytes"
 
@@ -25,5 +25,5 @@ def as_file(model: GivenModel) -> Iterator[Path]:
         return
     with temporary_folder() as folder:
         path = folder / "model.onnx"
-        path.write_bytes(model)
+        write_bytes(path, model)
         yield path

@@ -20,7 +20,7 @@ from capsedge.runtime.profiling.onnxruntime_profiler import (
     configuration,
 )
 from capsedge.runtime.reading.attribution import Place, places
-from capsedge.runtime.reading.costs import Tensor, cost
+from capsedge.runtime.reading.costs import Cost, Tensor, cost
 from capsedge.runtime.reading.onnx_file import read_bytes
 from capsedge.runtime.reading.onnx_structure import Graph, Structure, read_structure
 from capsedge.runtime.session import Session
@@ -187,31 +187,7 @@ def _assemble(
     operators = []
     for k, event in enumerate(first):
         spent = cost(running.nodes[k], values) if running is not None else None
-        attainable, bound = None, ""
-        if peaks is not None and spent is not None and spent.known:
-            compute, memory = spent.operations / peaks.operations, spent.bytes / peaks.bandwidth
-            attainable, bound = (
-                1e6 * max(compute, memory),
-                "compute" if compute >= memory else "memory",
-            )
-        place = where[k]
-        operators.append(
-            Operator(
-                name=event.name,
-                kind=operator_of(event.kind),
-                layer=place.layer,
-                group=place.group,
-                iteration=place.iteration,
-                label=place.label,
-                microseconds=taken[k],
-                share=taken[k] / total if total else 0.0,
-                operations=spent.operations if spent else 0.0,
-                bytes=spent.bytes if spent else 0,
-                attainable=attainable,
-                bound=bound,
-                provider=event.provider.removesuffix("ExecutionProvider"),
-            )
-        )
+        operators.append(_operator(event, where[k], spent, taken[k], total, peaks))
     shown = same[-SHOWN_RUNS:]
     origin = shown[0][0].start if shown and shown[0] else 0
     return OperatorTimes(
@@ -227,6 +203,31 @@ def _assemble(
             for run in shown
             for k, event in enumerate(run)
         ],
+    )
+
+
+def _operator(
+    event: Event, place: Place, spent: Cost | None, taken: float, total: float, peaks: Peaks | None
+) -> Operator:
+    """One operator: the microseconds taken, of the total, against what the machine could do."""
+    attainable, bound = None, ""
+    if peaks is not None and spent is not None and spent.known:
+        compute, memory = spent.operations / peaks.operations, spent.bytes / peaks.bandwidth
+        attainable, bound = 1e6 * max(compute, memory), "compute" if compute >= memory else "memory"
+    return Operator(
+        name=event.name,
+        kind=operator_of(event.kind),
+        layer=place.layer,
+        group=place.group,
+        iteration=place.iteration,
+        label=place.label,
+        microseconds=taken,
+        share=taken / total if total else 0.0,
+        operations=spent.operations if spent else 0.0,
+        bytes=spent.bytes if spent else 0,
+        attainable=attainable,
+        bound=bound,
+        provider=event.provider.removesuffix("ExecutionProvider"),
     )
 
 

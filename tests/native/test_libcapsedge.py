@@ -51,6 +51,18 @@ def same(found: list[dict[str, object]], wanted: list[capsedge.Prediction]) -> N
 # The numbers of Python
 
 
+@pytest.mark.parametrize(("extra", "ops"), [([], "fused"), (["couplings"], "mixed")])
+def test_it_says_what_really_runs(tmp_path: Path, extra: list[str], ops: str) -> None:
+    pytest.importorskip("torch")
+    from tests.exporters.nets import network
+
+    path = tmp_path / "network.onnx"
+    capsedge.export(network("attention"), path, extra_outputs=extra)
+    assert capsedge.load(path).ops == ops
+    assert Session(path).describe().ops.decode() == ops
+    assert Session(path, ops="portable").describe().ops == b"portable"
+
+
 @pytest.mark.parametrize("ops", ["auto", "portable"])
 def test_zoo_models_give_the_bits_of_python(zoo_model: Path, ops: str) -> None:
     python = capsedge.load(zoo_model, threads=1, ops=ops)

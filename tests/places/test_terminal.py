@@ -179,10 +179,7 @@ def test_one_place_writes() -> None:
                 last = called.rpartition(".")[2]
                 modes = [ast.literal_eval(a) for a in node.args[1:2] if isinstance(a, ast.Constant)]
                 if (
-                    (
-                        last in WRITING
-                        and called not in ("write_text", "write_bytes", "files.write_bytes")
-                    )
+                    (last in WRITING and called not in ("write_text", "write_bytes"))
                     or (last == "open" and any(set(str(m)) & set("wax+") for m in modes))
                     or called
                     in ("torch.save", "onnx.save", "shutil.move", "os.replace", "os.rename")

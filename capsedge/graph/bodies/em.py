@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from capsedge.graph.bodies._builder import Body
@@ -29,48 +31,100 @@ def _softplus(b: Body, x: str) -> str:
     return b.op("Add", b.op("Relu", x), b.op("Log", b.op("Add", power, b.constant(1.0))))
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """Sizes of a node: places of windows ``s`` per image, children ``i`` per window, parents ``m``."""
+
+    height: int
+    width: int
+    types: int
+    size: int
+    m: int
+    side: int
+    shared: bool
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    index: np.ndarray  # [S, cells]
+
+    @property
+    def s(self) -> int:
+        return int(self.index.shape[0])
+
+    @property
+    def cells(self) -> int:
+        return int(self.index.shape[1])
+
+    @property
+    def i(self) -> int:
+        return self.cells * self.types
+
+
 def build(b: Body) -> None:
     """Write the body: Hinton et al. 2018, procedure 1, unrolled.
 
     Votes, deviations are ``[N·S, M, I, P]``; responsibilities ``[N·S, M, I]``.
     """
+    layer = _layer(b)
+    v = _votes(b, layer)
+    a_child = windows(b, b.input("a"), layer.height, layer.width, layer.types, layer.index)
+    a_child = b.reshape(a_child, b.batched(layer.s), 1, layer.i)
+    mean, logit, responsibility = _iterate(b, layer, v, a_child)
+    h, w = (1, 1)
+    if not layer.shared:
+        h, w = grid(layer.height, layer.width, layer.kernel, layer.strides)
+    b.result("pose_out", b.reshape(mean, b.batched(), h, w, layer.m, layer.size))
+    b.result("a_out", b.reshape(b.op("Sigmoid", logit), b.batched(), h, w, layer.m))
+    if b.couplings:
+        if not responsibility:
+            zero = b.op("Mul", a_child, b.constant(0.0))
+            equal = b.constant(np.full((1, layer.m, 1), 1.0 / layer.m))
+            responsibility = b.op("Add", zero, equal)
+        c = b.transpose(responsibility, 0, 2, 1)
+        b.result("couplings", b.reshape(c, b.batched(), h, w, layer.i, layer.m))
+
+
+def _layer(b: Body) -> _Layer:
     _, height, width, types, size = (int(d or 0) for d in b.shapes["pose"])
     kh, kw, _, m, side, _ = (int(d or 0) for d in b.shapes["weight"])
     shared = bool(b.attributes["shared"])
     kernel = (height, width) if shared else (kh, kw)
     strides = (1, 1) if shared else (b.attributes["strides"][0], b.attributes["strides"][1])
     index = window_index(height, width, kernel, strides)
-    s, cells = index.shape
-    places = b.batched(s)
-    i = cells * types
-    iterations, epsilon = b.attributes["iterations"], b.attributes["epsilon"]
-    temperatures = b.attributes["inverse_temperatures"]
+    return _Layer(height, width, types, size, m, side, shared, kernel, strides, index)
 
-    matrices = types if shared else i
+
+def _votes(b: Body, layer: _Layer) -> str:
+    """Votes ``[N·S, M, I, P]``, with the coordinates added where the node asks for them."""
+    types, m, side, size, s, i = layer.types, layer.m, layer.side, layer.size, layer.s, layer.i
+    matrices = types if layer.shared else i
     matrix = b.transpose(b.reshape(b.input("weight"), matrices, m, side, side), 0, 2, 1, 3)
-    if shared:
+    if layer.shared:
         one = b.reshape(matrix, 1, types * side, m * side)
-        matrix = b.op("Expand", one, b.ints([cells, types * side, m * side]))
-    children = windows(b, b.input("pose"), height, width, types * size, index)
+        matrix = b.op("Expand", one, b.ints([layer.cells, types * side, m * side]))
+    children = windows(b, b.input("pose"), layer.height, layer.width, types * size, layer.index)
     v = votes(b, children, b.reshape(matrix, i, side, m * side), s, (i, side, side, m, side))
-    if b.attributes["coordinate_addition"]:
-        # The same for all types; spread out when the file is loaded, so that it is stored once.
-        cell = b.constant(_coordinates(height, width, side)[index][:, :, None])  # [S, cells, 1, P]
-        add = b.op("Expand", cell, b.ints([s, cells, types, size]))
-        if s == 1:
-            v = b.op("Add", v, b.reshape(add, 1, 1, i, size))
-        else:
-            v = b.reshape(v, b.batched(), s, m, i * size)
-            v = b.op("Add", v, b.reshape(add, s, 1, i * size))
-            v = b.reshape(v, places, m, i, size)
-    a_child = windows(b, b.input("a"), height, width, types, index)
-    a_child = b.reshape(a_child, places, 1, i)
+    if not b.attributes["coordinate_addition"]:
+        return v
+    # The same for all types; spread out when the file is loaded, so that it is stored once.
+    positions = _coordinates(layer.height, layer.width, side)
+    cell = b.constant(positions[layer.index][:, :, None])  # [S, cells, 1, P]
+    add = b.op("Expand", cell, b.ints([s, layer.cells, types, size]))
+    if s == 1:
+        return b.op("Add", v, b.reshape(add, 1, 1, i, size))
+    v = b.reshape(v, b.batched(), s, m, i * size)
+    v = b.op("Add", v, b.reshape(add, s, 1, i * size))
+    return b.reshape(v, b.batched(s), m, i, size)
+
+
+def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, str]:
+    """Poses and activation logits of the parents, and the responsibilities that they come from."""
+    m, size, i = layer.m, layer.size, layer.i
+    places = b.batched(layer.s)
+    iterations, temperatures = b.attributes["iterations"], b.attributes["inverse_temperatures"]
     beta_u = b.reshape(b.op("Mul", b.input("beta_u"), b.constant(size)), 1, m)
     beta_a = b.reshape(b.input("beta_a"), 1, m)
-    eps = b.constant(epsilon)
-
-    responsibility = ""
-    mean = logit = ""
+    eps = b.constant(b.attributes["epsilon"])
+    mean = logit = responsibility = ""
     for iteration in range(iterations):
         # M-step. The first pass divides every child equally.
         if iteration == 0:
@@ -103,13 +157,4 @@ def build(b: Body) -> None:
         responsibility = b.mark(responsibility, "couplings", iteration + 2)
         if iteration + 1 == iterations:
             responsibility = previous  # the E-step just written reaches no output
-
-    h, w = (1, 1) if shared else grid(height, width, kernel, strides)
-    b.result("pose_out", b.reshape(mean, b.batched(), h, w, m, size))
-    b.result("a_out", b.reshape(b.op("Sigmoid", logit), b.batched(), h, w, m))
-    if b.couplings:
-        if not responsibility:
-            zero = b.op("Mul", a_child, b.constant(0.0))
-            responsibility = b.op("Add", zero, b.constant(np.full((1, m, 1), 1.0 / m)))
-        c = b.transpose(responsibility, 0, 2, 1)
-        b.result("couplings", b.reshape(c, b.batched(), h, w, i, m))
+    return mean, logit, responsibility

@@ -112,7 +112,7 @@ typedef struct capsedge_description {
   size_t size;
   const char* backend;         /* "onnxruntime" or "tensorrt" */
   const char* backend_version; /* "1.31.1" */
-  const char* ops;             /* "fused" or "portable" */
+  const char* ops;             /* "fused", "portable", or "mixed": with routing in standard operators beside fused ones */
   size_t input_count;
   size_t output_count;
   int64_t batch; /* images that the file is fixed to; -1: any number */

@@ -104,6 +104,30 @@ struct Found {
   bool has(size_t number) const { return values[number].wire >= 0; }
 };
 
+// What the exporter calls the poses of an iteration whose operators stand in the graph itself:
+// `DynamicRouting_iter1_pose__3`. As in runtime/reading/onnx_file.py.
+bool is_expanded_pose(std::string_view name) {
+  const auto skip = [&](auto&& accepts) {
+    size_t k = 0;
+    while (k < name.size() && accepts(name[k])) ++k;
+    name.remove_prefix(k);
+    return k > 0;
+  };
+  const auto drop = [&](std::string_view word) {
+    if (name.substr(0, word.size()) != word) return false;
+    name.remove_prefix(word.size());
+    return true;
+  };
+  const auto letter = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  const size_t end = name.find("Routing_iter");
+  if (end == 0 || end == std::string_view::npos) return false;
+  for (const char c : name.substr(0, end))
+    if (!letter(c)) return false;
+  name.remove_prefix(end);
+  return drop("Routing_iter") && skip(digit) && drop("_pose__") && skip(digit) && name.empty();
+}
+
 // Goes through a file by the schema and the protobuf wire format (https://protobuf.dev/programming-guides/encoding);
 // what protobuf would read in another way is refused.
 class Walker {
@@ -208,6 +232,7 @@ class Walker {
     const std::string type = text(found, 4), domain = text(found, 7);
     file_.operators.insert({domain == "ai.onnx" ? "" : domain, type});
     if (domain == kDomain) file_.capsedge_nodes.push_back({type, text(found, 8)});
+    if (is_expanded_pose(text(found, 2))) file_.expanded_routing = true;
   }
 
   uint64_t varint(size_t& at, size_t end) const {

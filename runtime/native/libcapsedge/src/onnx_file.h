@@ -27,6 +27,7 @@ struct OnnxFile {
   std::vector<std::string> external;  // tensors whose data lies in another file
   std::set<NodeType> operators;       // domain and type of every node, functions included; "ai.onnx" is ""
   std::set<NodeType> functions;       // domain and name
+  bool expanded_routing = false;      // whether routing is written in standard operators, as for couplings
   Span graph_field{};  // of the graph: with its key and length
   Span graph{};        // its bytes
   std::vector<std::pair<std::string, Span>> outputs;  // name, and the field with its key and length

@@ -66,6 +66,7 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
   if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
     fail_usage(name + " has no capsedge nodes that the fused operators could run.",
                "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
+  opened.expanded_routing = file.expanded_routing;
   opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
   std::set<std::string> missing;
   for (const std::string& type : file.missing_functions()) missing.insert(ort::operator_of(type));

@@ -17,6 +17,7 @@ struct Model {
   std::map<std::string, std::string> properties;
   std::optional<Metadata> metadata;
   bool fused = false;
+  bool expanded_routing = false;  // whether routing in standard operators stands beside the fused ones
   std::unique_ptr<Backend> backend;
   std::vector<std::string> outputs;  // all of the file, also those that the backend leaves out
 };
@@ -47,7 +48,7 @@ class Session {
   const std::string& name() const { return name_; }
   const Backend& backend() const { return *backend_; }
   const std::optional<Metadata>& metadata() const { return metadata_; }
-  const char* ops() const { return fused_ ? "fused" : "portable"; }
+  const char* ops() const { return !fused_ ? "portable" : expanded_routing_ ? "mixed" : "fused"; }
   const Answers& answers() const { return answers_; }
   const std::string* property(const std::string& key) const;
   int64_t batch() const;  // -1: free
@@ -79,6 +80,7 @@ class Session {
   const std::map<std::string, std::string> properties_;
   const std::optional<Metadata> metadata_;
   const bool fused_;
+  const bool expanded_routing_;
   const std::unique_ptr<Backend> backend_;
   Answers answers_;
   std::shared_ptr<const std::vector<std::string>> class_names_;
