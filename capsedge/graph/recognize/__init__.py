@@ -1,1 +1,1 @@
-"""Capsule routing in the graphs of other tools: found by its structure, judged by its numbers, replaced. No torch."""
+"""Capsule routing in graphs of other tools: found by structure, judged by numbers, replaced. No torch."""

@@ -41,7 +41,7 @@ class Verdict:
 
 
 def hard_votes(shape: tuple[int, ...], seed: int) -> Iterator[tuple[str, Array]]:
-    """Named inputs: normal ones of many sizes, uniform, all equal, nearly equal, zero, one spike, a few large."""
+    """Named inputs: normal ones of many sizes, uniform, offset, all equal, zero, one spike, a few large."""
     rng = np.random.default_rng(seed)
     for size in SIZES:
         yield f"normal, {size:g}", size * rng.standard_normal(shape)
@@ -92,7 +92,8 @@ def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, found: Array) -
     """How far rounding of the votes moves each pose: the largest of a few draws, times 8."""
     rng = np.random.default_rng(9)
     moved = [hypothesis(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape))) for _ in range(3)]
-    return 8 * np.max([np.abs(m - found).max(-1, keepdims=True) for m in moved], axis=0)
+    off = [np.abs(m - found).max(-1, keepdims=True) for m in moved]
+    return np.asarray(8 * np.max(off, axis=0))
 
 
 def excess_of(

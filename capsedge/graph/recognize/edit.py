@@ -40,7 +40,7 @@ class Edit:
         own = {t.name for t in self.initializers} | {o for n in self.nodes for o in n.output}
         return {i for n in self.nodes for i in n.input} - own
 
-    def constant(self, value: Array, name: str) -> str:
+    def constant(self, value: Array | np.generic, name: str) -> str:
         """An initializer: integers as INT64, others as FP32."""
         kind = np.int64 if np.issubdtype(np.asarray(value).dtype, np.integer) else np.float32
         full = f"{self.tag}_{name}"
@@ -49,25 +49,37 @@ class Edit:
         return full
 
     def op(
-        self, op_type: str, inputs: Sequence[str], output: str = "", *, domain: str = "", **attributes: Any
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        output: str = "",
+        *,
+        domain: str = "",
+        **attributes: Any,
     ) -> str:
         """A node with one output."""
         output = output or f"{self.tag}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op_type, list(inputs), [output], domain=domain, **attributes))
+        self.nodes.append(
+            helper.make_node(op_type, list(inputs), [output], domain=domain, **attributes)
+        )
         return output
 
-    def capsule(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> list[str]:
-        """A capsule operator with all its attributes; its outputs."""
+    def capsule(
+        self, op_type: str, inputs: Sequence[str], results: Sequence[str] = (), **attributes: Any
+    ) -> list[str]:
+        """A capsule operator with all its attributes; its outputs, tensors of the graph if they are given."""
         spec = OPERATORS[op_type]
         assert set(attributes) == set(spec.attribute_names), (op_type, sorted(attributes))
-        outputs = [f"{self.tag}_{name}" for name in spec.output_names]
+        outputs = list(results) or [f"{self.tag}_{name}" for name in spec.output_names]
         self.nodes.append(
-            helper.make_node(op_type, list(inputs), outputs, f"{self.tag}", domain=DOMAIN, **attributes)
+            helper.make_node(
+                op_type, list(inputs), outputs, f"{self.tag}", domain=DOMAIN, **attributes
+            )
         )
         return outputs
 
     def describe(self, name: str, shape: Sequence[int]) -> str:
-        """State the shape of a new tensor, whose first dimension counts images (or -1: images times something)."""
+        """State the shape of a tensor, whose first dimension counts images, or images times positions."""
         first: Any = shape[0]
         if self.graph.free:
             first = _FREE if shape[0] == self.graph.batch else None
@@ -78,7 +90,9 @@ class Edit:
     def reshape(self, x: str, shape: Sequence[int], batch: int | None, output: str = "") -> str:
         """Reshape, -1 in the place of the batch where it is free."""
         wanted = [-1 if k == batch and self.graph.free else d for k, d in enumerate(shape)]
-        stored = self.constant(np.array(wanted, np.int64), "to_" + "_".join(map(str, wanted)).replace("-1", "N"))
+        stored = self.constant(
+            np.array(wanted, np.int64), "to_" + "_".join(map(str, wanted)).replace("-1", "N")
+        )
         return self.op("Reshape", [x, stored], output)
 
     def transpose(self, x: str, order: Sequence[int]) -> str:
@@ -116,7 +130,7 @@ def _holder(shape: tuple[int, ...], layout: Layout) -> int | None:
 
 
 def splice(model: onnx.ModelProto, edits: Iterable[Edit]) -> onnx.ModelProto:
-    """A copy with the edits in the place of what made their results; other uses of tensors go on as before."""
+    """A copy with the edits in the place of what made their results."""
     copy = copy_of(model)
     for edit in edits:
         nodes = list(copy.graph.node)

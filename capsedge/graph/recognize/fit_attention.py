@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from capsedge.graph.recognize.accept import FLOOR, LOOSE, ROUNDING, STRICT, Verdict, excess_of, is_wide
+from capsedge.graph.recognize.accept import (
+    FLOOR,
+    LOOSE,
+    ROUNDING,
+    STRICT,
+    Verdict,
+    excess_of,
+    is_wide,
+)
 from capsedge.graph.recognize.anchors import Anchor
 from capsedge.graph.recognize.fit_dynamic import result_roles
 from capsedge.graph.recognize.formulas import Attention, difference
@@ -56,7 +64,9 @@ def fit_attention(graph: Values, votes: str, anchor: Anchor) -> FoundAttention:
     before = graph.distances(anchor.name)
     for roles in vote_layouts(graph.shape(votes), graph.batch, size // couplings, {anchor.axis}):
         n, j, _, p = roles.sizes
-        near = [t for t in before if graph.is_float(t) and graph.size(t) == n * j * p and t != votes]
+        near = [
+            t for t in before if graph.is_float(t) and graph.size(t) == n * j * p and t != votes
+        ]
         for parent in sorted(near, key=lambda t: -graph.order[t])[:_PARENTS]:
             region = graph.determined(votes, parent)
             if anchor.name not in region:
@@ -64,7 +74,9 @@ def fit_attention(graph: Values, votes: str, anchor: Anchor) -> FoundAttention:
             later = [
                 t
                 for t in region
-                if graph.order[t] > graph.order[anchor.name] and graph.is_float(t) and graph.size(t) == n * j * p
+                if graph.order[t] > graph.order[anchor.name]
+                and graph.is_float(t)
+                and graph.size(t) == n * j * p
             ]
             if not later:
                 continue
@@ -100,8 +112,12 @@ def _fit(
                     if difference(sums, layout.read(given[end])) > 1e-6:
                         continue
                     if over == "i":
-                        raise NotRecognized("attention with a softmax over the children: no operator has that")
-                    for found, at in _normalized(graph, sums, scale, ends, given, numbers, parts, batch):
+                        raise NotRecognized(
+                            "attention with a softmax over the children: no operator has that"
+                        )
+                    for found, at in _normalized(
+                        graph, sums, scale, ends, given, numbers, parts, batch
+                    ):
                         function = graph.function([votes, parent], [at[0]])
                         verdict = judge_attention(
                             lambda v, w: at[1].read(  # noqa: B023
@@ -149,13 +165,18 @@ def _normalized(
                     yield kind, (end, layout)
 
 
-def judge_attention(original: object, kind: Attention, sizes: tuple[int, ...], uniform: bool = False) -> Verdict:
+def judge_attention(
+    original: object, kind: Attention, sizes: tuple[int, ...], uniform: bool = False
+) -> Verdict:
     """Compare an original and a pass on votes and parents of many sizes."""
     assert callable(original)
     rng = np.random.default_rng(5)
-    n, j, i, p = sizes
+    n, j, _, p = sizes
     worst, undefined = Verdict(0.0, ""), False
-    cases = [(f"normal, {s:g}", s * rng.standard_normal(sizes), rng.standard_normal((n, j, p))) for s in _SIZES]
+    cases = [
+        (f"normal, {s:g}", s * rng.standard_normal(sizes), rng.standard_normal((n, j, p)))
+        for s in _SIZES
+    ]
     cases.append(("offset", 0.5 + rng.standard_normal(sizes), 3 * rng.standard_normal((n, j, p))))
     cases.append(("zero", np.zeros(sizes), np.zeros((n, j, p))))
     wide: Function = lambda v: [original(v) if uniform else original(v, cases[0][2])]  # noqa: E731
@@ -163,7 +184,10 @@ def judge_attention(original: object, kind: Attention, sizes: tuple[int, ...], u
     for name, x, q in cases:
         given = (x,) if uniform else (x, q)
         wanted, found = original(*given), kind(*given)
-        moved = [kind(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape)), *given[1:]) for _ in range(2)]
+        moved = [
+            kind(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape)), *given[1:])
+            for _ in range(2)
+        ]
         own = 8 * np.max([np.abs(m - found) for m in moved], axis=0).max(-1, keepdims=True)
         undefined |= not np.isfinite(wanted).all()
         excess = excess_of(found, wanted, rtol, floor, own)
@@ -203,8 +227,12 @@ def fit_uniform(graph: Values, result: str) -> FoundAttention | None:
                 found = layouts(graph.shape(result), parts, batch)
                 same = next((f for f in found if f == layout), layout)
                 verdict = judge_attention(
-                    lambda v: same.read(function(roles.write(v))[1]), kind, roles.sizes, True  # noqa: B023
+                    _uniform_of(function, roles, same), kind, roles.sizes, True
                 )
                 if verdict.accepted:
                     return FoundAttention(votes, "", result, roles, None, same, kind, verdict)
     return None
+
+
+def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[Array], Array]:
+    return lambda votes: layout.read(function(roles.write(votes))[1])

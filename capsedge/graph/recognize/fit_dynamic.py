@@ -74,7 +74,9 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
     function = graph.function([votes], ends)
     rng = np.random.default_rng(1)
     tiny, large = _TINY * rng.standard_normal(shape), _LARGE * rng.standard_normal(shape)
-    first = _first_stage(graph, votes, last, ends, numbers, dict(zip(ends, function(tiny), strict=True)), tiny)
+    first = _first_stage(
+        graph, votes, last, ends, numbers, dict(zip(ends, function(tiny), strict=True)), tiny
+    )
     at_large = dict(zip(ends, function(large), strict=True))
     repeated = graph.size(last.name) == graph.size(votes)
     guess = _second_stage(first, numbers, at_large, large, len(anchors), repeated)
@@ -232,7 +234,9 @@ def _second_stage(
     if best[0].error > 1e-4:
         if repeated:
             raise NotRecognized("one logit for each element of a pose: no operator has that")
-        raise NotRecognized(f"no number of iterations fits (the nearest is {best[0].error:.1g} off)")
+        raise NotRecognized(
+            f"no number of iterations fits (the nearest is {best[0].error:.1g} off)"
+        )
     return best[0]
 
 

@@ -21,6 +21,7 @@ from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Array, Values
 
+_Best = tuple[float, float, tuple[Array, Array] | None]
 _CUTS = 6  # tensors that may hold the activations
 
 
@@ -98,7 +99,9 @@ def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[
             for normalized in (False, True):
                 acting = np.ones((n, i)) if normalized else children.read(a).reshape(n, i)
                 mean = m_step(u, np.full((1, j, 1), 1 / j) * acting[:, None], 1e-12)[1]
-                hits = [(e, lay) for e, lay in of_pose if difference(mean, lay.read(given[e])) < 1e-4]
+                hits = [
+                    (e, lay) for e, lay in of_pose if difference(mean, lay.read(given[e])) < 1e-4
+                ]
                 if not hits:
                     continue
                 base = _Base(graph, votes, cut, roles, children, of_pose, numbers, given)
@@ -120,8 +123,10 @@ class _Base:
     numbers: Mapping[str, Array]
     given: Mapping[str, Array]
 
-    def fitted(self, u: Array, acting: Array, normalized: bool, count: int, ends: list[str]) -> FoundEM:
-        n, j, i, p = self.roles.sizes
+    def fitted(
+        self, u: Array, acting: Array, normalized: bool, count: int, ends: list[str]
+    ) -> FoundEM:
+        n, j, _, p = self.roles.sizes
         graph = self.graph
         scalars = sorted({float(v.reshape(-1)[0]) for v in self.numbers.values() if v.size == 1})
         epsilons = sorted({s for s in scalars if 0 < s <= 1e-2}) or [1e-30]
@@ -132,26 +137,35 @@ class _Base:
         for number in range(count):
             mass, mean, off, variance = m_step(u, r * acting[:, None], epsilons[0])
             logs = 0.5 * np.log(variance).sum(-1)
-            best = (float("inf"), 0.0, pairs[0] if pairs else None, 0)
-            for place, z in enumerate(arguments):
+            best: _Best = (float("inf"), 0.0, None)
+            for z in arguments:
                 for pair in pairs:
                     plain = pair[1] - (pair[0] * p + logs) * mass
                     scale = float((z * plain).sum() / max((plain * plain).sum(), 1e-300))
-                    best = min(best, (difference(scale * plain, z), scale, pair, place), key=lambda b: b[0])
-            error, scale, pair, place = best
-            if pair is None or error > 1e-3:
+                    best = min(
+                        best, (difference(scale * plain, z), scale, pair), key=lambda b: b[0]
+                    )
+            error, scale, fitting = best
+            if fitting is None or error > 1e-3:
                 raise NotRecognized(
                     f"EM routing whose activations fit no formula at pass {number + 1} ({error:.1g} off)"
                 )
             near = min(scalars, key=lambda s: abs(s - scale), default=scale)
             scale = near if abs(near - scale) < 1e-4 * abs(scale) else float(np.float32(scale))
             temperatures.append(scale)
-            pairs = [pair]
-            logit = scale * (pair[1] - (pair[0] * p + logs) * mass)
+            pairs = [fitting]
+            logit = scale * (fitting[1] - (fitting[0] * p + logs) * mass)
             r = responsibilities(logit, logs, off, variance)
         activation = logistic(logit)
         # Of equal tensors the first: what is made of it stays as it is.
-        pose = next(((e, lay) for e, lay in self.of_pose if difference(mean, lay.read(self.given[e])) < 1e-4), None)
+        pose = next(
+            (
+                (e, lay)
+                for e, lay in self.of_pose
+                if difference(mean, lay.read(self.given[e])) < 1e-4
+            ),
+            None,
+        )
         parts, batch = result_roles(self.roles)
         acts = (
             (e, lay)
@@ -170,7 +184,9 @@ class _Base:
             found = function(self.roles.write(x), self.children.write(a[:, None, :, None]))
             return pose[1].read(found[0]), result[1].read(found[1])
 
-        verdicts = [(judge_em(original, replace(kind, epsilon=e), self.roles.sizes), e) for e in epsilons]
+        verdicts = [
+            (judge_em(original, replace(kind, epsilon=e), self.roles.sizes), e) for e in epsilons
+        ]
         verdict, epsilon = min(verdicts, key=lambda v: v[0].excess)
         if not verdict.accepted:
             raise NotRecognized(
@@ -190,12 +206,16 @@ class _Base:
             sign = {"Sigmoid": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
             if sign is None or node.input[0] not in known or self.graph.size(node.input[0]) != size:
                 continue
-            for layout in itertools.islice(layouts(self.graph.shape(node.input[0]), parts[:2], batch), 2):
+            for layout in itertools.islice(
+                layouts(self.graph.shape(node.input[0]), parts[:2], batch), 2
+            ):
                 yield sign * layout.read(self.given[node.input[0]]).reshape(n, j)
 
     def _betas(self, j: int, p: int) -> Iterator[tuple[Array, Array]]:
-        """Pairs ``(beta_u, beta_a)`` that the constants may hold; a cost may add beta_u once, not for each element."""
-        stored = [v.reshape(-1).astype(np.float64) for v in self.numbers.values() if v.size in (1, j)]
+        """Pairs ``(beta_u, beta_a)`` that the constants may hold; a cost may add beta_u once a pose."""
+        stored = [
+            v.reshape(-1).astype(np.float64) for v in self.numbers.values() if v.size in (1, j)
+        ]
         stored = [np.broadcast_to(v, (j,)) for v in stored]
         for u, a in itertools.permutations(stored, 2):
             yield u, a
@@ -206,7 +226,7 @@ _Hard = tuple[str, Array, Array]
 
 
 def hard_cases(sizes: tuple[int, ...], seed: int = 4) -> Iterator[_Hard]:
-    """Named votes ``[n,j,i,p]`` and activations ``[n,i]``: normal, small, agreeing, weak, dead, large, zero."""
+    """Named votes ``[n,j,i,p]`` and activations ``[n,i]``, many of them extreme."""
     n, j, i, p = sizes
     rng = np.random.default_rng(seed)
     for name, size, strength in (
@@ -235,5 +255,3 @@ def judge_em(original: object, kind: EM, sizes: tuple[int, ...], rtol: float = S
             if not excess <= worst.excess:
                 worst = Verdict(excess, name)
     return Verdict(worst.excess, worst.case, undefined)
-
-

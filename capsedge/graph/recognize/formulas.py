@@ -1,4 +1,4 @@
-"""The routing procedures over given votes ``U [n, j, i, p]``, with the liberties that other code takes (numpy).
+"""The routing procedures over given votes ``U [n, j, i, p]``, with the liberties of other code.
 
 Formulas and sources: docs/operators.md. What is particular to other code stands in the hypotheses.
 """
@@ -20,25 +20,25 @@ def softmax(b: Array, axes: tuple[int, ...], leaky: bool = False) -> Array:
     top = b.max(axis=axes, keepdims=True)
     top = np.maximum(top, 0) if leaky else top
     e = np.exp(b - top)
-    return e / (e.sum(axis=axes, keepdims=True) + (np.exp(-top) if leaky else 0.0))
+    return np.asarray(e / (e.sum(axis=axes, keepdims=True) + (np.exp(-top) if leaky else 0.0)))
 
 
 def squash(s: Array, form: str, epsilon: float, over: str = "p") -> Array:
     """``A``: n²/(1+n²)·s/(n+e); ``B``: n²/(1+n²)·s/√(n²+e); ``D``: s·n/(1+n²); ``E``: (1-exp -n)·s/(n+e).
 
     Args:
-        over: ``p`` the pose (the last axis), ``j`` the last axis but one, ``element`` each element for itself.
+        over: ``p`` the pose (last axis), ``j`` the last axis but one, ``element`` each for itself.
     """
     square = s * s if over == "element" else (s * s).sum({"p": -1, "j": -2}[over], keepdims=True)
     n = np.sqrt(square)
     if form == "A":
-        return square / (1 + square) * (s / (n + epsilon + _TINY))
+        return np.asarray(square / (1 + square) * (s / (n + epsilon + _TINY)))
     if form == "B":
-        return square / (1 + square) * s / np.sqrt(square + epsilon + _TINY)
+        return np.asarray(square / (1 + square) * s / np.sqrt(square + epsilon + _TINY))
     if form == "D":
-        return s * n / (1 + square)
+        return np.asarray(s * n / (1 + square))
     if form == "E":
-        return -np.expm1(-n) * s / (n + epsilon + _TINY)
+        return np.asarray(-np.expm1(-n) * s / (n + epsilon + _TINY))
     raise ValueError(form)
 
 
@@ -158,7 +158,7 @@ class Attention:
     def sums(self, votes: Array, parent: Array | None = None) -> Array:
         """The weighted sums ``[n, j, p]``."""
         if parent is None:
-            return votes.sum(2) / votes.shape[1]
+            return np.asarray(votes.sum(2) / votes.shape[1])
         logits = self.agreement_scale * (votes @ parent[..., None])[..., 0]
         return (softmax(logits, OVER[self.over])[:, :, None] @ votes)[:, :, 0]
 
@@ -166,7 +166,10 @@ class Attention:
         """Parents ``[n, j, p]``."""
         s = self.sums(votes, parent)
         off = s - s.mean(-1, keepdims=True)
-        return off / np.sqrt((off * off).mean(-1, keepdims=True) + self.epsilon) * self.scale + self.bias
+        return np.asarray(
+            off / np.sqrt((off * off).mean(-1, keepdims=True) + self.epsilon) * self.scale
+            + self.bias
+        )
 
 
 def difference(found: Array, wanted: Array) -> float:

@@ -103,17 +103,21 @@ def agree(acting: Source, children: Children) -> bool:
     if number.shape != acting.index.shape:
         return False
     pairs = np.unique(np.stack([number.reshape(-1), acting.index.reshape(-1)]), axis=1)
-    return len(np.unique(pairs[0])) == pairs.shape[1]
+    return bool(len(np.unique(pairs[0])) == pairs.shape[1])
 
 
-def read_parents(edit: Edit, name: str, layout: Layout, children: Children, parents: int, pose: int) -> str:
+def read_parents(
+    edit: Edit, name: str, layout: Layout, children: Children, parents: int, pose: int
+) -> str:
     """``[N, H', W', M, P]`` of a tensor ``[n, j, p]``."""
     shape = (edit.graph.batch, *children.windows.places, parents, pose)
     x = edit.read(name, layout, shape)
     return turned(edit, x, shape) if children.transposed else x
 
 
-def write_parents(edit: Edit, x: str, layout: Layout, result: str, children: Children, parents: int, pose: int) -> None:
+def write_parents(
+    edit: Edit, x: str, layout: Layout, result: str, children: Children, parents: int, pose: int
+) -> None:
     """Make a tensor ``[n, j, p]`` of ``[N, H', W', M, P]``."""
     shape = (edit.graph.batch, *children.windows.places, parents, pose)
     edit.describe(x, shape)

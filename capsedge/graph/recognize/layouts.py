@@ -84,7 +84,7 @@ def vote_layouts(
         if not 3 - (batch == 1) <= len(view) <= MOST_AXES:
             continue
         starts: list[int | None] = [k for k in axes if view[k] == batch] if batch > 1 else [None]
-        poses = [(k,) for k in axes if view[k] == pose]
+        poses: list[tuple[int, ...]] = [(k,) for k in axes if view[k] == pose]
         poses += [(k, k + 1) for k in axes[:-1] if view[k] * view[k + 1] == pose]
         found = []
         for start, p in itertools.product(starts, poses):
@@ -100,9 +100,7 @@ def vote_layouts(
                         i = [k for k in rest if k not in chosen]
                         n = ([] if start is None else [start]) + list(chosen)
                         found.append(
-                            Layout(
-                                shape, view, (*n, j, *i, *p), (len(n), 1, len(i), len(p)), start
-                            )
+                            Layout(shape, view, (*n, j, *i, *p), (len(n), 1, len(i), len(p)), start)
                         )
         found.sort(key=lambda f: f.groups[0])
         yield from found

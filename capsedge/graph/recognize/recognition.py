@@ -41,15 +41,15 @@ def recognize(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
     if any(found.operator == "AttentionRouting" for _, found in made):
         made += list(_uniform(graph, len(made)))
     done = {name for edit, _ in made for name in edit.results}
-    for found in squashes(graph):
-        if found.result in done:
+    for each in squashes(graph):
+        if each.result in done:
             continue
         try:
-            edit = write_squash(graph, found, f"squash_{len(made)}")
+            edit = write_squash(graph, each, f"squash_{len(made)}")
         except NotRecognized:
             continue
-        parameters = {"axis": str(found.axis), "epsilon": f"{found.epsilon:.3g}"}
-        made.append((edit, Found("Squash", found.result, parameters)))
+        parameters = {"axis": str(each.axis), "epsilon": f"{each.epsilon:.3g}"}
+        made.append((edit, Found("Squash", each.result, parameters)))
     kept = []
     for edit, found in made:
         present = {o for n in model.graph.node for o in n.output} | graph.dims.keys()
@@ -88,7 +88,9 @@ def _group(graph: Values, group: Group, made: list[_Made], left: list[Left]) -> 
 
 def _telling(reasons: list[str]) -> str:
     """The reason that says most: one that names what no operator has, else the first."""
-    return next((r for r in reasons if "no operator" in r or "averaged" in r or "EM" in r), reasons[0])
+    return next(
+        (r for r in reasons if "no operator" in r or "averaged" in r or "EM" in r), reasons[0]
+    )
 
 
 def _em(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:

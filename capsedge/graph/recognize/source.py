@@ -88,7 +88,9 @@ def linear_source(
         if found and missed > _MISSED:
             break
     if not found:
-        raise NotRecognized("the votes are no product of a constant weight and capsules (votes that are given)")
+        raise NotRecognized(
+            "the votes are no product of a constant weight and capsules (votes that are given)"
+        )
     return min(found, key=lambda each: each[0])[1]
 
 
@@ -105,10 +107,16 @@ def _cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> I
             at = [k for k in range(len(split)) if k not in q]
             first = None
             if start is not None:
-                first = start if start < min(q, default=0) or len(split) == len(view) else start + len(split) - len(view)
+                first = (
+                    start
+                    if start < min(q, default=0) or len(split) == len(view)
+                    else start + len(split) - len(view)
+                )
                 at.remove(first)
             order = ([] if first is None else [first]) + at + list(q)
-            layout = Layout(shape, split, tuple(order), (int(first is not None), len(at), len(q)), first)
+            layout = Layout(
+                shape, split, tuple(order), (int(first is not None), len(at), len(q)), first
+            )
             if layout in seen or tried >= _HYPOTHESES:
                 continue
             seen.add(layout)
@@ -153,7 +161,11 @@ class _Probe:
         self.tensor, self.shape, self.batch = tensor, graph.shape(tensor), graph.batch
         self.rng = np.random.default_rng(2)
         function = graph.function([tensor], [votes])
-        self.run = lambda x: roles.read(function(x)[0])
+
+        def run(x: Array) -> Array:
+            return roles.read(function(x)[0])
+
+        self.run = run
         self.zero = self.run(np.zeros(self.shape))
 
     def is_linear(self) -> bool:
@@ -195,7 +207,9 @@ class _Probe:
 
     def _cells(self, layout: Layout, factors: Array, vector: Array) -> Array:
         """Votes of cells that are multiples of one vector, less those of zero."""
-        roles = np.broadcast_to(factors[:, None] * vector, (layout.sizes[0], len(factors), len(vector)))
+        roles = np.broadcast_to(
+            factors[:, None] * vector, (layout.sizes[0], len(factors), len(vector))
+        )
         return np.asarray(self.run(layout.write(np.ascontiguousarray(roles))) - self.zero)
 
     def _index(self, equal: Array, numbered: Array, cells: int, images: int) -> Array | None:
@@ -231,4 +245,3 @@ def cell_axes(source: Source) -> tuple[tuple[int, ...], Array]:
     if not sizes:
         return (), np.zeros((*source.index.shape, 0), int)
     return sizes, np.stack(np.unravel_index(source.index, sizes), -1)
-

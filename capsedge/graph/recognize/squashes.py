@@ -108,7 +108,9 @@ def write_squash(graph: Values, found: FoundSquash, tag: str) -> Edit:
     """
     epsilon = max(found.epsilon**2 if found.form == "A" else found.epsilon, STAND_IN)
     if found.form == "A" and found.epsilon > MOST_ADDED:
-        raise NotRecognized(f"a squash with {found.epsilon:g} added to the norm: no operator has that")
+        raise NotRecognized(
+            f"a squash with {found.epsilon:g} added to the norm: no operator has that"
+        )
     function = graph.function([found.source], [found.result])
     verdict = judge(
         lambda v: np.moveaxis(function(v)[0], found.axis, -1),
@@ -119,14 +121,21 @@ def write_squash(graph: Values, found: FoundSquash, tag: str) -> Edit:
         floor=ATOL,
     )
     if not verdict.accepted:
-        raise NotRecognized(f"Squash would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})")
+        raise NotRecognized(
+            f"Squash would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
+        )
     shape = graph.shape(found.source)
     if graph.free and shape[0] % graph.batch:
         raise NotRecognized("a squash whose first axis is not the batch's")
     edit = Edit(graph, tag)
-    x = edit.describe(edit.op("Identity", [found.source]), shape)
-    (y,) = edit.capsule("Squash", [x], axis=found.axis - len(shape), epsilon=float(epsilon))
-    edit.describe(y, shape)
-    edit.op("Identity", [y], found.result)
+    if found.source not in graph.dims:
+        edit.describe(found.source, shape)
+    edit.capsule(
+        "Squash",
+        [found.source],
+        [found.result],
+        axis=found.axis - len(shape),
+        epsilon=float(epsilon),
+    )
     edit.results.append(found.result)
     return edit

@@ -7,6 +7,7 @@ computed, or whose body holds graphs of its own, is left alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -58,7 +59,12 @@ def _passes(
         count = constants.get(node.input[0])
         fixed = start is not None and bool(start) and _always(body, constants)
         return int(count) if fixed and count is not None else None
-    directions = ("scan_input_directions", "scan_output_directions", "scan_input_axes", "scan_output_axes")
+    directions = (
+        "scan_input_directions",
+        "scan_output_directions",
+        "scan_input_axes",
+        "scan_output_axes",
+    )
     if any(any(attributes.get(name, ())) for name in directions):
         return None
     first = node.input[len(node.input) - attributes["num_scan_inputs"]]
@@ -107,12 +113,16 @@ class _Writer:
         for number in range(count):
             names = dict(stored)
             if loop:
-                for formal, value in zip(body.input, (np.array(number), np.array(True)), strict=False):
+                for formal, value in zip(
+                    body.input, (np.array(number), np.array(True)), strict=False
+                ):
                     names[formal.name] = self._store(f"{self.tag}{number}/{formal.name}", value)
             names |= zip((i.name for i in body.input[first:]), state, strict=False)
             for formal, sequence in zip(body.input[first + carried :], sequences, strict=True):
                 at = self._store(f"{self.tag}{number}/at", np.array(number))
-                names[formal.name] = self._op("Gather", [sequence, at], f"{self.tag}{number}/{formal.name}", axis=0)
+                names[formal.name] = self._op(
+                    "Gather", [sequence, at], f"{self.tag}{number}/{formal.name}", axis=0
+                )
             names |= {o: f"{self.tag}{number}/{o}" for n in body.node for o in n.output if o}
             for inner in body.node:
                 self._write(inner, names, number)
@@ -126,7 +136,9 @@ class _Writer:
         for row, output in zip(rows, node.output[carried:], strict=False):
             if output:
                 axis = self._store(f"{output}/axis", np.array([0]))
-                lifted = [self._op("Unsqueeze", [r, axis], f"{output}/{k}") for k, r in enumerate(row)]
+                lifted = [
+                    self._op("Unsqueeze", [r, axis], f"{output}/{k}") for k, r in enumerate(row)
+                ]
                 self._op("Concat", lifted, output, axis=0)
 
     def _write(self, inner: onnx.NodeProto, names: dict[str, str], number: int) -> None:
@@ -142,6 +154,6 @@ class _Writer:
             self.initializers.append(initializer(name, value))
         return name
 
-    def _op(self, op_type: str, inputs: Iterable[str], output: str, **attributes: int) -> str:
+    def _op(self, op_type: str, inputs: Iterable[str], output: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
         return output

@@ -100,7 +100,9 @@ class Values:
         for name, dims in self.dims.items():
             shape = [(batch if k == 0 else 1) if d == 0 else d for k, d in enumerate(dims)]
             kind = helper.tensor_dtype_to_np_dtype(self.types[name])
-            drawn = scale * rng.random(shape) if np.issubdtype(kind, np.floating) else np.ones(shape)
+            drawn = (
+                scale * rng.random(shape) if np.issubdtype(kind, np.floating) else np.ones(shape)
+            )
             found[name] = drawn.astype(kind)
         return found
 
@@ -126,7 +128,9 @@ class Values:
             self.batch = batch or next(iter(self.dims.values()))[0]
             if sum(np.asarray(v).nbytes for v in found) > MOST_BYTES and batch > 2:
                 continue
-            self.free = self.free and batch == BATCHES[0] or (self.free and self._runs(session, 2))
+            self.free = (self.free and batch == BATCHES[0]) or (
+                self.free and self._runs(session, 2)
+            )
             return dict(zip(names, found, strict=True)) | feeds | self.weights
         raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
 
@@ -251,7 +255,9 @@ class Values:
             found[name] = shared | {name}
         return found
 
-    def between(self, cut: Sequence[str], ends: Sequence[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    def between(
+        self, cut: Sequence[str], ends: Sequence[str]
+    ) -> tuple[list[onnx.NodeProto], set[str]]:
         """The nodes from a cut to some tensors, and the constants that they read."""
         stop = set(cut)
         need = set(ends) - stop
@@ -284,7 +290,9 @@ class Values:
                 break
             except Exception as error:
                 if not wide:
-                    raise NotRecognized(f"a part of it does not run alone: {_first_line(error)}") from error
+                    raise NotRecognized(
+                        f"a part of it does not run alone: {_first_line(error)}"
+                    ) from error
 
         def run(*given: Array) -> list[Array]:
             feeds = {}
@@ -312,7 +320,8 @@ class Values:
             return _WIDE.get(found, found) if wide else found
 
         inputs = [
-            helper.make_tensor_value_info(n, kind_of(n), self.shape(n)) for n in self.with_twins(cut)
+            helper.make_tensor_value_info(n, kind_of(n), self.shape(n))
+            for n in self.with_twins(cut)
         ]
         stored = [
             numpy_helper.from_array(
@@ -335,7 +344,7 @@ class Values:
 
 
 def widened(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes in FP64, Softplus and Sigmoid written out: ONNX Runtime has no such one, or one of few digits."""
+    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
     for node in nodes:
         if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
             yield from _written_out(node)

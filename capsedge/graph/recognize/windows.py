@@ -51,16 +51,22 @@ def windows_of(source: Source) -> Windows:
             found = _windows(sizes, at, (rows, columns, *rest))
             if found is not None:
                 return found
-    raise NotRecognized("children that are no windows of one stride over a grid: no operator has that")
+    raise NotRecognized(
+        "children that are no windows of one stride over a grid: no operator has that"
+    )
 
 
 def _one_window(source: Source) -> Windows:
     """All cells as types of one place; what shares weights over a grid is seen by ``shared_grid``."""
     if sorted(source.index[0].tolist()) != list(range(source.cells)):
-        raise NotRecognized("children that are not all cells of a layer, each once: no operator has that")
+        raise NotRecognized(
+            "children that are not all cells of a layer, each once: no operator has that"
+        )
     at = np.zeros((1, source.cells, 3), int)
     at[..., 2] = source.index
-    return Windows((), (1, 1, source.cells), (1, 1), (1, 1), (1, 1), np.argsort(source.index[0]), at)
+    return Windows(
+        (), (1, 1, source.cells), (1, 1), (1, 1), (1, 1), np.argsort(source.index[0]), at
+    )
 
 
 def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Windows | None:
@@ -93,7 +99,13 @@ def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Window
     if len(grid) != len(corner) or (corner[:, :2] != grid).any():
         return None
     return Windows(
-        axes, (height, width, count), (kernel[0], kernel[1]), (strides[0], strides[1]), places, children, place
+        axes,
+        (height, width, count),
+        (kernel[0], kernel[1]),
+        (strides[0], strides[1]),
+        places,
+        children,
+        place,
     )
 
 

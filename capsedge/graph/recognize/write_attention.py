@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def write_attention(graph: Values, found: FoundAttention, tag: str) -> tuple[Edi
     children = children_of(source, windows_of(source), matrices(source.weight))
     edit = Edit(graph, tag)
     inputs = [read_poses(edit, children)]
-    attributes: dict[str, object] = {
+    attributes: dict[str, Any] = {
         "strides": list(children.windows.strides),
         "matrix_pose": int(children.matrix),
         "epsilon": float(found.kind.epsilon),

@@ -32,27 +32,38 @@ def expressed(kind: Dynamic, batch: int, free: bool) -> tuple[Dynamic, tuple[str
         what = "over the parents" if kind.axis == "j" else "of each element for itself"
         raise NotRecognized(f"dynamic routing with a squash {what}: no operator has that")
     if kind.form == "E":
-        raise NotRecognized("dynamic routing with the squash (1 - exp -n)·s/n: no operator has that")
+        raise NotRecognized(
+            "dynamic routing with the squash (1 - exp -n)·s/n: no operator has that"
+        )
     if kind.replace:
-        raise NotRecognized("dynamic routing whose agreements replace the logits: no operator has that")
+        raise NotRecognized(
+            "dynamic routing whose agreements replace the logits: no operator has that"
+        )
     if kind.batch_mean and (free or batch != 1):
         raise NotRecognized(
             "dynamic routing whose agreements are averaged over the batch: an image's answer depends on the "
             "others (fix the batch at 1 where that is what is wanted)"
         )
     if kind.scale != 1:
-        raise NotRecognized(f"dynamic routing whose agreements are scaled by {kind.scale:g}: no operator has that")
+        raise NotRecognized(
+            f"dynamic routing whose agreements are scaled by {kind.scale:g}: no operator has that"
+        )
     if kind.form == "A":
         if kind.epsilon > MOST_ADDED:
-            raise NotRecognized(f"a squash with {kind.epsilon:g} added to the norm: no operator has that")
-        note = f"the epsilon {kind.epsilon:.3g} added to the norm stands under the root: {kind.epsilon / 2:.1g} at most"
+            raise NotRecognized(
+                f"a squash with {kind.epsilon:g} added to the norm: no operator has that"
+            )
+        most = f"{kind.epsilon / 2:.1g} at most"
+        note = f"the epsilon {kind.epsilon:.3g} added to the norm stands under the root: {most}"
         own = replace(kind, form="B", epsilon=max(kind.epsilon**2, STAND_IN), batch_mean=False)
         return own, (note,)
     notes = () if kind.epsilon else (f"no epsilon in the squash: {STAND_IN:g} stands for it",)
     return replace(kind, epsilon=kind.epsilon or STAND_IN, batch_mean=False), notes
 
 
-def write_dynamic(graph: Values, found: FoundDynamic, source: Source, tag: str) -> tuple[Edit, tuple[str, ...]]:
+def write_dynamic(
+    graph: Values, found: FoundDynamic, source: Source, tag: str
+) -> tuple[Edit, tuple[str, ...]]:
     """The nodes, and what to say of them.
 
     Raises:
@@ -72,7 +83,9 @@ def write_dynamic(graph: Values, found: FoundDynamic, source: Source, tag: str) 
             floor=ATOL,
         )
         if not verdict.accepted:
-            raise NotRecognized(f"the operator would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})")
+            raise NotRecognized(
+                f"the operator would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
+            )
     n, j, i, p = found.roles.sizes
     edit = Edit(graph, tag)
     weight = source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]

@@ -35,7 +35,7 @@ def write_em(graph: Values, found: FoundEM, tag: str) -> tuple[Edit, Children]:
     Raises:
         NotRecognized: no operator computes the same.
     """
-    n, j, i, p = found.roles.sizes
+    _, j, _, p = found.roles.sizes
     source = linear_source(graph, found.votes, found.roles, p, lambda w: matrices(w) is not None)
     matrix = matrices(source.weight)
     assert matrix is not None
@@ -50,7 +50,9 @@ def write_em(graph: Values, found: FoundEM, tag: str) -> tuple[Edit, Children]:
     a = read_activations(edit, acting, children)
     if kind.normalized:
         small = edit.constant(np.float32(kind.epsilon), "epsilon")
-        a = edit.describe(edit.op("Div", [a, edit.op("Add", [a, small])]), (graph.batch, *windows.grid))
+        a = edit.describe(
+            edit.op("Div", [a, edit.op("Add", [a, small])]), (graph.batch, *windows.grid)
+        )
     outputs = edit.capsule(
         "EMRouting",
         [
@@ -95,7 +97,11 @@ def _acting(graph: Values, found: FoundEM) -> Source:
     """Where the activations of the children come from."""
     try:
         return linear_source(
-            graph, found.activations, found.children, 1, lambda w: bool((np.abs(w - 1) < 1e-6).all())
+            graph,
+            found.activations,
+            found.children,
+            1,
+            lambda w: bool((np.abs(w - 1) < 1e-6).all()),
         )
     except NotRecognized:
         n, _, i, _ = found.children.sizes

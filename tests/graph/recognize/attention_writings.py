@@ -41,7 +41,9 @@ class Concurrent(Writing):
         x = torch.stack(cells, 1)  # [B, k·l, h, w, t, P]
         x = x.reshape(-1, KERNEL, KERNEL, 2, 2, TYPES, SIDE, SIDE)
         votes = torch.einsum("bklhwtxy,kltyzo->bhwkltxzo", x, self.w1)
-        votes = votes.reshape(-1, 2, 2, KERNEL * KERNEL * TYPES, POSE, MIDDLE).permute(0, 1, 2, 3, 5, 4)
+        votes = votes.reshape(-1, 2, 2, KERNEL * KERNEL * TYPES, POSE, MIDDLE).permute(
+            0, 1, 2, 3, 5, 4
+        )
         return self.attend(votes, parent)
 
     def over_all(self, pose: Tensor, parent: Tensor | None) -> Tensor:

@@ -27,7 +27,9 @@ class Writing(nn.Module):
         self.act = nn.Linear(5, TYPES)
         self.w1 = nn.Parameter(torch.randn(KERNEL * KERNEL * TYPES, MIDDLE, SIDE, SIDE))
         self.w2 = nn.Parameter(torch.randn(MIDDLE, CLASSES, SIDE, SIDE))
-        self.betas = nn.ParameterList(nn.Parameter(torch.randn(k)) for k in (MIDDLE, MIDDLE, CLASSES, CLASSES))
+        self.betas = nn.ParameterList(
+            nn.Parameter(torch.randn(k)) for k in (MIDDLE, MIDDLE, CLASSES, CLASSES)
+        )
 
     @staticmethod
     def example(batch: int) -> Tensor:
@@ -38,7 +40,9 @@ class Writing(nn.Module):
         pose = torch.tanh(self.pose(x)).reshape(batch, GRID, GRID, TYPES, POSE)
         a = torch.sigmoid(self.act(x)).reshape(batch, GRID, GRID, TYPES)
         places = (GRID - KERNEL) // 2 + 1
-        pose = self.patches(pose.reshape(batch, GRID, GRID, -1)).reshape(-1, KERNEL * KERNEL * TYPES, POSE)
+        pose = self.patches(pose.reshape(batch, GRID, GRID, -1)).reshape(
+            -1, KERNEL * KERNEL * TYPES, POSE
+        )
         a = self.patches(a).reshape(-1, KERNEL * KERNEL * TYPES)
         mean, a = self.route(self.votes(pose, self.w1), a, self.betas[0], self.betas[1])
         count = places * places * MIDDLE
@@ -51,7 +55,9 @@ class Writing(nn.Module):
         """``[B, H, W, F]`` to ``[B, places, kernel·kernel, F]``, by slices."""
         places = (GRID - KERNEL) // 2 + 1
         found = [
-            x[:, 2 * r : 2 * r + KERNEL, 2 * c : 2 * c + KERNEL].reshape(x.shape[0], 1, KERNEL * KERNEL, -1)
+            x[:, 2 * r : 2 * r + KERNEL, 2 * c : 2 * c + KERNEL].reshape(
+                x.shape[0], 1, KERNEL * KERNEL, -1
+            )
             for r in range(places)
             for c in range(places)
         ]
@@ -65,7 +71,9 @@ class Writing(nn.Module):
     def located(self, votes: Tensor, places: int) -> Tensor:
         return votes
 
-    def route(self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor]:
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
 
@@ -74,7 +82,9 @@ class Paper(Writing):
 
     temperatures = (0.01 * (1 - 0.95), 0.01 * (1 - 0.95**2), 0.01 * (1 - 0.95**3))
 
-    def route(self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor]:
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
         parents = votes.shape[2]
         r = torch.full(votes.shape[:3], 1.0 / parents)
         for t, temperature in enumerate(self.temperatures):
@@ -93,11 +103,13 @@ class Paper(Writing):
 
 
 class Renormalized(Paper):
-    """Couplings times activations, divided by their sum over the parents; one temperature; logarithms of activations."""
+    """Couplings times activations, divided by their sum over the parents; one temperature."""
 
     epsilon = 1e-8
 
-    def route(self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor]:
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
         n, i, j, _ = votes.shape
         r = torch.full((n, i, j), 1.0 / j)
         for t in range(3):
@@ -110,7 +122,11 @@ class Renormalized(Paper):
             cost = (beta_u.view(j, 1) + torch.log(var.sqrt())) * mass.view(n, 1, j, 1)
             act = torch.sigmoid(0.001 * (beta_a - cost.sum(dim=3).reshape(n, j)))
             if t < 2:
-                log_p = -((votes - mean) ** 2) / (2 * var) - torch.log(var.sqrt()) - 0.5 * math.log(2 * math.pi)
+                log_p = (
+                    -((votes - mean) ** 2) / (2 * var)
+                    - torch.log(var.sqrt())
+                    - 0.5 * math.log(2 * math.pi)
+                )
                 r = torch.softmax(log_p.sum(3) + torch.log(act.view(n, 1, j)), dim=2)
         return mean.squeeze(1), act
 
@@ -135,14 +151,19 @@ class WeightFirst(Paper):
 class OnesFirst(Paper):
     """Couplings begin at one instead of one divided by the number of parents."""
 
-    def route(self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor]:
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
         r = torch.ones(votes.shape[:3])
         for t, temperature in enumerate(self.temperatures):
             ra = r * a[:, :, None]
             mass = ra.sum(1)
             mean = torch.einsum("nij,nijp->njp", ra, votes) / (mass[..., None] + self.epsilon)
             off = (votes - mean[:, None]) ** 2
-            var = torch.einsum("nij,nijp->njp", ra, off) / (mass[..., None] + self.epsilon) + self.epsilon
+            var = (
+                torch.einsum("nij,nijp->njp", ra, off) / (mass[..., None] + self.epsilon)
+                + self.epsilon
+            )
             cost = (beta_u[None, :, None] + 0.5 * torch.log(var)) * mass[..., None]
             logit = 100 * temperature * (beta_a - cost.sum(-1))
             if t + 1 < len(self.temperatures):
