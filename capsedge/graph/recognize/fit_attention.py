@@ -196,8 +196,11 @@ def judge_attention(
     return Verdict(worst.excess, worst.case, undefined)
 
 
-def fit_uniform(graph: Values, result: str) -> FoundAttention | None:
-    """The uniform pass whose layer normalization makes a tensor; None where it is none."""
+def fit_uniform(graph: Values, result: str) -> Iterator[FoundAttention]:
+    """The uniform passes that a layer normalization may belong to.
+
+    There may be several: equal couplings do not tell which axis counts the parents.
+    """
     node = graph.maker[result]
     source = node.input[0]
     before = graph.distances(source)
@@ -230,8 +233,7 @@ def fit_uniform(graph: Values, result: str) -> FoundAttention | None:
                     _uniform_of(function, roles, same), kind, roles.sizes, True
                 )
                 if verdict.accepted:
-                    return FoundAttention(votes, "", result, roles, None, same, kind, verdict)
-    return None
+                    yield FoundAttention(votes, "", result, roles, None, same, kind, verdict)
 
 
 def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[Array], Array]:

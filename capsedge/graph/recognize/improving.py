@@ -20,7 +20,7 @@ from capsedge.graph.recognize.proof import ATOL, RTOL, Comparison, prove
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.recognition import recognize
 from capsedge.graph.recognize.report import Left, Recognition
-from capsedge.graph.recognize.targets import constant_targets
+from capsedge.graph.recognize.targets import constant_shapes
 from capsedge.graph.recognize.unroll import unroll
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.simplify import simplify
@@ -196,7 +196,7 @@ def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     if loops:
         notes.append(f"{loops} loop{'s' * (loops > 1)} of a fixed number of passes written out")
         cleaned = simplify(cleaned)
-    cleaned, made = constant_targets(cleaned)
+    cleaned, made = constant_shapes(cleaned)
     if made:
         notes.append(f"{made} computed shapes made constant")
         cleaned = simplify(cleaned)

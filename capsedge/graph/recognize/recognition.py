@@ -122,16 +122,16 @@ def _uniform(graph: Values, number: int) -> Iterator[_Made]:
         three = node.op_type == "LayerNormalization" and len(node.input) == 3
         if not three or node.output[0] in graph.constant:
             continue
-        try:
-            found = fit_uniform(graph, node.output[0])
-            if found is None:
+        for found in fit_uniform(graph, node.output[0]):
+            try:
+                edit, children = write_attention(graph, found, f"routing_{number}")
+            except NotRecognized:
                 continue
-            edit, children = write_attention(graph, found, f"routing_{number}")
-        except NotRecognized:
-            continue
-        number += 1
-        parameters = _grid(children, found.roles.sizes) | {"epsilon": f"{found.kind.epsilon:.3g}"}
-        yield edit, Found("UniformRouting", found.result, parameters)
+            number += 1
+            sizes = found.roles.sizes
+            parameters = _grid(children, sizes) | {"epsilon": f"{found.kind.epsilon:.3g}"}
+            yield edit, Found("UniformRouting", found.result, parameters)
+            break
 
 
 def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:

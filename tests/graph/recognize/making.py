@@ -10,8 +10,6 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-EXPORTERS = ("script", "dynamo")
-
 
 def exported(
     module: nn.Module, example: Tensor, exporter: str = "script", opset: int = 17, free: bool = True

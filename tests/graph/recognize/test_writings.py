@@ -15,8 +15,9 @@ import torch
 from capsedge.graph.recognize.improving import Improved, improve
 from capsedge.graph.recognize.values import session_of
 from tests.graph.recognize import attention_writings, dynamic_writings, em_writings, resembling
-from tests.graph.recognize.making import EXPORTERS, exported
+from tests.graph.recognize.making import exported
 
+BOTH = ("script", pytest.param("dynamo", marks=pytest.mark.slow))
 D, E, A = dynamic_writings, em_writings, attention_writings
 FEATURES = torch.randn(3, D.CHILDREN, D.SIZE_IN, generator=torch.Generator().manual_seed(0))
 
@@ -52,7 +53,7 @@ def test_every_writing_is_judged() -> None:
     assert written - {D.Writing} == {*DYNAMIC, *REFUSED}
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize("writing", DYNAMIC, ids=lambda w: w.__name__)
 def test_dynamic_routing_is_recognized(writing: type, exporter: str) -> None:
     original = exported(writing(), FEATURES, exporter)
@@ -65,7 +66,7 @@ def test_dynamic_routing_is_recognized(writing: type, exporter: str) -> None:
     assert "Softmax" not in {n.op_type for n in onnx.load_from_string(improved.model).graph.node}
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize("writing", REFUSED, ids=lambda w: w.__name__)
 def test_other_functions_are_left_with_their_reason(writing: type, exporter: str) -> None:
     if writing is D.ElementWise and exporter == "script":
@@ -74,6 +75,11 @@ def test_other_functions_are_left_with_their_reason(writing: type, exporter: str
     assert set(operators(improved)) <= {"Squash"}
     assert improved.recognition.left
     assert all(REFUSED[writing] in each.reason for each in improved.recognition.left)
+
+
+def test_the_other_exporter() -> None:
+    improved = improve(exported(D.LearnedPrior(), FEATURES, "dynamo").SerializeToString())
+    assert operators(improved) == {"DynamicRouting": 1}
 
 
 @pytest.mark.parametrize("writing", [E.Paper, E.WeightFirst], ids=lambda w: w.__name__)
@@ -101,7 +107,7 @@ def test_em_that_begins_elsewhere_is_left() -> None:
     assert all("pass 1" in e.reason for e in improved.recognition.left)
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize(
     ("writing", "wanted"),
     [
