@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
 from capsedge.graph.recognize.layouts import Layout
-from capsedge.graph.recognize.values import Array, Values
+from capsedge.graph.recognize.values import Array, Values, inputs_of
 from capsedge.schema.names import DOMAIN, VERSION
 from capsedge.schema.operators import OPERATORS
 
@@ -133,15 +133,33 @@ def splice(model: onnx.ModelProto, edits: Iterable[Edit]) -> onnx.ModelProto:
     """A copy with the edits in the place of what made their results."""
     copy = copy_of(model)
     for edit in edits:
-        nodes = list(copy.graph.node)
-        place = max(k for k, n in enumerate(nodes) if set(edit.results) & set(n.output))
-        for node in nodes:
+        for node in copy.graph.node:
             for k, name in enumerate(node.output):
                 if name in edit.results:
                     node.output[k] = f"{name}/{edit.tag}_before"
-        replace(copy.graph.node, [*nodes[: place + 1], *edit.nodes, *nodes[place + 1 :]])
+        replace(copy.graph.node, in_order([*copy.graph.node, *edit.nodes]))
         copy.graph.initializer.extend(edit.initializers)
         copy.graph.value_info.extend(edit.values)
         set_opset(copy, DOMAIN, VERSION)
         remove_dead_nodes(copy)
     return copy
+
+
+def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Nodes after those that they read from, else in the order given."""
+    maker = {o: k for k, n in enumerate(nodes) for o in n.output if o}
+    needs = [sorted({maker[i] for i in inputs_of(n) if i in maker}) for n in nodes]
+    done: set[int] = set()
+    found: list[onnx.NodeProto] = []
+    for start in range(len(nodes)):
+        stack = [start]
+        while stack:
+            missing = [k for k in needs[stack[-1]] if k not in done]
+            if missing:
+                stack += missing[::-1]
+                continue
+            last = stack.pop()
+            if last not in done:
+                done.add(last)
+                found.append(nodes[last])
+    return found
