@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.api import build
     from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
+    from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.inspect import inspect
     from capsedge.runtime.profiling.profile_report import ProfileReport
@@ -59,6 +60,8 @@ _HOMES = {
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.api",
     "QuantizationReport": "capsedge.calibration.quantize",
+    "optimize": "capsedge.pipelines.optimize",
+    "OptimizationReport": "capsedge.pipelines.optimize",
     "build": "capsedge.exporters.tensorrt.api",
     "BuildReport": "capsedge.exporters.tensorrt.engine_file",
     "verify": "capsedge.verification.compare",
@@ -89,6 +92,7 @@ __all__ = [
     "ExitCode",
     "ExportReport",
     "Inspection",
+    "OptimizationReport",
     "ParityError",
     "Prediction",
     "ProfileReport",
@@ -106,6 +110,7 @@ __all__ = [
     "load_checkpoint",
     "models",
     "ops",
+    "optimize",
     "profile",
     "quantize",
     "verify",

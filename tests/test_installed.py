@@ -73,6 +73,7 @@ VERBS: dict[str, tuple[list[str], int]] = {
     "profile": (["profile", MODEL, "--iterations", "5", "--duration", "0.1"], 0),
     "export": (["export", "--routing", "em", "--iters", "1", "-o", "{out}/em.onnx"], 0),
     "verify": (["verify", MODEL], 0),
+    "optimize": (["optimize", MODEL, "-o", "{out}/fused.onnx", "--measure", "0"], 0),
     "quantize": (
         ["quantize", MODEL, "--precision", "fp16", "--calib-data", "{data}", "--max-drop", "100",
          "-o", "{out}/fp16.onnx"],

@@ -81,6 +81,8 @@ HEAVY = {
         "runtime.machine.doctor",  # says whether it imports
         "runtime.profiling",  # sessions of plain ONNX Runtime, as a peer
         "calibration.executed",  # reads back the graph that ONNX Runtime optimized
+        "graph.recognize.values",  # runs pieces of a graph, nothing optimized
+        "graph.recognize.proof",  # runs the original as it came
         "exporters.checks",  # runs what is exported without anything of ours in between
     },
 }

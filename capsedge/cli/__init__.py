@@ -21,6 +21,7 @@ from capsedge.cli import (
     export,
     infer,
     inspect,
+    optimize,
     profile,
     quantize,
     sweep,
@@ -96,7 +97,7 @@ DEVICE = "On the device"
 LOOK = "What there is"
 
 for panel, verbs in {
-    MODELS: (train, export, verify),
+    MODELS: (train, export, optimize, verify),
     SMALLER: (quantize, sweep, build),
     DEVICE: (infer, profile),
     LOOK: (inspect, config, doctor),

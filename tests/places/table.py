@@ -100,6 +100,9 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
             "epochs": ["--epochs", "1"], "batch": ["--batch", "16"], "output": ["-o", out / "run"],
         },
         "export": {"checkpoint": ["--checkpoint", checkpoint], "output": ["-o", out / "new.onnx"]},
+        "optimize": {
+            "model": [model], "output": ["-o", out / "fused.onnx"], "measure": ["--measure", "0"],
+        },
         "verify": {"model": [model], "limit": ["--limit", "4"]},
         "quantize": {
             "model": [model], "calib_data": ["--calib-data", data], "max_drop": ["--max-drop", "100"],

@@ -1,0 +1,87 @@
+"""``capsedge optimize``: an ONNX file of any tool, its routing fused, the rest cleaned, the whole proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli import _options
+from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._places import READS, WRITES
+from capsedge.cli._tables import print_table
+from capsedge.runtime.units import size
+
+if TYPE_CHECKING:
+    from capsedge.pipelines.optimize import OptimizationReport
+
+Model = Annotated[Path, typer.Argument(help="ONNX file of any tool, opset 8 or later."), READS]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The new file; MODEL.fused.onnx by default."),
+    WRITES,
+]
+Measure = Annotated[
+    float,
+    typer.Option(
+        "--measure", min=0.0, help="Seconds to measure before and after for; 0: not at all."
+    ),
+]
+
+
+def command(
+    model: Model, output: Output = None, measure: Measure = 1.0, as_json: _options.Json = False
+) -> None:
+    """Find capsule routing in an ONNX file of any tool and replace it by operators, proven equal."""
+    require(
+        "onnx", "onnxscript", "onnxruntime",
+        what="Optimizing needs onnx, onnxscript and ONNX Runtime.",
+        fix="pip install 'capsedge[build,cpu]'",
+    )  # fmt: skip
+    from capsedge.pipelines.optimize import optimize
+
+    done = optimize(
+        model,
+        output or model.parent / f"{model.stem}.fused.onnx",
+        measure=measure,
+        progress=(lambda _: None) if as_json else log,
+    )
+    if as_json:
+        print_json(done.to_dict())
+    else:
+        _print(done)
+
+
+def _print(done: OptimizationReport) -> None:
+    if done.found:
+        rows = [
+            [f["operator"], f["place"], ", ".join(f"{k} {v}" for k, v in f["parameters"].items())]
+            for f in done.found
+        ]
+        print_table("recognized", ["operator", "makes", "read off"], rows)
+    if done.left:
+        print_table(
+            "left as it was", ["softmax", "why"], [[e["place"], e["reason"]] for e in done.left]
+        )
+    if not done.found and not done.left:
+        say("no capsule routing was found")
+    for note in dict.fromkeys((*done.notes, *(n for f in done.found for n in f["notes"]))):
+        say(f"note       {note}")
+    say(
+        f"nodes      {done.nodes_before} before, {done.nodes} now",
+        f"opset      {done.opset_before} before, {done.opset} now",
+        f"batch      {done.batch}",
+        f"size       {size(done.source_size)} before, {size(done.size)} now",
+    )
+    if done.comparisons:
+        say(
+            f"proven     {done.comparisons} comparisons with the original, largest difference "
+            f"{done.largest_difference:.2g}"
+        )
+    if done.before_ms is not None and done.after_ms is not None and done.gain is not None:
+        say(
+            f"time       {done.before_ms:.3g} ms before, {done.after_ms:.3g} ms now: {done.gain:.2f} times "
+            "as fast (one thread, in turns)"
+        )
+    log(f"wrote {done.output}")

@@ -1,0 +1,240 @@
+"""Inverted attention routing, one pass at a time: votes and parents in, layer normalization out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from capsedge.graph.recognize.accept import (
+    FLOOR,
+    LOOSE,
+    ROUNDING,
+    STRICT,
+    Verdict,
+    excess_of,
+    is_wide,
+)
+from capsedge.graph.recognize.anchors import Anchor
+from capsedge.graph.recognize.fit_dynamic import result_roles
+from capsedge.graph.recognize.formulas import Attention, difference
+from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.values import Array, Function, Values
+
+_PARENTS = 6  # tensors that may hold the parents
+_SIZES = (1e-3, 0.1, 1.0, 3.0, 10.0)
+_FAR = 12  # nodes between votes and the layer normalization of a uniform pass
+
+
+@dataclass(frozen=True)
+class FoundAttention:
+    """One pass in a graph.
+
+    Attributes:
+        votes, parent: tensors that it is made of; no parent in the uniform pass.
+        result: tensor that it makes.
+        roles: of the votes ``[n, j, i, p]``.
+        parent_layout, layout: ``[n, j, p]``.
+        kind: what it computes.
+    """
+
+    votes: str
+    parent: str
+    result: str
+    roles: Layout
+    parent_layout: Layout | None
+    layout: Layout
+    kind: Attention
+    verdict: Verdict
+
+
+def fit_attention(graph: Values, votes: str, anchor: Anchor) -> FoundAttention:
+    """The pass that a softmax belongs to.
+
+    Raises:
+        NotRecognized: none that agrees.
+    """
+    size, couplings = graph.size(votes), graph.size(anchor.name)
+    if size % couplings or size == couplings:
+        raise NotRecognized("one coupling for each vote")
+    reason = "no weighted sum of the votes by their agreement with parents"
+    before = graph.distances(anchor.name)
+    for roles in vote_layouts(graph.shape(votes), graph.batch, size // couplings, {anchor.axis}):
+        n, j, _, p = roles.sizes
+        near = [
+            t for t in before if graph.is_float(t) and graph.size(t) == n * j * p and t != votes
+        ]
+        for parent in sorted(near, key=lambda t: -graph.order[t])[:_PARENTS]:
+            region = graph.determined(votes, parent)
+            if anchor.name not in region:
+                continue
+            later = [
+                t
+                for t in region
+                if graph.order[t] > graph.order[anchor.name]
+                and graph.is_float(t)
+                and graph.size(t) == n * j * p
+            ]
+            if not later:
+                continue
+            try:
+                found = _fit(graph, votes, parent, anchor, roles, later)
+            except NotRecognized as error:
+                reason = str(error)
+                continue
+            if found is not None:
+                return found
+    raise NotRecognized(reason)
+
+
+def _fit(
+    graph: Values, votes: str, parent: str, anchor: Anchor, roles: Layout, ends: list[str]
+) -> FoundAttention | None:
+    rng = np.random.default_rng(1)
+    x, q = rng.standard_normal(graph.shape(votes)), rng.standard_normal(graph.shape(parent))
+    numbers = graph.numbers([votes, parent], ends)
+    given = dict(zip(ends, graph.function([votes, parent], ends)(x, q), strict=True))
+    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
+    p = roles.sizes[3]
+    scales = {1.0, p**-0.5, *scalars, *(1 / s for s in scalars if s)}
+    scales = {s for s in scales if 1e-3 < abs(s) < 1e3}
+    u = roles.read(x)
+    parts, batch = result_roles(roles)
+    for parent_layout in layouts(graph.shape(parent), parts, batch):
+        for scale, over in itertools.product(sorted(scales), ("j", "i")):
+            plain = Attention(scale, np.ones(p), np.zeros(p), 1e-5, over)
+            sums = plain.sums(u, parent_layout.read(q))
+            for end in ends:
+                for layout in layouts(graph.shape(end), parts, batch):
+                    if difference(sums, layout.read(given[end])) > 1e-6:
+                        continue
+                    if over == "i":
+                        raise NotRecognized(
+                            "attention with a softmax over the children: no operator has that"
+                        )
+                    for found, at in _normalized(
+                        graph, sums, scale, ends, given, numbers, parts, batch
+                    ):
+                        function = graph.function([votes, parent], [at[0]])
+                        verdict = judge_attention(
+                            lambda v, w: at[1].read(  # noqa: B023
+                                function(roles.write(v), parent_layout.write(w))[0]  # noqa: B023
+                            ),
+                            found,
+                            roles.sizes,
+                        )
+                        if verdict.accepted:
+                            return FoundAttention(
+                                votes, parent, at[0], roles, parent_layout, at[1], found, verdict
+                            )
+                    raise NotRecognized(
+                        "attention without a layer normalization of the weighted sum: no operator has that"
+                    )
+    return None
+
+
+def _normalized(
+    graph: Values,
+    sums: Array,
+    scale: float,
+    ends: list[str],
+    given: Mapping[str, Array],
+    numbers: Mapping[str, Array],
+    parts: list[tuple[int, ...]],
+    batch: int | None,
+) -> Iterator[tuple[Attention, tuple[str, Layout]]]:
+    """Layer normalizations of the sums that give one of the ends."""
+    p = sums.shape[-1]
+    epsilons = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
+    epsilons = {e for e in epsilons if 0 < e <= 1e-2}
+    makers = {id(m): m for e in ends if (m := graph.maker[e]).op_type == "LayerNormalization"}
+    epsilons |= {float(graph.attribute(m, "epsilon", 1e-5)) for m in makers.values()}
+    vectors = [v.reshape(-1).astype(np.float64) for v in numbers.values() if v.size == p]
+    pairs = [*itertools.permutations(vectors, 2), (np.ones(p), np.zeros(p))]
+    pairs += [(v, np.zeros(p)) for v in vectors]
+    for (gain, bias), epsilon in itertools.product(pairs, sorted(epsilons) or [1e-5]):
+        kind = Attention(scale, gain, bias, epsilon)
+        off = sums - sums.mean(-1, keepdims=True)
+        wanted = off / np.sqrt((off * off).mean(-1, keepdims=True) + epsilon) * gain + bias
+        for end in ends:
+            for layout in layouts(graph.shape(end), parts, batch):
+                if difference(wanted, layout.read(given[end])) < 1e-5:
+                    yield kind, (end, layout)
+
+
+def judge_attention(
+    original: object, kind: Attention, sizes: tuple[int, ...], uniform: bool = False
+) -> Verdict:
+    """Compare an original and a pass on votes and parents of many sizes."""
+    assert callable(original)
+    rng = np.random.default_rng(5)
+    n, j, _, p = sizes
+    worst, undefined = Verdict(0.0, ""), False
+    cases = [
+        (f"normal, {s:g}", s * rng.standard_normal(sizes), rng.standard_normal((n, j, p)))
+        for s in _SIZES
+    ]
+    cases.append(("offset", 0.5 + rng.standard_normal(sizes), 3 * rng.standard_normal((n, j, p))))
+    cases.append(("zero", np.zeros(sizes), np.zeros((n, j, p))))
+    wide: Function = lambda v: [original(v) if uniform else original(v, cases[0][2])]  # noqa: E731
+    rtol, floor = (STRICT, FLOOR) if is_wide(wide, cases[2][1]) else (LOOSE, 1e-6)
+    for name, x, q in cases:
+        given = (x,) if uniform else (x, q)
+        wanted, found = original(*given), kind(*given)
+        moved = [
+            kind(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape)), *given[1:])
+            for _ in range(2)
+        ]
+        own = 8 * np.max([np.abs(m - found) for m in moved], axis=0).max(-1, keepdims=True)
+        undefined |= not np.isfinite(wanted).all()
+        excess = excess_of(found, wanted, rtol, floor, own)
+        if not excess <= worst.excess:
+            worst = Verdict(excess, name)
+    return Verdict(worst.excess, worst.case, undefined)
+
+
+def fit_uniform(graph: Values, result: str) -> Iterator[FoundAttention]:
+    """The uniform passes that a layer normalization may belong to.
+
+    There may be several: equal couplings do not tell which axis counts the parents.
+    """
+    node = graph.maker[result]
+    source = node.input[0]
+    before = graph.distances(source)
+    pose = graph.shape(result)[-1]
+    gain, bias = (np.asarray(graph.value[n], np.float64) for n in (*node.input[1:3],))
+    kind = Attention(0.0, gain, bias, float(graph.attribute(node, "epsilon", 1e-5)))
+    for votes, distance in sorted(before.items(), key=lambda each: each[1]):
+        size = graph.size(votes)
+        if not 0 < distance <= _FAR or size % graph.size(result) or size == graph.size(result):
+            continue
+        if not graph.is_float(votes) or source not in graph.determined(votes):
+            continue
+        rng = np.random.default_rng(1)
+        x = rng.standard_normal(graph.shape(votes))
+        function = graph.function([votes], [source, result])
+        sums, _ = function(x)
+        parents = set(graph.shape(result)) - {graph.batch} or {graph.batch}
+        for roles in vote_layouts(graph.shape(votes), graph.batch, pose, parents):
+            n, j, i, p = roles.sizes
+            if n * j * p != graph.size(result) or i < 2:
+                continue
+            parts, batch = result_roles(roles)
+            wanted = kind.sums(roles.read(x))
+            for layout in layouts(graph.shape(source), parts, batch):
+                if difference(wanted, layout.read(sums)) > 1e-5:
+                    continue
+                found = layouts(graph.shape(result), parts, batch)
+                same = next((f for f in found if f == layout), layout)
+                verdict = judge_attention(
+                    _uniform_of(function, roles, same), kind, roles.sizes, True
+                )
+                if verdict.accepted:
+                    yield FoundAttention(votes, "", result, roles, None, same, kind, verdict)
+
+
+def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[Array], Array]:
+    return lambda votes: layout.read(function(roles.write(votes))[1])

@@ -1,0 +1,261 @@
+"""Dynamic routing over given votes, fitted in stages: what is summed, how it is squashed, how often.
+
+1. Tiny votes: agreements vanish, so that one weighted sum and one squash must fit. That tells the axes, the
+   softmax's axis, prior and bias.
+2. Large votes: iterations, whether logits accumulate, the scale of agreements.
+3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by relative differences.
+
+Priors, biases, scales and epsilons are the constants that the region reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from capsedge.graph.recognize.accept import LOOSE, STRICT, Verdict, is_wide, judge
+from capsedge.graph.recognize.anchors import Anchor
+from capsedge.graph.recognize.formulas import Dynamic, difference
+from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.values import Array, Values
+
+_ENDS = 24  # tensors after the last softmax that may be the result
+_KEPT = 12  # hypotheses that go on to the second stage
+_TINY, _LARGE = 1e-2, 2.0
+
+
+@dataclass(frozen=True)
+class FoundDynamic:
+    """Dynamic routing in a graph.
+
+    Attributes:
+        votes, result: tensors of the graph.
+        roles: of the votes, ``[n, j, i, p]``.
+        layout: of the result, ``[n, j, p]``.
+        kind: what it computes.
+        verdict: of the acceptance.
+    """
+
+    votes: str
+    result: str
+    roles: Layout
+    layout: Layout
+    kind: Dynamic
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class _Guess:
+    error: float
+    late: int
+    kind: Dynamic
+    roles: Layout
+    end: str
+    layout: Layout
+
+
+def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynamic:
+    """What dynamic routing the softmaxes make over the votes.
+
+    Raises:
+        NotRecognized: none that agrees.
+    """
+    last = anchors[-1]
+    region = graph.determined(votes)
+    if last.name not in region:
+        raise NotRecognized("its logits depend on more than the votes")
+    shape = graph.shape(votes)
+    ends = _ends(graph, region, last.name)
+    numbers = graph.numbers([votes], ends)
+    function = graph.function([votes], ends)
+    rng = np.random.default_rng(1)
+    tiny, large = _TINY * rng.standard_normal(shape), _LARGE * rng.standard_normal(shape)
+    first = _first_stage(
+        graph, votes, last, ends, numbers, dict(zip(ends, function(tiny), strict=True)), tiny
+    )
+    at_large = dict(zip(ends, function(large), strict=True))
+    repeated = graph.size(last.name) == graph.size(votes)
+    guess = _second_stage(first, numbers, at_large, large, len(anchors), repeated)
+    single = graph.function([votes], [guess.end])
+    guess = replace(guess, kind=_epsilon(single, guess, numbers, shape))
+    wide = is_wide(single, large)
+    verdict = judge(
+        lambda x: guess.layout.read(single(x)[0]),
+        lambda x: guess.kind(guess.roles.read(x)),
+        shape,
+        STRICT if wide else LOOSE,
+        floor=1e-25 if wide else 1e-6,
+    )
+    if not verdict.accepted:
+        raise NotRecognized(
+            f"dynamic routing fits but for {verdict.excess:.2g} times the tolerance ({verdict.case})"
+        )
+    return FoundDynamic(votes, guess.end, guess.roles, guess.layout, guess.kind, verdict)
+
+
+def _ends(graph: Values, region: list[str], last: str) -> list[str]:
+    """The tensors after the last softmax that the votes alone determine."""
+    seen, found = {last}, []
+    for name in region:
+        if any(s in seen for s in graph.sources[name]):
+            seen.add(name)
+            if graph.is_float(name):
+                found.append(name)
+    if not found:
+        raise NotRecognized("nothing follows its softmax")
+    return found[:_ENDS]
+
+
+def result_roles(roles: Layout) -> tuple[list[tuple[int, ...]], int | None]:
+    """The roles ``[n, j, p]`` of a result of votes, and which of them counts images."""
+    parts = [roles.part(0), roles.part(1), roles.part(3)]
+    return parts, None if roles.batch is None else 0
+
+
+def _first_stage(
+    graph: Values,
+    votes: str,
+    last: Anchor,
+    ends: list[str],
+    numbers: Mapping[str, Array],
+    given: Mapping[str, Array],
+    tiny: Array,
+) -> list[_Guess]:
+    size, shape = graph.size(votes), graph.shape(votes)
+    found: list[_Guess] = []
+    for pose, leaky in _poses(size, graph.size(last.name), last.axis, graph.batch, shape):
+        parents = {last.axis - 1} if leaky else set(shape)
+        axis = last.axis - leaky
+        for roles in vote_layouts(shape, graph.batch, pose, parents):
+            n, j, i, p = roles.sizes
+            if axis not in (j, i, j * i):
+                continue
+            ranked = [
+                (end, layout)
+                for end in ends
+                if graph.size(end) == n * j * p
+                for layout in layouts(graph.shape(end), *result_roles(roles))
+            ]
+            if ranked:
+                found += _sums(graph, roles, roles.read(tiny), ranked, numbers, given, leaky)
+    found = sorted((g for g in found if g.error < 2e-2), key=lambda g: (g.error, g.late))
+    if not found:
+        raise NotRecognized("no squash of a weighted sum of the votes follows the softmax")
+    return found[:_KEPT]
+
+
+def _poses(
+    votes: int, couplings: int, axis: int, batch: int, shape: tuple[int, ...]
+) -> Iterator[tuple[int, bool]]:
+    """Elements that a vote may have, and whether there is one coupling more for each child."""
+    leaky = couplings // axis * (axis - 1)
+    for each, more in ((couplings, False), (leaky, True)):
+        if each and votes % each == 0 and votes > each:
+            yield votes // each, more
+            if votes // each % batch == 0 and votes // each > batch > 1:  # one for all images
+                yield votes // each // batch, more
+    if votes == couplings:  # logits repeated for each element
+        yield from ((d, False) for d in sorted(set(shape)) if d > 1)
+
+
+def _sums(
+    graph: Values,
+    roles: Layout,
+    u: Array,
+    ranked: list[tuple[str, Layout]],
+    numbers: Mapping[str, Array],
+    given: Mapping[str, Array],
+    leaky: bool,
+) -> Iterator[_Guess]:
+    n, j, i, p = roles.sizes
+    overs = ("j",) if leaky else ("j", "i", "ji")
+    shapes = (("B", "p"), ("E", "p"), ("B", "element"), ("B", "j"))
+    for prior, bias, over in itertools.product(
+        _priors(numbers, n, j, i), _biases(numbers, j, p), overs
+    ):
+        for form, axis in shapes:
+            kind = Dynamic(1, over, form, axis=axis, prior=prior, bias=bias, leaky=leaky)
+            v = kind(u)
+            for end, layout in ranked:
+                error = difference(v, layout.read(given[end]))
+                yield _Guess(error, graph.order[end], kind, roles, end, layout)
+
+
+def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int) -> Iterator[Array]:
+    """Start logits ``[j, i]`` that the constants may hold: themselves, or the logarithm of couplings."""
+    yield np.zeros(())
+    for value in numbers.values():
+        count = value.size // (i * j)
+        if value.size == 0 or value.size % (i * j) or count not in (1, n) or np.ptp(value) == 0:
+            continue
+        flat = value.reshape(-1)[: i * j].astype(np.float64)
+        for stored in (flat.reshape(j, i), flat.reshape(i, j).T):
+            yield stored
+            if stored.min() > 0:
+                yield np.log(stored)
+
+
+def _biases(numbers: Mapping[str, Array], j: int, p: int) -> Iterator[Array]:
+    yield np.zeros(())
+    for value in numbers.values():
+        if value.size == j * p and value.any():
+            yield value.reshape(j, p).astype(np.float64)
+            yield value.reshape(p, j).T.astype(np.float64)
+
+
+def _second_stage(
+    first: list[_Guess],
+    numbers: Mapping[str, Array],
+    given: Mapping[str, Array],
+    large: Array,
+    count: int,
+    repeated: bool,
+) -> _Guess:
+    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
+    best: list[_Guess] = []
+    for guess in first:
+        u, wanted = guess.roles.read(large), guess.layout.read(given[guess.end])
+        scales = sorted({1.0, u.shape[3] ** -0.5, *(s for s in scalars if 1e-3 < abs(s) < 1e3)})
+        for t, again, mean, scale in itertools.product(
+            (count + 1, count), (False, True), (False, True), scales
+        ):
+            if t == 1 and (again or mean or scale != 1):
+                continue
+            kind = replace(guess.kind, iterations=t, replace=again, batch_mean=mean, scale=scale)
+            best.append(replace(guess, kind=kind, error=difference(kind(u), wanted)))
+        if min(g.error for g in best) < 1e-6:
+            break
+    # Of tensors that agree equally well the first: what is made of it stays as it is.
+    best.sort(key=lambda g: (round(np.log10(g.error + 1e-9)), g.late))
+    if best[0].error > 1e-4:
+        if repeated:
+            raise NotRecognized("one logit for each element of a pose: no operator has that")
+        raise NotRecognized(
+            f"no number of iterations fits (the nearest is {best[0].error:.1g} off)"
+        )
+    return best[0]
+
+
+def _epsilon(
+    function: object, guess: _Guess, numbers: Mapping[str, Array], shape: tuple[int, ...]
+) -> Dynamic:
+    assert callable(function)
+    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
+    epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
+    # Where a bias hides what epsilon there is, one of the file goes before none.
+    forms = [*((f, s) for f in "BA" for s in epsilons if s), ("B", 0.0)]
+    if guess.kind.form != "B":
+        forms = [(guess.kind.form, s) for s in reversed(epsilons)]
+    rng = np.random.default_rng(3)
+    probes = []
+    for size in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8):
+        x = size * rng.standard_normal(shape)
+        probes.append((guess.roles.read(x), guess.layout.read(function(x)[0])))
+    kinds = [replace(guess.kind, form=f, epsilon=e) for f, e in forms]
+    errors = [max(difference(k(u), w) for u, w in probes) for k in kinds]
+    least = min(errors)
+    return next(k for k, e in zip(kinds, errors, strict=True) if e <= 2 * least + 1e-12)

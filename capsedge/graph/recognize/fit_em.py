@@ -1,0 +1,257 @@
+"""EM routing over given votes and activations, fitted pass by pass against the region's own tensors.
+
+The first means tell the axes and which tensor holds the activations. Then, pass by pass, the argument of
+each logistic function tells the inverse temperature and the betas. Epsilon comes last, from children that
+hardly act and votes that nearly agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from capsedge.graph.recognize.accept import FLOOR, ROUNDING, STRICT, Verdict, excess_of
+from capsedge.graph.recognize.anchors import Anchor
+from capsedge.graph.recognize.fit_dynamic import result_roles
+from capsedge.graph.recognize.formulas import EM, difference, logistic, m_step, responsibilities
+from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.values import Array, Values
+
+_Best = tuple[float, float, tuple[Array, Array] | None]
+_CUTS = 6  # tensors that may hold the activations
+
+
+@dataclass(frozen=True)
+class FoundEM:
+    """EM routing in a graph.
+
+    Attributes:
+        votes, activations: tensors that it is made of.
+        pose, result: tensors that it makes: poses and activations of the parents.
+        roles: of the votes ``[n, j, i, p]``.
+        children: layout of the activations ``[n, 1, i, 1]``.
+        pose_layout, result_layout: ``[n, j, p]`` and ``[n, j]``.
+        kind: what it computes.
+        verdict: of the acceptance.
+    """
+
+    votes: str
+    activations: str
+    pose: str
+    result: str
+    roles: Layout
+    children: Layout
+    pose_layout: Layout
+    result_layout: Layout
+    kind: EM
+    verdict: Verdict
+
+
+def fit_em(graph: Values, votes: str, anchors: list[Anchor]) -> FoundEM:
+    """What EM routing the softmaxes make over the votes.
+
+    Raises:
+        NotRecognized: none that agrees.
+    """
+    last = anchors[-1]
+    below = graph.after(votes)
+    cuts = [t for t in graph.dominators(last.name, [votes]) if t not in below and graph.is_float(t)]
+    reason = "no means of votes weighed by activations"
+    for cut in cuts[:_CUTS]:
+        region = graph.determined(votes, cut)
+        if last.name not in region:
+            continue
+        try:
+            return _fit(graph, votes, cut, anchors, [t for t in region if graph.is_float(t)])
+        except NotRecognized as error:
+            reason = str(error) if "EM" in str(error) else reason
+    raise NotRecognized(reason)
+
+
+def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[str]) -> FoundEM:
+    last = anchors[-1]
+    size, couplings = graph.size(votes), graph.size(last.name)
+    if size % couplings or size == couplings:
+        raise NotRecognized("one coupling for each vote")
+    numbers = graph.numbers([votes, cut], ends)
+    function = graph.function([votes, cut], ends)
+    reason = "no means of votes weighed by activations"
+    rng = np.random.default_rng(1)
+    x, a = rng.standard_normal(graph.shape(votes)), 0.05 + 0.9 * rng.random(graph.shape(cut))
+    given = dict(zip(ends, function(x, a), strict=True))
+    for roles in vote_layouts(graph.shape(votes), graph.batch, size // couplings, {last.axis}):
+        n, j, i, p = roles.sizes
+        batch = None if roles.batch is None else 0
+        if graph.size(cut) != n * i:
+            continue
+        of_pose = [
+            (end, layout)
+            for end in ends
+            if graph.size(end) == n * j * p
+            for layout in layouts(graph.shape(end), *result_roles(roles))
+        ]
+        u = roles.read(x)
+        for children in layouts(graph.shape(cut), [roles.part(0), (), roles.part(2), ()], batch):
+            for normalized in (False, True):
+                acting = np.ones((n, i)) if normalized else children.read(a).reshape(n, i)
+                mean = m_step(u, np.full((1, j, 1), 1 / j) * acting[:, None], 1e-12)[1]
+                hits = [
+                    (e, lay) for e, lay in of_pose if difference(mean, lay.read(given[e])) < 1e-4
+                ]
+                if not hits:
+                    continue
+                base = _Base(graph, votes, cut, roles, children, of_pose, numbers, given)
+                try:
+                    return base.fitted(u, acting, normalized, len(anchors) + 1, ends)
+                except NotRecognized as error:
+                    reason = str(error)
+    raise NotRecognized(reason)
+
+
+@dataclass
+class _Base:
+    graph: Values
+    votes: str
+    cut: str
+    roles: Layout
+    children: Layout
+    of_pose: list[tuple[str, Layout]]
+    numbers: Mapping[str, Array]
+    given: Mapping[str, Array]
+
+    def fitted(
+        self, u: Array, acting: Array, normalized: bool, count: int, ends: list[str]
+    ) -> FoundEM:
+        n, j, _, p = self.roles.sizes
+        graph = self.graph
+        scalars = sorted({float(v.reshape(-1)[0]) for v in self.numbers.values() if v.size == 1})
+        epsilons = sorted({s for s in scalars if 0 < s <= 1e-2}) or [1e-30]
+        arguments = list(self._arguments(ends, n * j))
+        pairs = list(self._betas(j, p))
+        r = np.full((1, j, 1), 1 / j)
+        temperatures: list[float] = []
+        for number in range(count):
+            mass, mean, off, variance = m_step(u, r * acting[:, None], epsilons[0])
+            logs = 0.5 * np.log(variance).sum(-1)
+            best: _Best = (float("inf"), 0.0, None)
+            for z in arguments:
+                for pair in pairs:
+                    plain = pair[1] - (pair[0] * p + logs) * mass
+                    scale = float((z * plain).sum() / max((plain * plain).sum(), 1e-300))
+                    best = min(
+                        best, (difference(scale * plain, z), scale, pair), key=lambda b: b[0]
+                    )
+            error, scale, fitting = best
+            if fitting is None or error > 1e-3:
+                raise NotRecognized(
+                    f"EM routing whose activations fit no formula at pass {number + 1} ({error:.1g} off)"
+                )
+            near = min(scalars, key=lambda s: abs(s - scale), default=scale)
+            scale = near if abs(near - scale) < 1e-4 * abs(scale) else float(np.float32(scale))
+            temperatures.append(scale)
+            pairs = [fitting]
+            logit = scale * (fitting[1] - (fitting[0] * p + logs) * mass)
+            r = responsibilities(logit, logs, off, variance)
+        activation = logistic(logit)
+        # Of equal tensors the first: what is made of it stays as it is.
+        pose = next(
+            (
+                (e, lay)
+                for e, lay in self.of_pose
+                if difference(mean, lay.read(self.given[e])) < 1e-4
+            ),
+            None,
+        )
+        parts, batch = result_roles(self.roles)
+        acts = (
+            (e, lay)
+            for e in ends
+            if graph.size(e) == n * j
+            for lay in layouts(graph.shape(e), parts[:2], batch)
+            if difference(activation, lay.read(self.given[e])) < 1e-3
+        )
+        result = next(acts, None)
+        if pose is None or result is None:
+            raise NotRecognized("EM routing whose last pass makes no poses or no activations")
+        kind = EM(tuple(temperatures), pairs[0][0], pairs[0][1], epsilons[0], normalized)
+        function = graph.function([self.votes, self.cut], [pose[0], result[0]])
+
+        def original(x: Array, a: Array) -> tuple[Array, Array]:
+            found = function(self.roles.write(x), self.children.write(a[:, None, :, None]))
+            return pose[1].read(found[0]), result[1].read(found[1])
+
+        verdicts = [
+            (judge_em(original, replace(kind, epsilon=e), self.roles.sizes), e) for e in epsilons
+        ]
+        verdict, epsilon = min(verdicts, key=lambda v: v[0].excess)
+        if not verdict.accepted:
+            raise NotRecognized(
+                f"EM routing fits but for {verdict.excess:.2g} times the tolerance ({verdict.case})"
+            )
+        return FoundEM(
+            self.votes, self.cut, pose[0], result[0], self.roles, self.children, pose[1], result[1],
+            replace(kind, epsilon=epsilon), verdict,
+        )  # fmt: skip
+
+    def _arguments(self, ends: list[str], size: int) -> Iterator[Array]:
+        """Arguments of logistic functions, written in any way."""
+        known = set(ends)
+        n, j = self.roles.sizes[:2]
+        parts, batch = result_roles(self.roles)
+        for node in self.graph.nodes:
+            sign = {"Sigmoid": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
+            if sign is None or node.input[0] not in known or self.graph.size(node.input[0]) != size:
+                continue
+            for layout in itertools.islice(
+                layouts(self.graph.shape(node.input[0]), parts[:2], batch), 2
+            ):
+                yield sign * layout.read(self.given[node.input[0]]).reshape(n, j)
+
+    def _betas(self, j: int, p: int) -> Iterator[tuple[Array, Array]]:
+        """Pairs ``(beta_u, beta_a)`` that the constants may hold; a cost may add beta_u once a pose."""
+        stored = [
+            v.reshape(-1).astype(np.float64) for v in self.numbers.values() if v.size in (1, j)
+        ]
+        stored = [np.broadcast_to(v, (j,)) for v in stored]
+        for u, a in itertools.permutations(stored, 2):
+            yield u, a
+            yield u / p, a
+
+
+_Hard = tuple[str, Array, Array]
+
+
+def hard_cases(sizes: tuple[int, ...], seed: int = 4) -> Iterator[_Hard]:
+    """Named votes ``[n,j,i,p]`` and activations ``[n,i]``, many of them extreme."""
+    n, j, i, p = sizes
+    rng = np.random.default_rng(seed)
+    for name, size, strength in (
+        ("normal", 1.0, 1.0), ("small", 1e-2, 1.0), ("weak activations", 1.0, 1e-4), ("weaker", 1.0, 1e-7),
+        ("weak and small", 1e-3, 1e-5), ("dead children", 1.0, 0.0), ("large", 10.0, 1.0), ("zero", 0.0, 1.0),
+    ):  # fmt: skip
+        yield name, size * rng.standard_normal(sizes), strength * rng.random((n, i))
+    same = rng.standard_normal((n, j, 1, p))
+    yield "agreeing", same + 1e-2 * rng.standard_normal(sizes), rng.random((n, i))
+    yield "offset", 0.5 + rng.standard_normal(sizes), rng.random((n, i))
+
+
+def judge_em(original: object, kind: EM, sizes: tuple[int, ...], rtol: float = STRICT) -> Verdict:
+    """Compare an original and a kind of EM routing on the hard cases."""
+    assert callable(original)
+    worst, undefined = Verdict(0.0, ""), False
+    for name, x, a in hard_cases(sizes):
+        wanted, found = original(x, a), kind(x, a)
+        rng = np.random.default_rng(9)
+        moved = [kind(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape)), a) for _ in range(2)]
+        for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
+            own = 8 * np.max([np.abs(m[k] - f) for m in moved], axis=0).max(-1, keepdims=True)
+            undefined |= not np.isfinite(w).all()
+            # Activations are compared one by one, in the scale of their smaller side.
+            excess = excess_of(f, w, rtol, FLOOR if k == 0 else 1e-12, own)
+            if not excess <= worst.excess:
+                worst = Verdict(excess, name)
+    return Verdict(worst.excess, worst.case, undefined)

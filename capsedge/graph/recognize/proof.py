@@ -1,0 +1,113 @@
+"""The whole file against the original bytes, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from capsedge.graph.recognize.values import Array, Values, session_of
+from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
+
+ATOL, RTOL = 1e-5, 1e-4
+_BATCHES = (1, 3)
+_ROUNDING = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output on one input.
+
+    Attributes:
+        case, output: which.
+        difference: largest, absolute.
+        excess: the largest share of what is allowed, ``atol + rtol·size + 8·own``; ``own`` is what
+            rounding the input does to the original.
+    """
+
+    case: str
+    output: str
+    difference: float
+    excess: float
+
+
+def prove(original: bytes, model: onnx.ModelProto, graph: Values | None) -> list[Comparison]:
+    """Run both on random and hard inputs; where the original is not finite nothing is compared.
+
+    Args:
+        original: the bytes of the file as it came.
+        graph: tells inputs and batch; None where the graph could not be run.
+    """
+    if graph is None:
+        return []
+    before, after = _session(original), session_of(model, optimized=True)
+    names = [o.name for o in before.get_outputs()]
+    found = []
+    for case, feeds in _cases(graph):
+        wanted, given = before.run(names, feeds), after.run(names, feeds)
+        moved = [before.run(names, _moved(feeds, seed)) for seed in range(2)]
+        for k, name in enumerate(names):
+            others = [m[k] for m in moved]
+            found.append(_compare(case, name, given[k], wanted[k], others))
+    return found
+
+
+def _session(original: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    keep_to_itself(options)
+    return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
+
+
+def _cases(graph: Values) -> Iterator[tuple[str, dict[str, Array]]]:
+    rng = np.random.default_rng(11)
+    for batch in _BATCHES if graph.free else (graph.batch,):
+        for kind in ("uniform", "normal", "zero", "tiny", "large", "equal", "spike"):
+            feeds = {}
+            for name, plain in graph.feeds(batch, seed=12).items():
+                x = plain
+                if np.issubdtype(x.dtype, np.floating):
+                    x = _drawn(kind, x.shape, rng).astype(plain.dtype)
+                feeds[name] = x
+            yield f"{kind}, batch {batch}", feeds
+
+
+def _drawn(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    if kind == "equal":
+        return np.full(shape, 0.5)
+    x = np.zeros(shape)
+    if kind == "spike":
+        x.reshape(len(x), -1)[:, x[0].size // 2] = 1.0
+        return x
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    return {"zero": 0.0, "tiny": 1e-6, "large": 1e3}.get(kind, 1.0) * rng.random(shape)
+
+
+def _moved(feeds: dict[str, Array], seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: (x * (1 + _ROUNDING * rng.choice((-1.0, 1.0), x.shape))).astype(x.dtype)
+        if np.issubdtype(x.dtype, np.floating)
+        else x
+        for name, x in feeds.items()
+    }
+
+
+def _compare(case: str, name: str, found: Array, wanted: Array, moved: list[Array]) -> Comparison:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return Comparison(case, name, float("inf"), float("inf"))
+    reference = np.atleast_1d(wanted.astype(np.float64))
+    finite = np.isfinite(reference)
+    off = np.where(
+        finite, np.abs(np.atleast_1d(found.astype(np.float64)) - np.where(finite, reference, 0)), 0
+    )
+    if not np.isfinite(off).all():
+        return Comparison(case, name, float("inf"), float("inf"))
+    size = np.where(finite, np.abs(reference), 0).max(-1, keepdims=True, initial=0)
+    own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
+    allowed = ATOL + RTOL * size + 8 * own.max(-1, keepdims=True, initial=0)
+    return Comparison(case, name, float(off.max(initial=0)), float((off / allowed).max(initial=0)))

@@ -1,0 +1,247 @@
+"""Where votes come from: ``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``, read off by probing.
+
+The tensors that all votes run through are tried from the votes upwards, as long as votes depend on them
+linearly. For every way in which such a tensor may hold cells of ``q`` elements: one probe with equal cells
+and one with numbered cells tell which cell each child is; ``q`` unit vectors, on all cells at once, read W;
+a random input proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from capsedge.graph.recognize.layouts import Layout, squeezed
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.values import Array, Values
+
+_TRIED = 12  # tensors
+_MISSED = 4  # of them that hold no cells, after some that do
+_HYPOTHESES = 40  # layouts of one tensor
+_LONGEST = 256  # elements of a cell
+_LINEAR, _PROVEN, _WHOLE = 1e-5, 1e-5, 1e-3
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the votes come from.
+
+    Attributes:
+        tensor: of the graph.
+        layout: its roles: image, cells, elements of a cell.
+        index: which cell each child is: ``[positions, i]``.
+        weight: ``[j, i, p, q]``, the same at every position; the numbers are FP32's.
+        constant: what votes are where all cells are zero, ``[positions, j, i, p]``; None for zero.
+    """
+
+    tensor: str
+    layout: Layout
+    index: Array
+    weight: Array
+    constant: Array | None
+
+    @property
+    def cells(self) -> int:
+        """Cells of an image."""
+        return self.layout.sizes[1]
+
+    @property
+    def depth(self) -> int:
+        """Elements of a cell."""
+        return self.layout.sizes[2]
+
+
+def linear_source(
+    graph: Values,
+    votes: str,
+    roles: Layout,
+    depth: int | None = None,
+    suits: Callable[[Array], bool] = lambda _: True,
+) -> Source:
+    """The source with the fewest elements; of those the one that tells most axes of cells apart, the nearest.
+
+    Args:
+        roles: of the votes, ``[n, j, i, p]``.
+        depth: elements of a cell, where they are known.
+        suits: whether a weight has the structure that is wanted.
+
+    Raises:
+        NotRecognized: the votes are not a linear map of cells.
+    """
+    found: list[tuple[tuple[int, int, int, int], Source]] = []
+    missed = 0
+    for tensor in graph.dominators(votes)[:_TRIED]:
+        if not graph.is_float(tensor):
+            break
+        probe = _Probe(graph, tensor, votes, roles)
+        if not probe.is_linear():
+            break
+        for layout in _cell_layouts(graph, tensor, roles.sizes[3], depth):
+            source = probe.source(layout)
+            if source is not None and suits(source.weight):
+                used = len(np.unique(source.index)) * source.depth
+                finest = -len(layout.part(1))
+                found.append(((used, source.depth, finest, -graph.order[tensor]), source))
+        missed = 0 if any(s.tensor == tensor for _, s in found) else missed + 1
+        if found and missed > _MISSED:
+            break
+    if not found:
+        raise NotRecognized(
+            "the votes are no product of a constant weight and capsules (votes that are given)"
+        )
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> Iterator[Layout]:
+    """Ways in which a tensor may be ``[image, cells, q]``."""
+    shape, batch = graph.shape(tensor), graph.batch
+    views = [squeezed(shape)]
+    if batch > 1 and shape and shape[0] % batch == 0 and shape[0] > batch:
+        views.append((batch, shape[0] // batch, *squeezed(shape[1:])))
+    tried = 0
+    seen = set()
+    for view, start in ((v, s) for v in views for s in _starts(v, batch)):
+        for split, q in _elements(view, start, pose, depth):
+            at = [k for k in range(len(split)) if k not in q]
+            first = None
+            if start is not None:
+                first = (
+                    start
+                    if start < min(q, default=0) or len(split) == len(view)
+                    else start + len(split) - len(view)
+                )
+                at.remove(first)
+            order = ([] if first is None else [first]) + at + list(q)
+            layout = Layout(
+                shape, split, tuple(order), (int(first is not None), len(at), len(q)), first
+            )
+            if layout in seen or tried >= _HYPOTHESES:
+                continue
+            seen.add(layout)
+            tried += 1
+            yield layout
+
+
+def _starts(view: tuple[int, ...], batch: int) -> list[int | None]:
+    return [k for k, d in enumerate(view) if d == batch] if batch > 1 else [None]
+
+
+def _elements(
+    view: tuple[int, ...], start: int | None, pose: int, depth: int | None
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The axes of a view that may count the elements of a cell: whole ones, neighbours, parts of one."""
+    axes = [k for k in range(len(view)) if k != start]
+    if depth == 1:
+        yield view, ()
+        return
+    for k in reversed(axes):
+        if view[k] <= _LONGEST and depth in (None, view[k]):
+            yield view, (k,)
+    for k in axes:
+        if k + 1 in axes and view[k] * view[k + 1] == (depth or pose):
+            yield view, (k, k + 1)
+    for k in reversed(axes):
+        for q in (depth,) if depth else _divisors(view[k], pose):
+            if q and view[k] % q == 0 and 1 < q < view[k]:
+                yield (*view[:k], view[k] // q, q, *view[k + 1 :]), (k + 1,)
+                yield (*view[:k], q, view[k] // q, *view[k + 1 :]), (k,)
+
+
+def _divisors(size: int, pose: int) -> list[int]:
+    """Likely numbers of elements."""
+    return [q for q in dict.fromkeys((pose, 8, 16, 4)) if size % q == 0]
+
+
+class _Probe:
+    """The votes as a function of a tensor."""
+
+    def __init__(self, graph: Values, tensor: str, votes: str, roles: Layout) -> None:
+        self.tensor, self.shape, self.batch = tensor, graph.shape(tensor), graph.batch
+        self.rng = np.random.default_rng(2)
+        function = graph.function([tensor], [votes])
+
+        def run(x: Array) -> Array:
+            return roles.read(function(x)[0])
+
+        self.run = run
+        self.zero = self.run(np.zeros(self.shape))
+
+    def is_linear(self) -> bool:
+        """Whether f(a + b) - f(a) - f(b) + f(0) vanishes, and f(2a) is what it should be."""
+        a, b = (self.rng.standard_normal(self.shape) for _ in "ab")
+        at_a = self.run(a)
+        off = np.abs(self.run(a + 2 * b) - at_a - 2 * self.run(b) + 2 * self.zero).max()
+        size = np.abs(at_a).max()
+        return bool(size > 0 and off <= _LINEAR * size)  # False for NaN
+
+    def source(self, layout: Layout) -> Source | None:
+        """The source, if the tensor holds cells in this way."""
+        n, j, i, p = self.zero.shape
+        images = self.batch if layout.batch is not None else 1
+        _, cells, q = layout.sizes if layout.batch is not None else (1, *layout.sizes[1:])
+        if n % images or cells < 1:
+            return None
+        vector = 0.5 + self.rng.random(q)
+        number = 1.0 + np.arange(cells)
+        equal = self._cells(layout, np.ones(cells), vector)
+        index = self._index(equal, self._cells(layout, number, vector), cells, images)
+        if index is None:
+            return None
+        weight = np.empty((j, i, p, q))
+        for k in range(q):
+            columns = self._cells(layout, np.ones(cells), np.eye(q)[k])
+            if np.abs(columns - columns[:1]).max() > _PROVEN * max(np.abs(columns).max(), 1e-30):
+                return None
+            weight[..., k] = columns[0]
+        weight = weight.astype(np.float32)
+        x = self.rng.standard_normal(self.shape)
+        u = layout.read(x).reshape(images, cells, q)[:, index].reshape(n, i, q)
+        wanted = self.run(x)
+        found = np.einsum("jipq,niq->njip", weight.astype(np.float64), u, optimize=True) + self.zero
+        if not np.abs(found - wanted).max() <= _PROVEN * np.abs(wanted).max():
+            return None
+        constant = self.zero[: n // images]
+        return Source(self.tensor, layout, index, weight, constant if np.any(constant) else None)
+
+    def _cells(self, layout: Layout, factors: Array, vector: Array) -> Array:
+        """Votes of cells that are multiples of one vector, less those of zero."""
+        roles = np.broadcast_to(
+            factors[:, None] * vector, (layout.sizes[0], len(factors), len(vector))
+        )
+        return np.asarray(self.run(layout.write(np.ascontiguousarray(roles))) - self.zero)
+
+    def _index(self, equal: Array, numbered: Array, cells: int, images: int) -> Array | None:
+        """Which cell each child is: ``[positions, i]``; None where a child is no single cell."""
+        n, _, i, _ = equal.shape
+        one = equal.transpose(0, 2, 1, 3).reshape(n * i, -1)
+        other = numbered.transpose(0, 2, 1, 3).reshape(n * i, -1)
+        at = np.abs(one).argmax(1)
+        rows = np.arange(n * i)
+        with np.errstate(all="ignore"):
+            ratio = other[rows, at] / one[rows, at]
+            number = np.rint(ratio)
+            if not np.isfinite(ratio).all() or np.abs(ratio - number).max() > _WHOLE:
+                return None
+        if number.min() < 1 or number.max() > cells:
+            return None
+        if np.abs(other - number[:, None] * one).max() > _LINEAR * np.abs(other).max():
+            return None
+        index = number.astype(int).reshape(images, n // images, i) - 1
+        return index[0] if (index == index[:1]).all() else None
+
+
+def order_of(index: Array) -> Array | None:
+    """The child that each cell is, where every cell is one child; None elsewhere."""
+    if len(index) != 1 or sorted(index[0].tolist()) != list(range(index.shape[1])):
+        return None
+    return np.argsort(index[0])
+
+
+def cell_axes(source: Source) -> tuple[tuple[int, ...], Array]:
+    """Sizes of the axes that count cells, and the place of each child on them ``[positions, i, axes]``."""
+    sizes = source.layout.part(1)
+    if not sizes:
+        return (), np.zeros((*source.index.shape, 0), int)
+    return sizes, np.stack(np.unravel_index(source.index, sizes), -1)

@@ -1,0 +1,77 @@
+"""What a file computes although it is known: sizes, bounds of slices, targets of Reshapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.proto import copy_of, initializer
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.values import Array, Values, session_of
+
+_BATCHES = (2, 3, 5)
+_LARGEST = 1 << 20  # elements of a value that becomes an initializer
+
+
+def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """A copy with initializers for values that depend on fixed sizes alone; how many.
+
+    Such a value is made of shapes and constants and is looked at for three batches. One that never differs
+    is constant; of a Reshape's target one entry may differ where no other is 0 or -1, and -1 in its place
+    says the same, since a Reshape keeps the number of elements.
+    """
+    try:
+        graph = Values(model)
+    except NotRecognized:
+        return model, 0
+    if not graph.free:
+        return model, 0
+    targets = {n.input[1] for n in graph.nodes if n.op_type == "Reshape"}
+    wanted = sorted(
+        {
+            name
+            for users in (n.input for n in graph.nodes if n.output[0] not in graph.constant)
+            for name in users
+            if name in graph.constant and name not in graph.weights
+        }
+    )
+    if not wanted:
+        return model, 0
+    probe = copy_of(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    try:
+        session = session_of(probe)
+        seen = [session.run(wanted, graph.feeds(b)) for b in _BATCHES]
+    except Exception:  # ONNX Runtime's errors have no common public base
+        return model, 0
+    known: dict[str, Array] = {}
+    for name, runs in zip(wanted, zip(*seen, strict=True), strict=True):
+        value = _constant([np.asarray(r) for r in runs], name in targets)
+        if value is not None and value.size <= _LARGEST:
+            known[name] = value
+    copy = copy_of(model)
+    for name, value in known.items():
+        copy.graph.initializer.append(initializer(f"{name}/constant", value))
+    for node in copy.graph.node:
+        for k, name in enumerate(node.input):
+            # A target with -1 in it is none for other nodes.
+            if name in known and (-1 not in known[name] or (node.op_type == "Reshape" and k == 1)):
+                node.input[k] = f"{name}/constant"
+    remove_dead_nodes(copy)
+    return copy, len(known)
+
+
+def _constant(runs: list[Array], target: bool) -> Array | None:
+    """What runs at several batches say that a value is; None where it is not constant."""
+    first = runs[0]
+    if any(r.shape != first.shape or r.dtype != first.dtype for r in runs):
+        return None
+    varying = np.any([r != first for r in runs], axis=0)
+    if not varying.any():
+        return first
+    rest = first[~varying] if target and first.ndim == 1 else np.zeros(1)
+    if varying.sum() > 1 or (rest == 0).any() or (rest == -1).any():
+        return None
+    return np.where(varying, -1, first).astype(np.int64)

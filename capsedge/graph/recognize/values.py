@@ -1,0 +1,377 @@
+"""A graph whose every value is known: shapes, what is constant, what dominates what, pieces that run.
+
+The graph is run once by ONNX Runtime with all tensors as outputs and nothing optimized. So no shape
+inference is needed, and weights that are tiled, sliced or computed by the file are simply values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.graph.proto import copy_of
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
+
+Array = NDArray[Any]
+Function = Callable[..., list[Array]]
+
+BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
+MOST_NODES = 20_000
+MOST_BYTES = 1 << 30  # of all values together, at the batch looked at
+_WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
+
+
+def session_of(model: onnx.ModelProto, optimized: bool = False) -> onnxruntime.InferenceSession:
+    """Load a model in ONNX Runtime on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    keep_to_itself(options)
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def inputs_of(node: onnx.NodeProto) -> list[str]:
+    """What a node reads, and the graphs inside it from outside of them."""
+    inner = [name for a in node.attribute for g in (a.g, *a.graphs) for name in _outside(g)]
+    return [name for name in (*node.input, *inner) if name]
+
+
+def _outside(graph: onnx.GraphProto) -> list[str]:
+    """The names that a graph inside a node reads and does not make."""
+    made = {v.name for v in (*graph.input, *graph.initializer)}
+    found = []
+    for node in graph.node:
+        found += [name for name in inputs_of(node) if name not in made]
+        made.update(node.output)
+    return found + [o.name for o in graph.output if o.name not in made]
+
+
+class Values:
+    """The values of a graph at one batch.
+
+    Args:
+        model: without functions of its own and without initializers among its inputs.
+
+    Attributes:
+        batch: the batch that was run.
+        free: whether the batch is free in the file.
+        value: every tensor by name.
+        constant: the tensors that do not depend on the inputs (shapes count as constant).
+        nodes: of the graph.
+        maker: the node that makes a tensor.
+        sources: of a tensor that is not constant, those it is made of; in topological order.
+        users: the nodes that read a tensor, constant ones left out.
+
+    Raises:
+        NotRecognized: it does not run, or is too large.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        if len(model.graph.node) > MOST_NODES:
+            raise NotRecognized(f"it has more than {MOST_NODES:,} nodes")
+        self.model = model
+        self.nodes = list(model.graph.node)
+        self.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self.dims: dict[str, list[int]] = {
+            i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input
+        }
+        self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
+        if not self.dims or not all(d for d in self.dims.values()):
+            raise NotRecognized("an input has no dimensions")
+        self.free = all(d[0] == 0 for d in self.dims.values())
+        self.value = self._first_run()
+        self._flow()
+
+    def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
+        """Inputs for the whole graph: uniform numbers, integers as ones."""
+        rng = np.random.default_rng(seed)
+        found = {}
+        for name, dims in self.dims.items():
+            shape = [(batch if k == 0 else 1) if d == 0 else d for k, d in enumerate(dims)]
+            kind = helper.tensor_dtype_to_np_dtype(self.types[name])
+            drawn = (
+                scale * rng.random(shape) if np.issubdtype(kind, np.floating) else np.ones(shape)
+            )
+            found[name] = drawn.astype(kind)
+        return found
+
+    def _first_run(self) -> dict[str, Array]:
+        model = copy_of(self.model)
+        del model.graph.value_info[:]
+        have = {o.name for o in model.graph.output}
+        wanted = [o for n in self.nodes for o in n.output if o and o not in have]
+        model.graph.output.extend(onnx.ValueInfoProto(name=o) for o in wanted)
+        try:
+            session = session_of(model)
+        except Exception as error:  # ONNX Runtime's errors have no common public base
+            raise NotRecognized(f"ONNX Runtime cannot load it: {_first_line(error)}") from error
+        names = [o.name for o in session.get_outputs()]
+        why = ""
+        for batch in BATCHES if self.free else (0,):
+            feeds = self.feeds(batch)
+            try:
+                found = session.run(names, feeds)
+            except Exception as error:
+                why = _first_line(error)
+                continue
+            self.batch = batch or next(iter(self.dims.values()))[0]
+            if sum(np.asarray(v).nbytes for v in found) > MOST_BYTES and batch > 2:
+                continue
+            self.free = (self.free and batch == BATCHES[0]) or (
+                self.free and self._runs(session, 2)
+            )
+            return dict(zip(names, found, strict=True)) | feeds | self.weights
+        raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
+
+    def _runs(self, session: onnxruntime.InferenceSession, batch: int) -> bool:
+        """Whether a batch that is free in name is so indeed."""
+        try:
+            session.run(None, self.feeds(batch))
+        except Exception:
+            return False
+        return True
+
+    def _flow(self) -> None:
+        self.constant = set(self.weights)
+        self.maker: dict[str, onnx.NodeProto] = {}
+        self.sources: dict[str, list[str]] = {name: [] for name in self.dims}
+        self.users: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            read = inputs_of(node)
+            fixed = all(i in self.constant for i in read) or node.op_type in ("Shape", "Size")
+            varying = [i for i in dict.fromkeys(read) if i not in self.constant]
+            for name in filter(None, node.output):
+                self.maker[name] = node
+                if fixed:
+                    self.constant.add(name)
+                else:
+                    self.sources[name] = varying
+            if not fixed:
+                for name in varying:
+                    self.users.setdefault(name, []).append(node)
+        self.order = {name: k for k, name in enumerate(self.sources)}
+        self.twins: dict[str, list[str]] = {}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a value."""
+        return tuple(np.shape(self.value[name]))
+
+    def size(self, name: str) -> int:
+        """Number of elements of a value."""
+        return int(np.size(self.value[name]))
+
+    def is_float(self, name: str) -> bool:
+        """Whether a value is FP32."""
+        return getattr(self.value.get(name), "dtype", None) == np.float32
+
+    def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
+        """An attribute of a node."""
+        found = [a for a in node.attribute if a.name == name]
+        return helper.get_attribute_value(found[0]) if found else default
+
+    def distances(self, name: str) -> dict[str, int]:
+        """The tensors that a tensor is made of, and how many nodes away they are."""
+        found, queue = {name: 0}, [name]
+        for each in queue:
+            for source in self.sources.get(each, ()):
+                if source not in found:
+                    found[source] = found[each] + 1
+                    queue.append(source)
+        return found
+
+    def after(self, name: str) -> set[str]:
+        """Everything that depends on a tensor."""
+        found = {name}
+        for each, sources in self.sources.items():
+            if any(s in found for s in sources):
+                found.add(each)
+        return found - {name}
+
+    def with_twins(self, cut: Iterable[str]) -> list[str]:
+        """A cut and the tensors that have the same values elsewhere (detached copies)."""
+        return [name for each in cut for name in (each, *self.twins.get(each, ()))]
+
+    def determined(self, *cut: str) -> list[str]:
+        """The tensors that a cut alone determines, in topological order."""
+        known = set(self.with_twins(cut))
+        found = []
+        for name, sources in self.sources.items():
+            if name not in known and sources and all(s in known for s in sources):
+                known.add(name)
+                found.append(name)
+        return found
+
+    def find_twins(self, name: str) -> None:
+        """Join what has the values of a tensor and neither makes nor uses it."""
+        if name in self.twins:
+            return
+        value, kin = self.value[name], set(self.distances(name)) | self.after(name)
+        spread = float(np.ptp(value)) if value.size else 0.0
+        self.twins[name] = [
+            other
+            for other in self.sources
+            if spread > 0
+            and other not in kin
+            and self.is_float(other)
+            and self.shape(other) == value.shape
+            and np.allclose(self.value[other], value, 1e-5, 1e-6 * np.abs(value).max())
+        ]
+
+    @cached_property
+    def _dominators(self) -> dict[str, frozenset[str]]:
+        return self._dominate(set())
+
+    def dominators(self, target: str, without: Sequence[str] = ()) -> list[str]:
+        """The tensors that every path from an input to a tensor runs through, the nearest first.
+
+        Args:
+            without: tensors that count as constant.
+        """
+        dead = set(self.with_twins(without))
+        found = self._dominate(dead) if dead else self._dominators
+        return sorted(found.get(target, frozenset()) - {target}, key=lambda t: -self.order[t])
+
+    def _dominate(self, dead: set[str]) -> dict[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for name, sources in self.sources.items():
+            if name in dead:
+                continue
+            live = [s for s in sources if s not in dead]
+            if sources and not live:
+                dead.add(name)
+                continue
+            shared = frozenset.intersection(*(found[s] for s in live)) if live else frozenset()
+            found[name] = shared | {name}
+        return found
+
+    def between(
+        self, cut: Sequence[str], ends: Sequence[str]
+    ) -> tuple[list[onnx.NodeProto], set[str]]:
+        """The nodes from a cut to some tensors, and the constants that they read."""
+        stop = set(cut)
+        need = set(ends) - stop
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(self.nodes):
+            if any(o in need for o in node.output if o not in self.constant):
+                nodes.append(node)
+                need.update(i for i in inputs_of(node) if i not in stop)
+        return nodes[::-1], {i for n in nodes for i in inputs_of(n) if i in self.constant}
+
+    def numbers(self, cut: Sequence[str], ends: Sequence[str]) -> dict[str, Array]:
+        """The FP32 constants that lie between: where priors, biases, temperatures and epsilons come from."""
+        found = {}
+        for name in sorted(self.between(self.with_twins(cut), ends)[1]):
+            value = self.value[name]
+            if getattr(value, "dtype", None) == np.float32:
+                found[name] = value
+        return found
+
+    def function(self, cut: Sequence[str], ends: Sequence[str]) -> Function:
+        """The original nodes from a cut to some tensors as a function of arrays, in FP64 where they allow it.
+
+        The arrays have the shapes of the cut, in any form; results have those of the ends.
+        """
+        nodes, constants = self.between(self.with_twins(cut), ends)
+        arrays = {c: np.asarray(self.value[c], order="C") for c in constants}
+        for wide in (True, False):
+            try:
+                session = session_of(self._piece(nodes, arrays, cut, ends, wide))
+                break
+            except Exception as error:
+                if not wide:
+                    raise NotRecognized(
+                        f"a part of it does not run alone: {_first_line(error)}"
+                    ) from error
+
+        def run(*given: Array) -> list[Array]:
+            feeds = {}
+            for name, array in zip(cut, given, strict=True):
+                kind = self.value[name].dtype
+                kind = np.dtype(np.float64) if wide and kind == np.float32 else kind
+                x = np.ascontiguousarray(array, kind).reshape(self.shape(name))
+                feeds.update(dict.fromkeys((name, *self.twins.get(name, ())), x))
+            used = {i.name for i in session.get_inputs()}
+            found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
+            return [np.asarray(v, np.float64) for v in found]
+
+        return run
+
+    def _piece(
+        self,
+        nodes: list[onnx.NodeProto],
+        constants: dict[str, Array],
+        cut: Sequence[str],
+        ends: Sequence[str],
+        wide: bool,
+    ) -> onnx.ModelProto:
+        def kind_of(name: str) -> int:
+            found = helper.np_dtype_to_tensor_dtype(self.value[name].dtype)
+            return _WIDE.get(found, found) if wide else found
+
+        inputs = [
+            helper.make_tensor_value_info(n, kind_of(n), self.shape(n))
+            for n in self.with_twins(cut)
+        ]
+        stored = [
+            numpy_helper.from_array(
+                v.astype(np.float64) if wide and v.dtype == np.float32 else v, name
+            )
+            for name, v in constants.items()
+        ]
+        graph = helper.make_graph(
+            list(widened(nodes)) if wide else nodes,
+            "piece",
+            inputs,
+            [onnx.ValueInfoProto(name=o) for o in ends],
+            stored,
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=list(self.model.opset_import),
+            ir_version=min(self.model.ir_version, 10),
+        )
+
+
+def widened(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
+    for node in nodes:
+        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
+            yield from _written_out(node)
+            continue
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for attribute in copy.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
+                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
+                attribute.t.CopyFrom(numpy_helper.from_array(wide))
+        yield copy
+
+
+def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
+    x, y = node.input[0], node.output[0]
+    soft = node.op_type == "Softplus"
+    one = numpy_helper.from_array(np.array(1.0))
+    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
+    if not soft:
+        yield helper.make_node("Neg", [x], [f"{y}/negative"])
+    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
+    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
+    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,168 @@
+"""Cells and children as windows over a grid, in the order of docs/operators.md: row, column, type."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.source import Source, cell_axes
+from capsedge.graph.recognize.values import Array
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows over ``[height, width, types]``.
+
+    Attributes:
+        axes: the source's axes of cells in this order; empty where all cells are the types of one place.
+        grid: height, width, types.
+        kernel, strides: rows, columns.
+        places: output positions, rows and columns.
+        children: the child of the file that is the k-th of a window.
+        coordinates: row, column and type of every child of the file ``[positions, i, 3]``.
+    """
+
+    axes: tuple[int, ...]
+    grid: tuple[int, int, int]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    places: tuple[int, int]
+    children: Array
+    coordinates: Array
+
+
+def windows_of(source: Source) -> Windows:
+    """The windows of a source.
+
+    Raises:
+        NotRecognized: its children are no windows of one stride.
+    """
+    sizes, at = cell_axes(source)
+    if len(at) == 1:
+        return _one_window(source)
+    varying = [a for a in range(len(sizes)) if np.ptp(at[..., a], axis=0).any()]
+    rest = tuple(a for a in range(len(sizes)) if a not in varying)
+    if len(varying) == 2:
+        for rows, columns in itertools.permutations(varying):
+            found = _windows(sizes, at, (rows, columns, *rest))
+            if found is not None:
+                return found
+    raise NotRecognized(
+        "children that are no windows of one stride over a grid: no operator has that"
+    )
+
+
+def _one_window(source: Source) -> Windows:
+    """All cells as types of one place; what shares weights over a grid is seen by ``shared_grid``."""
+    if sorted(source.index[0].tolist()) != list(range(source.cells)):
+        raise NotRecognized(
+            "children that are not all cells of a layer, each once: no operator has that"
+        )
+    at = np.zeros((1, source.cells, 3), int)
+    at[..., 2] = source.index
+    return Windows(
+        (), (1, 1, source.cells), (1, 1), (1, 1), (1, 1), np.argsort(source.index[0]), at
+    )
+
+
+def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Windows | None:
+    rows, columns, *types = axes
+    count = math.prod(sizes[a] for a in types)
+    kind = np.zeros(at.shape[:2], int)
+    for a in types:
+        kind = kind * sizes[a] + at[..., a]
+    place = np.stack([at[..., rows], at[..., columns], kind], -1)
+    corner = place.min(1)  # [positions, 3]
+    inside = place - corner[:, None] * (1, 1, 0)
+    if (inside != inside[:1]).any():
+        return None
+    kernel = tuple(int(k) + 1 for k in inside[0].max(0)[:2])
+    children = np.lexsort((inside[0, :, 2], inside[0, :, 1], inside[0, :, 0]))
+    wanted = np.indices((*kernel, count)).reshape(3, -1).T
+    if len(children) != len(wanted) or (inside[0][children] != wanted).any():
+        return None
+    height, width = sizes[rows], sizes[columns]
+    strides = []
+    for axis in (0, 1):
+        starts = np.unique(corner[:, axis])
+        step = int(starts[1] - starts[0]) if len(starts) > 1 else 1
+        strides.append(step)
+    places = (
+        (height - kernel[0]) // strides[0] + 1,
+        (width - kernel[1]) // strides[1] + 1,
+    )
+    grid = np.indices(places).reshape(2, -1).T * strides
+    if len(grid) != len(corner) or (corner[:, :2] != grid).any():
+        return None
+    return Windows(
+        axes,
+        (height, width, count),
+        (kernel[0], kernel[1]),
+        (strides[0], strides[1]),
+        places,
+        children,
+        place,
+    )
+
+
+def shared_grids(source: Source) -> list[Windows]:
+    """The ways in which one window over all cells has the same weights at every place of a grid."""
+    sizes, at = cell_axes(source)
+    found: list[Windows] = []
+    if len(at) != 1 or sorted(source.index[0].tolist()) != list(range(source.cells)):
+        return found
+    by_cell = source.weight[:, np.argsort(source.index[0])]
+    j, _, p, q = by_cell.shape
+    spread = by_cell.reshape(j, *sizes, p, q)
+    alike = [a for a in range(len(sizes)) if (spread == spread.take([0], axis=a + 1)).all()]
+    # A grid of one row where places are counted by one axis.
+    for places in (*itertools.permutations(alike, 2), *((a,) for a in alike)):
+        rest = tuple(a for a in range(len(sizes)) if a not in places)
+        count = math.prod(sizes[a] for a in rest)
+        kind = np.zeros(at.shape[:2], int)
+        for a in rest:
+            kind = kind * sizes[a] + at[..., a]
+        rows = at[..., places[0]] if len(places) == 2 else np.zeros_like(kind)
+        place = np.stack([rows, at[..., places[-1]], kind], -1)
+        children = np.lexsort((kind[0], place[0, :, 1], place[0, :, 0]))
+        height = sizes[places[0]] if len(places) == 2 else 1
+        grid = (height, sizes[places[-1]], count)
+        found.append(Windows((*places, *rest), grid, (1, 1), (1, 1), (1, 1), children, place))
+    return found
+
+
+def matrices(weight: Array) -> tuple[Array, bool] | None:
+    """Weights of square matrix poses ``[j, i, √P, √P]`` with ``V = pose·W``; None where they are none.
+
+    The second value tells that it is ``V = W·pose``: then all poses are their transposes.
+    """
+    j, i, p, q = weight.shape
+    side = math.isqrt(p)
+    if p != q or side * side != p or side == 1:
+        return None
+    split = weight.reshape(j, i, side, side, side, side)  # vote row, column, pose row, column
+    eye = np.eye(side, dtype=weight.dtype)
+    right = split[:, :, 0, :, 0, :]  # [j, i, l, a]
+    if (np.einsum("jila,rs->jirlsa", right, eye) == split).all():
+        return right.transpose(0, 1, 3, 2), False
+    left = split[:, :, :, 0, :, 0]  # [j, i, r, a]
+    if (np.einsum("jira,lm->jirlam", left, eye) == split).all():
+        return left, True
+    return None
+
+
+def coordinates_added(constant: Array, windows: Windows, transposed: bool = False) -> bool:
+    """Whether votes' constant part ``[positions, j, i, p]`` is that of ``coordinate_addition``."""
+    side = math.isqrt(constant.shape[-1])
+    if side < 2:
+        return False
+    wanted = np.zeros_like(constant)
+    for axis in (0, 1):
+        element = (side - 1) * side + axis if transposed else axis * side + side - 1
+        share = (windows.coordinates[..., axis] + 0.5) / windows.grid[axis]
+        wanted[..., element] = share[:, None]
+    return bool(np.abs(constant - wanted).max() <= 1e-6)

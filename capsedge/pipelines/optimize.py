@@ -1,0 +1,224 @@
+"""``capsedge.optimize``: an ONNX file of any tool in, a proven faster one and a report out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capsedge import errors
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.given import GivenModel, as_file
+from capsedge.runtime.files.writing import check_writable, write_bytes
+from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.measure import Limits
+from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.reading.onnx_file import read_harmless
+
+_WORKER = "capsedge.graph.recognize.worker"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class OptimizationReport:
+    """What an optimization did.
+
+    Attributes:
+        output: the file; None where none was named.
+        model: its bytes.
+        size, source_size: bytes of the file and of the original.
+        found: what operators replaced: operator, place, parameters, notes.
+        left: what stays as it was: place and reason.
+        notes: of the clean-up and of the file.
+        opset_before, opset: of the standard operators.
+        nodes_before, nodes: of the graph.
+        batch: ``free`` or a number.
+        comparisons: how many comparisons with the original bytes were made.
+        largest_difference: in any of them.
+        before_ms, after_ms: medians of one inference, in turns; None where it was not measured.
+    """
+
+    output: Path | None
+    model: bytes
+    size: int
+    source_size: int
+    found: tuple[dict[str, Any], ...]
+    left: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+    opset_before: int
+    opset: int
+    nodes_before: int
+    nodes: int
+    batch: str
+    comparisons: int
+    largest_difference: float
+    before_ms: float | None
+    after_ms: float | None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster it became."""
+        return self.before_ms / self.after_ms if self.before_ms and self.after_ms else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only, without the model's bytes."""
+        document = {k: v for k, v in vars(self).items() if k != "model"}
+        document["output"] = None if self.output is None else str(self.output)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in document.items()} | {
+            "gain": self.gain
+        }
+
+
+def optimize(
+    model: GivenModel,
+    path: Path | str | None = None,
+    *,
+    measure: float = 1.0,
+    progress: Progress = lambda _: None,
+) -> OptimizationReport:
+    """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
+
+    The file is taken apart in a process of its own, with limits on time and memory. Nothing is written
+    unless the new file computes what the original bytes do, on random and hard inputs.
+
+    Args:
+        model: a file, or its bytes.
+        path: the file to write; none by default.
+        measure: seconds to measure before and after for; 0 for not at all.
+        progress: told what is being done.
+
+    Returns:
+        What was recognized, what was left and why, the new file's bytes, and times.
+
+    Raises:
+        UsageError: the file cannot be read, or written there.
+        ArtefactError, UnsupportedModelError: it is no ONNX file, or one that cannot be worked on.
+        ParityError: it cannot be changed without changing what it computes.
+
+    Example:
+        >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")  # doctest: +SKIP
+        >>> [found["operator"] for found in report.found], report.gain  # doctest: +SKIP
+    """
+    if path is not None:
+        check_writable(path)
+    if not measure >= 0:
+        raise UsageError(f"measure is {measure:g}.", "It is 0 seconds or more.", "Use 1.")
+    with as_file(model) as source:
+        data, summary = read_harmless(source)
+        if summary.capsedge_nodes:
+            opset = summary.opsets.get("", 0)
+            note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
+            document, better = _unchanged(opset, note), data
+        else:
+            document, better = _improved(data, str(source), progress)
+        before = after = None
+        if measure and not summary.capsedge_nodes:
+            with as_file(better) as fresh:
+                before, after = _times(source, fresh, document, measure, progress)
+    target = None if path is None else Path(path)
+    if target is not None:
+        write_bytes(target, better)
+    return OptimizationReport(
+        target,
+        better,
+        len(better),
+        len(data),
+        tuple(document["found"]),
+        tuple(document["left"]),
+        tuple(document["notes"]),
+        document["opset_before"],
+        document["opset"],
+        document["nodes_before"],
+        document["nodes"],
+        document["batch"],
+        document["comparisons"],
+        document["largest_difference"],
+        before,
+        after,
+    )
+
+
+def _unchanged(opset: int, note: str) -> dict[str, Any]:
+    numbers = dict.fromkeys(("nodes_before", "nodes", "comparisons", "largest_difference"), 0)
+    same = {"opset_before": opset, "opset": opset, "batch": "as it is"}
+    return {"found": [], "left": [], "notes": [note], **numbers, **same}
+
+
+def _improved(data: bytes, name: str, progress: Progress) -> tuple[dict[str, Any], bytes]:
+    """The worker's answer.
+
+    Raises:
+        CapsedgeError: the worker's own, or that it ended or did not end.
+    """
+    words = [str(limits.OPTIMIZE_SECONDS), str(limits.OPTIMIZE_BYTES)]
+    progress("recognizing and proving, in a process of its own")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _WORKER, *words],
+            input=data,
+            capture_output=True,
+            timeout=limits.OPTIMIZE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UnsupportedModelError(
+            f"{name} takes too long to work on.",
+            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(error.stderr)}.",
+            "Use the file as it is.",
+        ) from error
+    header, _, better = done.stdout.partition(b"\n")
+    if done.returncode or not header.startswith(b"{"):
+        raise UnsupportedModelError(
+            f"{name} cannot be worked on.",
+            f"The process that did ended ({done.returncode}) while {_stage(done.stderr)}; it may use "
+            f"{limits.OPTIMIZE_BYTES >> 30} GiB.",
+            "Use the file as it is.",
+        )
+    document = json.loads(header)
+    if "error" in document:
+        kind, *words = document["error"]
+        raise getattr(errors, kind, EnvironmentProblem)(*words)
+    return document, better
+
+
+def _stage(said: bytes | None) -> str:
+    lines = (said or b"").decode(errors="replace").splitlines()
+    stages = [line.removeprefix("stage: ") for line in lines if line.startswith("stage: ")]
+    return stages[-1] if stages else "starting"
+
+
+def _times(
+    source: Path, fresh: Path, document: dict[str, Any], seconds: float, progress: Progress
+) -> tuple[float | None, float | None]:
+    """Medians in milliseconds: the original in ONNX Runtime, the new file in this package, in turns."""
+    batch = document["batch"]
+    feeds = _feeds(document["inputs"], 1 if batch == "free" else int(batch))
+    entrants = [
+        Entrant("before", Specification("ort", str(source), "", threads=1), "the file"),
+        Entrant("after", Specification(CAPSEDGE, str(fresh), "", threads=1), "the file"),
+    ]
+    try:
+        found = compare(entrants, feeds, Limits(0.1, seconds, 10), progress)
+    except EnvironmentProblem as error:
+        progress(f"not measured: {error.what} {error.why}")
+        return None, None
+    medians = [None if e.latency is None else float(e.latency.median) for e in found.entries]
+    return medians[0], medians[1]
+
+
+def _feeds(inputs: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Uniform numbers; ones where they are whole."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, (dims, kind) in inputs.items():
+        shape = [(batch if k == 0 else 1) if d == 0 else d for k, d in enumerate(dims)]
+        floating = np.issubdtype(np.dtype(kind), np.floating)
+        found[name] = (rng.random(shape) if floating else np.ones(shape)).astype(kind)
+    return found

@@ -1,0 +1,172 @@
+"""Typical writings of EM routing in plain PyTorch, after the rows of the table in docs/optimize.md.
+
+Every module takes features ``[B, 5, 5, F]``, makes matrix capsules of them and routes twice: over windows,
+then to class capsules.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+SIDE, TYPES, MIDDLE, CLASSES, GRID, KERNEL = 2, 3, 4, 6, 5, 3
+POSE = SIDE * SIDE
+
+
+class Writing(nn.Module):
+    """A layer that makes capsules, and routing."""
+
+    epsilon = 1e-6
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(len(type(self).__name__))
+        self.pose = nn.Linear(5, TYPES * POSE)
+        self.act = nn.Linear(5, TYPES)
+        self.w1 = nn.Parameter(torch.randn(KERNEL * KERNEL * TYPES, MIDDLE, SIDE, SIDE))
+        self.w2 = nn.Parameter(torch.randn(MIDDLE, CLASSES, SIDE, SIDE))
+        self.betas = nn.ParameterList(
+            nn.Parameter(torch.randn(k)) for k in (MIDDLE, MIDDLE, CLASSES, CLASSES)
+        )
+
+    @staticmethod
+    def example(batch: int) -> Tensor:
+        return torch.randn(batch, GRID, GRID, 5, generator=torch.Generator().manual_seed(batch))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        batch = x.shape[0]
+        pose = torch.tanh(self.pose(x)).reshape(batch, GRID, GRID, TYPES, POSE)
+        a = torch.sigmoid(self.act(x)).reshape(batch, GRID, GRID, TYPES)
+        places = (GRID - KERNEL) // 2 + 1
+        pose = self.patches(pose.reshape(batch, GRID, GRID, -1)).reshape(
+            -1, KERNEL * KERNEL * TYPES, POSE
+        )
+        a = self.patches(a).reshape(-1, KERNEL * KERNEL * TYPES)
+        mean, a = self.route(self.votes(pose, self.w1), a, self.betas[0], self.betas[1])
+        count = places * places * MIDDLE
+        weight = self.w2.repeat(places * places, 1, 1, 1)
+        votes = self.votes(mean.reshape(batch, count, POSE), weight)
+        votes = self.located(votes, places)
+        return self.route(votes, a.reshape(batch, count), self.betas[2], self.betas[3])
+
+    def patches(self, x: Tensor) -> Tensor:
+        """``[B, H, W, F]`` to ``[B, places, kernel·kernel, F]``, by slices."""
+        places = (GRID - KERNEL) // 2 + 1
+        found = [
+            x[:, 2 * r : 2 * r + KERNEL, 2 * c : 2 * c + KERNEL].reshape(
+                x.shape[0], 1, KERNEL * KERNEL, -1
+            )
+            for r in range(places)
+            for c in range(places)
+        ]
+        return torch.cat(found, 1)
+
+    def votes(self, pose: Tensor, weight: Tensor) -> Tensor:
+        """``[n, i, P]`` to ``[n, i, j, P]``: pose times weight."""
+        m = pose.reshape(-1, pose.shape[1], 1, SIDE, SIDE) @ weight
+        return m.reshape(-1, pose.shape[1], weight.shape[1], POSE)
+
+    def located(self, votes: Tensor, places: int) -> Tensor:
+        return votes
+
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class Paper(Writing):
+    """The procedure of the paper in logarithms, growing temperatures."""
+
+    temperatures = (0.01 * (1 - 0.95), 0.01 * (1 - 0.95**2), 0.01 * (1 - 0.95**3))
+
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        parents = votes.shape[2]
+        r = torch.full(votes.shape[:3], 1.0 / parents)
+        for t, temperature in enumerate(self.temperatures):
+            ra = r * a[:, :, None]
+            mass = ra.sum(1)
+            mean = (ra[..., None] * votes).sum(1) / (mass[..., None] + self.epsilon)
+            off = (votes - mean[:, None]) ** 2
+            var = (ra[..., None] * off).sum(1) / (mass[..., None] + self.epsilon) + self.epsilon
+            cost = (beta_u[None, :, None] + 0.5 * torch.log(var)) * mass[..., None]
+            logit = temperature * (beta_a - cost.sum(-1))
+            act = torch.sigmoid(logit)
+            if t + 1 < len(self.temperatures):
+                density = -0.5 * (off / var[:, None] + torch.log(var)[:, None]).sum(-1)
+                r = torch.softmax(density + nn.functional.logsigmoid(logit)[:, None], dim=2)
+        return mean, act
+
+
+class Renormalized(Paper):
+    """Couplings times activations, divided by their sum over the parents; one temperature."""
+
+    epsilon = 1e-8
+
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        n, i, j, _ = votes.shape
+        r = torch.full((n, i, j), 1.0 / j)
+        for t in range(3):
+            r = r * a[:, :, None]
+            r = r / (r.sum(dim=2, keepdim=True) + self.epsilon)
+            mass = r.sum(dim=1, keepdim=True)
+            share = (r / (mass + self.epsilon)).unsqueeze(-1)
+            mean = torch.sum(share * votes, dim=1, keepdim=True)
+            var = torch.sum(share * (votes - mean) ** 2, dim=1, keepdim=True) + self.epsilon
+            cost = (beta_u.view(j, 1) + torch.log(var.sqrt())) * mass.view(n, 1, j, 1)
+            act = torch.sigmoid(0.001 * (beta_a - cost.sum(dim=3).reshape(n, j)))
+            if t < 2:
+                log_p = (
+                    -((votes - mean) ** 2) / (2 * var)
+                    - torch.log(var.sqrt())
+                    - 0.5 * math.log(2 * math.pi)
+                )
+                r = torch.softmax(log_p.sum(3) + torch.log(act.view(n, 1, j)), dim=2)
+        return mean.squeeze(1), act
+
+    def located(self, votes: Tensor, places: int) -> Tensor:
+        """Row and column, i/h, added to the first two elements."""
+        x = votes.reshape(-1, places, places, MIDDLE, CLASSES, POSE)
+        steps = torch.arange(places, dtype=torch.float32) / places
+        rows = torch.zeros(1, places, 1, 1, 1, POSE)
+        columns = torch.zeros(1, 1, places, 1, 1, POSE)
+        rows[0, :, 0, 0, 0, 0], columns[0, 0, :, 0, 0, 1] = steps, steps
+        return (x + rows + columns).reshape(votes.shape)
+
+
+class WeightFirst(Paper):
+    """Votes W·pose instead of pose·W."""
+
+    def votes(self, pose: Tensor, weight: Tensor) -> Tensor:
+        m = weight @ pose.reshape(-1, pose.shape[1], 1, SIDE, SIDE)
+        return m.reshape(-1, pose.shape[1], weight.shape[1], POSE)
+
+
+class OnesFirst(Paper):
+    """Couplings begin at one instead of one divided by the number of parents."""
+
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        r = torch.ones(votes.shape[:3])
+        for t, temperature in enumerate(self.temperatures):
+            ra = r * a[:, :, None]
+            mass = ra.sum(1)
+            mean = torch.einsum("nij,nijp->njp", ra, votes) / (mass[..., None] + self.epsilon)
+            off = (votes - mean[:, None]) ** 2
+            var = (
+                torch.einsum("nij,nijp->njp", ra, off) / (mass[..., None] + self.epsilon)
+                + self.epsilon
+            )
+            cost = (beta_u[None, :, None] + 0.5 * torch.log(var)) * mass[..., None]
+            logit = 100 * temperature * (beta_a - cost.sum(-1))
+            if t + 1 < len(self.temperatures):
+                density = -0.5 * (off / var[:, None] + torch.log(var)[:, None]).sum(-1)
+                r = torch.softmax(density + nn.functional.logsigmoid(logit)[:, None], dim=2)
+        return mean, torch.sigmoid(logit)

@@ -1,0 +1,141 @@
+"""Whole files: loops, old opsets, the verb, the function, the process that works on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+
+pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
+
+import torch
+from typer.testing import CliRunner
+
+import capsedge
+from capsedge.cli import app
+from capsedge.graph.recognize.improving import improve
+from capsedge.graph.recognize.unroll import unroll
+from capsedge.graph.recognize.values import session_of
+from capsedge.runtime.files import limits
+from tests.graph.recognize import dynamic_writings as D  # noqa: N812
+from tests.graph.recognize.making import exported
+from tests.graph.recognize.resembling import Classifier
+
+LOOP = """<ir_version: 8, opset_import: ["": 17]> net (float[N,12,4] x) => (float[N,5,6] v)
+{
+    y = Tanh(x)  u = Einsum<equation = "ijop,bip->bijo">(W, y)  size = Shape<start = 0, end = 3>(u)
+    b0 = ConstantOfShape(size)  z = ReduceSum<keepdims = 0>(u, ax1)  v0 = Mul(z, zero)
+    bl, v = Loop(trip, yes, b0, v0) <body = it
+    (int64 i, bool go, float[] b, float[] old) => (bool go2, float[] b2, float[] vv)
+    {
+        go2 = Identity(go)  c = Softmax<axis = 2>(b)  c3 = Unsqueeze(c, ax3)  cu = Mul(c3, u)
+        s = ReduceSum<keepdims = 0>(cu, ax1)  q0 = Mul(s, s)  q = ReduceSum(q0, axm)  q1 = Add(q, one)
+        f = Div(q, q1)  qe = Add(q, eps)  n = Sqrt(qe)  fs = Mul(f, s)  vv = Div(fs, n)
+        v4 = Unsqueeze(vv, ax1)  uv = Mul(u, v4)  a = ReduceSum<keepdims = 0>(uv, axm)  b2 = Add(b, a)
+    }>
+}"""
+
+
+def loop(passes: object = 3) -> onnx.ModelProto:
+    """Dynamic routing as a Loop."""
+    model = parser.parse_model(LOOP)
+    rng = np.random.default_rng(0)
+    stored = {
+        "W": rng.standard_normal((12, 5, 6, 4)).astype("f4"), "trip": np.array(passes), "yes": np.array(True),
+        "ax1": np.array([1]), "ax3": np.array([3]), "axm": np.array([-1]), "one": np.float32(1),
+        "eps": np.float32(1e-8), "zero": np.float32(0),
+    }  # fmt: skip
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array(v), k) for k, v in stored.items()
+    )
+    return model
+
+
+def test_a_loop_is_written_out_and_recognized() -> None:
+    improved = improve(loop().SerializeToString())
+    (found,) = improved.recognition.found
+    assert found.parameters["iterations"] == "3"
+    assert found.parameters["epsilon"] == "1e-08"
+    assert any("1 loop " in note for note in improved.notes)
+
+
+def test_a_loop_of_many_passes_stays() -> None:
+    model, count = unroll(loop(1000))
+    assert count == 0
+    assert [n.op_type for n in model.graph.node].count("Loop") == 1
+
+
+def test_a_scan_is_written_out() -> None:
+    body = parser.parse_graph(
+        "body (float[3] s, float[3] row) => (float[3] t, float[3] o) { t = Add(s, row) o = Mul(t, row) }"
+    )
+    scan = helper.make_node("Scan", ["s0", "rows"], ["last", "all"], body=body, num_scan_inputs=1)
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> '
+        "g (float[3] s0, float[4,3] rows) => (float[3] last, float[4,3] all) {}"
+    )
+    model.graph.node.append(scan)
+    written, count = unroll(model)
+    assert count == 1
+    feeds = {"s0": np.ones(3, "f4"), "rows": np.arange(12, dtype="f4").reshape(4, 3)}
+    runs = (session_of(m).run(None, feeds) for m in (written, model))
+    for found, wanted in zip(*runs, strict=True):
+        np.testing.assert_allclose(found, wanted)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("foreign")
+    x = torch.randn(3, D.CHILDREN, D.SIZE_IN)
+    onnx.save(exported(D.Batched(), x, opset=9), folder / "capsules.onnx")
+    onnx.save(exported(Classifier(), torch.randn(3, 18, 8)), folder / "other.onnx")
+    return folder
+
+
+def test_the_verb(files: Path, tmp_path: Path) -> None:
+    source, target = files / "capsules.onnx", tmp_path / "fused.onnx"
+    done = CliRunner().invoke(
+        app, ["optimize", str(source), "-o", str(target), "--json", "--measure", "0.1"]
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert [f["operator"] for f in report["found"]] == ["DynamicRouting"]
+    assert report["opset_before"] == 9
+    assert report["gain"] > 0
+    x = np.random.default_rng(0).standard_normal((5, D.CHILDREN, D.SIZE_IN)).astype("f4")
+    found, wanted = (session_of(onnx.load(p)).run(None, {"x": x})[0] for p in (target, source))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_without_routing_the_file_is_cleaned(files: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app,
+        ["optimize", str(files / "other.onnx"), "-o", str(tmp_path / "o.onnx"), "--measure", "0"],
+    )
+    assert done.exit_code == 0, done.output
+    assert "weighs no votes" in done.stdout
+    assert (tmp_path / "o.onnx").exists()
+
+
+def test_a_second_time_changes_nothing(files: Path) -> None:
+    first = capsedge.optimize(files / "capsules.onnx", measure=0)
+    again = capsedge.optimize(first.model, measure=0)
+    assert again.model == first.model
+    assert "already" in again.notes[0]
+
+
+def test_limits_are_those_of_the_process(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OPTIMIZE_SECONDS", 0.01)
+    with pytest.raises(capsedge.UnsupportedModelError, match="too long"):
+        capsedge.optimize(files / "capsules.onnx", measure=0)
+
+
+def test_opsets_that_are_too_old(files: Path) -> None:
+    model = onnx.load(files / "capsules.onnx")
+    model.opset_import[0].version = 7
+    with pytest.raises(capsedge.UnsupportedModelError, match="opset 7"):
+        capsedge.optimize(model.SerializeToString(), measure=0)

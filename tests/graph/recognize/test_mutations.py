@@ -1,0 +1,132 @@
+"""A hypothesis with one parameter changed is never accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx.inliner
+import pytest
+
+pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
+
+import torch
+
+from capsedge.graph.recognize.accept import STRICT, judge
+from capsedge.graph.recognize.anchors import groups
+from capsedge.graph.recognize.fit_attention import fit_attention, judge_attention
+from capsedge.graph.recognize.fit_dynamic import FoundDynamic, fit_dynamic
+from capsedge.graph.recognize.fit_em import fit_em, judge_em
+from capsedge.graph.recognize.values import Values
+from capsedge.graph.simplify import simplify
+from tests.graph.recognize import attention_writings as A  # noqa: N812
+from tests.graph.recognize import dynamic_writings as D  # noqa: N812
+from tests.graph.recognize import em_writings as E  # noqa: N812
+from tests.graph.recognize.making import exported
+
+FEATURES = torch.randn(3, D.CHILDREN, D.SIZE_IN, generator=torch.Generator().manual_seed(0))
+
+
+def graph_of(module: Any, example: Any) -> Values:
+    return Values(simplify(onnx.inliner.inline_local_functions(exported(module, example))))
+
+
+def excess(graph: Values, found: FoundDynamic, kind: Any) -> float:
+    function = graph.function([found.votes], [found.result])
+    return judge(
+        lambda x: found.layout.read(function(x)[0]),
+        lambda x: kind(found.roles.read(x)),
+        graph.shape(found.votes),
+        STRICT,
+    ).excess
+
+
+@pytest.mark.parametrize("writing", [D.ParentsFirst, D.LearnedPrior, D.Einsums, D.Leaky])
+def test_dynamic_routing(writing: type) -> None:
+    graph = graph_of(writing(), FEATURES)
+    (group,) = groups(graph)
+    found = fit_dynamic(graph, group.votes[0], group.anchors)
+    kind = found.kind
+    assert excess(graph, found, kind) <= 1
+    _, j, i, p = found.roles.sizes
+    change = np.zeros((j, i))
+    change[0] = 1e-4
+    shift = np.zeros((j, p))
+    shift[:, 0] = 1e-4
+    mutants = {
+        "one iteration more": replace(kind, iterations=kind.iterations + 1),
+        "one iteration less": replace(kind, iterations=kind.iterations - 1),
+        "softmax over the children": replace(kind, over="i"),
+        "squash over the parents": replace(kind, axis="j"),
+        "prior": replace(kind, prior=kind.prior + change),
+        "bias": replace(kind, bias=kind.bias + shift),
+        "scale": replace(kind, scale=1.01),
+        "leaky": replace(kind, leaky=not kind.leaky),
+        "logits replaced": replace(kind, replace=True),
+        "mean over the batch": replace(kind, batch_mean=True),
+    }
+    if kind.epsilon and not kind.bias.any():
+        mutants["epsilon times 10"] = replace(kind, epsilon=10 * kind.epsilon)
+        mutants["other form"] = replace(kind, form="B" if kind.form == "A" else "A")
+    accepted = [name for name, mutant in mutants.items() if excess(graph, found, mutant) <= 1]
+    assert not accepted
+
+
+def test_em_routing() -> None:
+    graph = graph_of(E.Paper(), E.Writing.example(3))
+    group = groups(graph)[0]
+    found = fit_em(graph, group.votes[0], group.anchors)
+    function = graph.function([found.votes, found.activations], [found.pose, found.result])
+
+    def original(x: Any, a: Any) -> Any:
+        pose, act = function(found.roles.write(x), found.children.write(a[:, None, :, None]))
+        return found.pose_layout.read(pose), found.result_layout.read(act)
+
+    kind, sizes = found.kind, found.roles.sizes
+    assert judge_em(original, kind, sizes).accepted
+    warmer = [
+        tuple(t * (1.01 if k == n else 1) for k, t in enumerate(kind.temperatures))
+        for n in range(3)
+    ]
+    mutants = {
+        **{f"lambda {n} plus 1 %": replace(kind, temperatures=t) for n, t in enumerate(warmer)},
+        "one iteration less": replace(kind, temperatures=kind.temperatures[:-1]),
+        "one iteration more": replace(
+            kind, temperatures=(*kind.temperatures, kind.temperatures[-1])
+        ),
+        "epsilon times 10": replace(kind, epsilon=10 * kind.epsilon),
+        "beta_u plus 1 %": replace(kind, beta_u=1.01 * kind.beta_u),
+        "betas swapped": replace(kind, beta_u=kind.beta_a, beta_a=kind.beta_u),
+        "normalized": replace(kind, normalized=True),
+    }
+    accepted = [
+        name for name, mutant in mutants.items() if judge_em(original, mutant, sizes).accepted
+    ]
+    assert not accepted
+    offset = [judge_em(lambda x, a: original(x + 1e-3, a), kind, sizes).accepted]
+    assert offset == [False]
+
+
+def test_attention_routing() -> None:
+    graph = graph_of(A.Sequential(), A.Writing.example(3))
+    group = groups(graph)[0]
+    found = fit_attention(graph, group.votes[0], group.anchors[0])
+    function = graph.function([found.votes, found.parent], [found.result])
+    parents = found.parent_layout
+    assert parents is not None
+
+    def original(x: Any, q: Any) -> Any:
+        return found.layout.read(function(found.roles.write(x), parents.write(q))[0])
+
+    kind, sizes = found.kind, found.roles.sizes
+    assert judge_attention(original, kind, sizes).accepted
+    mutants = {
+        "scale plus 1 %": replace(kind, agreement_scale=1.01 * kind.agreement_scale),
+        "softmax over the children": replace(kind, over="i"),
+        "epsilon times 10": replace(kind, epsilon=10 * kind.epsilon),
+        "bias": replace(kind, bias=kind.bias + 1e-4),
+        "gain": replace(kind, scale=1.001 * kind.scale),
+    }
+    accepted = [n for n, m in mutants.items() if judge_attention(original, m, sizes).accepted]
+    assert not accepted

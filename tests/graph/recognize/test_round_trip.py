@@ -1,0 +1,87 @@
+"""The package's networks, exported as plain nodes, come back with the operators of the direct export."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
+
+import torch
+from torch import Tensor, nn
+
+import capsedge
+from capsedge.graph.proto import operator_nodes
+from capsedge.graph.recognize.improving import improve
+from capsedge.graph.recognize.values import session_of
+from capsedge.models import CapsuleModel, build, get_config
+from capsedge.models.config import CapsuleConv
+from capsedge.schema.names import operator_of
+from tests.exporters.nets import CONFIGS, network
+from tests.graph.recognize.making import exported
+from tests.graph.recognize.plain import plain_operators
+
+
+class Scores(nn.Module):
+    """Scores and poses of a network."""
+
+    def __init__(self, model: CapsuleModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.model(images)
+        return out.scores, out.poses
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(operator_of(n.op_type) for n in operator_nodes(model))
+
+
+def round_trip(model: CapsuleModel, folder: Path, exporter: str) -> None:
+    p = model.config.preprocessing
+    x = torch.rand(3, p.channels, p.height, p.width, generator=torch.Generator().manual_seed(1))
+    with plain_operators():
+        plain = exported(Scores(model), x, exporter)
+    assert not operator_nodes(plain)
+    capsedge.export(model, folder / "direct.onnx")
+    direct = onnx.load(folder / "direct.onnx")
+    improved = improve(plain.SerializeToString())
+    again = onnx.load_from_string(improved.model)
+    assert operators(again) == operators(direct), improved.recognition
+    assert not improved.recognition.left
+    wanted = session_of(direct).run(None, {direct.graph.input[0].name: x.numpy()})
+    found = session_of(again).run(None, {again.graph.input[0].name: x.numpy()})
+    np.testing.assert_allclose(found[0], wanted[0], atol=2e-5)
+    assert (found[0].argmax(-1) == wanted[0].argmax(-1)).all()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_small_networks(family: str, tmp_path: Path) -> None:
+    round_trip(network(family), tmp_path, "script")
+
+
+def test_several_layers_of_dynamic_routing(tmp_path: Path) -> None:
+    config = replace(CONFIGS["dynamic"], capsule_layers=(CapsuleConv(3, 2, 1),))  # type: ignore[call-arg]
+    torch.manual_seed(0)
+    round_trip(build(config).eval(), tmp_path, "script")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_other_exporter(family: str, tmp_path: Path) -> None:
+    round_trip(network(family), tmp_path, "dynamo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["digits-dynamic", "digits-em", "digits-attention", "capsnet-mnist"]
+)
+def test_full_sizes(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    round_trip(build(get_config(name)).eval(), tmp_path, "script")
