@@ -86,7 +86,7 @@ class Table:
         if self.schema == PREPARED_DIGEST:
             raise ArtefactError(
                 f"The calibration table {path} cannot be matched to these images.",
-                "Its digest is of prepared inputs, as in older versions, not of stored images and labels. "
+                "It has an older digest, of prepared inputs instead of stored images and labels. "
                 "Model and method are the same.",
                 _anew(path),
             )

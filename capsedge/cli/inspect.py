@@ -253,7 +253,7 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     if found.metadata is not None:
         facts += _model(found.metadata)
     elif found.kind == "onnx":
-        facts.append(("metadata", "none: not a file of capsedge"))
+        facts.append(("metadata", "none: a file of another tool"))
     for key, value in (found.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts
