@@ -1,4 +1,4 @@
 """Calibration and quantization of ONNX files: data, observers, tables, placement, search.
 
-Works on files alone: imports neither torch nor ``exporters``.
+Works on files only: imports neither torch nor ``exporters``.
 """

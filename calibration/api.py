@@ -1,4 +1,4 @@
-"""``capsedge.quantize``: a model and images in, a proven smaller model and a report out."""
+"""``capsedge.quantize``: turns a model and images into a smaller model with a report on its accuracy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """What each layer and routing iteration does alone in 8 bits.
+    """The damage that each layer and each routing iteration does alone in 8 bits.
 
     Attributes:
-        damage: the worst first.
-        warnings: what a person should know of the images.
+        damage: the largest first.
+        warnings: warnings about the images, for the user.
     """
 
     damage: tuple[Damage, ...]
@@ -59,36 +59,36 @@ def quantize(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Quantize an exported model, behind a gate on accuracy.
+    """Quantize an exported model, subject to an accuracy gate.
 
     Args:
         model: the FP32 ONNX file of ``capsedge.export``, or its bytes.
-        path: the file to write; None writes none: the report has the bytes.
+        path: the file to write; None for no file: the report has the bytes.
         calib_data: images to calibrate on: a data set folder (its training split), an npz or idx file, a
             folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
             prepared floats ``[N, C, H, W]``.
-        calib_images: how many of them are drawn.
-        data: labelled images that accuracy is reported on, given in the same ways; by default the test
-            split of a ``calib_data`` folder, or what was not drawn of a file.
-        limit: at most so many of these, drawn.
+        calib_images: number of images drawn from them.
+        data: labelled images to report accuracy on, given in the same ways; by default the test split of a
+            ``calib_data`` folder, or the images of a file that were not drawn.
+        limit: the largest number of these to use, drawn at random.
         precision: ``int8``, ``fp16`` or ``mixed``.
         method: how a range is chosen: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
         target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
         ops: ``auto``: capsule operators with function bodies; ``fused``: without, for the operator library.
-        max_drop: points of accuracy that may be lost.
-        table: file of the calibration table: read if it is there, else written.
+        max_drop: allowed loss of accuracy, in points.
+        table: file of the calibration table: read if it exists, otherwise written.
         prefer: which file of the mixed-precision search: the smallest (``size``) or fastest (``speed``).
-        seed: of what is drawn.
+        seed: seed of the random choice of images.
         progress: called with (stage, done, total).
 
     Returns:
-        What was done and measured; ``report.model`` is the file's bytes.
+        The settings and measurements; ``report.model`` is the file's bytes.
 
     Raises:
         UsageError: an argument or the images are wrong, or accuracy would be reported on calibration images.
         ParityError: the accuracy fell by more than ``max_drop``. Its ``report`` is the
-            `QuantizationReport`; the file is kept aside as ``PATH.rejected``.
-        ArtefactError: the model or the table is damaged, foreign or stale.
+            `QuantizationReport`; the file is kept as ``PATH.rejected``.
+        ArtefactError: the model or the table is damaged, not from capsedge, or stale.
         UnsupportedModelError: nothing in the model can be quantized.
 
     Example:
@@ -96,7 +96,9 @@ def quantize(
         >>> print(report.size, report.outcome.drop)
     """
     if not max_drop >= 0:
-        raise UsageError(f"--max-drop is {max_drop:g}.", "It is 0 points or more.", "Use 0.1.")
+        raise UsageError(
+            f"Bad --max-drop {max_drop:g}.", "It must be 0 points or more.", "Use for example 0.1."
+        )
     with _prepared(
         model, calib_data, calib_images, data, limit, method, target, ops, seed
     ) as prepared:
@@ -130,7 +132,7 @@ def sensitivity(
 ) -> SensitivityReport:
     """Rank layers and routing iterations by the damage that each does alone in 8 bits.
 
-    Arguments and errors are those of `quantize`; nothing is written but the table.
+    Arguments and errors are those of `quantize`; only the table is written.
     """
     with _prepared(
         model, calib_data, calib_images, data, limit, method, target, "auto", seed
@@ -153,7 +155,7 @@ def _prepared(
     ops: str,
     seed: int,
 ) -> Iterator[tuple[Source, Splits]]:
-    """The model that is quantized and the images, once the arguments are known to be right."""
+    """The model to quantize and the images, after a check of the arguments."""
     observer(method)
     if ops not in OPS:
         raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
@@ -161,7 +163,7 @@ def _prepared(
     if runtime is not None and ops == "fused":
         raise UsageError(
             f"A file for {runtime} cannot have the form 'fused'.",
-            f"{runtime} knows no operators of the domain capsedge.",
+            f"{runtime} does not know the operators of the domain capsedge.",
             "Leave --ops out.",
         )
     with as_file(model) as file:
@@ -175,7 +177,7 @@ def _prepared(
 
 
 def _images(given: Images, prep: Preprocessing | None) -> Path | ImageSet:
-    """Images as `split` takes them; pixels get the model's preprocessing.
+    """Images in a form that `split` accepts; pixels get the model's preprocessing.
 
     Raises:
         UsageError: an array is neither pixels nor prepared images.
@@ -191,7 +193,7 @@ def _images(given: Images, prep: Preprocessing | None) -> Path | ImageSet:
         else:
             raise UsageError(
                 f"The images are an array of {given.dtype} {list(given.shape)}.",
-                "Wanted: uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
+                "It must be uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
                 "Convert the array, or give an image set of `capsedge.datasets`.",
             )
     if given.preprocessing is None and given.images.dtype == np.uint8:

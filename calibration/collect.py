@@ -1,4 +1,4 @@
-"""Run the FP32 file on the calibration images and watch its activations."""
+"""Run the FP32 file on the calibration images and record its activations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.proto import copy_of
 from capsedge.runtime.session import load_bytes
 
-BATCH = 32  # images of one run, whose activations are all in memory
+BATCH = 32  # images per run, whose activations are all in memory
 Progress = Callable[[int, int], None]
 
 
@@ -27,10 +27,10 @@ def watch(
 ) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
     """Values of some tensors, batch by batch, with the number of images.
 
-    Of a file with a fixed batch the images beyond a multiple of it are left out.
+    If the file has a fixed batch, images beyond a multiple of it are left out.
 
     Args:
-        ops: as of ``runtime.session.load``.
+        ops: as for ``runtime.session.load``.
 
     Raises:
         UsageError: the file's fixed batch is larger than there are images.
@@ -46,11 +46,11 @@ def watch(
     if fixed is not None and len(data) < fixed:
         raise UsageError(
             f"{len(data)} images are too few to calibrate on.",
-            f"The model was exported with `--batch {fixed}` and runs no fewer at once.",
+            f"The model was exported with `--batch {fixed}` and cannot run fewer at once.",
             f"Give {fixed} or more, or export the model with a free batch.",
         )
-    # Inner tensors need not have the batch for their first dimension: what a filled up batch adds could not
-    # be told apart in them.
+    # The first dimension of inner tensors need not be the batch, so that the padding of an incomplete batch
+    # could not be removed from them.
     whole = data.first(len(data) - len(data) % (fixed or 1))
     for images, outputs in session.run_batches(whole.inputs(), batch_size=BATCH):
         found = {**outputs, source: images}

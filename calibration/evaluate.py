@@ -1,4 +1,4 @@
-"""Decisions of a file on images, and how they differ from another's."""
+"""Decisions of a file on images, compared with those of another file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A file against its FP32 source.
+    """A file compared with its FP32 source.
 
     Attributes:
-        images: compared.
-        accuracy: share of right decisions; None without labels.
+        images: number of images compared.
+        accuracy: share of correct decisions; None without labels.
         reference: the source's accuracy; None without labels.
         agreement: share of equal decisions.
         error: root mean squared difference of the scores.
@@ -62,13 +62,13 @@ def scores(session: Session, data: ImageSet, progress: Progress | None = None) -
     """Scores ``[N, J]`` of all images.
 
     Raises:
-        ArtefactError: there is no output that decides, or a score is NaN or infinite.
+        ArtefactError: no output decides the class, or a score is NaN or infinite.
     """
     name = session.score_output
     if name is None:
         raise ArtefactError(
-            f"{session.path} has no output that decides.",
-            f"Its outputs: {', '.join(port.name for port in session.outputs)}; wanted lengths or logits.",
+            f"{session.path} has no output that decides the class.",
+            f"It needs lengths or logits; it has {', '.join(port.name for port in session.outputs)}.",
             "Export the model with `capsedge export`.",
         )
     parts, done = [], 0
@@ -93,10 +93,10 @@ def compare(reference: Scores, found: Scores, data: ImageSet, session: Session) 
     Args:
         reference, found: scores ``[N, J]`` of the source and of the file.
         data: the images, with labels where they are known.
-        session: of either; says how scores decide.
+        session: of either file; it defines how scores decide.
     """
     decisions = Decisions.of(session)
-    assert decisions is not None  # it computed scores
+    assert decisions is not None  # the file computed scores
     decisions.update(reference, found, data.labels)
     error = float(np.sqrt(np.square(reference.astype(np.float64) - found).mean()))
     return Outcome(
@@ -109,6 +109,6 @@ def compare(reference: Scores, found: Scores, data: ImageSet, session: Session) 
 
 
 def latency(session: Session) -> float:
-    """Median milliseconds of one image; for ranking candidates, not for reports."""
+    """Median milliseconds per image; for ranking candidates, not for reports."""
     feeds = random_inputs(session, session.smallest_batch)
     return summarize(take_times(lambda: session.run(feeds), RANKING)).median

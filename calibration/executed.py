@@ -1,4 +1,4 @@
-"""The precision that is really executed, read back from ONNX Runtime's optimized graph."""
+"""The precision that is actually executed, read back from ONNX Runtime's optimized graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capsedge.runtime.reading.onnx_file import summarize
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
-# What computes with weights or routes; everything else moves or normalizes.
+# Nodes that compute with weights or route; all others move or normalize values.
 COMPUTING = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
 INTEGER = {
     "QLinearConv",
@@ -28,7 +28,7 @@ INTEGER = {
     "ConvInteger",
     "QuantizedConv",
 }
-# What hands values on in the type that they have.
+# Nodes that pass values on without changing their type.
 MOVING = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Gather", "ReorderOutput"}
 NAMES = {
     TensorProto.FLOAT: "fp32",
@@ -41,12 +41,12 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Executed:
-    """One kind of computing node in the graph that runs.
+    """One kind of computing node in the executed graph.
 
     Attributes:
-        op: its type, with its domain where that is not the default.
+        op: its type, with its domain if that is not the default.
         precision: of its arithmetic, or ``int8 weights`` for a routing operator that computes in FP32.
-        count: how many there are.
+        count: number of such nodes.
     """
 
     op: str
@@ -59,11 +59,11 @@ class Executed:
 
 
 def optimized(data: bytes, name: str = "the file", threads: int = 1) -> onnx.ModelProto:
-    """The graph that ONNX Runtime makes of a file when it loads it; with the operator library, if any.
+    """The graph that ONNX Runtime makes of a file on loading; with the operator library, if there is one.
 
     Args:
-        data: its content.
-        name: what errors call it.
+        data: the content of the file.
+        name: the file's name in errors.
 
     Raises:
         ArtefactError: ONNX Runtime refuses the file.
@@ -88,7 +88,7 @@ def optimized(data: bytes, name: str = "the file", threads: int = 1) -> onnx.Mod
 
 
 def executed(data: bytes, name: str = "the file") -> list[Executed]:
-    """What computes in which precision in the optimized graph of a file; arguments as of `optimized`."""
+    """The computing nodes of a file's optimized graph by precision; arguments as for `optimized`."""
     graph = optimized(data, name).graph
     kinds = {t.name: t.data_type for t in graph.initializer}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}

@@ -1,9 +1,9 @@
-"""Frozen couplings: routing with the couplings that it has on average. An approximation, named as one.
+"""Frozen couplings: routing with its average couplings. An approximation, and named as such.
 
-With constant couplings nothing depends on agreement any more: the loop becomes one matrix product. For
+With constant couplings nothing depends on agreement any longer: the loop becomes one matrix product. For
 dynamic routing that is the same operator with one iteration, whose log priors are the logarithms of the
-mean couplings; for attention routing it is a first pass, whose equal couplings are weighted into the
-weights.
+mean couplings; for attention routing it is a single uniform pass, whose weights are multiplied by the mean
+couplings.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from capsedge.graph.shapes import input_shapes, shapes_of
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import ROUTING_OPERATORS
 
-SMALLEST = 1e-30  # couplings below have a logarithm all the same
+SMALLEST = 1e-30  # smaller couplings are raised to this, so that they have a logarithm
 
 
 def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]]:
     """Freeze every routing node of a model, in place.
 
     Args:
-        model: as ``export`` writes it (``ops`` auto).
-        data: images whose couplings are averaged.
+        model: a model as ``export`` writes it (``ops`` auto).
+        data: images to average the couplings over.
 
     Returns:
         For each layer: ``deviation``, the mean standard deviation of its couplings over the images,
-        and ``uniform``, what equal couplings would be.
+        and ``uniform``, the value that equal couplings would have.
 
     Raises:
         UnsupportedModelError: there is no routing to freeze, or it is EM routing: its M-step weighs
@@ -56,7 +56,7 @@ def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]
     if not routed:
         raise UnsupportedModelError(
             "The file has no routing whose couplings could be frozen.",
-            "It was exported with --ops portable, or routes with one pass only.",
+            "It was exported with --ops portable, or routes in only one pass.",
             "Export it with --ops auto and two iterations or more.",
         )
     couplings = _mean_couplings(model, routed, data)
@@ -108,7 +108,7 @@ def _mean_couplings(
     sums: dict[str, NDArray[np.float64]] = {}
     squares: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(names, 0)
-    # Portable: the kernels never hold couplings.
+    # Portable, because the kernels never store couplings.
     for _, found in watch(copy, [*names.values()], data, ops="portable"):
         for key, name in names.items():
             values = found[name].astype(np.float64)

@@ -1,4 +1,4 @@
-"""FP16 by casts in the graph, with islands that stay in FP32, each with its rule and numbers."""
+"""FP16 by casts in the graph; nodes that stay in FP32 are listed with rule and numbers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from capsedge.graph.wiring import Graph, replace_graph
 from capsedge.schema.names import DOMAIN
 
 LARGEST = 65504.0
-HEADROOM = 4.0  # other images than the calibration's may go further
-SMALLEST_NORMAL = 2.0**-14  # below it FP16 loses digits; below 6e-8 everything
-SCALAR = 1  # a constant of one element may be an epsilon; a small bias among others may round
+HEADROOM = 4.0  # images outside the calibration set may give larger values
+SMALLEST_NORMAL = 2.0**-14  # below it FP16 loses digits, below 6e-8 the whole value
+SCALAR = (
+    1  # a constant of one element may be an epsilon; one small bias among several may be rounded
+)
 STATISTICS = {
     "BatchNormalization",
     "Div",
@@ -37,17 +39,17 @@ STATISTICS = {
     "Softmax",
     "Sqrt",
 }
-# These compute nothing: they follow the type of what they are given.
+# These compute nothing: they keep the type of their input.
 MOVING = {"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split"}
 MOVING |= {"Squeeze", "Transpose", "Unsqueeze"}
 Limits = Mapping[str, tuple[float, float]]
 
 
 def emit(model: onnx.ModelProto, limits: Limits) -> tuple[onnx.ModelProto, list[Kept]]:
-    """The model in FP16, its inputs and outputs in FP32.
+    """The model in FP16, with its inputs and outputs in FP32.
 
-    Capsule operators take FP16 and compute in FP32 inside, by their specification; their epsilons are
-    attributes in FP32. Every node that stays in FP32 is listed.
+    Capsule operators accept FP16 and, by their specification, compute in FP32 internally; their epsilons
+    are FP32 attributes. Every node that stays in FP32 is listed.
 
     Args:
         limits: smallest and largest value of the graph's FP32 tensors on the calibration images.
@@ -65,7 +67,7 @@ class _Emitter:
         } | {
             name for name, t in self.graph.initializers.items() if t.data_type == TensorProto.FLOAT
         }
-        self.half: set[str] = set()  # tensors made in FP16, under their own names
+        self.half: set[str] = set()  # tensors computed in FP16, under their own names
         self.nodes: list[onnx.NodeProto] = []
         self.more: dict[str, onnx.TensorProto] = {}
         self.like: dict[str, tuple[str, int]] = {}
@@ -108,7 +110,7 @@ class _Emitter:
         return replace_graph(self.graph.model, self.nodes, self.more, self.like), self.kept
 
     def _as(self, name: str, kind: int) -> str:
-        """The tensor in this type, by a cast where it is made in the other."""
+        """The tensor in this type, with a cast if it is computed in the other."""
         if (kind == TensorProto.FLOAT16) == (name in self.half):
             return name
         if (name, kind) in self.cast:

@@ -1,4 +1,4 @@
-"""Mixed precision: the smallest and the fastest assignment that keeps the accuracy."""
+"""Mixed precision: the smallest and the fastest assignment that passes the accuracy gate."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Candidate:
 
     Attributes:
         assignment: precision of every unit.
-        bytes: of the file.
-        milliseconds: of one image, for ranking.
-        outcome: against FP32 on the search images.
-        fits: whether the loss is within what is allowed.
+        bytes: size of the file.
+        milliseconds: time per image, for ranking.
+        outcome: comparison with FP32 on the search images.
+        fits: whether the loss is allowed.
     """
 
     assignment: dict[str, str]
@@ -48,23 +48,23 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """Everything that was tried, in order."""
+    """All candidates, in the order in which they were tried."""
 
     candidates: list[Candidate]
 
     @property
     def smallest(self) -> Candidate | None:
-        """The smallest file within the drop; None if nothing fits."""
+        """The smallest file within the allowed drop; None if nothing fits."""
         return min((c for c in self.candidates if c.fits), key=lambda c: c.bytes, default=None)
 
     @property
     def fastest(self) -> Candidate | None:
-        """The fastest file within the drop; None if nothing fits."""
+        """The fastest file within the allowed drop; None if nothing fits."""
         fitting = (c for c in self.candidates if c.fits)
         return min(fitting, key=lambda c: c.milliseconds, default=None)
 
     def pareto(self) -> list[Candidate]:
-        """The candidates that none beats in size, time and error at once, smallest first."""
+        """The candidates that no other beats in size, time and error at once, smallest first."""
 
         def beaten(c: Candidate) -> bool:
             mine = (c.bytes, c.milliseconds, c.outcome.error)
@@ -85,15 +85,15 @@ def search(
     threads: int = 2,
     tried: Callable[[Candidate], None] | None = None,
 ) -> Search:
-    """Lower one unit after another, those first that save most for their damage.
+    """Lower one unit after another, starting with those that save most for their damage.
 
-    From all-INT8 the units go to 4 bits in the order of score error a byte saved, each step kept
-    only if the loss (``_loss``) stays within ``max_drop``. If INT8 itself does not fit, the units that
-    do most damage go back to FP32 first.
+    From all-INT8 the units go to 4 bits in the order of score error per byte saved; each step is kept only
+    if the loss (``_loss``) stays within ``max_drop``. If INT8 itself does not fit, the units that do most
+    damage first go back to FP32.
 
     Args:
-        data: images to search on; accuracy is reported on others.
-        max_drop: points of accuracy.
+        data: images to search on; accuracy is reported on other images.
+        max_drop: allowed loss of accuracy, in points.
     """
     units = source.quantizable(target)
     candidates: list[Candidate] = []
@@ -130,10 +130,10 @@ def search(
 
 
 def _loss(outcome: Outcome) -> float:
-    """Points of accuracy lost or of decisions changed, whichever is more.
+    """Percentage points of accuracy lost or of decisions changed, whichever is larger.
 
-    The search images come from the data that the network may have been trained on. There it is surer than
-    on others, so that accuracy alone would promise too much.
+    The network may have been trained on the search images. It is more certain of those than of others, so
+    that accuracy alone would be too optimistic.
     """
     return max(outcome.drop, 100.0 * (1.0 - outcome.agreement))
 
@@ -146,7 +146,7 @@ def _alone(
 
 
 def plot(result: Search, max_drop: float, path: Path) -> None:
-    """Drop against size, one point a candidate; the Pareto front is drawn. Needs matplotlib."""
+    """Plot drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
     whole = max(c.bytes for c in result.candidates)
     figure = new_figure(7, 4)
     axis = figure.subplots()
@@ -167,7 +167,7 @@ def plot(result: Search, max_drop: float, path: Path) -> None:
         [whole / c.bytes for c in front], [c.outcome.drop for c in front], "-", color="#9aa5b1"
     )
     axis.axhline(max_drop, color="#c1121f", linewidth=0.8, linestyle="--")
-    axis.set_xlabel("times smaller than FP32 (area: time of one image)")
+    axis.set_xlabel("times smaller than FP32 (area: time per image)")
     axis.set_ylabel("points of accuracy lost")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)

@@ -1,4 +1,4 @@
-"""From the values a tensor takes to the range that 8 bits will cover: four methods."""
+"""Four methods of choosing the range that 8 bits cover from the values that a tensor takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS = 256
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often a tensor took which values.
+    """How often a tensor takes which values.
 
     Attributes:
         low, high: smallest and largest value seen.
@@ -32,7 +32,7 @@ class Histogram:
 
     @property
     def edges(self) -> NDArray[np.float64]:
-        """``[BINS + 1]``."""
+        """The edges of the bins, ``[BINS + 1]``."""
         return np.linspace(self.low, self.high, len(self.counts) + 1)
 
     @property
@@ -67,7 +67,7 @@ def percentile(h: Histogram, share: float = PERCENTILE) -> Range:
 
 
 def mse(h: Histogram) -> Range:
-    """The range whose rounding and clipping make the least mean squared error."""
+    """The range whose rounding and clipping cause the least mean squared error."""
     values, weights = h.centres, h.counts.astype(np.float64)
 
     def error(low: float, high: float) -> float:
@@ -82,7 +82,7 @@ def entropy(h: Histogram) -> Range:
     """The range that loses least information: smallest Kullback-Leibler divergence of the quantized
     distribution from the original (Migacz 2017, "8-bit inference with TensorRT").
 
-    The bin of zero counts as its neighbour does: zeros, most values after a ReLU, cost nothing in any range.
+    The bin of zero gets its neighbour's count: zeros, most values after a ReLU, are exact in any range.
     """
     counts = h.counts.astype(np.float64)
     centres = h.centres
@@ -95,8 +95,8 @@ def entropy(h: Histogram) -> Range:
         kept = counts[inside]
         if len(kept) < LEVELS or kept.sum() == 0:
             return np.inf
-        # What lies outside is clipped to the ends of the reference distribution, and is missing
-        # from the quantized one: clipping costs.
+        # Values outside the range are clipped to the ends of the reference distribution and are missing
+        # from the quantized one, so that clipping has a cost.
         reference = kept.copy()
         reference[0] += counts[centres < low].sum()
         reference[-1] += counts[centres > high].sum()
@@ -114,7 +114,7 @@ def entropy(h: Histogram) -> Range:
 
 
 def _best(h: Histogram, cost: Callable[[float, float], float]) -> Range:
-    """The cheapest of ranges that shrink towards zero; ties go to the widest."""
+    """The cheapest of several ranges that shrink towards zero; of equal ones the widest."""
     if h.high <= h.low or h.counts.sum() == 0:
         return minmax(h)
     best, least = minmax(h), np.inf
@@ -135,10 +135,10 @@ METHODS: dict[str, Callable[[Histogram], Range]] = {
 
 
 def observer(method: str) -> Callable[[Histogram], Range]:
-    """The method of a name.
+    """The method with a name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such method.
     """
     if method not in METHODS:
         raise UsageError(

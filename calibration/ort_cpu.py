@@ -1,4 +1,4 @@
-"""INT8 for ONNX Runtime on the CPU: uint8 activations, int8 weights, 8 bits from one layer to the next."""
+"""INT8 for ONNX Runtime on the CPU: uint8 activations, int8 weights, and 8 bits between layers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def emit(
 ) -> onnx.ModelProto:
     """The model with every unit in its precision.
 
-    Convolutions become ``QuantizedConv`` (in a file of standard operators only: ``QLinearConv``), with
-    their ReLU inside: uint8 with the zero point 0 saturates where the ReLU would cut. Routing operators
-    become those with INT8 weights. Other weights are stored small and made FP32 again by nodes
-    that ONNX Runtime folds when it loads the file.
+    Convolutions become ``QuantizedConv`` (in a file of standard operators only: ``QLinearConv``), including
+    their ReLU: uint8 with the zero point 0 saturates where the ReLU would clip. Routing operators are
+    replaced by those with INT8 weights. Other weights are stored in few bits and converted back to FP32 by
+    nodes that ONNX Runtime folds when it loads the file.
     """
     return _Emitter(model, units, assignment, table).run()
 
@@ -88,7 +88,7 @@ class _Emitter:
     ) -> tuple[str, NDArray[np.int8], NDArray[np.float32]]:
         """The INT8 tensor of a weight, its values, and their scale.
 
-        4-bit weights are stored packed; nodes that ONNX Runtime folds on loading make INT8 of them.
+        4-bit weights are stored packed; nodes that ONNX Runtime folds on loading convert them to INT8.
         """
         w = self.graph.array(name)
         integers, scale = weights.quantize(w, axes, least)
@@ -133,8 +133,8 @@ class _Emitter:
         step = float(onnx.numpy_helper.to_array(self.more[x_scale]))
         eight, integers, scale = self._integers(w_name, (1, 2, 3), level, self._least(w_name))
         scale = scale.reshape(-1)
-        # The weights' rounding shifts the mean of a channel; its bias takes that back (Nagel et al.
-        # 2019, "Data-free quantization", section 4.2), places at the border aside.
+        # The rounding of the weights shifts the mean of a channel; its bias corrects that (Nagel et al.
+        # 2019, "Data-free quantization", section 4.2), except for positions at the border.
         means = self.table.entries[x].histogram.means
         if len(means) == w.shape[1]:
             error = w - integers * scale.reshape(-1, 1, 1, 1).astype(np.float64)
@@ -155,7 +155,9 @@ class _Emitter:
             self._add(f"zeros_{len(w)}", np.zeros(len(w), np.int8)),
             y_scale,
             y_zero,
-            self._add(f"{y}_bias", whole),  # not of the weight, which several may share
+            self._add(
+                f"{y}_bias", whole
+            ),  # not named after the weight, which several nodes may share
         ]
         q = f"{y}_uint8"
         self.like[q] = (y, TensorProto.UINT8)
@@ -175,8 +177,8 @@ class _Emitter:
         return np.zeros(self.graph.initializers[node.input[1]].dims[0])
 
     def _least(self, weight: str) -> NDArray[np.float64]:
-        """The smallest scales ``[M, 1, 1, 1]`` of a weight: with them the biases of all convolutions that
-        use it fit 32 bits also in a channel of (nearly) no weight."""
+        """The smallest scales ``[M, 1, 1, 1]`` of a weight with which the biases of all convolutions that
+        use it fit 32 bits, even in a channel whose weights are (nearly) zero."""
         least = np.full(self.graph.initializers[weight].dims[0], 1e-12)
         for node in self.graph.consumers[weight]:
             if node.op_type == "Conv":
@@ -198,7 +200,7 @@ class _Emitter:
         self.nodes.append(made)
 
     def _stored(self, node: onnx.NodeProto, place: int, level: str) -> None:
-        """A weight that is stored small and computed with in FP32."""
+        """Store a weight in few bits and compute with it in FP32."""
         name = node.input[place]
         restored = f"{name}_fp32"
         if not any(restored in n.output for n in self.nodes):
@@ -218,7 +220,7 @@ class _Emitter:
 
 
 def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
-    """The axes of a stored weight that share a scale: all but those of the output."""
+    """The axes of a stored weight that share a scale: all except those of the output."""
     if node.op_type == "Gemm" and attributes_of(node).get("transB", 0):
         return (1,)
     return tuple(range(rank - 1))
@@ -229,7 +231,7 @@ def _cast(source: str, target: str, kind: int) -> onnx.NodeProto:
 
 
 def activation_parameters(low: float, high: float) -> tuple[float, int]:
-    """Scale and zero point of uint8 for a range, which is widened to hold zero (padding is zero)."""
+    """Scale and zero point of uint8 for a range, which is widened to include zero (padding is zero)."""
     low, high = min(low, 0.0), max(high, 0.0)
     if high == low:
         return 1.0, 0

@@ -20,12 +20,11 @@ LEAST_CHANNELS = 16
 def placement(
     graph: Graph, units: list[Unit], target: str = "tensorrt"
 ) -> tuple[list[Unit], list[Kept]]:
-    """The units that a runtime gains from in INT8, and why the others stay.
+    """The units that a runtime executes faster in INT8, and why the others stay in FP32.
 
-    Convolutions only: Q/DQ does not fuse into plugins, and the products of votes are too small for
-    INT8 to pay. In TensorRT narrow convolutions stay too, as in ModelOpt's placement
-    (``graph_utils.py``): one side must have 16 channels, the other too unless the outputs are a multiple
-    of 8.
+    Only convolutions: Q/DQ does not fuse into plugins, and the products of votes are too small for INT8 to
+    pay off. For TensorRT narrow convolutions stay too, as in ModelOpt's placement (``graph_utils.py``): one
+    side must have 16 channels, and so must the other unless the outputs are a multiple of 8.
     """
     chosen, kept = [], []
     for unit in units:
@@ -35,7 +34,7 @@ def placement(
                 Kept(unit.name, unit.kind, "not-fused", "Q/DQ fuses into convolutions only")
             )
         elif target == "tensorrt" and _narrow(*dims[:2]):
-            numbers = f"{dims[1]} to {dims[0]} channels, wanted {LEAST_CHANNELS}"
+            numbers = f"{dims[1]} to {dims[0]} channels, fewer than {LEAST_CHANNELS}"
             kept.append(Kept(unit.name, "Conv", "narrow", numbers))
         else:
             chosen.append(unit)
@@ -52,8 +51,8 @@ def emit(
 ) -> onnx.ModelProto:
     """Q/DQ on both inputs of every chosen convolution, none on its output; biases stay FP32.
 
-    The weight is stored in INT8 behind a DequantizeLinear along axis 0. Between a convolution and its
-    ReLU nothing is put: it would break their fusion.
+    The weight is stored in INT8, followed by a DequantizeLinear along axis 0. No node is inserted between a
+    convolution and its ReLU: it would break their fusion.
     """
     graph = Graph(model)
     chosen = {u.weight for u in units if assignment.get(u.name) == "int8" and u.kind == "conv"}
@@ -79,7 +78,7 @@ def emit(
                 helper.make_node("DequantizeLinear", [q, f"{x}_scale", zero], [dequantized[x]]),
             ]
         integers, steps = weights.quantize(graph.array(w), (1, 2, 3))
-        # TensorRT wants positive scales; a channel of zeros is zero with any.
+        # TensorRT requires positive scales; a channel of zeros is zero with any scale.
         steps = np.where(steps > 0, steps, np.float32(1)).reshape(-1)
         zeros = f"zeros_{len(steps)}"
         more[f"{w}_int8"] = initializer(f"{w}_int8", integers)

@@ -1,4 +1,4 @@
-"""FP32 file in, quantized file out, behind a gate on accuracy."""
+"""FP32 file in, quantized file out, subject to an accuracy gate."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SEARCH_IMAGES = 2000
 
 @dataclass(frozen=True)
 class Splits:
-    """Three sets of images, none of which shares one with the evaluation.
+    """Three sets of images; the evaluation shares no image with the others.
 
     Attributes:
-        calibration: ranges are taken from these.
-        search: assignments of mixed precision are compared on these.
-        evaluation: accuracy is reported on these.
-        warnings: what a person should know of them.
+        calibration: images that ranges are taken from.
+        search: images that assignments of mixed precision are compared on.
+        evaluation: images that accuracy is reported on.
+        warnings: warnings about the images, for the user.
     """
 
     calibration: ImageSet
@@ -57,12 +57,12 @@ def split(
 ) -> Splits:
     """Draw the calibration images and find the evaluation images.
 
-    Without evaluation data the test split of the calibration data serves; where there is none, the images
+    Without evaluation data, the test split of the calibration data is used; if there is none, the images
     that were not drawn.
 
     Args:
-        count: calibration images to draw.
-        limit: at most so many evaluation images.
+        count: number of calibration images to draw.
+        limit: largest number of evaluation images.
 
     Raises:
         UsageError: the data cannot be read, is too little, has no labels, or the evaluation overlaps.
@@ -80,7 +80,7 @@ def split(
         tested = read_images(calibration, prep, "test")
         apart = drawn.without(tested)
         if len(apart) > len(drawn) // 2:
-            drawn = apart  # both splits may hold the odd image
+            drawn = apart  # a few images may be in both splits
         else:
             drawn = pool.draw(min(count, len(pool) // 2), seed)
             tested = pool.without(drawn)
@@ -101,40 +101,40 @@ def _read(data: Path | ImageSet, prep: Preprocessing | None, split: str) -> Imag
 
 
 def _check_evaluation(tested: ImageSet, pool: ImageSet) -> None:
-    """Refuse images that accuracy cannot be measured on."""
+    """Refuse images on which accuracy cannot be measured."""
     if len(tested) == 0:
         raise UsageError(
             "There is nothing to report accuracy on.",
             f"{pool.source} holds {len(pool)} images.",
-            "Name labelled images that are not calibrated on with --data.",
+            "Give labelled images that are not calibrated on with --data.",
         )
     if tested.labels is None:
         raise UsageError(
-            f"{tested.source} has no labels, so that accuracy cannot be measured.",
+            f"{tested.source} has no labels, so accuracy cannot be measured.",
             "",
-            "Name labelled images with --data: one sub-folder a class, or an npz file with 'labels'.",
+            "Give labelled images with --data: one sub-folder per class, or an npz file with 'labels'.",
         )
 
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What a quantization did and measured.
+    """The settings and measurements of a quantization.
 
     Attributes:
-        output: the file; where it was rejected, the name it was kept aside under; None if none was asked for.
-        precision, method, target: as asked for.
+        output: the file; if it was rejected, the name that it was kept under; None if none was requested.
+        precision, method, target: as requested.
         size, source_size: bytes of the file and of the FP32 file.
-        outcome: on the evaluation images, against the FP32 file in the same runtime.
-        kept: what stays in FP32, with rule and numbers.
-        executed: what ONNX Runtime computes in which precision, read back from its optimized graph.
-        executed_fp32: the same of the FP32 file.
+        outcome: comparison with the FP32 file on the evaluation images, in the same runtime.
+        kept: the nodes that stay in FP32, with rule and numbers.
+        executed: the computing nodes by precision, read back from ONNX Runtime's optimized graph.
+        executed_fp32: the same for the FP32 file.
         assignment: precision of every layer.
-        search: of mixed precision, everything that was tried.
-        max_drop: the gate.
-        images: of the calibration, the search and the evaluation.
-        warnings: what a person should know of the images.
+        search: all candidates, for mixed precision.
+        max_drop: the gate: allowed loss of accuracy, in points.
+        images: numbers of images for calibration, search and evaluation.
+        warnings: warnings about the images, for the user.
         model: the file's bytes.
-        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if it does not say.
+        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if not stated.
     """
 
     output: Path | None
@@ -157,7 +157,7 @@ class QuantizationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether the accuracy held."""
+        """Whether the file passed the accuracy gate."""
         return self.outcome.drop <= self.max_drop
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,23 +202,23 @@ def quantize(
     threads: int = 2,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Make a quantized file and write it if its accuracy holds.
+    """Make a quantized file and write it if it passes the accuracy gate.
 
-    A file that loses more is written under its name with ``.rejected`` after it.
+    A file that does not pass is written with ``.rejected`` appended to its name.
 
     Args:
-        output: the file to write; None writes none.
+        output: the file to write; None for no file.
         precision: ``int8``, ``fp16`` or ``mixed``.
-        method: of the calibration.
+        method: method of the calibration.
         target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
-        max_drop: points of accuracy that may be lost on the evaluation images.
-        table: file of the calibration table: read if it is there, else written.
+        max_drop: allowed loss of accuracy on the evaluation images, in points.
+        table: file of the calibration table: read if it exists, otherwise written.
         prefer: which assignment of mixed precision to write: ``size`` or ``speed``.
 
     Raises:
         UsageError: an argument is wrong.
-        ArtefactError: the table is stale, or nothing runs in the precision asked for.
-        ParityError: the accuracy fell too far; the report is its attribute ``report``.
+        ArtefactError: the table is stale, or nothing runs in the requested precision.
+        ParityError: the accuracy fell too far; its attribute ``report`` is the report.
     """
     _check_choices(precision, target, prefer)
     outputs = [] if output is None else [output, beside(output, REJECTED)]
@@ -281,7 +281,7 @@ def _check_choices(precision: str, target: str, prefer: str) -> None:
 
 
 def _data(splits: Splits, max_drop: float, outcome: Outcome) -> dict[str, Any]:
-    """For a file's metadata: what it was calibrated and evaluated on, and how that ended."""
+    """The calibration and evaluation data and the outcome, for a file's metadata."""
     return {
         "images": len(splits.calibration),
         "data": splits.calibration.source,
@@ -301,13 +301,13 @@ class Rejected(ParityError):
     def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
         if o.accuracy is not None and o.reference is not None:
-            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % after,"
+            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
         else:
             measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         super().__init__(
             f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
             f"{measured} on {o.images} images"
-            + (f"; kept aside as {report.output}." if report.output is not None else "."),
+            + (f"; kept as {report.output}." if report.output is not None else "."),
             "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
             report=report,
         )

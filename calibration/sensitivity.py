@@ -1,4 +1,4 @@
-"""What each layer and each routing iteration does to the decisions when it alone is in 8 bits."""
+"""The damage that each layer and each routing iteration does to the decisions when it alone is in 8 bits."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Damage:
     """One layer or routing iteration alone in 8 bits.
 
     Attributes:
-        name: of the layer; with the iteration, of the couplings and poses that it makes.
+        name: the layer; for an iteration, also its number: its couplings and poses are in 8 bits.
         kind: ``conv``, ``routing``, ``linear`` or ``iteration``.
-        saved: bytes of the file saved.
-        outcome: against FP32.
+        saved: bytes by which the file becomes smaller.
+        outcome: comparison with FP32.
     """
 
     name: str
@@ -56,8 +56,8 @@ def sensitivity(
     target: str = "ort-cpu",
     done: Callable[[str], None] | None = None,
 ) -> list[Damage]:
-    """The damage of every layer and routing iteration alone, worst first (root mean squared error of
-    the scores: it ranks where no decision changes)."""
+    """The damage of every layer and routing iteration alone, largest first, by the root mean squared error
+    of the scores, which ranks even where no decision changes."""
     found = []
     for unit in source.quantizable(target):
         model, _ = source.emit({unit.name: "int8"}, table, target)
@@ -73,7 +73,7 @@ def sensitivity(
 
 
 def _iterations(source: Source, calibration: ImageSet) -> list[tuple[str, onnx.ModelProto]]:
-    """One model an iteration of every routing node, with what the iteration makes rounded to 8 bits."""
+    """One model per iteration of every routing node, with the results of the iteration rounded to 8 bits."""
     inlined = inliner.inline_local_functions(source.model)
     sites = _sites(source.model, inlined)
     tensors = [t for _, names in sites for t in names]
@@ -102,7 +102,7 @@ def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, 
                 layer = layers[place] if place < len(layers) else f"routing {place + 1}"
                 passes[layer] = passes.get(layer, 0) + 1
             taken.add(mark)
-            # Where a node is one pass, the passes are the iterations of the layer.
+            # If a node is a single pass, the passes are the iterations of the layer.
             iterates = ROUTING_OPERATORS[mark.operator].iterates
             title_ = f"{layer}, iteration {mark.iteration if iterates else passes[layer]}"
             if sites and sites[-1][0] == title_:
@@ -115,7 +115,7 @@ def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, 
 def _rounded(
     model: onnx.ModelProto, tensors: list[str], limits: dict[str, tuple[float, float]]
 ) -> onnx.ModelProto:
-    """A copy in which some tensors pass through uint8."""
+    """A copy in which some tensors are rounded to uint8."""
     copy = copy_of(model)
     nodes = list(copy.graph.node)
     del copy.graph.node[:]

@@ -1,4 +1,4 @@
-"""The FP32 file that is quantized, and everything that is derived from it once."""
+"""The FP32 file to quantize, and everything that is derived from it once."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulIntege
 
 
 class Source:
-    """An FP32 file and what can be made of it.
+    """An FP32 file, and the files that can be made from it.
 
     Args:
         path: the file.
-        bodies: whether what is made of it carries function bodies; without, it runs only where the operator
-            library is.
-        runtime: one that what is made of it is for, a key of ``graph.targets.TARGETS``; None for ONNX
-            Runtime and TensorRT.
+        bodies: whether the files made from it contain function bodies; without them, they run only with the
+            operator library.
+        runtime: runtime that the files made from it are for, a key of ``graph.targets.TARGETS``; None for
+            ONNX Runtime and TensorRT.
 
     Attributes:
-        content: of the file, which is read once.
+        content: the bytes of the file, which is read once.
         sha256: of the content.
-        session: that runs it.
+        session: a session that runs it.
         model: the graph.
 
     Raises:
@@ -64,7 +64,7 @@ class Source:
         session = load_bytes(self.content, self.path)
         if session.metadata is None:
             raise ArtefactError(
-                f"{path} was not made by capsedge: it does not say how images become its input.",
+                f"{path} was not made by capsedge: it does not state how to prepare images.",
                 "The file has no metadata under 'capsedge.'.",
                 "Export the model with `capsedge export`.",
             )
@@ -96,13 +96,13 @@ class Source:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How images become the input."""
+        """How images are prepared for the input."""
         return self.metadata.preprocessing
 
     def calibrate(
         self, data: ImageSet, method: str, path: Path | None, progress: Progress | None = None
     ) -> Table:
-        """The table of this file on these images; read from ``path`` if it is there, else written to it.
+        """The table of this file on these images; read from ``path`` if it exists, otherwise written there.
 
         Raises:
             ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
@@ -133,7 +133,7 @@ class Source:
     def emit(
         self, assignment: Mapping[str, str], table: Table, target: str
     ) -> tuple[onnx.ModelProto, list[Kept]]:
-        """The file with every unit as assigned, and what stays in FP32.
+        """The file with every unit as assigned, and the nodes that stay in FP32.
 
         Raises:
             UsageError: there is no such target.
@@ -155,13 +155,13 @@ class Source:
         return model, kept
 
     def quantizable(self, target: str) -> list[Unit]:
-        """The units that a target gains from."""
+        """The units that are faster or smaller in INT8 on a target."""
         if target in QDQ:
             return qdq.placement(self.graph, self.units, target)[0]
         return self.units
 
     def scores(self, data: ImageSet, progress: Progress | None = None) -> Scores:
-        """The FP32 file's scores, computed once a set of images."""
+        """The FP32 file's scores, computed once per set of images."""
         if id(data) not in self._scores:
             step = None if progress is None else (lambda k, n: progress("FP32", k, n))
             self._scores[id(data)] = data, evaluate.scores(self.session, data, step)
@@ -170,7 +170,7 @@ class Source:
     def outcome(
         self, model: onnx.ModelProto, data: ImageSet, progress: Progress | None = None
     ) -> Outcome:
-        """A model made from this file against it."""
+        """Compare a model made from this file with this file."""
         reference = self.scores(data, progress)
         step = None if progress is None else (lambda k, n: progress("quantized", k, n))
         session = load_bytes(model.SerializeToString(), MADE)
@@ -180,7 +180,7 @@ class Source:
     def described(
         self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]
     ) -> None:
-        """Write into a model's metadata what it is and where it comes from."""
+        """Write the precision and origin of a model into its metadata."""
         merged = {
             **self.metadata.calibration,
             "source": {
@@ -200,7 +200,7 @@ def uniform(units: list[Unit], level: str) -> dict[str, str]:
 
 
 def rounded(outcome: Outcome) -> dict[str, Any]:
-    """An outcome for a file's metadata: short, as a small file's metadata counts."""
+    """An outcome for a file's metadata, rounded, since metadata adds noticeably to a small file."""
     return {
         k: round(float(v), 6) if isinstance(v, (float, np.floating)) else v
         for k, v in outcome.to_dict().items()

@@ -1,4 +1,4 @@
-"""What calibration and evaluation images must be to each other."""
+"""Requirements on calibration and evaluation images."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from capsedge.errors import UsageError
 
 
 def check_calibration(data: ImageSet) -> list[str]:
-    """Refuse images that no range can be taken from; returns warnings.
+    """Refuse images that give no useful range; returns warnings.
 
     Raises:
-        UsageError: there is one image only, or all values of all images are the same.
+        UsageError: there is only one image, or all values of all images are the same.
     """
     if len(data) < 2:
         raise UsageError(
             "One image is not enough to calibrate on.",
-            "The range of every activation would be that of this image, and others be cut off.",
-            "Give 100 or more images of what the model will see.",
+            "Every activation would get the range of this image, and other images would be clipped.",
+            "Give 100 or more images like those that the model will see.",
         )
     if all(float(np.ptp(batch)) == 0.0 for batch in data.batches(256)):
         raise UsageError(
             "The calibration images are constant.",
             f"Every value of the {len(data)} images of {data.source} is the same within its batch.",
-            "Give images of what the model will see.",
+            "Give images like those that the model will see.",
         )
     if len(data) < 32:
         return [f"only {len(data)} calibration images: ranges may be too small; use 100 or more"]
@@ -32,7 +32,7 @@ def check_calibration(data: ImageSet) -> list[str]:
 
 
 def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
-    """Refuse accuracy that would be reported on calibration images.
+    """Refuse to report accuracy on calibration images.
 
     Raises:
         UsageError: an evaluation image was calibrated on.
@@ -43,5 +43,5 @@ def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
             "Accuracy would be reported on images that were calibrated on.",
             f"{common} of {len(evaluation)} evaluation images are among the {len(calibration)} "
             "calibration images.",
-            "Name other images with --data.",
+            "Give other images with --data.",
         )

@@ -1,4 +1,4 @@
-"""The calibration table: the range and the histogram of every activation, and what they were taken from."""
+"""The calibration table: range and histogram of every activation, and their origin."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from capsedge.runtime.files.documents import Malformed, decode
 from capsedge.runtime.files.writing import write_text
 
 SCHEMA = 2
-PREPARED_DIGEST = 1  # the schema whose data_sha256 is of prepared inputs
+PREPARED_DIGEST = 1  # in this schema data_sha256 is the digest of prepared inputs
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: the range that its 8 bits cover, and the histogram that the range was taken from."""
+    """One tensor: the range that its 8 bits cover, and the histogram that the range was chosen from."""
 
     low: float
     high: float
@@ -37,12 +37,12 @@ class Table:
 
     Attributes:
         model_sha256: of the FP32 file.
-        data_sha256: of the calibration images, as `ImageSet.digest` has it.
+        data_sha256: of the calibration images, as computed by `ImageSet.digest`.
         method: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
-        images: how many were calibrated on.
-        source: where they came from.
-        entries: by tensor name.
-        schema: of the file that it was read from.
+        images: number of calibration images.
+        source: where the images came from.
+        entries: entries by tensor name.
+        schema: schema of the file that the table was read from.
     """
 
     model_sha256: str
@@ -63,7 +63,7 @@ class Table:
         source: str,
         histograms: dict[str, Histogram],
     ) -> Table:
-        """Choose every range by the method."""
+        """Choose every range with a method."""
         choose = observer(method)
         entries = {name: Entry(*choose(h), h) for name, h in histograms.items()}
         return cls(model_sha256, data_sha256, method, images, source, entries)
@@ -76,17 +76,17 @@ class Table:
         tensors: Iterable[str],
         path: Path | str,
     ) -> None:
-        """Refuse a table of another model, other data, or another method, or without one of the tensors.
+        """Refuse a table for another model, other data or another method, or without one of the tensors.
 
         Raises:
-            ArtefactError: the table is stale or not whole, or its digest of the data is an older one.
+            ArtefactError: the table is stale or incomplete, or its digest of the data is of an older kind.
         """
         _check_same("model", self.model_sha256, model_sha256, path)
         _check_same("method", self.method, method, path)
         if self.schema == PREPARED_DIGEST:
             raise ArtefactError(
-                f"The calibration table {path} does not tell whether it was made from these images.",
-                "It has an older digest, of prepared inputs; now it is of the stored images and labels. "
+                f"The calibration table {path} cannot be matched to these images.",
+                "It has an older digest, of prepared inputs instead of stored images and labels. "
                 "Model and method are the same.",
                 _anew(path),
             )
@@ -99,7 +99,7 @@ class Table:
         """Write the table as JSON.
 
         Raises:
-            UsageError: the place cannot be written.
+            UsageError: the path cannot be written.
         """
         document: dict[str, Any] = {
             "schema": self.schema,
@@ -135,9 +135,7 @@ class Table:
         try:
             document = decode(_Document, documents.read(Path(path)))
             if document.schema not in (PREPARED_DIGEST, SCHEMA):
-                raise Malformed(
-                    f"schema {document.schema}, known are {PREPARED_DIGEST} and {SCHEMA}"
-                )
+                raise Malformed(f"schema {document.schema}; known: {PREPARED_DIGEST} and {SCHEMA}")
         except Malformed as error:
             raise _damaged(path, str(error)) from error
         return cls(
@@ -161,9 +159,9 @@ class _StoredHistogram:
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
         if any(abs(mean) > _LARGEST for mean in self.means):
-            raise ValueError("a mean that no FP32 activation has")
+            raise ValueError("a mean beyond the range of FP32")
         if not self.counts or min(self.counts) < 0 or sum(self.counts) >= 2**63:
-            raise ValueError("counts that are none")
+            raise ValueError("bad counts")
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ class _StoredEntry:
 
 @dataclass(frozen=True)
 class _Document:
-    """A table as it stands in its file."""
+    """A table as stored in its file."""
 
     schema: int
     model_sha256: str
@@ -215,7 +213,7 @@ def _check_range(low: float, high: float) -> None:
 
 def _damaged(path: Path | str, why: str) -> ArtefactError:
     return ArtefactError(
-        f"{path} is no calibration table that can be read.",
+        f"{path} is not a readable calibration table.",
         f"{why}.",
         f"Delete it: rm {shlex.quote(str(path))}",
     )

@@ -1,4 +1,4 @@
-"""What of a model can be quantized: its units, each a layer with its weights."""
+"""The parts of a model that can be quantized: its units, each a layer with its weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from capsedge.graph.wiring import Graph
 from capsedge.schema.names import DOMAIN
 from capsedge.schema.operators import OPERATORS
 
-LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would weigh as much
-MAX_PRODUCTS = 65000  # of uint8 and int8 that a 32-bit sum holds (docs/operators.md, QuantizedConv)
-_STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # place of the weight
+LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would take as much space
+MAX_PRODUCTS = 65000  # of uint8 and int8 that fit a 32-bit sum (docs/operators.md, QuantizedConv)
+_STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # index of the weight among the inputs
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Unit:
     """A layer that gets one precision.
 
     Attributes:
-        name: the layer's, as the exporter names its weight.
-        kind: ``conv``; ``routing`` (a capsule operator with INT8 weights of its own); ``linear`` (weights
-            that are stored small and computed in FP32).
+        name: name of the layer, from the exporter's name of its weight.
+        kind: ``conv``; ``routing`` (a capsule operator that has a variant with INT8 weights); ``linear``
+            (weights that are stored in few bits and used in FP32).
         weight: the initializer.
         elements: of the weight.
     """
@@ -41,7 +41,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Kept:
-    """Something kept in FP32, why, and the numbers behind it."""
+    """A node kept in FP32, with the reason and its numbers."""
 
     node: str
     op: str
@@ -54,12 +54,12 @@ class Kept:
 
 
 def title(weight: str) -> str:
-    """A layer's name from its weight's."""
+    """The name of a layer from the name of its weight."""
     return weight.removeprefix("model.").removesuffix(".weight")
 
 
 def weight_place(node: onnx.NodeProto) -> int | None:
-    """Where among its inputs a node has a weight that can be in 8 bits; None for nowhere."""
+    """The index of a node's input that is a weight that can be in 8 bits; None if there is none."""
     if node.domain == "":
         return _STANDARD.get(node.op_type)
     spec = OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
@@ -67,7 +67,7 @@ def weight_place(node: onnx.NodeProto) -> int | None:
 
 
 def float_weight(graph: Graph, node: onnx.NodeProto, place: int) -> str | None:
-    """The FP32 initializer at a place of a node's inputs."""
+    """The FP32 initializer at an index of a node's inputs."""
     if len(node.input) <= place:
         return None
     tensor = graph.initializers.get(node.input[place])
@@ -88,15 +88,15 @@ def is_sum(graph: Graph, node: onnx.NodeProto) -> bool:
 def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
     """Why a convolution cannot run in 8 bits; empty if it can."""
     if float_weight(graph, node, 1) is None:
-        return "its weight is no FP32 constant"
+        return "its weight is not an FP32 constant"
     if len(node.input) > 2 and node.input[2] and float_weight(graph, node, 2) is None:
-        return "its bias is no FP32 constant"
+        return "its bias is not an FP32 constant"
     dims = list(graph.initializers[node.input[1]].dims)
     a = attributes_of(node)
     if len(dims) != 4:
-        return f"it has {len(dims) - 2} spatial dimensions, wanted 2"
+        return f"it has {len(dims) - 2} spatial dimensions, not 2"
     if a.get("group", 1) != 1:
-        return f"it has {a['group']} groups, wanted 1"
+        return f"it has {a['group']} groups, not 1"
     if a.get("auto_pad", b"NOTSET") != b"NOTSET":
         return "its padding is computed (auto_pad)"
     if math.prod(dims[1:]) > MAX_PRODUCTS:
@@ -126,7 +126,7 @@ def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
             continue
         else:
             kind = "routing" if node.domain == DOMAIN else "linear"
-        # A weight that several nodes share is one unit, of the kind that computes in 8 bits.
+        # A weight shared by several nodes is one unit, of the kind that computes in 8 bits.
         if kinds.get(name) in (None, "linear"):
             kinds[name] = kind
     units = [

@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: symmetric, one scale an output channel."""
+"""Weights in 8 and 4 bits: symmetric, one scale per output channel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def quantize(
 
     Args:
         weight: the weight in FP32.
-        axes: what shares a scale; the scale keeps them with length 1.
+        axes: axes along which values share a scale; the scale keeps them with length 1.
         least: the smallest scales allowed; none by default.
 
     Returns:
@@ -38,14 +38,14 @@ def quantize(
 def quantize4(
     weight: NDArray[Any], scale: NDArray[np.float32]
 ) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Weights in 4 bits that make INT8 weights of a given scale: ``four * multiplier``.
+    """4-bit weights that give INT8 weights of a given scale: ``four * multiplier``.
 
-    The multiplier is a small integer, shared over the last two axes (the elements of a kernel, of a pose's
-    matrix), so that a group of small weights keeps small steps although its channel has one scale.
-    Of all multipliers the one with the least squared error is taken.
+    The multiplier is a small integer, shared along the last two axes (the elements of a kernel or of a pose
+    matrix), so that a group of small weights keeps small steps although its channel has one scale. The
+    multiplier with the least squared error is chosen.
 
     Returns:
-        ``four`` in -7..7, and the multipliers, with length 1 in the axes that share.
+        ``four`` in -7..7, and the multipliers, with length 1 along the shared axes.
     """
     steps = _steps(weight.astype(np.float64), scale)
     axes = tuple(range(steps.ndim - 2, steps.ndim))
@@ -68,7 +68,7 @@ def _steps(w: NDArray[np.float64], scale: NDArray[np.float32]) -> NDArray[np.flo
 
 
 def int4_tensor(name: str, values: NDArray[np.int8]) -> onnx.TensorProto:
-    """An INT4 initializer: two values a byte, the first in the low half (onnx.proto, TensorProto)."""
+    """An INT4 initializer: two values per byte, the first in the low half (onnx.proto, TensorProto)."""
     flat = values.reshape(-1).astype(np.uint8) & 0xF
     if len(flat) % 2:
         flat = np.append(flat, np.uint8(0))

@@ -1,6 +1,6 @@
 """capsedge: export, prove and run trained capsule networks at the edge.
 
-The names are loaded when they are first used, so that a device needs only what it runs.
+Names are loaded when they are first used, so that a device needs only what it runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import os
 
 __version__ = "0.1.0"
 
-# ONNX Runtime 1.29 and newer reports models and machine to its maker, keeps an identifier in the home folder,
-# and takes a no only from the environment, before its first session. Whoever wants it sets 0.
+# ONNX Runtime 1.29 and newer reports models and the machine to its maker and keeps an identifier in the home
+# folder. Only this variable, set before the first session, disables that; set it to 0 to allow it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-TYPE_CHECKING = False  # typing's own would take as long to import as everything else here
+TYPE_CHECKING = False  # importing typing for its own would take as long as everything else here
 if TYPE_CHECKING:
     from typing import Any
 

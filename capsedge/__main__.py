@@ -6,11 +6,11 @@ import os
 
 
 def main() -> None:
-    """The command; a signal while it is loaded ends it without a traceback, too."""
+    """Run the command; a signal while it loads also ends it without a traceback."""
     try:
         import signal
 
-        # An exception amid an import is not always passed on, and there is nothing to clean up yet.
+        # An exception during an import is not always passed on, and there is nothing to clean up yet.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
         from capsedge.cli import main as command

@@ -29,7 +29,7 @@ from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 def save_checkpoint(
     model: CapsuleModel, path: Path | str, extra: Mapping[str, str] | None = None
 ) -> None:
-    """Write a model's parameters, buffers and configuration, whole or not at all.
+    """Write a model's parameters, buffers and configuration, completely or not at all.
 
     Args:
         model: the model.
@@ -37,7 +37,7 @@ def save_checkpoint(
         extra: more metadata, strings only, such as how the model was trained.
 
     Raises:
-        UsageError: the place cannot be written.
+        UsageError: the path cannot be written.
         EnvironmentProblem: the disk is full.
     """
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -46,7 +46,7 @@ def save_checkpoint(
 
 
 def _ordered(data: bytes) -> bytes:
-    """The file with its metadata in order, which safetensors shuffles: equal models make equal files."""
+    """The file with sorted metadata, which safetensors shuffles: equal models then give equal files."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -59,8 +59,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     """Build the model that a checkpoint describes and load its weights, in evaluation mode.
 
     ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}``; nothing in them is unpickled
-    (`capsedge.torch_file`). Tensors are compared with what the configuration asks for by name and shape
-    before a model is built or a tensor read.
+    (`capsedge.torch_file`). The names and shapes of the tensors are compared with the configuration before
+    a model is built or a tensor is read.
 
     Args:
         path: ``.safetensors``, ``.pt`` or ``.pth``.
@@ -69,7 +69,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         The model, on the CPU.
 
     Raises:
-        UsageError: there is no such file, or it is no checkpoint by its name.
+        UsageError: there is no such file, or its suffix is not that of a checkpoint.
         ArtefactError: the file is damaged, holds code (a pickle), or does not fit its configuration.
 
     Example:
@@ -80,7 +80,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     read = _READERS.get(path.suffix)
     if read is None and not path.is_dir():
         raise UsageError(
-            f"{path} is no checkpoint by its name.",
+            f"{path} is not named like a checkpoint.",
             f"Its suffix is '{path.suffix}'.",
             "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
         )
@@ -104,19 +104,19 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
 
 Shapes = Mapping[str, tuple[int, ...]]
 Content = tuple[object, Shapes, Callable[[], dict[str, Tensor]]]
-"""A configuration as it stands in the file, the tensors' shapes, and what reads the tensors."""
+"""The configuration in the file, the shapes of the tensors, and a function that reads the tensors."""
 
 
 def _shapes(config: ModelConfig) -> Shapes:
-    """Names and shapes of a model's parameters and buffers, without memory for them.
+    """Names and shapes of a model's parameters and buffers, without allocating them.
 
     Raises:
-        UsageError: there cannot be such a model.
+        UsageError: such a model is impossible.
     """
     try:
         with torch.device("meta"):
             model = build(config)
-    except RuntimeError as error:  # torch's word for sizes beyond 64 bits
+    except RuntimeError as error:  # raised by torch for sizes beyond 64 bits
         raise UsageError("No model can be that large.", str(error).split("\n")[0]) from error
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
@@ -157,7 +157,7 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
 
 def _damaged(path: Path, error: Exception) -> ArtefactError:
     return ArtefactError(
-        f"{path} is not a whole safetensors file.", f"{error}.", "Copy or train it again."
+        f"{path} is not a complete safetensors file.", f"{error}.", "Copy or train it again."
     )
 
 
@@ -181,7 +181,7 @@ def _read_torch(path: Path, file: BufferedReader) -> Content:
     ):
         raise ArtefactError(
             f"{path} has no state dict.",
-            "It holds other values than tensors by name.",
+            "It holds values other than tensors by name.",
             "Save {'config': ..., 'state_dict': model.state_dict()}.",
         )
 

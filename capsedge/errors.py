@@ -1,4 +1,4 @@
-"""Errors that a person can act on. Every one says what failed, why, and what mends it."""
+"""Errors that a person can act on: each states what failed, why, and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CapsedgeError(Exception):
 
     Args:
         what: what failed, in one sentence.
-        why: the cause, with the numbers or names found.
-        fix: the command or the change that mends it.
+        why: the cause, with the numbers or names involved.
+        fix: the command or the change that fixes it.
     """
 
     exit_code: ExitCode = ExitCode.BUG
@@ -44,7 +44,7 @@ class UsageError(CapsedgeError, ValueError):
 
 
 class ShapeError(UsageError):
-    """An operator or a session got a tensor of the wrong shape or type."""
+    """An operator or a session received a tensor of the wrong shape or type."""
 
 
 class EnvironmentProblem(CapsedgeError):
@@ -57,8 +57,8 @@ class ParityError(CapsedgeError):
     """A comparison ended outside its tolerance, or accuracy dropped too far.
 
     Attributes:
-        report: the numbers: the `ExportReport`, `QuantizationReport` or `Certificate` of what failed; None
-            where the failure came before there was one.
+        report: the `ExportReport`, `QuantizationReport` or `Certificate` with the numbers; None if the
+            failure came before the report.
     """
 
     exit_code = ExitCode.PARITY
@@ -75,6 +75,6 @@ class UnsupportedModelError(CapsedgeError):
 
 
 class ArtefactError(CapsedgeError):
-    """An artefact is damaged, foreign, or does not fit this machine."""
+    """An artefact is damaged, not from capsedge, or does not fit this machine."""
 
     exit_code = ExitCode.ARTEFACT

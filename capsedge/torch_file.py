@@ -1,8 +1,8 @@
 """PyTorch's own checkpoints (``.pt``): plain values and tensors, without torch's unpickler. Needs torch.
 
-A file of ``torch.save`` is a zip archive, of the pickle ``data.pkl`` and one member for each storage
+A file of ``torch.save`` is a zip archive with the pickle ``data.pkl`` and one member for each storage
 (https://docs.pytorch.org/docs/stable/notes/serialization.html). `capsedge.runtime.files.pickles` interprets
-the pickle; tensors are known by type, shape and place before a byte of them is read.
+the pickle; type, shape and offset of every tensor are known before any of its bytes is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DIMENSIONS = 16
 
 @dataclass(frozen=True)
 class Storage:
-    """A member of the archive: its name there, the type and the number of its elements."""
+    """A member of the archive: its name, and the type and number of its elements."""
 
     member: str
     dtype: torch.dtype
@@ -43,7 +43,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that has not been read: a view of a storage, which it fits."""
+    """A tensor that has not been read: a view that lies within its storage."""
 
     storage: Storage
     offset: int
@@ -52,19 +52,19 @@ class StoredTensor:
 
     @property
     def bytes(self) -> int:
-        """Of its elements."""
+        """Size of its elements in bytes."""
         return math.prod(self.shape) * self.storage.dtype.itemsize
 
 
 @dataclass
 class TorchFile:
-    """An open file: its value, in which `StoredTensor` stand for tensors, and what reads them.
+    """An open file: its value, in which a `StoredTensor` stands for each tensor, and `read` for the tensors.
 
     Args:
         file: the content.
 
     Raises:
-        BadArchive, BadPickle: it is damaged, goes beyond the limits, or holds more than values and tensors.
+        BadArchive, BadPickle: it is damaged, exceeds the limits, or holds more than values and tensors.
     """
 
     file: BufferedReader
@@ -86,25 +86,25 @@ class TorchFile:
         self.value = pickles.loads(bytes(data), form)
         most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * size(self.file))
         if self._bytes > most:
-            raise BadPickle(f"its tensors have {self._bytes:,} bytes, {most:,} are read")
+            raise BadPickle(f"its tensors have {self._bytes:,} bytes, the limit is {most:,}")
 
     def read(self, tensor: StoredTensor) -> Tensor:
         """A tensor, with memory of its own.
 
         Raises:
-            BadArchive: it is cut off.
+            BadArchive: it is truncated.
         """
         storage = tensor.storage
         if not storage.elements:
             return torch.empty(tensor.shape, dtype=storage.dtype)
-        if storage.member not in self._read:  # several tensors may lie in one
+        if storage.member not in self._read:  # several tensors may share one storage
             self._read[storage.member] = self._archive.stored(storage.member, limits.ARRAY_BYTES)
         flat = torch.frombuffer(self._read[storage.member], dtype=storage.dtype)
         return flat.as_strided(tensor.shape, tensor.stride, tensor.offset).clone()
 
     def _storage(self, reference: Any) -> Storage:
         if type(reference) is not tuple or len(reference) != 5 or reference[0] != "storage":
-            raise BadPickle("it refers to what is no storage")
+            raise BadPickle("it refers to something other than a storage")
         _, kind, key, _, elements = reference
         if type(kind) is not Name or kind.module != "torch" or kind.name not in _STORAGES:
             raise BadPickle(f"it has a storage of the type {kind}")
@@ -112,7 +112,7 @@ class TorchFile:
             raise BadPickle("it refers to a storage without name or size")
         dtype, member = _STORAGES[kind.name], f"{self._folder}data/{key}"
         if self._archive.length(member) != elements * dtype.itemsize:
-            raise BadPickle(f"the storage '{key}' has another size than it claims")
+            raise BadPickle(f"the storage '{key}' does not have the size that it claims")
         return Storage(member, dtype, elements)
 
     def _call(self, name: Name, arguments: tuple[Any, ...]) -> Any:
@@ -126,7 +126,7 @@ class TorchFile:
 
 
 def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
-    """Of ``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)``."""
+    """The tensor of ``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)``."""
     if len(arguments) < 4 or not isinstance(arguments[0], Storage):
         raise BadPickle("it has a tensor without a storage")
     storage, offset, shape, stride = arguments[:4]
@@ -149,7 +149,7 @@ def _in_range(sizes: tuple[int, ...]) -> bool:
 
 
 def _parameter(arguments: tuple[Any, ...]) -> StoredTensor:
-    """Of ``_rebuild_parameter(tensor, requires_grad, hooks)``: its tensor."""
+    """The tensor of ``_rebuild_parameter(tensor, requires_grad, hooks)``."""
     if not arguments or not isinstance(arguments[0], StoredTensor):
         raise BadPickle("it has a parameter without a tensor")
     return arguments[0]
@@ -179,22 +179,22 @@ _CALLS: dict[tuple[str, str], Callable[[tuple[Any, ...]], Any]] = {
 
 
 def _set_state(value: Any, state: Any) -> None:
-    """Of an ordered dictionary: ``state_dict`` notes there the versions of modules, not of tensors."""
+    """Ignore the state of an ordered dictionary, in which ``state_dict`` stores the modules' versions."""
     if type(value) is not dict or type(state) is not dict:
         raise NotPlain("it sets the state of an object")
 
 
 def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
-    """What to say of a file that is not read."""
+    """The error for a file that is not read."""
     if isinstance(error, NotPlain):
         return ArtefactError(
             f"{path} holds more than tensors and plain values.",
-            f"In its pickle {error}: loading it would run code from the file, which capsedge never does.",
+            f"Its pickle is refused: {error}. Loading it would run code from the file.",
             "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
             "or better a safetensors checkpoint.",
         )
     return ArtefactError(
-        f"{path} is not a whole PyTorch file.",
+        f"{path} is not a complete PyTorch file.",
         f"{error}.",
-        "Copy or train it again; files of PyTorch before 1.6: load and save them again with torch.",
+        "Copy or train it again; load and save files of PyTorch before 1.6 again with torch.",
     )

@@ -1,4 +1,4 @@
-"""What a file must pass before it is written: validity, a load in ONNX Runtime, parity with PyTorch."""
+"""Checks of a file before it is written: validity, loading in ONNX Runtime, parity with PyTorch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Case = tuple[str, list[Tensor]]
 
 
 def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
-    """Random and hard inputs of the shapes and types of the example, one list of tensors a case.
+    """Random and hard inputs of the shapes and types of the example, one list of tensors per case.
 
     Zeros; values of 1e-6 and 1e3 times the usual; all equal (every child ties); one spike. Integer
     inputs repeat the example.
@@ -106,14 +106,14 @@ def compare(
 ) -> tuple[CaseParity, ...]:
     """Compare a loaded file with the eager module on every case.
 
-    An element passes as ``judging.tolerance.excess`` has it, the noise being how far the FP32 module is from
-    itself in FP64 along the last axis. The FP64 run is made only for a case that does not pass without it.
+    An element passes by ``judging.tolerance.excess``, where the noise is the difference of the FP32 module
+    from itself in FP64 along the last axis. The FP64 run is made only for a case that fails without it.
 
     Args:
-        module: returns a tuple of tensors, one for each name.
+        module: returns a tuple of tensors, one per name.
 
     Returns:
-        One result for each case and output; an output that is not finite has not passed.
+        One result per case and output; an output that is not finite does not pass.
     """
     results = []
     feeds = [i.name for i in session.get_inputs()]
@@ -139,7 +139,7 @@ def compare(
 def _run_exact(
     module: nn.Module, tensors: Sequence[Tensor], wanted: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """The module's outputs in FP64; the FP32 ones where its code fixes a type and it cannot run."""
+    """The module's outputs in FP64; in FP32 if its code fixes a type and it cannot run in FP64."""
     exact = copy.deepcopy(module).double()
     doubles = [t.double() if t.dtype.is_floating_point else t for t in tensors]
     try:

@@ -21,8 +21,8 @@ _EXPANDED = "capsedge.expanded"
 def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
     """Replace every translated node.
 
-    A node whose couplings nobody reads becomes a ``capsedge`` node. One whose couplings are read
-    becomes standard operators that give both, since the ONNX operators have no such output.
+    A node whose couplings are not used becomes a ``capsedge`` node. One whose couplings are used becomes
+    standard operators that compute both outputs, since the ONNX operators do not output couplings.
 
     Raises:
         UnknownShapeError: an input of a node has no shape.

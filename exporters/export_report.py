@@ -1,4 +1,4 @@
-"""What an export did and measured."""
+"""The report of an export."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class CaseParity:
         case: name of the input case and its batch.
         output: name of the output.
         max_abs: largest absolute difference.
-        max_rel: largest ``difference / size``, the size being the largest magnitude along the
-            reference's last axis (the pose), at least ``atol``.
-        reference_error: largest difference of the module from itself in FP64: how well FP32 defines
-            the output. Zero where the comparison passes without asking.
+        max_rel: largest ``difference / size``, where the size is the largest magnitude along the reference's
+            last axis (the pose), at least ``atol``.
+        reference_error: largest difference of the module from itself in FP64: how well FP32 defines the
+            output. Zero if the comparison passes without it.
         excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
-        passed: whether it is inside the tolerance.
+        passed: whether it is within the tolerance.
     """
 
     case: str
@@ -39,14 +39,14 @@ class ExportReport:
     """The result of an export.
 
     Attributes:
-        path: the file; it is not written by a dry run, nor where a comparison failed.
+        path: the file; it is not written by a dry run or if a comparison fails.
         size: bytes of the file.
         opset, ir_version: of the file.
         ops: ``auto``, ``fused`` or ``portable``.
         inputs, outputs: name and shape; a string is a free dimension.
         operators: nodes by type.
         functions: function bodies in the file.
-        rewrites: what each exact rewrite did.
+        rewrites: the effect of each exact rewrite.
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
         dry_run: whether the file was left unwritten.
@@ -76,14 +76,14 @@ class ExportReport:
         """Raise if a comparison failed.
 
         Raises:
-            ParityError: with the worst comparison; its ``report`` is this one.
+            ParityError: a comparison failed; it states the worst one, and its ``report`` is this report.
         """
         failed = [p for p in self.parity if not p.passed]
         if not failed:
             return
         worst = max(failed, key=lambda p: p.excess)
         raise ParityError(
-            "The exported model does not compute what PyTorch computes; nothing was written.",
+            "The exported model does not reproduce PyTorch's outputs; nothing was written.",
             f"Output '{worst.output}' on input '{worst.case}': largest difference {worst.max_abs:.3g}, "
             f"{worst.excess:.3g} times the tolerance (atol {self.atol:g}, rtol {self.rtol:g}); "
             f"{len(failed)} of {len(self.parity)} comparisons failed.",

@@ -1,4 +1,4 @@
-"""What is exported: a module with tensors in, a tuple of tensors out, and a name for each."""
+"""The subject of an export: a module that maps tensors to a tuple of tensors, and a name for each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Subject:
     Attributes:
         module: takes the inputs, returns a tuple of the outputs.
         inputs, outputs: their names.
-        example: one tensor an input, batch first, batch 2 or more.
-        metadata: what the file says of itself; None for a user's module that gave none.
+        example: one tensor per input, batch first, batch 2 or more.
+        metadata: metadata of the file; None for a user's module without metadata.
     """
 
     module: nn.Module
@@ -37,7 +37,7 @@ class Subject:
 
 
 class _WithExtras(nn.Module):
-    """A capsule model with the outputs that the file shall have."""
+    """A capsule model with the outputs of the file."""
 
     def __init__(self, model: CapsuleModel, extras: Sequence[str]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _WithExtras(nn.Module):
 
 
 class Flat(nn.Module):
-    """A user's module whose dict, named tuple, tuple or tensor is a plain tuple."""
+    """A user's module whose output (dict, named tuple, tuple or tensor) is made a plain tuple."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -162,20 +162,20 @@ def of_module(
     """The subject for a user's own module.
 
     Raises:
-        UsageError: no example, or names that do not fit the outputs.
-        UnsupportedModelError: outputs that are no tensors.
+        UsageError: there is no example, or the names do not fit the outputs.
+        UnsupportedModelError: an output is not a tensor.
     """
     if example is None:
         raise UsageError(
             "A module of your own needs an example input.",
-            "Its input shapes are not known otherwise.",
+            "Its input shapes are otherwise unknown.",
             "Pass example=torch.zeros(2, ...), or a tuple of tensors for several inputs.",
         )
     tensors = (example,) if isinstance(example, Tensor) else tuple(example)
     if not tensors or any(t.ndim == 0 for t in tensors):
         raise UsageError("Every input needs a batch dimension.", "", "Put the batch first.")
     wanted = batch or max(2, tensors[0].shape[0])
-    # torch.export would take a batch of one for a constant.
+    # torch.export would treat a batch of one as a constant.
     tensors = tuple(t[:1].expand(wanted, *t.shape[1:]).contiguous() for t in tensors)
     parameters = [
         p.name

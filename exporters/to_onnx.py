@@ -1,4 +1,4 @@
-"""PyTorch module in, proven ONNX file out."""
+"""PyTorch module in, verified ONNX file out."""
 
 from __future__ import annotations
 
@@ -74,22 +74,22 @@ def export(
         opset: of the standard operators, 18 to 21; 20 by default.
         ops: ``auto`` (the default): capsule operators with function bodies; ``fused``: without;
             ``portable``: standard operators only.
-        batch: fixes the batch; free when left out.
+        batch: fixed batch; by default the batch is free.
         target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
-            above where they are left out.
+            arguments above if they are left out.
         extra_outputs: ``reconstruction``, ``couplings`` (the package's models).
-        output_names: of a module of your own, instead of its dict's or named tuple's.
+        output_names: output names of a module of your own, instead of those of its dict or named tuple.
         rewrites: the exact rewrites to use; all by default.
         atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
-        metadata: what the file of a module of your own says of itself.
+        metadata: metadata for the file of a module of your own.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
-        dry_run: do everything but write.
+        dry_run: do everything except write the file.
 
     Returns:
-        What the file holds, and every comparison.
+        The contents of the file, and every comparison.
 
     Raises:
-        UsageError: an argument is wrong, or the file cannot be written there.
+        UsageError: an argument is wrong, or the file cannot be written.
         UnsupportedModelError: the module cannot be captured by ``torch.export`` or its shapes are not fixed.
         ParityError: the file would differ from the module; its ``report`` is the `ExportReport`, and nothing
             is written.
@@ -191,7 +191,7 @@ def _subject(
             raise UsageError(
                 "A module of your own has its own iterations and outputs.",
                 "",
-                "Set them in the module; leave 'iterations' and 'extra_outputs' out.",
+                "Set them in the module; leave out 'iterations' and 'extra_outputs'.",
             )
         return modules.of_module(model, example, batch, output_names, metadata)
     if iterations is not None and iterations != model.config.iterations:
@@ -203,7 +203,7 @@ def _subject(
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The module in evaluation mode; afterwards each submodule in its own, as some may be frozen."""
+    """Put the module in evaluation mode; afterwards restore each submodule's mode, as some may be frozen."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -223,7 +223,7 @@ def to_proto(
     """
     module: nn.Module = subject.module
     if not rewrites.light_cone:
-        # torch.export drops what reaches no output by itself; as outputs, all passes stay.
+        # torch.export drops nodes that reach no output; all passes stay, because they are outputs.
         module = modules.KeepingAllPasses(module).eval()
     with torch.no_grad(), modules.RoutingCalls() as calls:
         subject.module(*subject.example)
@@ -243,7 +243,7 @@ def to_proto(
             )
     except CapsedgeError:
         raise
-    except Exception as error:  # torch raises many kinds here, none of them ours
+    except Exception as error:  # torch raises many kinds of errors here, none of them ours
         raise UnsupportedModelError(
             "PyTorch cannot capture this module as a graph.",
             _first_lines(error),
@@ -303,7 +303,7 @@ def _first_lines(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's notes about torchvision and its own deprecations; errors still raise."""
+    """Silence torch's notes about torchvision and its own deprecations; errors are still raised."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -339,7 +339,7 @@ def _prove(
 ) -> tuple[CaseParity, ...]:
     runnable = model
     if ops == "fused":
-        # A fused file runs only with the kernels; its graph is proven with the function bodies.
+        # A fused file runs only with the kernels; its graph is verified with the function bodies.
         runnable = copy_of(model)
         attach_functions(runnable, rewrites)
     cases = checks.input_cases(subject.example, (1, 3) if batch is None else (batch,))

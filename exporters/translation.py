@@ -19,7 +19,7 @@ from onnxscript.values import Opset
 import capsedge.ops  # noqa: F401  (registers the torch operators)
 from capsedge.schema.operators import OPERATORS, Operator
 
-TORCH_DOMAIN = "capsedge.torch"  # of the nodes made while torch exports; in no file
+TORCH_DOMAIN = "capsedge.torch"  # domain of the nodes made while torch exports; never in a file
 
 _ATTRIBUTE_TYPES = {
     "int": defs.OpSchema.AttrType.INT,
@@ -62,13 +62,13 @@ def _translation(operator: Operator, opset: Opset) -> Callable[..., Any]:
         given = {**dict(zip(types, args, strict=False)), **kwargs}
         tensors = [given.pop(name) for name in operator.input_names]
         for name, value in given.items():
-            if kinds[name] == "int":  # PyTorch has booleans too
+            if kinds[name] == "int":  # PyTorch also has booleans
                 given[name] = int(value)
             elif kinds[name] in ("ints", "floats"):
                 given[name] = list(value)
         return getattr(opset, operator.name)(*tensors, **given)
 
-    # By these torch tells inputs from attributes.
+    # torch distinguishes inputs from attributes by these.
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     translate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, either, annotation=kind) for name, kind in types.items()]
@@ -79,7 +79,7 @@ def _translation(operator: Operator, opset: Opset) -> Callable[..., Any]:
 
 
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The table for ``torch.onnx.export(custom_translation_table=...)``; may be asked for again and again."""
+    """The table for ``torch.onnx.export(custom_translation_table=...)``; may be called repeatedly."""
     table: dict[Callable[..., Any], Callable[..., Any]] = {}
     opset = Opset(TORCH_DOMAIN, 1)
     for operator in OPERATORS.values():

@@ -1,4 +1,4 @@
-"""Pictures that matplotlib draws, where it is installed; nothing else needs it."""
+"""Charts drawn by matplotlib, if it is installed; nothing else needs it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from capsedge.runtime.files.writing import check_writable, write_bytes
 
 
 def check_chart(path: Path) -> None:
-    """Find out before long work whether a picture can be drawn and written.
+    """Check before long work that a chart can be drawn and written.
 
     Raises:
         EnvironmentProblem: matplotlib is not installed.
-        UsageError: the place cannot be written.
+        UsageError: the path cannot be written.
     """
     check_writable(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise EnvironmentProblem(
             "matplotlib is not installed.",
-            "It draws the pictures; everything else works without.",
+            "It draws the charts; everything else works without it.",
             "pip install 'capsedge[profile]'",
         )
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure of so many inches, bound to no display."""
+    """A matplotlib figure with its size in inches, not bound to a display."""
     import matplotlib.figure
 
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def caption(text: str) -> str:
-    """A name as matplotlib shows it: dollars would be taken for formulas."""
+    """A name escaped for matplotlib, which reads dollar signs as formulas."""
     return printable(text).replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""Many image files classified, with a sheet of reconstructions: ``capsedge infer``."""
+"""Classifying many image files, with a sheet of reconstructions: ``capsedge infer``."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from capsedge.runtime.vision.prediction import Prediction, choose
 if TYPE_CHECKING:
     from capsedge.runtime.session import Session
 
-GROUP = 32  # images of one run
-_ACTIVE = 0.5  # score from which on a second capsule is drawn
+GROUP = 32  # images per run
+_ACTIVE = 0.5  # a second capsule is drawn from this score on
 
 
 @dataclass
 class Classified:
-    """What became of every file.
+    """The result of every file.
 
     Attributes:
-        files: in the order of the results' numbers.
-        predictions: by the file's number.
-        errors: of the files that could not be read, by number.
+        files: the files, in the order of their numbers in the results.
+        predictions: by the number of the file.
+        errors: errors of the files that could not be read, by number.
         drawn: the colour of each class on the sheet of reconstructions, by number and class.
     """
 
@@ -39,7 +39,7 @@ class Classified:
 
 
 def image_files(names: Sequence[Path]) -> list[Path]:
-    """Files as named; of a folder its images, sorted by name.
+    """The named files; for a folder its images, sorted by name.
 
     Raises:
         UsageError: a folder has no images, or cannot be read.
@@ -58,7 +58,7 @@ def image_files(names: Sequence[Path]) -> list[Path]:
         if not inside:
             raise UsageError(
                 f"The folder {name} has no images.",
-                f"Images are files named *{', *'.join(SUFFIXES)}; folders inside are not searched.",
+                f"Images are files named *{', *'.join(SUFFIXES)}; subfolders are not searched.",
                 "Name a folder with images.",
             )
         files += inside
@@ -76,14 +76,14 @@ def classify_files(
     failed: Callable[[UsageError], None] = lambda _: None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Classified:
-    """Classify image files; one that cannot be read does not stop the others.
+    """Classify image files; a file that cannot be read does not stop the others.
 
     Args:
-        top_k, threshold, invert: as `Session.predict` takes them.
-        reconstruct: PNG to write: what the model saw, beside the decoder's picture of the classes asked for;
+        top_k, threshold, invert: as for `Session.predict`.
+        reconstruct: PNG to write: the model's input, beside the decoder's picture of the requested classes;
             without ``top_k`` and ``threshold``, of up to two with a score of at least 0.5.
-        failed: called with every error as it happens.
-        progress: called with (files done, files in all).
+        failed: called with every error when it happens.
+        progress: called with (files done, total files).
 
     Raises:
         UsageError: an argument is wrong, or the model cannot reconstruct.
@@ -115,13 +115,13 @@ def classify_files(
 
 
 class Sheet:
-    """A PNG with one row per image: what the model saw, and the decoder's picture of some classes.
+    """A PNG with one row per image: the model's input, and the decoder's picture of some classes.
 
     Args:
-        session: whose decoder draws.
+        session: the session with the decoder.
         path: the file.
-        rows: images at most.
-        active: whether the classes of high scores are drawn instead of those of the prediction.
+        rows: largest number of images.
+        active: whether the classes with high scores are drawn instead of those of the prediction.
 
     Raises:
         UsageError: the model has no decoder, or the file cannot be such a sheet.
@@ -142,7 +142,7 @@ class Sheet:
         from capsedge.runtime.vision.pictures import COLOURS, overlay, seen
 
         metadata = self._session.metadata
-        assert metadata is not None  # predict has refused otherwise
+        assert metadata is not None  # predict refuses other files
         assert metadata.preprocessing is not None
         drawn: list[dict[int, str]] = []
         pictures = self._session.reconstruct(batch)

@@ -1,4 +1,4 @@
-"""``capsedge.inspect``: what a model file, a checkpoint or an engine holds."""
+"""``capsedge.inspect``: the contents of a model file, a checkpoint or an engine."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection | EngineInspection:
-    """Look into a file; nothing in it is run.
+    """Inspect a file; nothing in it is run.
 
     Args:
         model: an ONNX file of any tool, a ``.safetensors`` checkpoint, or the bytes of either; or a TensorRT
             engine, named ``*.engine``, with its passport beside it.
-        batch: batch sizes that the votes' memory is computed for; of no use for an engine.
+        batch: batch sizes to compute the memory of the votes for; ignored for an engine.
 
     Returns:
-        The `Inspection` of a model or a checkpoint, the `EngineInspection` of an engine; ``to_dict`` gives
-        what ``capsedge inspect --json`` prints. The path of bytes is empty.
+        The `Inspection` of a model or a checkpoint, or the `EngineInspection` of an engine; ``to_dict``
+        returns what ``capsedge inspect --json`` prints. For bytes the path is empty.
 
     Raises:
         UsageError: there is no such file, or a batch is below 1.
-        ArtefactError: the file is damaged or of no known kind, or an engine has no passport.
+        ArtefactError: the file is damaged or of an unknown kind, or an engine has no passport.
 
     Example:
         >>> found = capsedge.inspect("digits.onnx", batch=8)

@@ -1,4 +1,4 @@
-"""What an artefact says of itself: the ``capsedge.*`` properties of an ONNX file."""
+"""The metadata of an artefact: the ``capsedge.*`` properties of an ONNX file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Preprocessing:
 
     Attributes:
         height, width: input size in pixels.
-        channels: 1 (grey) or 3 (RGB); other counts take arrays only.
+        channels: 1 (grey) or 3 (RGB); with other counts only arrays are accepted.
         scale: factor from the 0..255 range of a pixel.
         mean, std: per channel, applied after the scale: ``(pixel * scale - mean) / std``.
-        resize: ``stretch`` to the size, ``pad`` to keep the aspect ratio inside it, ``crop`` to keep it
-            and fill it, ``center`` to take the middle without scaling.
+        resize: ``stretch`` to the size, ``pad`` to keep the aspect ratio within it, ``crop`` to keep the
+            aspect ratio and fill it, ``center`` to take the middle without scaling.
     """
 
     height: int
@@ -77,13 +77,13 @@ class ModelMetadata:
         configuration: the configuration that builds the model, as JSON values.
         routing: ``dynamic``, ``em`` or ``attention``.
         iterations: routing iterations that the graph is unrolled to.
-        class_names: one a class.
+        class_names: one per class.
         preprocessing: how an image becomes the input; None for a user's own module without one.
         task: ``single-label`` or ``multi-label``.
         precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``.
         calibration: what the precision was calibrated with; empty for FP32.
         checkpoint_sha256: checksum of the checkpoint file; empty if there was none.
-        parity: what the export's own comparison measured.
+        parity: the measurements of the comparison at export.
     """
 
     architecture: str
@@ -109,7 +109,7 @@ class ModelMetadata:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> ModelMetadata | None:
-        """Read the properties of a file; None if it has none of ours.
+        """Read the properties of a file; None if it has no ``capsedge.*`` properties.
 
         Raises:
             ArtefactError: the properties are damaged or of a newer schema.
@@ -130,7 +130,7 @@ class ModelMetadata:
                 )
             if isinstance(
                 values.get("class_names"), list
-            ):  # older files name classes by number, too
+            ):  # older files also use numbers as class names
                 values["class_names"] = [
                     str(n) if type(n) is int else n for n in values["class_names"]
                 ]

@@ -1,7 +1,7 @@
-"""The passport of a TensorRT engine: what it is, what it was built with, whether it fits here.
+"""The passport of a TensorRT engine: what it is, what it was built with, and whether it fits this machine.
 
-An engine is TensorRT's bytes and nothing else, in ``NAME.engine``; everything that the runtime must know
-before it hands them to TensorRT stands in ``NAME.engine.json`` beside it.
+``NAME.engine`` holds only TensorRT's bytes; everything that the runtime must know before it passes them to
+TensorRT is in ``NAME.engine.json`` beside it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes
 
 @dataclass(frozen=True)
 class Machine:
-    """What an engine depends on.
+    """The properties of a machine that an engine depends on.
 
     Attributes:
-        tensorrt: version of TensorRT or TensorRT-RTX, all four parts.
+        tensorrt: version of TensorRT or TensorRT-RTX, with all four parts.
         cuda: version of the CUDA runtime; empty for a portable engine.
         gpu: name of the GPU; empty for a portable engine, which is built without one.
         compute_capability: of the GPU, as ``"8.7"``; empty for a portable engine.
         architecture: of the CPU.
-        multiprocessors: of the GPU that were switched on; 0 where that is not known.
-        power_mode: of a Jetson, such as ``MAXN_SUPER``; it decides clocks and multiprocessors.
+        multiprocessors: number of the GPU's enabled multiprocessors; 0 if unknown.
+        power_mode: of a Jetson, such as ``MAXN_SUPER``; it determines clocks and multiprocessors.
     """
 
     tensorrt: str
@@ -54,7 +54,7 @@ class Machine:
     power_mode: str = ""
 
     def differs_in_speed(self, here: Machine) -> str:
-        """What an engine was timed for and is not here, in words; it runs all the same."""
+        """The differences, in words, that affect only the speed of an engine; it runs here nevertheless."""
         found = []
         if 0 not in (self.multiprocessors, here.multiprocessors) and (
             self.multiprocessors != here.multiprocessors
@@ -67,19 +67,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class Passport:
-    """What stands beside an engine.
+    """The content of an engine's passport.
 
     Attributes:
-        engine_sha256, engine_bytes: of the file that it belongs to.
-        machine: where it was built.
+        engine_sha256, engine_bytes: of the engine that it belongs to.
+        machine: the machine that it was built on.
         plugin: ``native`` (no plugin) or ``fused``.
         plugin_library, plugin_sha256: the plugin library; empty without one.
-        precision: what was asked for, and found in what was built.
+        precision: the requested precision, which was found in the engine.
         layers: layers of the engine by the element types of their data: ``{"FP16": 12}``.
         batch: smallest, best and largest batch.
         source, source_sha256: the ONNX file.
         metadata: the ONNX file's properties under ``capsedge.``.
-        command: what built it; for the record, `rebuild` is what errors advise.
+        command: the command that built it, for the record; errors advise `rebuild`.
         products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
         target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
         compute_capabilities: of the GPUs that a portable engine was built for; empty for ``tensorrt``.
@@ -120,7 +120,7 @@ class Passport:
 
     @property
     def portable(self) -> bool:
-        """Whether the engine is for several kinds of GPU: one of TensorRT-RTX."""
+        """Whether the engine is for several kinds of GPU, that is, for TensorRT-RTX."""
         return self.target == TENSORRT_RTX
 
     @property
@@ -138,7 +138,7 @@ class Passport:
 
     @property
     def rebuild(self) -> str:
-        """The command that builds such an engine: made of what was checked, safe to run as it stands."""
+        """The command that builds such an engine, made only of checked values and safe to run as printed."""
         low, best, high = self.batch
         source = self.source if _FILE_NAME.fullmatch(self.source) else "MODEL.onnx"
         words = ["capsedge", "build", source, "--plugin", self.plugin]
@@ -153,7 +153,7 @@ class Passport:
 
     @property
     def model(self) -> ModelMetadata | None:
-        """The metadata of the model; None where it came from another tool."""
+        """The metadata of the model; None if it came from another tool."""
         return ModelMetadata.from_properties(self.metadata)
 
     def to_json(self) -> str:
@@ -162,17 +162,17 @@ class Passport:
 
 
 def path_of(engine: Path) -> Path:
-    """Where the passport of an engine is."""
+    """The path of an engine's passport."""
     return beside(engine, ".json")
 
 
 def write(engine: Path, passport: Passport) -> None:
-    """Put a passport beside its engine."""
+    """Write a passport beside its engine."""
     write_text(path_of(engine), passport.to_json())
 
 
 def read(engine: Path) -> Passport:
-    """The passport of an engine, whose bytes it has been compared with.
+    """The passport of an engine, after its checksum has been compared with the engine's bytes.
 
     Raises:
         UsageError: there is no such engine.
@@ -212,7 +212,7 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
     """Compare an engine's passport with this machine, before TensorRT sees the engine.
 
     Args:
-        plugin: the plugin library that is here; None if there is none.
+        plugin: the installed plugin library; None if there is none.
 
     Raises:
         ArtefactError: the engine was built for something else.

@@ -36,11 +36,11 @@ OPS = ("auto", "fused", "portable")
 SCORES = ("lengths", "logits")
 RECONSTRUCTION = "reconstruction"
 MAX_THREADS = 1024
-LARGEST = 2.0**60  # squares of larger values, and sums of them, fit no float32
+LARGEST = 2.0**60  # squares of larger values, and sums of those, overflow float32
 DEFAULT_THRESHOLD = (
     0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 )
-_CHUNK = 64  # images of one run of a model with a free batch; bounds memory
+_CHUNK = 64  # images per run of a model with a free batch; bounds memory
 
 
 def load(
@@ -55,27 +55,27 @@ def load(
     """Load a model.
 
     Args:
-        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can `run`. Or a TensorRT
-            engine of ``capsedge build``, named ``*.engine``.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, and the first GPU for an engine. What is
-            asked for is used or refused, never replaced.
+        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can only `run`. Or a
+            TensorRT engine of ``capsedge build``, named ``*.engine``.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the first GPU for an engine. The
+            requested device is used or refused, never replaced.
         threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
-        ops: ``auto`` runs capsedge's nodes with its operator library where it is installed and
-            with the function bodies of the file where it is not; ``fused`` insists on the library,
-            ``portable`` never uses it. Its kernels are the CPU's, so on a GPU the bodies run.
-        provider: of ONNX Runtime, on a GPU: ``cuda`` (what ``auto`` takes) or ``tensorrt``.
-        contexts: calls of an engine that run at the same time, each with memory of its own on the GPU;
-            further ones wait. None: 4.
+        ops: ``auto`` runs capsedge's nodes with its operator library if that is installed, otherwise with
+            the function bodies of the file; ``fused`` requires the library, ``portable`` never uses it. Its
+            kernels are for the CPU, so on a GPU the function bodies run.
+        provider: ONNX Runtime's provider on a GPU: ``cuda`` (the choice of ``auto``) or ``tensorrt``.
+        contexts: number of calls of an engine that run at the same time, each with its own memory on the
+            GPU; further calls wait. None: 4.
 
     Returns:
         The session, ready to run.
 
     Raises:
         UsageError: the file cannot be read, or an argument is wrong.
-        EnvironmentProblem: what should run the model is missing: ONNX Runtime, a provider of it, the operator
-            library, TensorRT, the GPU.
-        UnsupportedModelError: part of the model would not run on the device asked for.
-        ArtefactError: the file is damaged, reaches for other files, is refused by ONNX Runtime, or is an
+        EnvironmentProblem: something needed to run the model is missing: ONNX Runtime, one of its providers,
+            the operator library, TensorRT, or the GPU.
+        UnsupportedModelError: part of the model would not run on the requested device.
+        ArtefactError: the file is damaged, refers to other files, is refused by ONNX Runtime, or is an
             engine that was built for another machine.
 
     Example:
@@ -87,7 +87,9 @@ def load(
         raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise UsageError(
-            f"threads is {threads}.", f"Wanted: 1 to {MAX_THREADS}.", "Leave it out for one a core."
+            f"threads is {threads}.",
+            f"It must be 1 to {MAX_THREADS}.",
+            "Leave it out for one per core.",
         )
     if path.suffix == passport.SUFFIX:
         return _load_engine(path, device, ops, provider, contexts)
@@ -119,8 +121,8 @@ def load_bytes(
 
     Args:
         data: the content.
-        path: what errors call it; nothing is read from there.
-        threads, ops: as of `load`.
+        path: its name in errors; nothing is read from there.
+        threads, ops: as for `load`.
 
     Raises:
         EnvironmentProblem, UnsupportedModelError, ArtefactError: as `load`.
@@ -143,7 +145,7 @@ def _load_onnx(
 
 
 def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:
-    """`Session.ops` of an ONNX file."""
+    """The value of `Session.ops` for an ONNX file."""
     if library is None:
         return "portable"
     return "mixed" if summary.expanded_routing else "fused"
@@ -152,13 +154,13 @@ def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:
 def _load_engine(
     path: Path, device: str | None, ops: str, provider: str, contexts: int | None
 ) -> Session:
-    """A session over a TensorRT engine, whose passport says how it was built."""
+    """A session for a TensorRT engine, whose passport states how it was built."""
     gpu = providers.parse_device(device or "cuda")
     if gpu is None or ops != "auto" or provider != "auto":
         raise UsageError(
             f"{path} is a TensorRT engine.",
-            "It runs on a GPU, with the operators that it was built with and without ONNX Runtime.",
-            "Leave device, ops and provider out, or load the ONNX file that it was built from.",
+            "It runs on a GPU, without ONNX Runtime and with the operators that it was built with.",
+            "Leave out device, ops and provider, or load the ONNX file that it was built from.",
         )
     from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
     from capsedge.runtime.backends.tensorrt_slots import CONTEXTS
@@ -170,11 +172,11 @@ def _load_engine(
 
 
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
-    """The library to register, as ``ops`` asks."""
+    """The library to register for ``ops``."""
     if not summary.capsedge_nodes:
         if ops == "fused":
             raise UsageError(
-                f"{path} has no capsedge nodes that the operator library could run.",
+                f"{path} has no capsedge nodes for the operator library to run.",
                 "It was exported with `--ops portable`, or by another tool.",
                 "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
             )
@@ -203,13 +205,13 @@ class Session:
     """A loaded model. Safe to use from several threads at once.
 
     Attributes:
-        path: the file it came from.
-        metadata: what the file says of itself; None for a file of another tool.
+        path: the file it was loaded from.
+        metadata: the metadata of the file; None if it is not a file of capsedge.
         inputs, outputs: name, shape and type of each.
-        ops: ``fused`` where the capsule operators run in capsedge's operator or plugin library, ``mixed``
-            where the file also has routing in standard operators (`export --with couplings`), which
-            no library runs, else ``portable``.
-        passport: of a TensorRT engine; None for an ONNX file.
+        ops: ``fused`` if the capsule operators run in capsedge's operator or plugin library, ``mixed`` if
+            the file also has routing in standard operators (`export --with couplings`), which no library
+            runs, otherwise ``portable``.
+        passport: passport of a TensorRT engine; None for an ONNX file.
         gpu: number of the GPU that it runs on; None on the CPU.
     """
 
@@ -230,7 +232,7 @@ class Session:
         self.passport = engine_passport
         self.gpu = gpu
         self._backend = backend
-        # Of other tools' models nothing is known: some take the most negative number for a mask.
+        # Nothing is known about models of other tools: some use the most negative number as a mask.
         self._bound = math.inf if metadata is None else LARGEST
         self._check_sizes()
         if metadata is not None:
@@ -240,7 +242,7 @@ class Session:
         return f"<capsedge.Session {self.path} ops={self.ops}>"
 
     def _check_sizes(self) -> None:
-        """What one run takes for sure, before anything is made for it."""
+        """Refuse fixed sizes that are too large, before anything is allocated for a run."""
         for kind, ports in (("inputs", self.inputs), ("outputs", self.outputs)):
             if sum(map(_fixed_bytes, ports)) > limits.RUN_BYTES:
                 raise ArtefactError(
@@ -250,14 +252,14 @@ class Session:
                 )
 
     def _check_metadata(self, metadata: ModelMetadata) -> None:
-        """The file's words against its graph."""
+        """Compare the file's metadata with its graph."""
         names = [port.name for port in self.outputs]
         scores = [port for port in self.outputs if port.name in SCORES]
         why = ""
         if len(self.inputs) != 1 or len(self.inputs[0].shape) != 4:
-            why = f"It has {len(self.inputs)} inputs; wanted: one, images [N, C, H, W]."
+            why = f"It has {len(self.inputs)} inputs, not one, images [N, C, H, W]."
         elif len(scores) != 1 or "poses" not in names:
-            why = f"Its outputs are {', '.join(names)}; wanted: lengths or logits, and poses."
+            why = f"It needs the outputs lengths or logits, and poses; it has {', '.join(names)}."
         else:
             p = metadata.preprocessing
             found = self.inputs[0].shape[1:]
@@ -275,7 +277,7 @@ class Session:
 
     @property
     def batch(self) -> int | None:
-        """The batch size the file is fixed to; None if it is free."""
+        """The fixed batch of the file; None if the batch is free."""
         sizes = [port.shape[0] for port in self.inputs if port.shape]
         fixed = [size for size in sizes if isinstance(size, int)]
         return fixed[0] if fixed and len(fixed) == len(sizes) else None
@@ -292,16 +294,16 @@ class Session:
 
     @property
     def score_output(self) -> str | None:
-        """The output that decides, ``lengths`` or ``logits``; None where there is neither."""
+        """The output that decides the class, ``lengths`` or ``logits``; None if there is neither."""
         return next((port.name for port in self.outputs if port.name in SCORES), None)
 
     @property
     def multi_label(self) -> bool:
-        """Whether an image may have any number of classes; False also where the file does not say."""
+        """Whether an image may have any number of classes; also False if the file does not state it."""
         return self.metadata is not None and self.metadata.task == "multi-label"
 
     def class_name(self, index: int) -> str:
-        """Name of a class; its number where the file names none."""
+        """The name of a class; its number if the file does not name classes."""
         names = self.metadata.class_names if self.metadata else ()
         return names[index] if names else str(index)
 
@@ -323,8 +325,8 @@ class Session:
             feeds[port.name] = _checked(port, feeds[port.name], self._bound)
         outputs = [port.name for port in self.outputs]
         if self.metadata is not None and len(feeds[self.inputs[0].name]) == 0:
-            # Not every operator of ONNX Runtime takes empty tensors (MatMul fails, reductions keep
-            # their axes), so the shapes and types come from one black image.
+            # Not every operator of ONNX Runtime accepts empty tensors (MatMul fails, reductions keep
+            # their axes), so shapes and types are taken from one black image.
             return self._run_batch(feeds[self.inputs[0].name].astype(np.float32), outputs)
         return self._backend.run(feeds, outputs)
 
@@ -334,16 +336,16 @@ class Session:
         outputs: Sequence[str] | None = None,
         batch_size: int | None = None,
     ) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]]]]:
-        """Run a model with one input on any number of prepared images, batch by batch, in their order.
+        """Run a model with one input on any number of prepared images, batch by batch and in order.
 
-        A batch that is too short for the model is filled up with zeros, whose outputs are cut off.
+        A batch that is too short for the model is padded with zeros, whose outputs are removed.
 
         Args:
             images: floats ``[N, C, H, W]``, or an iterable of single images ``[C, H, W]``, of which only one
                 batch is in memory at a time. They are cast to the input's
                 floating-point type.
             outputs: names of the outputs to compute; None for all.
-            batch_size: most images of one run; None for 64. A file with a fixed batch runs with that one.
+            batch_size: most images per run; None for 64. A file with a fixed batch uses that one.
 
         Yields:
             The images of one run ``[n, C, H, W]``, and its outputs by name, each ``[n, ...]``.
@@ -357,7 +359,7 @@ class Session:
         if len(self.inputs) != 1:
             raise UsageError(
                 f"{self.path} has {len(self.inputs)} inputs.",
-                "`run_batches` splits the images of models with one.",
+                "`run_batches` splits the images of models with one input.",
                 "Use `Session.run` with arrays by name.",
             )
         port = self.inputs[0]
@@ -367,16 +369,16 @@ class Session:
             yield batch, self._run_batch(_checked(port, fed, self._bound, any_batch=True), names)
 
     def _run_size(self, batch_size: int | None = None) -> int:
-        """Images of one run: the fixed batch, else so many, as far as the backend takes them."""
+        """Images per run: the fixed batch, otherwise ``batch_size`` within the limits of the backend."""
         if batch_size is not None and batch_size < 1:
             raise UsageError(
-                f"batch_size is {batch_size}.", "Wanted: 1 or more.", "Leave it out for 64."
+                f"batch_size is {batch_size}.", "It must be 1 or more.", "Leave it out for 64."
             )
         most = _CHUNK if batch_size is None else batch_size
         return self.batch or min(most, self.largest_batch or most)
 
     def _output_names(self, chosen: Iterable[str] | None) -> list[str]:
-        """The outputs chosen, else all.
+        """The chosen outputs; all if none are chosen.
 
         Raises:
             UsageError: there is no such output.
@@ -397,15 +399,15 @@ class Session:
         out: Mapping[str, object] | None = None,
         stream: object = None,
     ) -> dict[str, DeviceArray]:
-        """Run an engine on arrays that are on its GPU, as they are; nothing goes through the host.
+        """Run an engine on arrays that are on its GPU, as they are; no data passes through the host.
 
         Args:
             arrays: all inputs by name: objects with ``__dlpack__`` or ``__cuda_array_interface__``, as
-                torch's and cupy's. The engine waits for whoever still writes them.
-            out: arrays on the GPU that outputs are written to, by name; the others get memory of their own.
-            stream: a CUDA stream (torch's, cupy's, or its address as a number). The run takes its place in
-                the order of the stream and the call returns at once; inputs and ``out`` stay alive and
-                unchanged until the stream has come past it. Without one the call waits for the results.
+                torch's and cupy's. The engine waits for pending writes to them.
+            out: arrays on the GPU that outputs are written to, by name; the others get new memory.
+            stream: a CUDA stream (torch's, cupy's, or its address as a number). The run is queued on the
+                stream and the call returns at once; inputs and ``out`` must stay alive and unchanged until
+                the stream has passed it. Without a stream the call waits for the results.
 
         Returns:
             Every output by name, on the GPU, with both protocols: ``torch.from_dlpack(output)``.
@@ -461,7 +463,7 @@ class Session:
 
         Raises:
             UsageError: the image cannot be read or does not fit.
-            ArtefactError: the file says nothing of preprocessing.
+            ArtefactError: the file does not state the preprocessing.
         """
         if isinstance(image, os.PathLike):
             image = Path(image)
@@ -471,7 +473,7 @@ class Session:
         metadata = self._metadata()
         if metadata.preprocessing is None:
             raise ArtefactError(
-                f"{self.path} does not say how an image becomes its input.",
+                f"{self.path} does not state how to prepare an image.",
                 "Its metadata has no preprocessing.",
                 "Give prepared float arrays [N, C, H, W], or name the preprocessing when exporting.",
             )
@@ -499,13 +501,13 @@ class Session:
             images: one image (a file, a Pillow image, an array of pixels ``[H, W]`` or ``[H, W,
                 C]``), a sequence of them, a batch of pixels ``[N, H, W, C]``, or a batch of floats
                 ``[N, C, H, W]`` prepared as for `run`.
-            top_k: at most so many labels. Without it and without a threshold: the best one of a model for
-                one label, those of at least 0.5 of a multi-label one.
+            top_k: largest number of labels. Without it and without a threshold: the best label, or for a
+                multi-label model those with a score of at least 0.5.
             threshold: only labels with at least this score.
-            invert: for dark ink on a light ground.
+            invert: for dark ink on a light background.
 
         Returns:
-            One prediction an image.
+            One prediction per image.
 
         Raises:
             UsageError: an image cannot be read or does not fit, or an argument is wrong.
@@ -514,7 +516,7 @@ class Session:
         self._metadata()
         if top_k is not None and top_k < 1:
             raise UsageError(
-                f"top_k is {top_k}.", "Wanted: 1 or more.", "Leave it out for the best label."
+                f"top_k is {top_k}.", "It must be 1 or more.", "Leave it out for the best label."
             )
         if threshold is not None and not 0 <= threshold <= 1:
             raise UsageError(
@@ -561,11 +563,11 @@ class Session:
     def reconstruct(
         self, images: OneImage | Sequence[OneImage], invert: bool = False
     ) -> NDArray[np.float32]:
-        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one from
-        each class's capsule.
+        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one per class
+        capsule.
 
         Raises:
-            UsageError: the file has no decoder; else as `predict`.
+            UsageError: the file has no decoder; otherwise as `predict`.
         """
         self.check_reconstruction()
         pictures = [
@@ -587,7 +589,7 @@ class Session:
             )
 
     def _run_batch(self, batch: NDArray[Any], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Run ``[n, C, H, W]``; a batch that is empty or short of the fixed size is filled with zeros."""
+        """Run ``[n, C, H, W]``; a batch that is empty or shorter than the fixed one is padded with zeros."""
         count, size = len(batch), self.smallest_batch
         if count < size:
             rest = np.zeros((size - count, *batch.shape[1:]), batch.dtype)
@@ -648,20 +650,20 @@ def _stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterat
 
 
 def _fixed_bytes(port: Port) -> int:
-    """Bytes of a value, its free dimensions counted as one."""
+    """Bytes of a value, with free dimensions counted as one."""
     width = np.dtype(port.dtype).itemsize if port.dtype in np.sctypeDict else 1
     return width * math.prod(d for d in port.shape if isinstance(d, int) and d > 0)
 
 
 def _fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
-    """Whether sizes agree with declared ones, of which some may be free."""
+    """Whether sizes agree with the declared ones, some of which may be free."""
     return len(found) == len(declared) and all(
         not isinstance(d, int) or d == f for f, d in zip(found, declared, strict=True)
     )
 
 
 def _checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
-    """An input that fits its port, its values below ``bound``.
+    """Check that an input fits its port and has values below ``bound``.
 
     With ``any_batch`` the first dimension and the floating-point type are free.
     """
@@ -688,7 +690,7 @@ def _checked(port: Port, array: object, bound: float, any_batch: bool = False) -
             "Reshape the array, or prepare the image with `Session.prepare`.",
         )
     if array.dtype.kind == "f":
-        most = bound if array.dtype.itemsize > 2 else math.inf  # which no float16 reaches
+        most = bound if array.dtype.itemsize > 2 else math.inf  # float16 never reaches the bound
         wrong = int((~(np.abs(array) < most)).sum())
         if wrong:
             raise UsageError(

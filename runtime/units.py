@@ -1,4 +1,4 @@
-"""Numbers for a person: times, sizes, counts."""
+"""Numbers as readable text: times, sizes, counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def size(count: float | None) -> str:
 
 
 def quantity(count: float) -> str:
-    """A large number with its prefix: ``3.2 M``."""
+    """A large number with a prefix: ``3.2 M``."""
     amount = float(count)
     for unit in ("", " k", " M", " G"):
         if abs(amount) < 1000:

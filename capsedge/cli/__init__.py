@@ -1,4 +1,4 @@
-"""The ``capsedge`` command. One file a verb; each is thin and imports what is heavy when it runs."""
+"""The ``capsedge`` command. One thin file per verb; heavy packages are imported when the verb runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from capsedge.runtime.files.text import printable
 
 
 class Verbs(TyperGroup):
-    """Ends interrupts and closed pipes here; typer would in silence, by its version with exit code 1."""
+    """Handles interrupts and closed pipes, which typer ends silently, in some versions with exit code 1."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _printable_errors():
@@ -53,7 +53,7 @@ class Verbs(TyperGroup):
 
 @contextmanager
 def _printable_errors() -> Iterator[None]:
-    """The words of typer's own errors, which repeat arguments, as they may be printed."""
+    """Make typer's own errors, which repeat arguments, safe to print."""
     try:
         yield
     except Exception as error:
@@ -74,8 +74,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         import capsedge
 
         _common.say(capsedge.__version__)
@@ -94,7 +94,7 @@ def _main(
 MODELS = "From a checkpoint to a file"
 SMALLER = "Smaller and faster"
 DEVICE = "On the device"
-LOOK = "What there is"
+LOOK = "Information"
 
 for panel, verbs in {
     MODELS: (train, export, optimize, verify),
@@ -108,7 +108,7 @@ for panel, verbs in {
 
 
 def main() -> None:
-    """Entry point: runs the command; known errors become their exit codes, never tracebacks."""
+    """Entry point: runs the command; known errors end with their exit codes, never with tracebacks."""
     _streams.prepare()
     with _signals.raising():
         code = _run()
@@ -131,7 +131,7 @@ def _run() -> int:
         code = end.code if isinstance(end.code, int) else 0
         return _signals.exit_code() or code
     except BaseException as error:
-        # A signal amid an import may come out as another error.
+        # A signal during an import may surface as another error.
         return _signals.exit_code() or _failed(error)
     return int(ExitCode.OK)
 
@@ -142,7 +142,9 @@ def _failed(error: BaseException) -> int:
         error = _streams.problem_of(error) or error
     elif isinstance(error, MemoryError):
         error = EnvironmentProblem(
-            "There is not enough memory.", f"{error}", "Free some, or do less at a time."
+            "There is not enough memory.",
+            f"{error}",
+            "Free some memory, or process less at a time.",
         )
     if not isinstance(error, CapsedgeError):
         _common.report_bug(error)

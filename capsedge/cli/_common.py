@@ -1,7 +1,7 @@
-"""What the verbs share: printing and errors.
+"""Printing and errors, shared by the verbs.
 
-Everything that a person reads goes through ``say`` (results) and ``log`` (all else), and tables through
-``print_table``: names from files and of files may hold codes that a terminal obeys.
+Everything that a person reads goes through ``say`` (results) or ``log`` (everything else), and tables go
+through ``print_table``: file names and names in files may contain terminal control codes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from capsedge.runtime.files.text import printable
 
 
 def say(*lines: object) -> None:
-    """Print results to the standard output, each in a line of its own."""
+    """Print results to the standard output, one per line."""
     for line in lines or ("",):
         print(printable(line))
 
 
 def log(*lines: object) -> None:
-    """Say something to the person; the standard output is for results."""
+    """Print messages to the standard error; the standard output is for results."""
     print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
 
 
@@ -38,11 +38,11 @@ def require(*packages: str, what: str, fix: str) -> None:
 
     Args:
         packages: names of modules.
-        what: what needs them, in a sentence.
+        what: a sentence that states what needs them.
         fix: the command that installs them.
 
     Raises:
-        EnvironmentProblem: one is missing or does not load.
+        EnvironmentProblem: a package is missing or cannot be imported.
     """
     for package in packages:
         try:
@@ -52,7 +52,7 @@ def require(*packages: str, what: str, fix: str) -> None:
 
 
 def report(error: CapsedgeError, as_json: bool) -> None:
-    """Print an error for a person (stderr), or as JSON (stdout) where JSON was asked for."""
+    """Print an error for a person (stderr), and also as JSON (stdout) where JSON was requested."""
     if as_json:
         document = {
             "error": error.what,
@@ -60,13 +60,13 @@ def report(error: CapsedgeError, as_json: bool) -> None:
             "fix": error.fix,
             "exit_code": int(error.exit_code),
         }
-        with suppress(OSError):  # the error may be that nothing can be printed
+        with suppress(OSError):  # printing itself may be what failed
             print_json(document)
     log_error(error)
 
 
 def log_error(error: CapsedgeError) -> None:
-    """Print an error for a person: what, why, and the fix, a line each."""
+    """Print an error for a person: what failed, why, and the fix, one line each."""
     what, *more = (part for part in (error.what, error.why, error.fix) if part)
     log(f"error: {what}", *more)
 

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what their texts become."""
+"""Options that several verbs share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="Name of a model, such as digits-em; an unknown one is answered with all of them.",
+        help="Name of a model, such as digits-em; an unknown name lists all models.",
     ),
 ]
 Checkpoint = Annotated[
@@ -26,7 +26,7 @@ Checkpoint = Annotated[
     READS,
 ]
 Iterations = Annotated[
-    int | None, typer.Option("--iters", help="Routing iterations; the model's own by default.")
+    int | None, typer.Option("--iters", help="Routing iterations; by default the model's own.")
 ]
 Ops = Annotated[
     str, typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies).")
@@ -40,31 +40,34 @@ Threads = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        "--device", help="cpu, cuda or cuda:1; by default the CPU, for an engine the GPU."
+        "--device", help="cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."
     ),
 ]
-BatchSizes = Annotated[str, typer.Option("--batch", help="Batch sizes, as in 1,8.")]
+BatchSizes = Annotated[str, typer.Option("--batch", help="Batch sizes, for example 1,8.")]
 Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="Only N evaluation images, drawn.")
+    int | None,
+    typer.Option("--limit", min=1, help="Use only N evaluation images, chosen at random."),
 ]
 
 
 def batch_sizes(text: str) -> list[int]:
-    """Batch sizes as an option gives them, ``1,8``; once each, the smallest first.
+    """The batch sizes of an option such as ``1,8``, without duplicates and in ascending order.
 
     Raises:
-        UsageError: they are no whole numbers.
+        UsageError: they are not whole numbers.
     """
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise UsageError(
-            f"Batch sizes '{text}'.", "Wanted whole numbers.", "Use --batch 1,8."
+            f"Bad batch sizes '{text}'.",
+            "They must be whole numbers.",
+            "Use for example --batch 1,8.",
         ) from None
 
 
 def words(text: str) -> list[str]:
-    """The words of an option that takes several, with commas between."""
+    """The words of an option that takes several, separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -72,7 +75,7 @@ def exclude(**options: object) -> None:
     """Refuse options that exclude each other.
 
     Raises:
-        UsageError: two of them are given.
+        UsageError: more than one of them is given.
     """
     given = [
         f"--{name.replace('_', '-')}"

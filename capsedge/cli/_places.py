@@ -1,7 +1,7 @@
-"""What a verb reads and writes, as its parameters declare it; judged before the verb starts.
+"""The files that a verb reads and writes, declared by its parameters and checked before it starts.
 
 Every parameter that is a path names its role in its annotation, ``Annotated[Path, typer.Option(...),
-WRITES]``; a test holds them to it.
+WRITES]``; a test enforces this.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from capsedge.runtime.files.writing import check_apart, check_writable
 
 @dataclass(frozen=True)
 class Role:
-    """What a path is for.
+    """How a verb uses a path.
 
     Attributes:
         reads: whether it is read.
-        flat: whether folders inside a folder are left alone.
-        written: the files that are written for it.
+        flat: whether a folder is read without its subfolders.
+        written: returns the files that are written for it.
     """
 
     reads: bool = False
@@ -36,7 +36,7 @@ class Role:
 READS = Role(reads=True)
 WRITES = Role(written=lambda path: [path])
 READS_FLAT = Role(reads=True, flat=True)
-UPDATES = Role(reads=True, written=lambda path: [path])  # read if it is there, written in the end
+UPDATES = Role(reads=True, written=lambda path: [path])  # read if it exists, written at the end
 
 
 def role_of(annotation: Any) -> Role | None:
@@ -45,7 +45,7 @@ def role_of(annotation: Any) -> Role | None:
 
 
 def judged(command: Callable[..., None]) -> Callable[..., None]:
-    """The verb, which begins with a judgement of the places that its parameters name."""
+    """The verb, preceded by a check of the paths in its parameters."""
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
@@ -64,11 +64,11 @@ def _roles(command: Callable[..., None]) -> dict[str, Role]:
 def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
     inputs, flat, outputs = _package(), list[Path](), list[Path]()
     for name, role in roles.items():
-        found = values.get(name)
-        paths: list[Path] = found if isinstance(found, list) else [found] if found else []
+        value = values.get(name)
+        paths: list[Path] = value if isinstance(value, list) else [value] if value else []
         for path in paths:
             written = role.written(path)
-            # Where there is no folder, the verb makes it or says what it misses.
+            # If the folder does not exist, the verb creates it or reports it.
             outputs += [p for p in written if opening.kind(p.parent) is not None]
             if role.reads:
                 _check_readable(path)
@@ -81,16 +81,16 @@ def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
 
 
 def _check_readable(path: Path) -> None:
-    """Refuse what no verb reads; what is missing the verb itself knows best how to get."""
-    found = opening.kind(path)
-    if found not in (None, opening.FILE, opening.FOLDER):
+    """Refuse pipes, sockets and devices; a missing file is left to the verb, which knows how to get it."""
+    kind = opening.kind(path)
+    if kind not in (None, opening.FILE, opening.FOLDER):
         raise UsageError(
-            f"Cannot read {path}.", f"It is a {found}.", "Name a file, or a folder where it is one."
+            f"Cannot read {path}.", f"It is a {kind}.", "Name a file or, where accepted, a folder."
         )
 
 
 def _package() -> list[Path]:
-    """The files that verbs take by default."""
+    """The files that verbs read by default."""
     from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
     return [default_model(), *map(zoo_checkpoint, ROUTINGS)]

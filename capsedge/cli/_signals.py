@@ -1,4 +1,4 @@
-"""Interrupts and requests to end: the command cleans up and ends with 128 and the signal."""
+"""Interrupts and requests to end: the command cleans up and exits with 128 plus the signal's number."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = 128 + signal.SIGINT  # as shells have it
+INTERRUPTED = 128 + signal.SIGINT  # as in shells
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received = 0
 
 
 class Terminated(KeyboardInterrupt):
-    """Another process, or the terminal's end, asked this one to end."""
+    """Another process, or the closing of the terminal, asked this process to end."""
 
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Signals raise in the block, so that temporary files are removed; afterwards they end the process.
+    """Make signals raise inside the block, so that temporary files are removed; later they end the process.
 
-    Those that whoever started the command has it ignore stay ignored.
+    Signals that are already ignored when the command starts stay ignored.
     """
     ours = [
         number
         for number in _SIGNALS
-        if signal.getsignal(number) not in (signal.SIG_IGN, None)  # None: a handler not of Python
+        if signal.getsignal(number)
+        not in (signal.SIG_IGN, None)  # None: a handler not set by Python
     ]
     for number in ours:
         signal.signal(number, _raise)
@@ -38,7 +39,7 @@ def raising() -> Iterator[None]:
 
 
 def exit_code() -> int:
-    """That of the signal that came; 0 if none did."""
+    """The exit code for the signal received; 0 if there was none."""
     return 128 + _received if _received else 0
 
 

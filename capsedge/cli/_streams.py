@@ -1,4 +1,4 @@
-"""The standard streams: there for every print, and how a command ends that cannot write to them."""
+"""The standard streams: usable by every print, and the end of a command that cannot write to them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files.writing import FULL
 
-READER_GONE = 141  # 128 and the number of SIGPIPE
+READER_GONE = 141  # 128 plus the number of SIGPIPE
 
-# The standard output, or a temporary file, that takes no more; a path of a verb says so itself.
+# The standard output or a temporary file cannot be written; for a verb's paths, `check_writable` reports it.
 _UNWRITABLE = FULL | {errno.EIO, errno.EAGAIN, errno.EBADF, errno.ENXIO}
 _PLACE = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
@@ -22,7 +22,7 @@ _PLACE = {
 
 
 class _Messages(io.FileIO):
-    """The standard error: a message that it does not take is lost, and the work goes on."""
+    """The standard error: a message that cannot be written is dropped, and the work continues."""
 
     def write(self, data: Any) -> int:
         try:
@@ -33,8 +33,8 @@ class _Messages(io.FileIO):
 
 
 def prepare() -> None:
-    """Give every print a stream that takes it: also where one is closed, full, or knows only ASCII."""
-    # Or the next file that is opened gets the number of a closed stream, and what libraries print.
+    """Provide streams that accept every print, even where one is closed, full, or limited to ASCII."""
+    # Otherwise the next file opened gets the number of a closed stream, and the output of libraries with it.
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(handle)
@@ -56,14 +56,14 @@ def prepare() -> None:
 
 
 def silence() -> None:
-    """Send what is still to be printed nowhere, or Python complains of it at its end."""
+    """Discard unprinted output; otherwise Python complains about it when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def problem_of(error: OSError) -> CapsedgeError | None:
-    """What to say of an error of the system: of the standard output, or of a path; None for a bug."""
+    """Turn a system error of the standard output or of a path into a readable one; None for a bug."""
     why = f"{error.strerror or error}."
     if error.errno in _UNWRITABLE:
         return EnvironmentProblem(

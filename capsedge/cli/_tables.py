@@ -11,7 +11,7 @@ from capsedge.runtime.files.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHORT = 16  # letters of a cell that is not to be broken over lines
+SHORT = 16  # cells of up to this many characters are not broken over lines
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -36,7 +36,7 @@ def _printable(cells: Sequence[str]) -> list[str]:
 
 
 def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Where columns do not fit beside each other they become lines, of as many rows as fit then."""
+    """Draw the table; if its columns do not fit the width, transpose it, as many rows at a time as fit."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -56,7 +56,7 @@ def _turned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Seque
 
 
 def _width(lines: Sequence[Sequence[str]]) -> int:
-    """Letters that a table needs at least, borders included."""
+    """The least number of characters that a table needs across, borders included."""
     return 1 + sum(3 + min(SHORT, max(map(len, column))) for column in zip(*lines, strict=True))
 
 

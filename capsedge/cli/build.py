@@ -1,4 +1,4 @@
-"""``capsedge build``: an ONNX file to an engine of TensorRT or TensorRT-RTX."""
+"""``capsedge build``: builds a TensorRT or TensorRT-RTX engine from an ONNX file."""
 
 from __future__ import annotations
 
@@ -37,52 +37,52 @@ Precision = Annotated[
     str | None,
     typer.Option(
         "--precision",
-        help="fp32, fp16, int8 or mixed: what the engine must have; the file's own by default.",
+        help="fp32, fp16, int8 or mixed: precision that the engine must have; by default the file's.",
     ),
 ]
 Target = Annotated[
     str,
     typer.Option(
         "--target",
-        help="tensorrt: for the GPU that is here; tensorrt-rtx: for several kinds of RTX GPU, built "
-        "on any machine.",
+        help="tensorrt: for the GPU of this machine; tensorrt-rtx: for several kinds of RTX GPU, "
+        "built on any machine.",
     ),
 ]
 ComputeCapability = Annotated[
     str | None,
     typer.Option(
         "--compute-capability",
-        help="With --target tensorrt-rtx: of the GPUs that the engine is for; 8.6,8.9,12.0 by default.",
+        help="With --target tensorrt-rtx: compute capabilities to build for; 8.6,8.9,12.0 by default.",
     ),
 ]
 Plugin = Annotated[
     str,
     typer.Option(
         "--plugin",
-        help="fused: routing in the plugin library; native: no plugin; auto: fused where it is there, "
-        "native for tensorrt-rtx.",
+        help="fused: routing in the plugin library; native: no plugin; auto: fused if the library is "
+        "installed, native for tensorrt-rtx.",
     ),
 ]
 Batch = Annotated[
     int | None,
-    typer.Option("--batch", min=1, help="A fixed batch; the file's own or 1 by default."),
+    typer.Option("--batch", min=1, help="Fixed batch; by default the file's, or 1."),
 ]
 DynamicBatch = Annotated[
     str | None,
     typer.Option(
-        "--dynamic-batch", help="A batch left free: smallest, best and largest, as in 1:8:32."
+        "--dynamic-batch", help="Free batch: smallest, best and largest, for example 1:8:32."
     ),
 ]
 Workspace = Annotated[
     str | None,
     typer.Option(
         "--workspace",
-        help="Scratch memory that TensorRT may use, as in 512M or 2G; all by default.",
+        help="Scratch memory that TensorRT may use, for example 512M or 2G; all by default.",
     ),
 ]
 TimingCache = Annotated[
     Path | None,
-    typer.Option("--timing-cache", help="File of timings that makes later builds faster."),
+    typer.Option("--timing-cache", help="File of timings, which makes later builds faster."),
     UPDATES,
 ]
 OptimizationLevel = Annotated[
@@ -106,7 +106,7 @@ def command(
     device: DeviceNumber = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Build a TensorRT engine from an ONNX file, on the machine that will run it or portable."""
+    """Build a TensorRT engine from an ONNX file: for this machine, or a portable one."""
     require(
         "onnx", "onnxscript", "onnx_graphsurgeon",
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",
@@ -137,15 +137,17 @@ def command(
 
 
 def _batches(text: str) -> tuple[int, int, int]:
-    """``1:8:32``.
+    """The three numbers of, for example, ``1:8:32``.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it has another form.
     """
     parts = text.split(":")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):
         raise UsageError(
-            f"--dynamic-batch {text}.", "Wanted: three numbers, MIN:BEST:MAX.", "As in 1:8:32."
+            f"Bad --dynamic-batch {text}.",
+            "It takes three numbers, MIN:BEST:MAX.",
+            "Use for example 1:8:32.",
         )
     low, best, high = map(int, parts)
     return low, best, high
@@ -157,9 +159,9 @@ def _capabilities(text: str | None) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(","))
     if not all(re.fullmatch(r"\d{1,2}\.\d", part) for part in parts):
         raise UsageError(
-            f"--compute-capability {text}.",
-            "Wanted: numbers with a point, with commas between.",
-            "As in 8.6,8.9,12.0.",
+            f"Bad --compute-capability {text}.",
+            "It takes numbers with a decimal point, separated by commas.",
+            "Use for example 8.6,8.9,12.0.",
         )
     return parts
 
@@ -169,13 +171,15 @@ def _bytes(text: str | None) -> int | None:
         return None
     found = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
     if found is None:
-        raise UsageError(f"--workspace {text}.", "Wanted: a size such as 512M or 2G.", "")
+        raise UsageError(
+            f"Bad --workspace {text}.", "It takes a size.", "Use for example 512M or 2G."
+        )
     return int(found[1]) * _UNITS[found[2]]
 
 
 @contextmanager
 def _progress() -> Iterator[Listener]:
-    """A bar on a terminal, a line every tenth elsewhere."""
+    """A bar on a terminal; elsewhere a line for every tenth of the work."""
     if not sys.stderr.isatty():
         told = -1
 
@@ -213,7 +217,7 @@ def _print(built: BuildReport) -> None:
     passport = built.passport
     low, best, high = passport.batch
     lines = {
-        "engine": f"{built.path} ({size(passport.engine_bytes)}), passport beside it",
+        "engine": f"{built.path} ({size(passport.engine_bytes)}), with its passport next to it",
         "from": passport.source,
         "precision": f"{passport.precision}; built: {_counts(passport.layers)}",
         "products": f"{_counts(passport.products)} (convolutions and matrix products, by input)",
@@ -227,7 +231,7 @@ def _print(built: BuildReport) -> None:
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
     if passport.portable:
-        log("unproven: no engine of TensorRT-RTX has been run on a GPU yet (docs/tensorrt.md)")
+        log("unproven: no TensorRT-RTX engine has been run on a GPU yet (docs/tensorrt.md)")
     log(
         "next, on such a GPU:" if passport.portable else "next:",
         f"  capsedge infer --model {shlex.quote(str(built.path))} image.png",

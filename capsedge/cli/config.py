@@ -1,4 +1,4 @@
-"""``capsedge config``: what a compiler needs to use libcapsedge."""
+"""``capsedge config``: the compiler and linker flags for libcapsedge."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def command(
     ] = False,
     as_json: _options.Json = False,
 ) -> None:
-    """Say where the C and C++ library is, for compilers and CMake.
+    """Print where the C and C++ library is, for compilers and CMake.
 
-    Flags go on one line, quoted for a shell: cc app.c $(capsedge config --cflags --libs).
+    Flags are printed on one line, quoted for a shell: cc app.c $(capsedge config --cflags --libs).
     """
     from capsedge.runtime.machine.libcapsedge import find_embedding
 

@@ -1,4 +1,4 @@
-"""``capsedge doctor``: what this machine has, what works, what mends the rest."""
+"""``capsedge doctor``: what is installed, what works, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode
 
 JOBS = {
-    "infer": "Classify images here (the base job)",
+    "infer": "Classify images here",
     "faster": "Fused kernels",
     "export": "Export, verify and train (workstation)",
     "gpu": "NVIDIA GPU",
@@ -18,9 +18,9 @@ JOBS = {
 
 
 def command(as_json: _options.Json = False) -> None:
-    """List what is installed, what works, what each missing part costs and the command that mends it.
+    """List what is installed, what works, what each missing part costs, and the command that fixes it.
 
-    Exit code 0 if images can be classified on this machine, else 3.
+    The exit code is 0 if images can be classified on this machine, otherwise 3.
     """
     from capsedge.runtime.machine.doctor import diagnose
 
@@ -34,14 +34,14 @@ def command(as_json: _options.Json = False) -> None:
             print_table(title, ("", "", ""), [(c.name, c.status, c.found) for c in lines])
         faulty = [c for c in diagnosis.checks if c.status != "ok"]
         if faulty:
-            _common.say("What is missing")
+            _common.say("Missing")
             for check in faulty:
                 _common.say(f"  {check.name}: {check.cost}.", f"    -> {check.fix}")
             _common.say()
         _common.say(
             "PASSED: images can be classified here"
             if diagnosis.ready
-            else "FAILED: the base job does not work"
+            else "FAILED: images cannot be classified here"
         )
     if not diagnosis.ready:
         raise typer.Exit(int(ExitCode.ENVIRONMENT))

@@ -1,4 +1,4 @@
-"""``capsedge export``: a trained network to one ONNX file."""
+"""``capsedge export``: exports a trained network to one ONNX file."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Runtime = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="Another runtime to write the file for, openvino, litert or mnn: sets --ops, --batch "
-        "and --opset.",
+        help="Write the file for another runtime, openvino, litert or mnn: sets --ops, --batch and "
+        "--opset.",
     ),
 ]
 Opset = Annotated[int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")]
@@ -52,25 +52,25 @@ FileOps = Annotated[
     ),
 ]
 FixedBatch = Annotated[
-    int | None, typer.Option("--batch", min=1, help="A fixed batch, instead of one left free.")
+    int | None, typer.Option("--batch", min=1, help="Fixed batch, instead of a free one.")
 ]
-DynamicBatch = Annotated[
-    bool, typer.Option("--dynamic-batch", help="A batch left free (the default).")
-]
+DynamicBatch = Annotated[bool, typer.Option("--dynamic-batch", help="Free batch (the default).")]
 Extra = Annotated[
-    str, typer.Option("--with", help="More outputs: reconstruction, couplings (comma between).")
+    str,
+    typer.Option("--with", help="More outputs: reconstruction, couplings (separated by commas)."),
 ]
 NoRewrite = Annotated[
     list[str] | None,
     typer.Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
 ]
 Atol = Annotated[float, typer.Option("--atol", help="Absolute tolerance of the comparison.")]
-Rtol = Annotated[float, typer.Option("--rtol", help="Relative tolerance, of a pose's size.")]
+Rtol = Annotated[float, typer.Option("--rtol", help="Tolerance relative to the size of a pose.")]
 FreezeCouplings = Annotated[
     bool,
     typer.Option(
         "--freeze-couplings",
-        help="Approximation: couplings averaged over --calib-data instead of routing; measured.",
+        help="Approximation, with a measured error: replace routing by couplings averaged over "
+        "--calib-data.",
     ),
 ]
 CalibData = Annotated[
@@ -81,9 +81,9 @@ CalibData = Annotated[
     READS,
 ]
 CalibImages = Annotated[
-    int, typer.Option("--calib-images", min=2, help="How many of --calib-data are drawn.")
+    int, typer.Option("--calib-images", min=2, help="Number of images drawn from --calib-data.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Do everything but write the file.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Do everything except write the file.")]
 
 
 def command(
@@ -158,20 +158,20 @@ def _check(
         )
     if frozen != (calib_data is not None):
         raise UsageError(
-            "--freeze-couplings and --calib-data go together.",
-            "Couplings are averaged over images.",
+            "--freeze-couplings and --calib-data need each other.",
+            "Couplings are averaged over the images of --calib-data.",
             "Give both, or neither.",
         )
     if frozen and (elsewhere or ops not in (None, "auto")):
         raise UsageError(
             "Frozen couplings need a file with capsule operators.",
-            "--dry-run writes none, and --ops portable and fused, and --for, are made from it.",
+            "--dry-run does not write it, and --ops portable, --ops fused and --for convert it.",
             "Leave out --dry-run, --ops and --for.",
         )
 
 
 def _rewrites(left_out: list[str]) -> Any:
-    """The exact rewrites but those."""
+    """The exact rewrites except those left out."""
     from capsedge.graph.rewrites import Rewrites
 
     unknown = [name for name in left_out if name not in REWRITES]
@@ -183,7 +183,7 @@ def _rewrites(left_out: list[str]) -> Any:
 
 
 def _next_commands(report: ExportReport, checkpoint: Path | None) -> list[str]:
-    """What to run now; a file of untrained weights has nothing to verify or to infer."""
+    """The commands to run next; a file with untrained weights can be neither verified nor used to infer."""
     file = shlex.quote(str(report.path))
     if report.dry_run:
         return []
@@ -237,10 +237,10 @@ def _print(report: ExportReport, found: FoundModel, frozen: dict[str, Any] | Non
 def _print_frozen(frozen: dict[str, Any]) -> None:
     log(
         "APPROXIMATION: couplings are frozen to their mean over "
-        f"{frozen['averaged_images']} images; the file does not route any more."
+        f"{frozen['averaged_images']} images; the file no longer routes."
     )
     accuracy = ""
-    if frozen["accuracy"] is not None:  # of a model for one label
+    if frozen["accuracy"] is not None:  # it is None for a multi-label model
         after, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
         accuracy = f", accuracy {after:.2f} %, {routed:.2f} % routed"
     say(
@@ -250,5 +250,5 @@ def _print_frozen(frozen: dict[str, Any]) -> None:
     for name, layer in frozen["layers"].items():
         say(
             f"{'':<10} {name}: couplings vary by {layer['deviation']:.4f} between images "
-            f"(equal ones are {layer['uniform']:.4f})"
+            f"(equal couplings would be {layer['uniform']:.4f})"
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.classification import Classified
     from capsedge.runtime.session import Session
 
-_MANY = 100  # images from which on progress is shown
+_MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
     list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
 ]
@@ -34,18 +34,21 @@ Threshold = Annotated[
     float | None,
     typer.Option("--threshold", min=0, max=1, help="Show every class with at least this score."),
 ]
-Invert = Annotated[bool, typer.Option("--invert", help="Dark ink on a light ground, as on paper.")]
+Invert = Annotated[
+    bool, typer.Option("--invert", help="Dark ink on a light background, as on paper.")
+]
 Reconstruct = Annotated[
     Path | None,
     typer.Option(
         "--reconstruct",
-        help="Write a PNG: what the model saw, beside the decoder's picture of the classes shown "
-        "(of up to two with a score of at least 0.5, without --top and --threshold).",
+        help="Write a PNG: the model's input, beside the decoder's picture of the classes shown "
+        "(without --top and --threshold: of up to two with a score of at least 0.5).",
     ),
     WRITES,
 ]
 Provider = Annotated[
-    str, typer.Option("--provider", help="Of ONNX Runtime on a GPU: auto, cuda or tensorrt.")
+    str,
+    typer.Option("--provider", help="ONNX Runtime's provider on a GPU: auto, cuda or tensorrt."),
 ]
 
 
@@ -64,7 +67,7 @@ def command(
 ) -> None:
     """Classify images.
 
-    An image that cannot be read is reported, the others are classified, and the exit code is 2.
+    If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     """
     from capsedge.runtime.classification import classify_files, image_files
     from capsedge.runtime.session import load
@@ -92,7 +95,7 @@ def command(
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[int, int], None]]:
-    """For many files a bar on a terminal, lines elsewhere."""
+    """For many files, a bar on a terminal and lines elsewhere."""
     if count < _MANY:
         yield lambda _done, _total: None
         return
@@ -147,7 +150,7 @@ def _print_table(session: Session, found: Classified) -> None:
     rows: list[list[str]] = []
     for number, prediction in found.predictions.items():
         colours = found.drawn.get(number, {})
-        # A class that is drawn is listed with its colour also where it was not asked for.
+        # A class that is drawn is listed with its colour even if it was not requested.
         classes = list(dict.fromkeys([label.index for label in prediction.labels] + list(colours)))
         if not classes:
             rows.append([str(found.files[number]), "-", ""])

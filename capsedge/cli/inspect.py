@@ -1,4 +1,4 @@
-"""``capsedge inspect``: what a model file or a checkpoint holds."""
+"""``capsedge inspect``: the contents of a model file or a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ Layers = Annotated[
 ]
 ForDevice = Annotated[
     str | None,
-    typer.Option("--device", help="With --forecast: does it fit there, as in orin-nano-8gb."),
+    typer.Option(
+        "--device", help="With --forecast: whether it fits a device such as orin-nano-8gb."
+    ),
 ]
 
 
@@ -49,7 +51,7 @@ def command(
     device: ForDevice = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Show metadata, operators, sizes, and the votes' memory by layer and batch."""
+    """Show metadata, operators, sizes, and the memory of the votes by layer and batch."""
     from capsedge.runtime.inspect import inspect
     from capsedge.runtime.reading.inspection import Inspection
 
@@ -71,19 +73,19 @@ def _check(file: Path, forecast: bool, layers: bool, device: str | None) -> None
     engine = file.suffix == SUFFIX
     if device is not None and not forecast:
         raise UsageError(
-            "--device without --forecast.", "It is what a forecast is for.", "Add --forecast."
+            "--device needs --forecast.", "It names the device of a forecast.", "Add --forecast."
         )
     if engine and forecast:
         raise UsageError(
             f"{file} is a TensorRT engine.",
-            "A forecast is made of the shapes in an ONNX file.",
+            "A forecast needs the shapes in an ONNX file.",
             "Name the ONNX file that the engine was built from.",
         )
     if layers and not engine:
         raise UsageError(
-            f"--layers of {file}.",
-            "Only TensorRT engines have layers of their own.",
-            "Leave it out.",
+            f"--layers does not apply to {file}.",
+            "Only TensorRT engines have layers to list.",
+            "Leave out --layers.",
         )
 
 
@@ -143,7 +145,7 @@ def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool)
     for f in found:
         print_table(
             f"Forecast, batch {f.batch}",
-            ("layer", "operations", "traffic", "of it weights", "activations alive"),
+            ("layer", "operations", "traffic", "of which weights", "live activations"),
             [
                 (
                     x.name,
@@ -211,7 +213,7 @@ def _show(found: Inspection, batches: list[int]) -> None:
         )
     if found.routing:
         print_table(
-            "Votes' memory (votes: FP32 tensor of an unfused graph; moved: all bytes of a fused kernel)",
+            "Memory of the votes (votes: FP32 tensor of an unfused graph; moved: bytes of a fused kernel)",
             (
                 "layer",
                 "operator",
@@ -241,7 +243,7 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     )
     facts += [("parameters", f"{found.parameters:,}"), ("tensors", stored or "none")]
     if found.external_data:
-        facts.append(("external data", "weights lie in other files beside this one"))
+        facts.append(("external data", "some weights are in other files beside this one"))
     if found.kind == "onnx":
         opsets = ", ".join(
             f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()
@@ -251,14 +253,14 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     if found.metadata is not None:
         facts += _model(found.metadata)
     elif found.kind == "onnx":
-        facts.append(("metadata", "none of capsedge: a file of another tool"))
+        facts.append(("metadata", "none: a file of another tool"))
     for key, value in (found.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts
 
 
 def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
-    """What the file says of the network."""
+    """The network, as described by the file's metadata."""
     facts = [
         ("architecture", meta.architecture),
         ("routing", f"{meta.routing}, {meta.iterations} iterations"),

@@ -1,4 +1,4 @@
-"""``capsedge profile``: where every microsecond goes."""
+"""``capsedge profile``: latency, memory and time by layer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Compare = Annotated[
     str,
     typer.Option(
         "--compare",
-        help="Peers to run the same models in turns with: torch, ort, openvino, litert, mnn.",
+        help="Peers that run the same models in turn: torch, ort, openvino, litert, mnn.",
     ),
 ]
-Warmup = Annotated[float, typer.Option("--warmup", help="Seconds of runs that are not counted.")]
-Duration = Annotated[float, typer.Option("--duration", help="Seconds of counted runs.")]
-Iterations = Annotated[int, typer.Option("--iterations", help="Counted runs at least.")]
+Warmup = Annotated[float, typer.Option("--warmup", help="Seconds of runs that are not timed.")]
+Duration = Annotated[float, typer.Option("--duration", help="Seconds of timed runs.")]
+Iterations = Annotated[int, typer.Option("--iterations", help="Least number of timed runs.")]
 Operators = Annotated[bool, typer.Option("--operators/--no-operators", help="Time every operator.")]
 Checkpoint = Annotated[
     Path | None,
@@ -46,7 +46,7 @@ PeerModel = Annotated[
     Path | None,
     typer.Option(
         "--peer-model",
-        help="The file that peers run instead, for example the portable export.",
+        help="Another file for the peers to run, for example the portable export.",
     ),
     READS,
 ]
@@ -83,7 +83,7 @@ def command(
     trace: Trace = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Measure latency, memory and time by layer; put backends and models side by side."""
+    """Measure latency, memory and time by layer; compare backends and models."""
     from capsedge.runtime.profiling.comparison import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
     from capsedge.runtime.profiling.side_by_side import profile_models
@@ -117,7 +117,7 @@ def command(
     else:
         _show(report)
     if any(found.failed for found in report.comparisons):
-        _common.log("error: a peer computes something else; it was not timed.")
+        _common.log("error: a peer computes different outputs; it was not timed.")
         raise typer.Exit(int(ExitCode.PARITY))
 
 
@@ -127,7 +127,7 @@ def _check_peers(peers: list[str], checkpoint: Path | None, peer_model: Path | N
         ("--checkpoint", checkpoint, "torch" in peers, "Add --compare torch."),
     ):
         if value is not None and not needed:
-            raise UsageError(f"{option} without its peer.", "It is for what --compare names.", fix)
+            raise UsageError(f"{option} needs a peer.", "It is for the peers of --compare.", fix)
 
 
 def _check_places(
@@ -144,7 +144,9 @@ def _check_places(
         check_chart(png)
     if trace is not None and not operators:
         raise UsageError(
-            "--trace with --no-operators.", "A trace shows operators.", "Leave --no-operators out."
+            "--trace excludes --no-operators.",
+            "A trace shows operators.",
+            "Leave out --no-operators.",
         )
 
 

@@ -1,4 +1,4 @@
-"""``capsedge quantize``: an FP32 file to INT8, FP16 or mixed precision, behind a gate on accuracy."""
+"""``capsedge quantize``: an FP32 file to INT8, FP16 or mixed precision, subject to an accuracy gate."""
 
 from __future__ import annotations
 
@@ -36,45 +36,46 @@ CalibData = Annotated[
 ]
 Precision = Annotated[str, typer.Option("--precision", help="int8, fp16 or mixed.")]
 CalibImages = Annotated[
-    int, typer.Option("--calib-images", min=1, help="How many of --calib-data are drawn.")
+    int, typer.Option("--calib-images", min=1, help="Number of images drawn from --calib-data.")
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="Labelled images that accuracy is reported on; by default the test split of "
-        "--calib-data, or what was not drawn.",
+        help="Labelled images to report accuracy on; by default the test split of --calib-data, or "
+        "its images that were not drawn.",
     ),
     READS,
 ]
 Method = Annotated[str, typer.Option("--method", help="minmax, percentile, entropy or mse.")]
 Target = Annotated[str, typer.Option("--target", help="ort-cpu, tensorrt, openvino or litert.")]
 FileOps = Annotated[
-    str, typer.Option("--ops", help="auto, or fused: smaller, runs only with the operator library.")
+    str,
+    typer.Option("--ops", help="auto, or fused: smaller, but runs only with the operator library."),
 ]
-MaxDrop = Annotated[float, typer.Option("--max-drop", help="Points of accuracy that may be lost.")]
+MaxDrop = Annotated[float, typer.Option("--max-drop", help="Allowed loss of accuracy, in points.")]
 CalibTable = Annotated[
     Path | None,
-    typer.Option("--table", help="Calibration table: read if it is there, else written."),
+    typer.Option("--table", help="Calibration table: read if it exists, otherwise written."),
     UPDATES,
 ]
 Sensitivity = Annotated[
     bool,
     typer.Option(
         "--sensitivity",
-        help="Rank layers and routing iterations by their damage; write no file.",
+        help="Rank layers and routing iterations by the damage that 8 bits do; write no file.",
     ),
 ]
 Prefer = Annotated[
-    str, typer.Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed).")
+    str, typer.Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed) file.")
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Mixed: PNG of the search."), WRITES]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Mixed: PNG plot of the search."), WRITES]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
     Role(written=lambda path: [path, beside(path, REJECTED)]),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of what is drawn.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the random choice of images.")]
 
 
 def command(
@@ -96,7 +97,7 @@ def command(
     seed: Seed = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Quantize an exported file; exit code 4 and a .rejected file where it loses too much."""
+    """Quantize an exported file; if it loses too much accuracy, write .rejected and exit with code 4."""
     require(
         "onnx", "onnxruntime", "onnxscript",
         what="Quantizing needs onnx, onnxscript and ONNX Runtime.",
@@ -150,8 +151,8 @@ def _check_plot(plot: Path, searched: bool) -> None:
 
     if not searched:
         raise UsageError(
-            "--plot without a search.",
-            "It draws that of mixed precision.",
+            "--plot needs a search.",
+            "It plots the search for mixed precision.",
             "Add --precision mixed.",
         )
     check_chart(plot)
@@ -163,7 +164,7 @@ def _log_warnings(warnings: Sequence[str]) -> None:
 
 
 def _log_next(report: QuantizationReport, data: Path) -> None:
-    """``verify`` finds the checkpoint by itself where the model is of the zoo."""
+    """Print the next command; ``verify`` finds the checkpoint itself if the model is from the zoo."""
     from capsedge.zoo import checkpoint_by_sha256
 
     known = checkpoint_by_sha256(report.checkpoint_sha256) is not None
@@ -176,7 +177,7 @@ def _log_next(report: QuantizationReport, data: Path) -> None:
 
 def _show_damage(found: Sequence[Damage]) -> None:
     print_table(
-        "Damage of each alone in 8 bits, worst first",
+        "Damage of each alone in 8 bits, largest first",
         ("", "kind", "score error", "agreement", "points lost", "saved"),
         [
             (
@@ -238,7 +239,7 @@ def show_search(search: Search) -> None:
 
     whole = max(c.bytes for c in search.candidates)
     print_table(
-        f"Pareto front of {len(search.candidates)} candidates (size, time of one image, score error)",
+        f"Pareto front of {len(search.candidates)} candidates (size, time per image, score error)",
         ("size", "smaller", "ms", "points lost", "agreement", "", "assignment"),
         [
             (

@@ -22,7 +22,7 @@ Data = Annotated[
     Path,
     typer.Option(
         "--data",
-        help="Data set folder: calibrated on its training split, judged on its test split.",
+        help="Data set folder: calibrated on its training split, evaluated on its test split.",
     ),
     READS,
 ]
@@ -30,16 +30,18 @@ Model = Annotated[
     str | None,
     typer.Option("--model", help="Name of a trained model of the zoo, such as digits-em."),
 ]
-Iterations = Annotated[str, typer.Option("--iters", help="Routing iterations, as in 1..5 or 1,3.")]
+Iterations = Annotated[
+    str, typer.Option("--iters", help="Routing iterations, for example 1..5 or 1,3.")
+]
 Precisions = Annotated[
-    str, typer.Option("--precision", help="Of fp32, fp16, int8, as in fp32,int8.")
+    str, typer.Option("--precision", help="Any of fp32, fp16, int8, for example fp32,int8.")
 ]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="Threads of one inference.")]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write the table as JSON."), WRITES
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", help="Write accuracy against time as a PNG."), WRITES
+    Path | None, typer.Option("--plot", help="Plot accuracy against time as a PNG."), WRITES
 ]
 
 
@@ -55,7 +57,7 @@ def command(
     plot: Plot = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Export and quantize a model at several iterations; measure accuracy, time and size of each."""
+    """Export and quantize a model for several iterations; measure accuracy, time and size of each."""
     iterations = _iterations(iters)
     require(
         "onnx", "torch",
@@ -89,10 +91,10 @@ def command(
 
 
 def _iterations(text: str) -> list[int]:
-    """``1..5`` or ``1,3,5``.
+    """The numbers of, for example, ``1..5`` or ``1,3,5``.
 
     Raises:
-        UsageError: it is neither, or a number is below 1.
+        UsageError: it has another form, or a number is below 1.
     """
     try:
         if ".." in text:
@@ -103,14 +105,18 @@ def _iterations(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise UsageError(f"--iters {text}.", "Wanted numbers from 1 on.", "Use 1..5 or 1,3.")
+        raise UsageError(
+            f"Bad --iters {text}.",
+            "It takes whole numbers from 1 on.",
+            "Use for example 1..5 or 1,3.",
+        )
     return found
 
 
 def _precisions(text: str, known: tuple[str, ...]) -> list[str]:
     found = _options.words(text)
     if not found or not set(found) <= set(known):
-        raise UsageError(f"--precision {text}.", "", f"Known: {', '.join(known)}.")
+        raise UsageError(f"Bad --precision {text}.", "", f"Known: {', '.join(known)}.")
     return found
 
 

@@ -20,7 +20,7 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Name of a model, such as digits-em; an unknown one is answered with all of them.",
+        help="Name of a model, such as digits-em; an unknown name lists all models.",
     ),
 ]
 Data = Annotated[
@@ -52,27 +52,30 @@ Rotate = Annotated[
     float, typer.Option("--rotate", min=0, max=180, help="Random rotation in degrees.")
 ]
 Zoom = Annotated[
-    float, typer.Option("--zoom", min=0, max=0.9, help="Random change of size, a fraction.")
+    float, typer.Option("--zoom", min=0, max=0.9, help="Random change of size, as a fraction.")
 ]
 Flip = Annotated[bool, typer.Option("--flip", help="Random mirroring.")]
 Pairs = Annotated[
     str, typer.Option("--pairs", help="none, overlap (MultiMNIST) or diverse (DiverseMultiMNIST).")
 ]
 Average = Annotated[
-    float, typer.Option("--average", min=0.0, max=0.99999, help="Decay of the weights' average.")
+    float,
+    typer.Option(
+        "--average", min=0.0, max=0.99999, help="Decay of the moving average of the weights."
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of weights, order and augmentation.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")]
 Init = Annotated[
-    Path | None, typer.Option("--init", help="Go on from this checkpoint's weights."), READS
+    Path | None, typer.Option("--init", help="Start from the weights of this checkpoint."), READS
 ]
 Limit = Annotated[
     int | None, typer.Option("--limit", min=1, help="Only the first N images of each split.")
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of torch; its own choice by default."),
+    typer.Option("--threads", min=1, help="Threads of torch; by default its own choice."),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run that the folder holds.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")]
 
 
 def command(
@@ -97,7 +100,7 @@ def command(
     resume: Resume = False,
     as_json: _options.Json = False,
 ) -> None:
-    """Train a model; the folder gets model.safetensors, history.jsonl and the state to resume."""
+    """Train a model; writes model.safetensors, history.jsonl and the state to resume from."""
     require("torch", what="Training needs torch.", fix="pip install 'capsedge[export]'")
     from capsedge.training.loop import Recipe
     from capsedge.training.run import train_model
@@ -118,7 +121,7 @@ def command(
                 threads=threads, resume=resume, log=log, progress=progress, epoch_done=done,
             )  # fmt: skip
     except KeyboardInterrupt:
-        log("interrupted: epochs that ended are kept; the same command with --resume goes on")
+        log("interrupted: finished epochs are kept; the same command with --resume continues")
         raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
     if as_json:
         print_json({"checkpoint": str(checkpoint), "epochs": lines})
@@ -135,7 +138,7 @@ def _log_epoch(line: dict[str, Any], epochs: int) -> None:
 
 @contextmanager
 def _progress(epochs: int) -> Iterator[Callable[[int, int, int, float], None] | None]:
-    """A bar on a terminal, from the first step on; nothing elsewhere, where epochs have lines."""
+    """A bar on a terminal, from the first step on; nothing elsewhere, where every epoch has a line."""
     if not sys.stderr.isatty():
         yield None
         return

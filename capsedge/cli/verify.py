@@ -1,4 +1,4 @@
-"""``capsedge verify``: an exported model against the PyTorch model it came from."""
+"""``capsedge verify``: compares an exported model with its PyTorch source."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ Checkpoint = Annotated[
     READS,
 ]
 Name = Annotated[
-    str | None, typer.Option("--model", help="Instead of a checkpoint: a trained model of the zoo.")
+    str | None, typer.Option("--model", help="A trained model of the zoo, instead of a checkpoint.")
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="Data set folder (its test split), npz, idx or images; the package's samples by default.",
+        help="Data set folder (its test split), npz, idx or images; by default the package's samples.",
     ),
     READS,
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N samples.")]
 Atol = Annotated[
     list[str] | None,
-    typer.Option("--atol", help="Absolute tolerance, 1e-5 or lengths:1e-5; may be repeated."),
+    typer.Option("--atol", help="Absolute tolerance, such as 1e-5 or lengths:1e-5; repeatable."),
 ]
 Rtol = Annotated[
     list[str] | None,
-    typer.Option("--rtol", help="Relative tolerance, 1e-4 or poses:1e-4; may be repeated."),
+    typer.Option("--rtol", help="Relative tolerance, such as 1e-4 or poses:1e-4; repeatable."),
 ]
 MinAgreement = Annotated[
     float | None,
@@ -76,9 +76,9 @@ def command(
     output: Output = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Compare a model with its PyTorch source: numbers, decisions, accuracy, a verdict.
+    """Compare a model with its PyTorch source: numbers, decisions, accuracy, and a verdict.
 
-    The last line is PASSED or FAILED; past a tolerance the exit code is 4.
+    The last line is PASSED or FAILED; the exit code is 4 if a tolerance is exceeded.
     """
     try:
         from capsedge.judging.tolerance import parse
@@ -86,12 +86,14 @@ def command(
         from capsedge.verification import verify
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
-            "Verifying needs the PyTorch model, and PyTorch is not installed here.",
+            "Verification runs the PyTorch model, and PyTorch is not installed here.",
             f"There is no package '{error.name}'.",
             "On a workstation: pip install 'capsedge[export]'",
         ) from error
     if checkpoint is not None and name is not None:
-        raise UsageError("--checkpoint and --model name two references.", "", "Use one of them.")
+        raise UsageError(
+            "--checkpoint and --model both name the reference.", "", "Use one of them."
+        )
     if output is not None:
         check_writable(output)
     reference = trained_checkpoint(name) if name is not None else checkpoint
@@ -119,7 +121,7 @@ def command(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; elsewhere a line at every quarter of a long comparison."""
+    """A bar on a terminal; elsewhere a line after every quarter of a long comparison."""
     if not sys.stderr.isatty():
         quarters = 0
 
@@ -220,7 +222,7 @@ def _show_ledger(ledger: dict[str, Any]) -> None:
 
     if ledger["rows"]:
         print_table(
-            "Routing ledger (error of what is allowed, against FP64; iteration 0: what the layer is given)",
+            "Routing ledger (error of the allowed error, against FP64; iteration 0: the layer's input)",
             ("layer", "iteration", "couplings", "pose", "length"),
             [
                 (

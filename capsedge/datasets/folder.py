@@ -15,7 +15,7 @@ from capsedge.runtime.files.opening import listing
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.vision.images import SUFFIXES, prepare, read_image
 
-# Others than PNG and JPEG are refused by name, not passed over.
+# Formats other than PNG and JPEG are refused by name, not ignored.
 _IMAGES = (*SUFFIXES, ".webp", ".bmp")
 
 
@@ -29,10 +29,10 @@ def images_of(folder: Path) -> list[Path]:
 
 
 def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.float32]:
-    """Images as a model takes them ``[N, C, H, W]``.
+    """Images prepared for a model's input ``[N, C, H, W]``.
 
     Raises:
-        UsageError: one cannot be read, or all are too large together.
+        UsageError: an image cannot be read, or their total size is too large.
     """
     shape = (len(files), prep.channels, prep.height, prep.width)
     _check(files, shape, 4)
@@ -45,17 +45,17 @@ def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.floa
 def read_classes(
     folder: Path, prep: Preprocessing, count: int | None
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """One sub-folder a class, in alphabetical order.
+    """Read one sub-folder per class, in alphabetical order.
 
     Args:
-        prep: of the model, to whose size the images are brought.
-        count: the first so many; all with None.
+        prep: the model's preprocessing, to whose size the images are resized.
+        count: number of images to read, from the first on; None for all.
 
     Returns:
-        Pixels ``[N, H, W, C]`` and classes ``[N]``; none where there are no such sub-folders.
+        Pixels ``[N, H, W, C]`` and classes ``[N]``; empty if there are no such sub-folders.
 
     Raises:
-        UsageError: an image cannot be read, or all are too large together.
+        UsageError: an image cannot be read, or their total size is too large.
     """
     classes = [folder / name for name in listing(folder) if os.path.isdir(folder / name)]
     found = [

@@ -116,4 +116,4 @@ class _Gunzip:
         return found
 
     def _damaged(self, why: str) -> UsageError:
-        return UsageError(f"{self._path} is not a whole gzip file.", f"{why}.", "Get it again.")
+        return UsageError(f"{self._path} is not a complete gzip file.", f"{why}.", "Get it again.")

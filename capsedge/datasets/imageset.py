@@ -27,9 +27,9 @@ class ImageSet:
         source: where they come from.
         images: pixels ``[N, H, W, C]`` uint8, or prepared floats ``[N, C, H, W]``.
         labels: their classes ``[N]``; None if not known.
-        preprocessing: how pixels become a model's input; None if they are prepared, or for no model.
-        names: of the files of single images; empty for other sources.
-        split: that was read of a data set folder; empty for other sources.
+        preprocessing: how pixels become a model's input; None if they are prepared, or without a model.
+        names: file names of single images; empty for other sources.
+        split: the split of a data set folder; empty for other sources.
         whole: whether these are all images of the source.
     """
 
@@ -46,21 +46,21 @@ class ImageSet:
 
     @property
     def classes(self) -> NDArray[np.int64]:
-        """The labels of a set that has to have them.
+        """The labels, which the set must have.
 
         Raises:
-            UsageError: it has none.
+            UsageError: it has no labels.
         """
         if self.labels is None:
             raise UsageError(
                 f"{self.source} has no labels.",
                 "",
-                "Name labelled images: one sub-folder a class, or an npz file with 'labels'.",
+                "Give labelled images: one sub-folder per class, or an npz file with 'labels'.",
             )
         return self.labels
 
     def inputs(self) -> Iterator[Floats]:
-        """The images as a model takes them ``[C, H, W]``, prepared one by one."""
+        """The images as a model's input ``[C, H, W]``, prepared one by one."""
         for image in self.images:
             if self.preprocessing is None:
                 yield image.astype(np.float32)
@@ -78,8 +78,8 @@ class ImageSet:
 
         It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
         (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``
-        where there are none. So it depends on the order, and neither on where the images come from (source,
-        names, split) nor on a model's preprocessing.
+        if there are none. So it depends on the order, but neither on the origin of the images (source, names,
+        split) nor on a model's preprocessing.
         """
         total = hashlib.sha256()
         for name, array in (("images", self.images), ("labels", self.labels)):
@@ -95,8 +95,8 @@ class ImageSet:
     def occurs_in(self, other: ImageSet) -> NDArray[np.bool_]:
         """Which of the images are in another set ``[N]``, whatever their labels.
 
-        Images are the same if their pixels are; of sets that are held in different forms (pixels and prepared
-        floats, or pixels of different sizes), if they are the same input of the model.
+        Images are the same if their pixels are; if the sets have different forms (pixels and prepared floats,
+        or pixels of different sizes), they are the same if they give the same input of the model.
         """
         if self._form == other._form:
             mine, theirs = self._pixel_checksums, other._pixel_checksums
@@ -165,7 +165,7 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
 
 
 def check_finite(images: NDArray[Any], source: object) -> None:
-    """Refuse prepared images that have values which are no numbers.
+    """Refuse prepared images with values that are NaN or infinite.
 
     Raises:
         UsageError: there are such values.

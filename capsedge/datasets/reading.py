@@ -25,17 +25,17 @@ _IDX_STEMS = {"train": "train", "test": "t10k"}
 def read_images(
     source: Path | str, prep: Preprocessing | None, split: str, limit: int | None = None
 ) -> ImageSet:
-    """Images to judge or to calibrate a model on, with labels where they are known.
+    """Images to evaluate or to calibrate a model on, with labels if they are known.
 
     Args:
         source: a data set folder as `read_split` reads, an npz file with ``images`` (and ``labels``), an idx
             file of images (its labels beside it), a folder of images, or one image.
-        prep: the model's preprocessing; None takes prepared float arrays only.
-        split: of a data set folder: ``train`` or ``test``.
-        limit: the first so many.
+        prep: the model's preprocessing; with None only prepared float arrays are accepted.
+        split: split of a data set folder: ``train`` or ``test``.
+        limit: number of images to read, from the first on.
 
     Raises:
-        UsageError: nothing readable is there, it is empty, or it does not fit the model.
+        UsageError: the source cannot be read, is empty, or does not fit the model.
     """
     source = Path(source)
     if not os.path.lexists(source):
@@ -47,7 +47,7 @@ def read_images(
     elif prep is None:
         raise UsageError(
             f"{source} cannot be prepared for this model.",
-            "The model's file says nothing of preprocessing.",
+            "The model's file does not state the preprocessing.",
             "Give prepared float arrays [N, C, H, W] in an npz file.",
         )
     elif os.path.isdir(source):
@@ -76,14 +76,14 @@ def read_split(
     Args:
         source: a folder with MNIST-like idx files (``train-images-idx3-ubyte[.gz]`` and so on), with the
             python batches of CIFAR-10 (``data_batch_1`` and so on), with ``train.npz`` / ``test.npz``
-            (or ``train_*.npz``), with ``train/`` and ``test/`` folders of images, one sub-folder a class;
+            (or ``train_*.npz``), with ``train/`` and ``test/`` folders of images, one sub-folder per class;
             or one npz file with ``images`` and ``labels``.
         split: ``train`` or ``test``.
         prep: the model's preprocessing, used to size images of a folder.
-        limit: the first so many.
+        limit: number of images to read, from the first on.
 
     Raises:
-        UsageError: nothing is there that capsedge knows, or it is damaged.
+        UsageError: there is no data in a known format, or it is damaged.
     """
     source = Path(source)
     if source.suffix == ".npz":
@@ -105,9 +105,9 @@ def read_split(
     pixels, labels = folder.read_classes(inside, prep, limit)
     if len(pixels) == 0:
         raise UsageError(
-            f"{inside} holds no data that capsedge knows.",
-            "Looked for MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, images, and one "
-            "sub-folder of images a class.",
+            f"{inside} holds no data in a known format.",
+            "Known are MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, images, and one "
+            "sub-folder of images per class.",
             "Name a folder with one of these (docs/data.md).",
         )
     return ImageSet(source.name, pixels, labels, split=split, whole=limit is None)
@@ -118,7 +118,7 @@ def _labelled(data: ImageSet) -> ImageSet:
     if data.images.dtype != np.uint8:
         raise UsageError(
             f"{data.source}: images are {data.images.dtype} {list(data.images.shape)}.",
-            "Wanted uint8 [N, H, W] or [N, H, W, C].",
+            "They must be uint8 [N, H, W] or [N, H, W, C].",
         )
     if len(data.classes) and data.classes.min() < 0:
         raise UsageError(f"{data.source} has labels below 0.", "", "Classes are counted from 0.")
@@ -144,7 +144,7 @@ def _archive(source: Path, limit: int | None) -> ImageSet:
 def _unfit(source: Path, images: NDArray[Any]) -> UsageError:
     return UsageError(
         f"{source}: images are {images.dtype} {list(images.shape)}.",
-        "Wanted uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
+        "They must be uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
     )
 
 
@@ -157,7 +157,7 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
     if not whole:
         raise UsageError(
             f"{source}: labels are {labels.dtype} {list(labels.shape)}.",
-            "Wanted whole numbers, one an image.",
+            "They must be whole numbers, one per image.",
         )
     return labels.astype(np.int64)
 
@@ -173,7 +173,9 @@ def _idx(source: Path, limit: int | None) -> ImageSet:
     images = idx.read(source, limit)
     if images.ndim != 3:
         raise UsageError(
-            f"{source} holds no images.", f"Its shape is {list(images.shape)}.", "Wanted [N, H, W]."
+            f"{source} holds no images.",
+            f"Its shape is {list(images.shape)}.",
+            "It must be [N, H, W].",
         )
     beside = source.with_name(source.name.replace(_IDX_IMAGES, _IDX_LABELS))
     labels = None

@@ -1,4 +1,4 @@
-"""Whether what a file claims may be read, judged before room is made for it."""
+"""Limits on the sizes that a file claims, checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from capsedge.runtime.files import limits
 
 
 def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | None = None) -> int:
-    """Bytes of an array that is to be read.
+    """Size in bytes of an array to read.
 
     Args:
-        shape: as it claims.
-        width: bytes of one element.
-        stored: bytes that the file has, where it is compressed.
+        shape: the shape that the file claims.
+        width: bytes per element.
+        stored: size of the file in bytes, if it is compressed.
 
     Raises:
-        UsageError: that is too much.
+        UsageError: the array is too large.
     """
     most = limits.ARRAY_BYTES
     if stored is not None:
         most = min(most, max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * stored))
-    # A size of zero counts as one: numpy refuses the other sizes of such an array, too.
+    # A size of zero counts as one: numpy checks the other sizes of such an array, too.
     claimed = math.prod(max(1, size) for size in shape) * width
     if claimed > most:
         packed = "" if stored is None else f" of its {stored:,}"

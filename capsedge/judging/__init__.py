@@ -1,1 +1,1 @@
-"""Judging one computation against another: tolerance, outputs, decisions. Imports no torch."""
+"""Comparing one computation with another: tolerance, outputs, decisions. Does not import torch."""

@@ -1,4 +1,4 @@
-"""What a comparison judges of each image: the decision, its margin, the poses of the class decided for."""
+"""The comparison of each image's decision, its margin, and the poses of the class decided for."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
 
 Array = NDArray[Any]
-LISTED_FLIPS = 100  # the certificate lists so many; all are counted
+LISTED_FLIPS = 100  # the certificate lists this many; all are counted
 
 
 @dataclass(frozen=True)
 class Flip:
-    """An image on which the two decide differently.
+    """An image on which the reference and the artefact decide differently.
 
     Attributes:
         image: its number.
         reference, found: the classes decided for.
-        margin: how sure the reference was: distance to the next class, or to the threshold.
+        margin: the reference's distance to the next class, or to the threshold.
     """
 
     image: int
@@ -39,13 +39,14 @@ class Decisions:
     """Decisions over all images seen.
 
     Attributes:
-        multi_label: decisions are the set of classes with a score above ``threshold``, else the best class.
+        multi_label: whether a decision is the set of classes with a score above ``threshold``, not the best
+            class.
         tie: a flip counts only if the reference's margin is larger; 0 counts every flip.
-        images: seen.
+        images: number of images seen.
         flips: images with another decision; those within ``tie`` are counted as ``ties``.
-        labelled: images with a label, of a single-label model.
-        correct_reference, correct_found: right decisions among them.
-        max_angle: degrees between the poses of the class that the reference decided for.
+        labelled: number of images with a label, for a single-label model.
+        correct_reference, correct_found: correct decisions among them.
+        max_angle: largest angle, in degrees, between the poses of the class that the reference decided for.
         max_length_error: absolute difference of the lengths of a class capsule's poses.
     """
 
@@ -67,10 +68,10 @@ class Decisions:
 
     @classmethod
     def of(cls, session: Session, tie: float = 0.0) -> Decisions | None:
-        """Decisions as a model makes them by default; None where no output decides.
+        """Decisions as a model makes them by default; None if no output decides the class.
 
         Args:
-            session: says the task and the output that decides.
+            session: defines the task and the output that decides.
             tie: see above.
         """
         if session.score_output is None:
@@ -135,12 +136,12 @@ class Decisions:
 
     @property
     def accuracy_reference(self) -> float | None:
-        """The reference's share of right decisions; None without labels."""
+        """The reference's share of correct decisions; None without labels."""
         return self.correct_reference / self.labelled if self.labelled else None
 
     @property
     def accuracy_found(self) -> float | None:
-        """The artefact's share of right decisions; None without labels."""
+        """The artefact's share of correct decisions; None without labels."""
         return self.correct_found / self.labelled if self.labelled else None
 
     @property
@@ -149,7 +150,7 @@ class Decisions:
         return 1.0 - len(self.flips) / self.images if self.images else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values only; flips by margin, the surest decision first."""
+        """JSON values only; flips by margin, the largest first."""
         flips = sorted(self.flips, key=lambda f: -f.margin)
         document: dict[str, Any] = {
             "kind": "label set" if self.multi_label else "top-1",
@@ -183,9 +184,9 @@ class Decisions:
 
 
 def angles(a: Array, b: Array) -> NDArray[np.float64]:
-    """Degrees between vectors ``[n, P]``; exact for small angles too (Kahan's formula).
+    """Degrees between vectors ``[n, P]``; also exact for small angles (Kahan's formula).
 
-    Two vectors of no length have no angle between them; one without length and one with are 90 degrees apart.
+    The angle between two zero vectors is 0; between a zero vector and another it is 90 degrees.
     """
     tiny = np.finfo(np.float64).tiny
     na, nb = (np.linalg.norm(x, axis=-1, keepdims=True) for x in (a, b))

@@ -1,4 +1,4 @@
-"""What a comparison measures of each output: differences and what is beyond tolerance, batch by batch."""
+"""The comparison of each output: differences and elements beyond tolerance, batch by batch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class OutputMetrics:
     """Differences of one output over all images seen.
 
     Attributes:
-        name: of the output.
-        tolerance: an element passes when its ``tolerance.excess`` is at most 1.
-        max_abs, mean_abs: of the absolute differences.
+        name: name of the output.
+        tolerance: an element passes if its ``tolerance.excess`` is at most 1.
+        max_abs, mean_abs: largest and mean absolute difference.
         relative: ``max_abs`` over the reference's largest magnitude.
         nmse: ``Σ (found - reference)² / Σ reference²``.
-        worst: of all elements, the largest difference as a multiple of what is allowed.
-        worst_image: the image that has it.
+        worst: the largest difference of any element, as a multiple of the allowed one.
+        worst_image: number of the image with the worst element.
         over: elements beyond their tolerance.
         not_finite: elements that are NaN or infinite in the artefact and not in the reference.
     """
@@ -48,7 +48,7 @@ class OutputMetrics:
         """Add a batch ``[n, ...]``.
 
         Args:
-            noise: what FP32 itself is off by here, as measured against FP64; widens the tolerance.
+            noise: the error of FP32 itself, measured against FP64; widens the tolerance.
         """
         expected, actual = reference.astype(np.float64), found.astype(np.float64)
         finite = np.isfinite(expected)
@@ -88,7 +88,7 @@ class OutputMetrics:
 
     @property
     def passed(self) -> bool:
-        """No element beyond its tolerance, none lost to NaN or infinity."""
+        """Whether all elements are within tolerance and finite."""
         return self.over == 0 and self.not_finite == 0
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The rule of tolerance, its figures for each output, and the ``[name:]value`` grammar for other figures."""
+"""The tolerance rule, its defaults for each output, and the ``[name:]value`` grammar for other values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Tolerance:
     rtol: float
 
 
-# FP32 itself is off from FP64 on hard inputs, since routing feeds rounding back through exponentials. Whoever
-# computes in FP32 may be off by so many times as much.
+# On hard inputs FP32 itself differs from FP64, since routing feeds rounding back through exponentials. An
+# artefact in FP32 may differ by this many times as much.
 NOISE = 4.0
 
 
@@ -33,15 +33,15 @@ def excess(
     tolerance: Tolerance,
     noise: NDArray[Any] | float = 0.0,
 ) -> NDArray[np.float64]:
-    """Each element's difference as a multiple of what is allowed; an element passes up to 1.
+    """Each element's difference as a multiple of the allowed one; an element passes up to 1.
 
-    Allowed is ``atol + rtol * size + NOISE * noise``, the size being the largest magnitude along the
-    reference's last axis: rounding follows the size of a pose, not that of its smallest element.
+    The allowed difference is ``atol + rtol * size + NOISE * noise``, where the size is the largest magnitude
+    along the reference's last axis: rounding depends on the size of a pose, not of its smallest element.
 
     Args:
         difference: found - reference ``[n, ...]``, finite.
         reference: of the same shape, finite.
-        noise: what eager FP32 is off by from FP64, broadcast over the elements; 0 where it was not measured.
+        noise: the error of eager FP32 against FP64, broadcast over the elements; 0 if not measured.
     """
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     allowed = np.broadcast_to(
@@ -53,7 +53,7 @@ def excess(
 
 
 # Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Logits have no range,
-# so they get a relative part too. Poses, pictures and couplings feed no decision of ours.
+# so they also get a relative part. No decision depends on poses, pictures or couplings.
 DEFAULTS = {
     "lengths": Tolerance(1e-5, 0.0),
     "logits": Tolerance(1e-5, 1e-4),
@@ -63,7 +63,7 @@ DEFAULTS = {
 }
 OTHER = Tolerance(1e-5, 1e-4)
 
-# Most of the package's samples are random strokes that show no digit: their decisions hang by a thread.
+# Most of the package's samples are random strokes that show no digit, so their decisions flip easily.
 AGREEMENT = {"fp32": 1.0, "fp16": 0.98, "int8": 0.9, "mixed": 0.9}
 APPROXIMATE_AGREEMENT = 0.9  # frozen couplings
 
@@ -82,14 +82,14 @@ def tolerances(
     atol: float | Mapping[str, float] | None = None,
     rtol: float | Mapping[str, float] | None = None,
 ) -> dict[str, Tolerance]:
-    """Tolerance of each output: the given figure, else the default of its name.
+    """Tolerance of each output: the given value, otherwise the default for its name.
 
     Args:
-        names: of the outputs.
-        atol, rtol: one figure for all outputs, or figures by name (the name ``""`` stands for all others).
+        names: names of the outputs.
+        atol, rtol: one value for all outputs, or values by name (the name ``""`` stands for all others).
 
     Raises:
-        UsageError: a figure is negative or not finite, or names no output.
+        UsageError: a value is negative or not finite, or names no output.
     """
     given = [_by_name(kind, value, names) for kind, value in (("atol", atol), ("rtol", rtol))]
     result = {}
@@ -109,13 +109,15 @@ def _by_name(
     for name, figure in table.items():
         if name and name not in names:
             raise UsageError(
-                f"--{kind} names '{name}', which is no output of the model.",
+                f"--{kind} names '{name}', which is not an output of the model.",
                 f"Its outputs: {', '.join(names)}.",
-                f"Use --{kind} {names[0]}:1e-5, or a figure alone for all of them.",
+                f"Use --{kind} {names[0]}:1e-5, or a single value for all of them.",
             )
         if not math.isfinite(figure) or figure < 0:
             raise UsageError(
-                f"--{kind} {figure:g}.", "A tolerance is finite and not negative.", "Use 1e-5."
+                f"Bad --{kind} {figure:g}.",
+                "A tolerance must be finite and not negative.",
+                "Use for example 1e-5.",
             )
     return table
 
@@ -124,7 +126,7 @@ def parse(kind: str, options: Sequence[str]) -> dict[str, float]:
     """Read ``[name:]value`` options.
 
     Raises:
-        UsageError: a value is no number.
+        UsageError: a value is not a number.
     """
     table = {}
     for option in options:
@@ -133,8 +135,8 @@ def parse(kind: str, options: Sequence[str]) -> dict[str, float]:
             table[name] = float(value)
         except ValueError:
             raise UsageError(
-                f"--{kind} {option}.",
-                "Wanted [output:]number.",
+                f"Bad --{kind} {option}.",
+                "It takes [output:]number.",
                 f"Use --{kind} 1e-5 or --{kind} lengths:1e-5.",
             ) from None
     return table

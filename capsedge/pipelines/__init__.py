@@ -1,1 +1,1 @@
-"""Work that takes several rooms: export, quantization and measurement in one call. Needs torch."""
+"""Tasks that combine several parts: export, quantization and measurement in one call. Needs torch."""

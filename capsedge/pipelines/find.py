@@ -19,8 +19,8 @@ class FoundModel:
 
     Attributes:
         model: in evaluation mode.
-        name: of the registry, or the checkpoint's file without its suffix.
-        checkpoint: the file of its weights; None for random initial ones.
+        name: its name in the registry, or the checkpoint's file name without its suffix.
+        checkpoint: the file of its weights; None for random initial weights.
     """
 
     model: CapsuleModel
@@ -39,10 +39,11 @@ def find_model(
     """Find a model by its name in the registry, or by its checkpoint.
 
     Args:
-        name: of the registry; its trained weights where the package has them, else random initial ones.
+        name: a name in the registry; with its trained weights if the package has them, otherwise with random
+            initial ones.
         checkpoint: ``.safetensors`` or ``.pt``; excludes ``name``.
-        routing: which of the zoo's models, where neither is given (``dynamic`` by default); else what the
-            model must route by.
+        routing: which of the zoo's models, if neither is given (``dynamic`` by default); otherwise the
+            routing that the model must have.
 
     Raises:
         UsageError: the arguments contradict each other, or name nothing.
@@ -60,7 +61,7 @@ def find_model(
             raise EnvironmentProblem(
                 "The trained models are not in this installation.",
                 f"{checkpoint} is missing.",
-                "Install capsedge again, or name a checkpoint with --checkpoint.",
+                "Install capsedge again, or give a checkpoint with --checkpoint.",
             )
     if checkpoint is not None:
         model = load_checkpoint(checkpoint)
@@ -73,7 +74,7 @@ def find_model(
         raise UsageError(
             f"{name} routes by {config.routing}, not by {routing}.",
             "The routing belongs to the trained weights.",
-            "Leave --routing out, or name another model.",
+            "Leave out --routing, or name another model.",
         )
     return FoundModel(model, name, checkpoint)
 
@@ -88,8 +89,8 @@ def trained_checkpoint(name: str) -> Path:
     path = zoo.checkpoint_of_model(name)
     if path is None:
         raise UsageError(
-            f"The zoo has no trained weights of '{name}'.",
+            f"The zoo has no trained weights for '{name}'.",
             "Only the small models for digits come trained.",
-            "Name the checkpoint that the file was exported from with --checkpoint.",
+            "Give the checkpoint that the file was exported from with --checkpoint.",
         )
     return path

@@ -1,4 +1,4 @@
-"""``export --freeze-couplings``: a file with constant couplings, and what they cost."""
+"""``export --freeze-couplings``: a file with constant couplings, and the accuracy that they cost."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class FrozenExport:
     """A file with frozen couplings.
 
     Attributes:
-        report: of the file; its comparisons are those of the file that routes, which it was made from.
-        measured: what stands in the file's metadata: images, variation of the couplings by layer, agreement.
-        warnings: what a person should know of the images.
+        report: report on the file; its comparisons are those of the routing file that it was made from.
+        measured: as in the file's metadata: images, variation of the couplings by layer, agreement.
+        warnings: warnings about the images, for the user.
     """
 
     report: ExportReport
@@ -44,12 +44,12 @@ def export_frozen(
 ) -> FrozenExport:
     """Export a file with couplings frozen to their mean, and measure what that costs.
 
-    A file that routes is never left under the name.
+    The routing file is never left under the name of the frozen one.
 
     Args:
-        model, path, options: as `export` takes them, with ``ops`` auto.
-        calib_data: images whose couplings are averaged; the cost is measured on others.
-        calib_images: how many of them are drawn.
+        model, path, options: as for `export`, with ``ops`` auto.
+        calib_data: images to average the couplings over; the cost is measured on other images.
+        calib_images: number of images drawn from them.
 
     Raises:
         as `export`, and UsageError where the images are wrong, UnsupportedModelError where the couplings

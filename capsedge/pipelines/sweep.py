@@ -1,4 +1,4 @@
-"""Accuracy against latency and size, over routing iterations and precisions. Needs torch, as it exports."""
+"""Accuracy against latency and size, over routing iterations and precisions. Needs torch to export."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Point:
     """One file of the sweep.
 
     Attributes:
-        iterations, precision: what it is.
-        accuracy: share of right decisions.
+        iterations, precision: its routing iterations and precision.
+        accuracy: share of correct decisions.
         milliseconds: median time per image.
-        bytes: of the file.
+        bytes: size of the file.
     """
 
     iterations: int
@@ -46,12 +46,12 @@ class Sweep:
     """All files of a sweep.
 
     Attributes:
-        model: its name.
-        trained_iterations: that it was trained with.
-        images, data: how many images accuracy was measured on, and of what.
-        threads: of one inference.
-        points: in the order in which they were measured.
-        warnings: what a person should know of the images.
+        model: name of the model.
+        trained_iterations: routing iterations that it was trained with.
+        images, data: number and source of the images that accuracy was measured on.
+        threads: threads of one inference.
+        points: the points, in the order in which they were measured.
+        warnings: warnings about the images, for the user.
     """
 
     model: str
@@ -79,31 +79,31 @@ def sweep(
     threads: int = 2,
     progress: Callable[[Point], None] = lambda _: None,
 ) -> Sweep:
-    """Export and quantize a model at several iterations; measure each file.
+    """Export and quantize a model for several iterations; measure each file.
 
     Args:
-        found: a trained model for one label per image.
-        data: calibrated on its training split, judged on its test split.
-        iterations: of routing.
-        precisions: of `PRECISIONS`.
-        limit: at most so many test images, drawn.
-        threads: of one inference.
+        found: a trained single-label model.
+        data: data set folder: calibrated on its training split, evaluated on its test split.
+        iterations: numbers of routing iterations.
+        precisions: any of `PRECISIONS`.
+        limit: largest number of test images, drawn at random.
+        threads: threads of one inference.
         progress: called with every point.
 
     Raises:
-        UsageError: the model is not trained or finds several classes, or the data is wrong.
+        UsageError: the model is not trained or is multi-label, or the data is wrong.
     """
     config = found.model.config
     if not found.trained:
         raise UsageError(
             f"{found.name} has no trained weights in this package.",
-            "Accuracy of random weights says nothing.",
-            "Name a checkpoint with --checkpoint.",
+            "The accuracy of random weights is meaningless.",
+            "Give a checkpoint with --checkpoint.",
         )
     if config.task == "multi-label":
         raise UsageError(
-            f"{found.name} finds several classes per image.",
-            "Its accuracy is not that of one label per image, which data sets have.",
+            f"{found.name} is a multi-label model.",
+            "Data sets have one label per image, so its accuracy cannot be measured on them.",
             "Compare its files with `capsedge quantize` and `capsedge verify`.",
         )
     points: list[Point] = []
@@ -145,11 +145,11 @@ def _point(source: Source, splits: Splits, iterations: int, precision: str, thre
 
 
 def plot(found: Sweep, path: Path) -> None:
-    """Write accuracy against time as a PNG: one line per precision, the iterations beside the points.
+    """Plot accuracy against time as a PNG: one line per precision, with the iterations beside the points.
 
     Raises:
         EnvironmentProblem: matplotlib is not installed.
-        UsageError: the place cannot be written.
+        UsageError: the path cannot be written.
     """
     figure = new_figure(7, 4)
     axis = figure.subplots()

@@ -18,7 +18,7 @@ class Mark(NamedTuple):
     """A marked value.
 
     Attributes:
-        operator: whose body it is in.
+        operator: the operator whose body contains it.
         iteration: from 1.
         kind: one of the operator's ``marks``.
     """
@@ -34,7 +34,7 @@ def name_of(iteration: int, kind: str) -> str:
 
 
 def mark_in(operator: str, value: str) -> Mark | None:
-    """What a value of an operator's body is, by its name without the operator; None if it is not marked."""
+    """The mark of a value of an operator's body, from its name without the operator; None if it has none."""
     spec, found = ROUTING_OPERATORS.get(operator), _INNER.match(value)
     if spec is None or found is None or found["kind"] not in spec.marks:
         return None
@@ -42,9 +42,9 @@ def mark_in(operator: str, value: str) -> Mark | None:
 
 
 def mark_of(name: str) -> Mark | None:
-    """What a value of a graph of standard operators is, by its whole name; None if it is not marked.
+    """The mark of a value of a graph of standard operators, from its full name; None if it has none.
 
-    Bodies with INT8 weights are not looked into: they are judged by their decisions, not by iterations.
+    Bodies with INT8 weights are not examined: they are judged by their decisions, not by iterations.
     """
     operator, _, value = name.partition("_")
     mark = mark_in(operator, value)

@@ -14,7 +14,7 @@ from capsedge.schema.operators import OPERATORS
 
 DOMAIN = "capsedge"
 VERSION = 1  # of the domain
-MOST = 256  # names of one operator that have a kernel; further ones run as function bodies
+MOST = 256  # names per operator that have a kernel; further ones run as function bodies
 FAMILIES_KEY = "capsedge.families"  # session option that the operator library reads
 
 _NUMBERED = re.compile(r"([A-Za-z]+)_([2-9]|[1-9][0-9]{1,5})")
@@ -26,7 +26,7 @@ def numbered(operator: str, number: int) -> str:
 
 
 def split(name: str) -> tuple[str, int]:
-    """Operator and number of a node's type; the type itself and 1 where it is no numbered operator."""
+    """Operator and number of a node's type; the type itself and 1 if it is not a numbered operator."""
     match = _NUMBERED.fullmatch(name)
     if match is None or match[1] not in OPERATORS:
         return name, 1
@@ -39,7 +39,7 @@ def operator_of(name: str) -> str:
 
 
 def families(names: Iterable[str]) -> str:
-    """What the operator library must have kernels for: ``DynamicRouting:2,Squash:1``.
+    """The names that the operator library must have kernels for: ``DynamicRouting:2,Squash:1``.
 
     Args:
         names: types of the ``capsedge`` nodes of a file.

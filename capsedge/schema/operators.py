@@ -1,8 +1,8 @@
 """The operators of the domain ``capsedge``: one table that every part of the package reads.
 
-docs/operators.md is their specification. What computes an operator (its body, its kernels, its PyTorch
-definition) stands in a file of its own; everything else that is particular to one stands here. It imports
-nothing but the standard library, because ``capsedge infer`` reads it.
+docs/operators.md is their specification. The computation of an operator (its body, its kernels, its PyTorch
+definition) has its own files; everything else that is specific to an operator is here. This module imports
+only the standard library, because ``capsedge infer`` reads it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Value:
         name: its formal name.
         type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
             ``b`` int8; ``B`` uint8.
-        batched: whether its first dimension is the batch; of an input without it is a weight.
+        batched: whether its first dimension is the batch; an input without a batch is a weight.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Attribute:
 
     Attributes:
         type: ``int``, ``float``, ``ints`` or ``floats``.
-        default: of the specification; None where there is none and it must be given.
+        default: default of the specification; None if there is none and it must be given.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the axes of a routing weight count, and which of them the scale of an INT8 weight keeps."""
+    """The meaning of the axes of a routing weight, and which of them the scale of an INT8 weight keeps."""
 
     weight: tuple[str, ...]
     scale: tuple[str, ...]
@@ -69,18 +69,18 @@ class Operator:
         name: its type in ONNX.
         inputs, outputs: of the ONNX node, in order; the first input is a batch of poses.
         attributes: in the order of the PyTorch operator's arguments.
-        torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty where the exporter makes it.
+        torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty if the exporter creates the node.
         layout: of the weight of a routing operator, from which the shape of its votes follows
             (``schema.votes``); None for other operators.
         marks: of a routing operator, the kinds of values that its body names after every iteration
             (``schema.marks``), in the order in which they are computed.
         couplings: whether couplings can be returned, as a further output.
         freezable: whether constant couplings make it one matrix product.
-        first_pass: the operator that it is where its parents are zero; empty for none.
+        first_pass: the operator that it equals if its parents are zero; empty for none.
         plugin: whether the TensorRT plugin library has it.
-        sums, agreements: products that an element of a vote takes part in, in an iteration and between two.
-        per_element: operations an element of the output; of what does not route.
-        quantizes: the operator of which this is the form with INT8 weights; empty for others.
+        sums, agreements: products per element of a vote, in an iteration and between two iterations.
+        per_element: operations per element of the output, for operators that do not route.
+        quantizes: the operator of which this is the variant with INT8 weights; empty for others.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Operator:
 
     @property
     def weight(self) -> int:
-        """Place of the weight among the inputs.
+        """Index of the weight among the inputs.
 
         Raises:
             ValueError: it has none.
@@ -130,17 +130,17 @@ class Operator:
 
     @property
     def iterates(self) -> bool:
-        """Whether a node makes several iterations; of the others a node is one pass."""
+        """Whether a node makes several iterations; nodes of the other operators are a single pass."""
         return "iterations" in self.attribute_names
 
     @property
     def activations(self) -> bool:
-        """Whether capsules have activations of their own: the second input and output."""
+        """Whether capsules have separate activations: the second input and output."""
         return len(self.outputs) > 1
 
     @property
     def procedure(self) -> str:
-        """The operator itself, and of one with INT8 weights the one without."""
+        """The operator itself; for one with INT8 weights, the one without."""
         return self.quantizes or self.name
 
     @property
@@ -150,11 +150,11 @@ class Operator:
 
     @property
     def int8(self) -> str:
-        """The operator with INT8 weights that does the same; empty for none."""
+        """The variant of this operator with INT8 weights; empty for none."""
         return f"Quantized{self.name}" if self.routes and not self.quantizes else ""
 
     def integer(self, attributes: Mapping[str, Any], name: str) -> int:
-        """A whole number among a node's attributes; its default, else 1, where it is missing or no number."""
+        """A whole number among a node's attributes; if missing or not a number, its default, otherwise 1."""
         found = attributes.get(name)
         if isinstance(found, int):
             return found

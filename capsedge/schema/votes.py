@@ -15,10 +15,10 @@ class Votes:
 
     Attributes:
         positions: output positions.
-        children: of a window.
-        parents: of a position.
-        pose: elements of a vote.
-        depth: products that make an element of a vote.
+        children: children per window.
+        parents: parents per position.
+        pose: elements per vote.
+        depth: products per element of a vote.
     """
 
     positions: int
@@ -43,12 +43,12 @@ def votes_of(
 
     Args:
         operator: a routing operator.
-        children: shape of its first input; the batch may be anything.
+        children: shape of its first input, with any batch.
         weight: shape of its weight.
-        attributes: of the node; the default stands in for one that is missing.
+        attributes: attributes of the node; missing ones have their defaults.
 
     Raises:
-        ValueError: no such operator has these shapes or attributes, or a size is not known.
+        ValueError: the operator cannot have these shapes or attributes, or a size is unknown.
     """
     if operator.layout is DENSE:
         types, parents, pose, depth = _sizes(weight)

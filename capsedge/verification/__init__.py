@@ -1,4 +1,4 @@
-"""Verification: an artefact against the PyTorch model it came from. Needs torch."""
+"""Verification: compares an artefact with its PyTorch source. Needs torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate: what was compared with what, by which versions, on which data, and how it ended."""
+"""The certificate: the artefacts compared, the software versions, the data, and the outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from capsedge.errors import ParityError
 from capsedge.runtime.files.writing import write_text
 
-SCHEMA = 2  # 1: the checksum of the samples was of their pixels without shape and labels
+SCHEMA = 2  # in 1, the checksum of the samples covered only their pixels, not shape and labels
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Link:
 
     Attributes:
         kind: ``checkpoint``, ``module`` (in memory, without a file), ``onnx``, ``quantized``, ``engine``.
-        file: its name; a certificate names no folders of the machine it was made on.
+        file: its name; a certificate does not name folders of the machine that made it.
         sha256: checksum of the file; empty for a module in memory.
-        facts: what else tells it apart: model, precision, the path that ran.
+        facts: further identification: model, precision, the path that ran.
     """
 
     kind: str
@@ -36,13 +36,13 @@ class Certificate:
     """The outcome of ``capsedge.verify``.
 
     Attributes:
-        chain: the artefacts, first the one all others come from.
+        chain: the artefacts, beginning with the one that all others come from.
         samples: data (``sha256`` is its `ImageSet.digest`), per-output metrics and decisions on the samples.
         hard_cases: the same on the hard cases, where FP32's own error (measured against FP64) is allowed for.
-        limits: what had to hold.
-        failures: what did not, in sentences; empty if it passed.
-        ledger: where the routing first went wrong; only after a failure.
-        versions, machine: of the software and the machine that compared.
+        limits: the requirements.
+        failures: the requirements that are not met, in sentences; empty if it passed.
+        ledger: where the routing first goes wrong; only after a failure.
+        versions, machine: the software and the machine of the comparison.
         created: UTC time.
     """
 
@@ -58,7 +58,7 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether everything held."""
+        """Whether all requirements are met."""
         return not self.failures
 
     @property
@@ -92,23 +92,23 @@ class Certificate:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write the certificate as JSON, whole or not at all.
+        """Write the certificate as JSON, completely or not at all.
 
         Raises:
-            UsageError: the place cannot be written.
+            UsageError: the path cannot be written.
             EnvironmentProblem: the disk is full.
         """
         write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
 
     def check(self) -> None:
-        """Raise if it did not pass.
+        """Raise if the verification failed.
 
         Raises:
-            ParityError: with what failed; its ``report`` is the certificate.
+            ParityError: it failed; the error's ``report`` is the certificate.
         """
         if not self.passed:
             raise ParityError(
-                "The artefact does not compute what its reference computes.",
+                "The artefact does not reproduce its reference.",
                 " ".join(self.failures),
                 "See the certificate's ledger for the first place over budget.",
                 report=self,

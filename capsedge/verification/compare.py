@@ -1,4 +1,4 @@
-"""``capsedge.verify``: an artefact against its unpatched eager FP32 source."""
+"""``capsedge.verify``: compares an artefact with its unpatched eager FP32 source."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from capsedge.verification.reference import (
     load_reference,
 )
 
-LEDGER_FLIPS = 4  # samples with another decision that the ledger looks at
+LEDGER_FLIPS = 4  # samples with a changed decision that the ledger examines
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """What has to hold.
+    """The requirements.
 
     Attributes:
-        tolerances: of each output.
+        tolerances: tolerance of each output.
         min_agreement: least share of equal decisions.
-        approximate: the file is not meant to equal its source.
-        by_numbers: whether outputs are judged by their tolerances, besides decisions.
+        approximate: whether the file is not meant to equal its source.
+        by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
         max_drop: points of accuracy that the file was allowed to lose when it was made; None if not stated.
     """
 
@@ -64,7 +64,7 @@ class _Limits:
         rtol: float | Mapping[str, float] | None,
         min_agreement: float | None,
     ) -> _Limits:
-        """Those given, else the defaults of the artefact."""
+        """The limits that are given, otherwise the defaults for the artefact."""
         approximate = _approximate(session)
         return cls(
             tolerances([port.name for port in session.outputs], atol, rtol),
@@ -95,7 +95,7 @@ class _Comparison:
     def of(
         cls, session: Session, tolerances: Mapping[str, Tolerance], tie: float = 0.0
     ) -> _Comparison:
-        """Of no images yet; ``tie`` as of `Decisions`."""
+        """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
         return cls(outputs, Decisions.of(session, tie))
 
@@ -147,23 +147,24 @@ def verify(
 ) -> Certificate:
     """Compare an artefact with its PyTorch source on real samples and hard cases.
 
-    Quantized files and approximations are judged by their decisions, by accuracy where there are
-    labels, and by being finite; their numbers are reported, and judged only against a tolerance given.
+    Quantized files and approximations are judged by their decisions, by accuracy if there are labels, and by
+    whether their outputs are finite; their numerical differences are reported, but judged only if a
+    tolerance is given.
 
     Args:
-        reference: a checkpoint file, a module, or None for the package's own checkpoint that the
-            artefact names.
+        reference: a checkpoint file, a module, or None for the checkpoint in the package that the artefact
+            names.
         artefact: an ONNX file, a TensorRT engine, or a loaded session.
-        data: a data set folder, an npz file, idx files, or images; the package's samples when left out.
-        limit: only the first so many samples.
-        atol, rtol: tolerance, one figure or figures by output; by default those of each output's name.
+        data: a data set folder, an npz file, idx files, or images; by default the package's samples.
+        limit: number of samples to use, from the first on.
+        atol, rtol: tolerance, one value or values by output; by default those for each output's name.
         min_agreement: least share of samples with the same decision; by default 1 in FP32, and for other
-            precisions the figure of ``judging.tolerance.AGREEMENT``.
-        ops: which path runs the operators: ``auto``, ``fused`` or ``portable``.
-        progress: called with (images done, images in all).
+            precisions the value in ``judging.tolerance.AGREEMENT``.
+        ops: how the operators run: ``auto``, ``fused`` or ``portable``.
+        progress: called with (images done, total images).
 
     Returns:
-        The certificate: ``passed`` says how it ended, ``check()`` raises a ParityError where it failed.
+        The certificate: ``passed`` is the outcome; ``check()`` raises a ParityError if it failed.
 
     Raises:
         UsageError: an argument or the data is wrong.
@@ -221,16 +222,18 @@ def _versions() -> dict[str, str]:
 def _check_arguments(limit: int | None, min_agreement: float | None) -> None:
     if min_agreement is not None and not 0 <= min_agreement <= 1:
         raise UsageError(
-            f"min_agreement is {min_agreement:g}.", "It is a share from 0 to 1.", "Use 0.999."
+            f"min_agreement is {min_agreement:g}.",
+            "It must be a share from 0 to 1.",
+            "Use for example 0.999.",
         )
     if limit is not None and limit < 1:
         raise UsageError(
-            f"limit is {limit}.", "At least one sample is compared.", "Use --limit 100."
+            f"limit is {limit}.", "It must be 1 or more.", "Use for example --limit 100."
         )
 
 
 def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """What is told of every batch compared."""
+    """The function that reports every batch compared."""
     done = 0
 
     def step(count: int) -> None:
@@ -266,7 +269,7 @@ def _on_hard_cases(
     hard: ImageSet,
     step: Callable[[int], None],
 ) -> _Comparison:
-    """Here FP32's own error is allowed for, and decisions within rounding are ties."""
+    """Compare the hard cases: FP32's own error is allowed for, and decisions within rounding are ties."""
     first = next(iter(limits.tolerances.values()))
     comparison = _Comparison.of(session, limits.tolerances, tie=2 * first.atol)
     for images, found in session.run_batches(hard.inputs()):
@@ -284,7 +287,7 @@ def _input_shape(session: Session) -> tuple[int, int, int]:
         if isinstance(c, int) and isinstance(h, int) and isinstance(w, int):
             return c, h, w
     raise ArtefactError(
-        f"{session.path} takes no images.",
+        f"{session.path} does not take images.",
         f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
         "wanted one, [N, channels, height, width] with the last three fixed.",
         "Verify files of `capsedge export`.",
@@ -331,34 +334,34 @@ def _artefact_link(session: Session) -> Link:
 
 
 def _source_links(session: Session) -> tuple[Link, ...]:
-    """The files between the checkpoint and the artefact, as its metadata and its passport name them."""
+    """The files between the checkpoint and the artefact, as named by its metadata and its passport."""
     meta = session.metadata
     links: tuple[Link, ...] = ()
     source = meta.calibration.get("source") if meta is not None else None
     if meta is not None and source:
         facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
         links = (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
-    if session.passport is not None:  # between them and the engine, the file that it was built from
+    if session.passport is not None:  # the last is the file that the engine was built from
         issued, kind = session.passport, "quantized" if links else "onnx"
         links += (Link(kind, issued.source, issued.source_sha256),)
     return links
 
 
 def _approximate(session: Session) -> bool:
-    """Whether a file is not meant to equal its source: another precision, frozen couplings."""
+    """Whether a file is not meant to equal its source: it has another precision or frozen couplings."""
     meta = session.metadata
     return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
 
 
 def _max_drop(session: Session) -> float | None:
-    """Points of accuracy that a file was allowed to lose when it was made."""
+    """The loss of accuracy, in points, that was allowed when a file was made."""
     meta = session.metadata
     stated = meta.calibration.get("evaluation", {}).get("max_drop") if meta is not None else None
     return None if stated is None else float(stated)
 
 
 def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
-    """A sentence if accuracy fell by more than was allowed and than one image is worth."""
+    """A sentence if accuracy fell by more than was allowed and by more than one image counts."""
     if not decisions.labelled:
         return []
     lost = decisions.correct_reference - decisions.correct_found
@@ -390,20 +393,20 @@ def _samples(
 
 
 def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float64]:
-    """Per image, what FP32 is off by at worst; broadcasts over the output's elements."""
+    """The largest error of FP32 per image; broadcasts over the output's elements."""
     error = np.abs(rounded.astype(np.float64) - exact).reshape(len(rounded), -1).max(axis=1)
     return np.asarray(error, np.float64).reshape(-1, *[1] * (rounded.ndim - 1))
 
 
 def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> list[str]:
-    """A sentence for everything that did not hold; parts are place, comparison and images."""
+    """A sentence for every requirement that is not met; parts are place, comparison and images."""
     failures = []
     for place, comparison, images in parts:
         for metrics in comparison.outputs.values():
             failures += _output_failures(limits, place, metrics, images.names)
         decisions = comparison.decisions
         if limits.approximate and place == "hard cases":
-            continue  # a decision on them is rounding's, in any precision but the source's
+            continue  # on them any precision other than the source's decides by rounding
         if decisions is not None and decisions.agreement < limits.min_agreement:
             failures.append(
                 f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
@@ -436,7 +439,7 @@ def _output_failures(
 def _worst_images(
     on_samples: _Comparison, on_hard: _Comparison, samples: ImageSet, hard: ImageSet
 ) -> NDArray[np.float32]:
-    """What the ledger looks at: the worst image of each output, and samples whose decision flipped."""
+    """The images for the ledger: the worst of each output, and samples whose decision flipped."""
     flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]
     chosen: list[NDArray[np.float32]] = []
     for comparison, images, more in (

@@ -1,4 +1,4 @@
-"""What a comparison runs on: real samples, and hard cases that no data set holds."""
+"""The inputs of a comparison: real samples, and hard cases that data sets do not contain."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def load_samples(source: Path | str, prep: Preprocessing | None, limit: int | No
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit: as of ``datasets.read_images``.
+        source, prep, limit: as for ``datasets.read_images``.
 
     Raises:
-        UsageError: nothing readable is there, or it does not fit the model.
+        UsageError: the source cannot be read, or does not fit the model.
     """
     found = read_images(source, prep, "test", limit)
     name = str(source) if found.whole else f"{source} (first {len(found)})"
@@ -33,10 +33,10 @@ def load_samples(source: Path | str, prep: Preprocessing | None, limit: int | No
 def shipped_samples(
     prep: Preprocessing | None, shape: tuple[int, int, int], limit: int | None
 ) -> ImageSet:
-    """The package's own samples: its drawn images where they fit, and generated strokes.
+    """The package's own samples: its drawn images if they fit, and generated strokes.
 
     Args:
-        shape: of one input ``(C, H, W)``.
+        shape: shape of one input, ``(C, H, W)``.
     """
     parts = [generated(shape, prep, GENERATED)]
     folder = Path(__file__).parents[1] / "samples"
@@ -77,7 +77,7 @@ def generated(shape: tuple[int, int, int], prep: Preprocessing | None, count: in
 
 
 def hard_cases(shape: tuple[int, int, int], prep: Preprocessing | None) -> ImageSet:
-    """Inputs at the edges, prepared: no norm, tiny and huge norms, ties, no structure, too much structure."""
+    """Prepared extreme inputs: zero, tiny and huge norms, ties, no structure, too much structure."""
     _, height, width = shape
     rng = np.random.default_rng(2018)
     y, x = np.mgrid[0:height, 0:width]
@@ -106,7 +106,7 @@ def hard_cases(shape: tuple[int, int, int], prep: Preprocessing | None) -> Image
         "inverted strokes": 1 - strokes,
     }
     prepared = {name: _prepared(image, prep) for name, image in pixels.items()}
-    # Beyond what pixels reach: straight into the model's input.
+    # Values that pixels cannot reach, given directly to the model's input.
     prepared |= {
         "zero input": np.zeros(shape, np.float32),
         "tiny norm": (strokes * 1e-6).astype(np.float32),

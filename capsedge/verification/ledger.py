@@ -1,4 +1,4 @@
-"""The routing ledger: by layer and iteration, how far couplings, poses and lengths are off."""
+"""The routing ledger: errors of couplings, poses and lengths by layer and iteration."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from capsedge.verification.routing_trace import Call, Step, trace
 
 Array = NDArray[Any]
 
-# What an inner value may be off by in FP32: 1e-5 of its scale, and NOISE times what eager FP32 itself is off
-# from FP64.
+# The allowed error of an inner value in FP32: 1e-5 of its scale, plus NOISE times the error of eager FP32
+# against FP64.
 BUDGET = 1e-5
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of value at one place: its largest error against FP64, and what was allowed."""
+    """One kind of value at one place: its largest error against FP64, and the allowed error."""
 
     error: float
     budget: float
 
     @property
     def over(self) -> bool:
-        """Beyond the budget, or not a number."""
+        """Whether the error is over budget or not a number."""
         return not self.error <= self.budget
 
 
 @dataclass(frozen=True)
 class Row:
-    """One layer and iteration; iteration 0 is what the layer is given. None where the file shows no value."""
+    """One layer and iteration; iteration 0 is the layer's input. None where the file shows no value."""
 
     layer: str
     iteration: int
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def over(self) -> list[str]:
-        """The columns beyond their budget."""
+        """The columns that are over budget."""
         cells = {"couplings": self.couplings, "pose": self.pose, "length": self.length}
         return [name for name, cell in cells.items() if cell is not None and cell.over]
 
@@ -59,7 +59,7 @@ class Ledger:
     """Rows in the order in which the values are computed.
 
     Attributes:
-        note: what the ledger cannot show, and why; empty if it shows everything.
+        note: the values that the ledger cannot show, and why; empty if it shows all.
     """
 
     rows: tuple[Row, ...]
@@ -71,7 +71,7 @@ class Ledger:
         return next((row for row in self.rows if row.over), None)
 
     def verdict(self) -> str:
-        """One sentence: where it first went wrong."""
+        """One sentence: where the values first exceed their budget."""
         row = self.first
         if not self.rows:
             return self.note
@@ -84,7 +84,7 @@ class Ledger:
         if row.iteration == 0:
             place = f"the input of layer {row.layer} ({columns})"
             return f"First over budget: {place}; the error arises before it."
-        # A file of standard operators does not show what its first layer is given.
+        # A file of standard operators does not show the input of its first layer.
         before = " or before it" if row is self.rows[0] else ""
         return (
             f"First over budget: layer {row.layer}, iteration {row.iteration}{before} ({columns})."
@@ -123,18 +123,18 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
     """Follow routing through the reference and the artefact on the same images.
 
     Args:
-        reference: gives the true values (FP64) and how far FP32 is off by itself.
+        reference: computes the true values (FP64) and the error of FP32 itself.
         session: the artefact; its file is probed, never changed.
         images: prepared ``[n, C, H, W]``.
     """
     batch = session.batch
-    if batch is not None:  # one run: inner values need not have the batch first, to be cut off
+    if batch is not None:  # one run, since the batch of inner values need not come first to be cut
         images = np.resize(images, (batch, *images.shape[1:]))
     exact = trace(reference.double, torch.from_numpy(images).double())
     rounded = trace(reference.module, torch.from_numpy(images))
     fused = session.ops != "portable"
     probe = Probe(session.path, find_library() if fused else None)
-    if len(exact) != len(probe.sites):  # the exporter leaves out what reaches no output
+    if len(exact) != len(probe.sites):  # the exporter leaves out nodes that reach no output
         exact, rounded = ([c for c in calls if c.live] for calls in (exact, rounded))
     if not exact or len(exact) != len(probe.sites):
         return Ledger(
@@ -148,14 +148,14 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
         rows += _rows(site, call, own, values)
     note = ""
     if fused:
-        note = "Fused kernels show only what they give; --ops portable shows every iteration of the bodies."
+        note = "Fused kernels show only their outputs; --ops portable shows every iteration of the bodies."
     return Ledger(tuple(rows), note)
 
 
 def _rows(site: Site, call: Call, own: Call, values: dict[str, Array]) -> list[Row]:
     rows = []
     for step, noisy in zip(call.steps, own.steps, strict=True):
-        # Where a node is one pass the body calls it 1; the schedule knows which it is.
+        # If a node is a single pass, the body numbers it 1; the schedule has its real number.
         iterates = OPERATORS[call.operator].iterates
         inner = step.iteration if iterates else min(step.iteration, 1)
         found = {kind: values[name] for kind, name in site.values.get(inner, {}).items()}
@@ -192,7 +192,7 @@ def _row(layer: str, step: Step, own: Step, found: dict[str, Array]) -> Row:
 
 
 def _parents_first(couplings: Array) -> Array:
-    """``[..., I, M]`` as the bodies have it: ``[N·S, M, I]``."""
+    """``[..., I, M]`` in the layout of the function bodies: ``[N·S, M, I]``."""
     return couplings.reshape(-1, *couplings.shape[-2:]).swapaxes(1, 2)
 
 

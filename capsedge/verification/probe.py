@@ -1,7 +1,7 @@
-"""What routing does inside an ONNX file: a copy of the file that also gives the values of every iteration.
+"""The routing inside an ONNX file: a copy of the file that also outputs the values of every iteration.
 
-The exporter names these values in the function bodies (``schema.marks``); inlining keeps the names and adds a
-number. The file itself is never changed.
+The exporter names these values in the function bodies (``schema.marks``); inlining keeps the names and
+appends a number. The file itself is never changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Site:
     Attributes:
         operator: its type.
         values: iteration -> kind -> name of the graph value in the probe. Iteration 0 is the layer's input.
-        uniform: a first pass, rewritten.
+        uniform: whether it is a rewritten first pass.
     """
 
     operator: str
@@ -39,11 +39,11 @@ class Site:
     uniform: bool = False
 
     def add(self, iteration: int, kind: str, name: str) -> None:
-        """Note a value."""
+        """Record a value."""
         self.values.setdefault(iteration, {})[kind] = name
 
     def takes(self, operator: str, iteration: int, kind: str) -> bool:
-        """Whether a value that comes next in the graph belongs here too."""
+        """Whether a value that comes next in the graph also belongs to this place."""
         return (
             operator == self.operator
             and not self.uniform
@@ -57,11 +57,11 @@ class Probe:
 
     Args:
         path: the file.
-        library: the operator library that runs the nodes. Fused kernels give nothing but their outputs;
-            without a library the function bodies run, and give the values of every iteration.
+        library: the operator library that runs the nodes. Fused kernels show only their outputs; without a
+            library the function bodies run and show the values of every iteration.
 
     Attributes:
-        sites: where it routes, in the graph's order.
+        sites: the places of routing, in the graph's order.
     """
 
     def __init__(self, path: Path, library: Path | None = None) -> None:
@@ -118,7 +118,7 @@ def _site(operator: str) -> Site:
 
 
 def _from_outside(node: onnx.NodeProto) -> Site:
-    """What a node takes and gives."""
+    """The inputs and outputs of a node."""
     operator = operator_of(node.op_type)
     site = _site(operator)
     iterations = next((a.i for a in node.attribute if a.name == "iterations"), 1)
@@ -133,7 +133,7 @@ def _from_outside(node: onnx.NodeProto) -> Site:
 def _opened(
     model: onnx.ModelProto, node: onnx.NodeProto, body: onnx.FunctionProto, number: int
 ) -> Site:
-    """Give a node a function of its own, whose marked values are outputs."""
+    """Give a node its own function, whose marked values are outputs."""
     operator = operator_of(node.op_type)
     site = _site(operator)
     site.add(0, "pose", node.input[0])

@@ -21,14 +21,14 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class Reference:
-    """A module that says what the artefact's outputs should be.
+    """A module that computes the expected outputs of the artefact.
 
     Args:
         module: one of the package's models, or any module that takes the images.
         outputs: names of the artefact's outputs.
 
     Attributes:
-        module: a copy in evaluation mode, FP32; the given module is left as it is.
+        module: a copy in FP32 and evaluation mode; the given module is not changed.
     """
 
     def __init__(self, module: nn.Module, outputs: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ class Reference:
             raise UsageError(
                 f"The reference has no output {', '.join(missing)}.",
                 f"Its outputs: {', '.join(tensors)}.",
-                "Name the module that the file was exported from.",
+                "Give the module that the file was exported from.",
             )
         return {name: tensors[name].numpy() for name in self.outputs}
 
@@ -83,10 +83,10 @@ class Reference:
 
 
 def find_checkpoint(metadata: ModelMetadata | None) -> Path:
-    """The package's checkpoint that a file says it was exported from.
+    """The checkpoint in the package that a file was exported from, according to its metadata.
 
     Raises:
-        UsageError: the file names none, or none of the package's.
+        UsageError: the file names no checkpoint, or one that is not in the package.
     """
     stated = metadata.checkpoint_sha256 if metadata is not None else ""
     if metadata is not None and stated:
@@ -95,12 +95,10 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
         path = zoo_checkpoint(metadata.routing)
         if path.is_file() and sha256(path) == stated:
             return path
-    why = (
-        f"It was exported from a checkpoint with the SHA-256 {stated}, which is none of the zoo's."
-    )
+    why = f"It was exported from a checkpoint with the SHA-256 {stated}, which is not in the zoo."
     raise UsageError(
         "There is no reference to compare with.",
-        why if stated else "The file does not say which checkpoint it was exported from.",
+        why if stated else "The file does not state the checkpoint that it was exported from.",
         "Name it with --checkpoint.",
     )
 
@@ -109,7 +107,7 @@ def check_origin(metadata: ModelMetadata | None, checkpoint: Path, checksum: str
     """Refuse a checkpoint that the artefact was not exported from.
 
     Raises:
-        ArtefactError: the file's metadata carries another checksum.
+        ArtefactError: the file's metadata states another checksum.
     """
     stated = metadata.checkpoint_sha256 if metadata is not None else ""
     if stated and stated != checksum:

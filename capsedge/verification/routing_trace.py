@@ -1,4 +1,4 @@
-"""What routing does inside the reference: couplings, poses and lengths after every iteration."""
+"""The routing inside the reference: couplings, poses and lengths after every iteration."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Array = NDArray[Any]
 
 @dataclass
 class Step:
-    """Values after one routing iteration; iteration 0 is what the layer is given.
+    """Values after one routing iteration; iteration 0 is the layer's input.
 
     Attributes:
         pose: of the parents (iteration 0: of the children), positions before types.
-        couplings: ``[..., I, M]``; None where there are none.
-        length: of the capsules: activations with EM, else norms of the poses.
+        couplings: ``[..., I, M]``; None if there are none.
+        length: of the capsules: activations with EM, otherwise norms of the poses.
     """
 
     iteration: int
@@ -39,10 +39,10 @@ class Call:
     Attributes:
         operator: its ONNX type.
         layer: name of the module whose weight it uses.
-        steps: iteration 0 and every iteration that this call makes.
+        steps: iteration 0 and every iteration of this call.
         uniform: attention without parents: the first pass.
         sources: the calls that made its children and, with attention, its parents; None for other sources.
-        live: whether what it makes reaches the last call.
+        live: whether its results reach the last call.
     """
 
     operator: str
@@ -85,7 +85,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
         self._made: dict[int, Call] = {}
         self._passes: dict[str, int] = {}
-        self._alive: list[Tensor] = []  # no address is used twice while it identifies a call
+        self._alive: list[Tensor] = []  # kept, so that no address that identifies a call is reused
         unrolled: dict[str, Callable[..., Call]] = {
             "DynamicRouting": self._dynamic,
             "EMRouting": self._em,

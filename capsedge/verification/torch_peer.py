@@ -1,7 +1,6 @@
 """The trained model itself in eager PyTorch, as a peer of ``capsedge profile --compare torch``.
 
-A worker of ``capsedge.runtime.profiling.driver``, which knows it by its name only: the runtime never imports
-torch.
+A worker of ``capsedge.runtime.profiling.driver``, which knows only its name: the runtime never imports torch.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def checkpoint_of(session: Session, named: Path | None) -> Path:
     """The checkpoint of the model that a session runs.
 
     Args:
-        named: by the caller; None for the zoo's.
+        named: the checkpoint given by the caller; None for the zoo's.
 
     Raises:
         UsageError: there is no such file, or none is named and the zoo has none.

@@ -50,15 +50,15 @@ class BuildOptions:
     """How to build.
 
     Attributes:
-        precision: what the engine must have; None for what the file has.
-        plugin: ``fused`` uses the plugin library, ``native`` does not, ``auto`` does where it is there. An
+        precision: precision that the engine must have; None for the file's.
+        plugin: ``fused`` uses the plugin library, ``native`` does not, ``auto`` does if it is installed. An
             engine needs the same plugin library wherever it runs, so ``auto`` is ``native`` for
             ``tensorrt-rtx``.
-        batch: smallest, best and largest batch, all the same for a fixed one; None for the file's, or 1.
+        batch: smallest, best and largest batch, all equal for a fixed batch; None for the file's, or 1.
         workspace: bytes of scratch memory that TensorRT may use; None for all.
-        timing_cache: file with timings, read if it is there, written afterwards.
+        timing_cache: file with timings, read if it exists, written afterwards.
         optimization_level: TensorRT's, 0 to 5.
-        device: number of the GPU; of no use for ``tensorrt-rtx``.
+        device: number of the GPU; not used for ``tensorrt-rtx``.
         target: ``tensorrt``, or ``tensorrt-rtx`` for an engine that several kinds of GPU run.
         compute_capabilities: of those GPUs; empty for `DEFAULT_CAPABILITIES`.
     """
@@ -79,9 +79,9 @@ class BuildReport:
     """What was built; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
-        path: the engine; its passport lies beside it.
-        passport: what the engine is, for which GPUs, and how to build it again.
-        warnings: what TensorRT warned of.
+        path: the engine; its passport is beside it.
+        passport: the kind of engine, its GPUs, and how to build it again.
+        warnings: TensorRT's warnings.
     """
 
     path: Path
@@ -111,7 +111,7 @@ def build(
         source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
         target: the engine, ``*.engine``; its passport goes beside it.
         report: told the progress: share, phase, seconds left.
-        shown: how the command that builds the same again names the file; as ``source`` by default.
+        shown: name of the file in the command that builds the engine again; ``source`` by default.
 
     Raises:
         UsageError: an option is wrong, or the file has another precision than asked for.
@@ -216,9 +216,9 @@ def _check(options: BuildOptions) -> None:
     low, best, high = options.batch or (1, 1, 1)
     if not 1 <= low <= best <= high:
         raise UsageError(
-            f"Batch {low}:{best}:{high}.",
-            "Wanted: smallest, best and largest batch, each at least 1 and not below the one before.",
-            "Give for instance `--dynamic-batch 1:8:32`.",
+            f"Bad batch {low}:{best}:{high}.",
+            "It takes smallest, best and largest batch, each at least 1 and not below the one before.",
+            "Use for example `--dynamic-batch 1:8:32`.",
         )
     if options.plugin not in PLUGIN_MODES:
         raise UsageError(
@@ -226,7 +226,9 @@ def _check(options: BuildOptions) -> None:
         )
     if options.optimization_level not in _LEVELS:
         raise UsageError(
-            f"Optimization level {options.optimization_level}.", "TensorRT knows 0 to 5.", "Use 3."
+            f"Bad optimization level {options.optimization_level}.",
+            "TensorRT has levels 0 to 5.",
+            "Use 3.",
         )
     if options.target not in TARGETS:
         raise UsageError(f"Unknown target '{options.target}'.", "", f"Known: {', '.join(TARGETS)}.")
@@ -234,19 +236,19 @@ def _check(options: BuildOptions) -> None:
         for given, name in ((options.timing_cache, "timing-cache"), (options.device, "device")):
             if given:
                 raise UsageError(
-                    f"--{name} with --target {TENSORRT_RTX}.",
+                    f"--{name} does not apply to --target {TENSORRT_RTX}.",
                     "TensorRT-RTX builds ahead of time: no kernel is timed and no GPU is used.",
                     "Leave it out.",
                 )
     elif options.compute_capabilities:
         raise UsageError(
-            f"--compute-capability with --target {options.target}.",
+            f"--compute-capability does not apply to --target {options.target}.",
             "An engine of TensorRT is for the GPU that it is built on.",
             f"Add `--target {TENSORRT_RTX}` for an engine that several kinds of RTX GPU run.",
         )
     if options.workspace is not None and options.workspace < 1 << 20:
         raise UsageError(
-            f"A workspace of {options.workspace} bytes.",
+            f"A workspace of {options.workspace} bytes is too small.",
             "TensorRT needs at least 1 MiB.",
             "Give for instance `--workspace 1G`, or leave it out.",
         )
@@ -278,7 +280,7 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
     if library is None and mode == "fused":
         raise EnvironmentProblem(
             "The TensorRT plugin library of capsedge is not installed.",
-            f"{NAME} is compiled where nvcc and TensorRT's headers are.",
+            f"{NAME} is compiled where nvcc and TensorRT's headers are installed.",
             "Compile it (docs/tensorrt.md), or build with `--plugin native`, which needs nothing compiled.",
         )
     return library

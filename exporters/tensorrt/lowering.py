@@ -69,7 +69,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     for node in operator_nodes(copy):
         body = bodies.get((node.op_type, node.overload))
         operator = operator_of(node.op_type)
-        # Of parents that are zero one product is left, for which no plugin is needed.
+        # With zero parents only one product is left, which needs no plugin.
         if operator in PLUGINS and not (body and without_parents(node, constants, {})):
             kept.append(node)
         elif body is None:
@@ -125,7 +125,7 @@ def has_plugins(model: onnx.ModelProto) -> bool:
 
 
 def check(model: onnx.ModelProto) -> None:
-    """Refuse what TensorRT cannot parse, before minutes are spent.
+    """Refuse models that TensorRT cannot parse, before minutes are spent.
 
     Raises:
         UnsupportedModelError: the file was made for another target.
@@ -155,7 +155,7 @@ def check(model: onnx.ModelProto) -> None:
 def _other_target(why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         "The model was quantized for another target than TensorRT.",
-        f"{why} TensorRT takes INT8 with zero point 0 only.",
+        f"{why} TensorRT accepts INT8 only with the zero point 0.",
         "Quantize it for TensorRT: `capsedge quantize --target tensorrt`.",
     )
 

@@ -1,4 +1,4 @@
-"""Names for the nodes that TensorRT gets, by the layers of the model; an engine's layers tell them."""
+"""Names for the nodes given to TensorRT, by the layers of the model; an engine's layers report them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capsedge.runtime.reading.onnx_structure import Graph, Node, read_structure
 def name_nodes(model: onnx.ModelProto, source: Path) -> None:
     """Name the nodes of a lowered model after the layers of the file that it was made from.
 
-    Nodes of files that do not tell their layers keep their names.
+    Nodes of files that do not name their layers keep their names.
     """
     running = Graph(nodes=[_node(node) for node in model.graph.node])
     found = places(read_structure(source), running)

@@ -72,7 +72,7 @@ def count_products(layers: Iterable[Layer]) -> dict[str, int]:
 
 
 def compare(asked: str, layers: Sequence[Layer]) -> None:
-    """Hold the engine to what was asked.
+    """Check that the engine has the requested precision.
 
     INT8 means a convolution or a matrix product with INT8 inputs: a quantizer alone has INT8 data too, and
     computes nothing.
@@ -91,13 +91,13 @@ def compare(asked: str, layers: Sequence[Layer]) -> None:
         if kind == "INT8"
         else f"none with {kind}"
         for kind in absent
-    ] + [f"{kind} was not asked for" for kind in extra]
+    ] + [f"{kind} was not requested" for kind in extra]
     unknown = sum(not layer.types for layer in computing(layers))
     if unknown:
-        words.append(f"of {unknown} layers TensorRT tells no type")
+        words.append(f"TensorRT does not report the types of {unknown} layers")
     listed = ", ".join(f"{n} layers with {kind}" for kind, n in counts.items()) or "no layer"
     raise ParityError(
-        f"TensorRT did not build what was asked: {asked}.",
+        f"TensorRT did not build the requested precision: {asked}.",
         f"It built {listed}; {'; '.join(words)}.",
         "Nothing was written. Check the file's types with `capsedge inspect`, and report this with "
         "the version of TensorRT.",

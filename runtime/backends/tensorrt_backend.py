@@ -43,7 +43,7 @@ class TensorRTBackend:
         self, path: Path, device: int = 0, *, contexts: int = CONTEXTS, graphs: bool = True
     ) -> None:
         if contexts < 1:
-            raise UsageError(f"contexts is {contexts}.", "Wanted: 1 or more.", "Leave it out.")
+            raise UsageError(f"contexts is {contexts}.", "It must be 1 or more.", "Leave it out.")
         self.engine = LoadedEngine(path, device)
         self._path, self._device, self._cuda = path, device, self.engine.cuda
         self.inputs, self.outputs = self.engine.inputs, self.engine.outputs

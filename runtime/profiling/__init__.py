@@ -1,6 +1,6 @@
-"""Where every microsecond goes: latency, memory and time per operator of a loaded model.
+"""Profiling: latency, memory and time per operator of a loaded model.
 
-`profile` measures a session and returns a `ProfileReport`. Each subject has a file of its own: measuring
+`profile` measures a session and returns a `ProfileReport`. Each subject has its own file: measuring
 (``measure``, ``startup``, ``memory``), statistics, operators and their layers, costs and the machine's
 peaks, comparison with peers, and the writers (markdown, HTML, PNG, trace).
 """

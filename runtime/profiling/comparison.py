@@ -1,9 +1,9 @@
-"""Backends and models side by side, fairly.
+"""Fair comparison of backends and models.
 
-Each runs in a process of its own, on the same inputs with as many threads. Outputs are compared before
-anything is timed. Then they take turns (A B C A B C ...), so that a drift of the machine meets all of
-them; at every change there is a pause, because threads of the one before may still spin (OpenMP's do for
-200 ms), and a warm-up.
+Each runs in its own process, on the same inputs and with the same number of threads. Outputs are compared
+before anything is timed. Then they take turns (A B C A B C ...), so that a drift of the machine affects all
+of them equally; every change includes a pause, because threads of the previous one may still spin (OpenMP's
+do for 200 ms), and a warm-up.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ CAPSEDGE = "capsedge"
 
 @dataclass(frozen=True)
 class Entrant:
-    """One that takes part.
+    """A participant of a comparison.
 
     Attributes:
-        name: shown.
-        specification: what its worker runs; inputs and answer are filled in here.
-        computes: what model; outputs of entrants with the same are compared.
-        module: of its worker.
+        name: its name in reports.
+        specification: the specification of its worker; inputs and answer are filled in here.
+        computes: the model that it computes; the outputs of entrants with the same model are compared.
+        module: the module of its worker.
     """
 
     name: str
@@ -67,18 +67,18 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured of one entrant.
+    """The measurements of one entrant.
 
     Attributes:
         name, model: as given.
-        version: of its packages, in its own words.
+        version: the versions of its packages, as it states them.
         difference: from the first entrant of the same model: the largest over all outputs, each relative
             to the output's largest magnitude; 0 for the first itself.
-        problem: why it was not timed; empty where it was.
-        samples: seconds of every counted run.
-        latency: their statistics; None where it was not timed.
+        problem: why it was not timed; empty if it was.
+        samples: seconds of every timed run.
+        latency: their statistics; None if it was not timed.
         cold_start_ms: from starting its process to the first outputs.
-        peak_bytes: the most memory its process had.
+        peak_bytes: the most memory that its process used.
     """
 
     name: str
@@ -103,11 +103,11 @@ class Comparison:
 
     @property
     def failed(self) -> tuple[Entry, ...]:
-        """Those whose outputs differ too much."""
+        """The entries whose outputs differ too much."""
         return tuple(entry for entry in self.entries if entry.problem)
 
     def ratio(self, entry: Entry) -> float | None:
-        """How many times the first entrant's median; None where one was not timed."""
+        """The median relative to the first entrant's; None if either was not timed."""
         first = self.entries[0].latency
         if first is None or entry.latency is None:
             return None
@@ -135,15 +135,15 @@ def check_installed(peers: Sequence[str], known: Sequence[str] = tuple(PACKAGES)
     """Refuse peers that are unknown or not installed, before any work.
 
     Raises:
-        UsageError: an unknown name.
-        EnvironmentProblem: its package is missing.
+        UsageError: a peer is unknown.
+        EnvironmentProblem: the package of a peer is missing.
     """
     for peer in peers:
         if peer not in known:
             raise UsageError(
                 f"Unknown peer '{peer}'.",
                 f"Known: {', '.join(known)}.",
-                "Use --compare ort,openvino.",
+                "Use for example --compare ort,openvino.",
             )
         if not installed_version(PACKAGES[peer]):
             raise EnvironmentProblem(
@@ -162,9 +162,9 @@ def compare(
     """Check parity, then measure in turns.
 
     Args:
-        entrants: the first one is what the others are related to.
-        feeds: the inputs of all.
-        limits: ``duration`` and ``iterations`` are of each entrant, over all rounds.
+        entrants: the others are compared with the first.
+        feeds: the inputs of all entrants.
+        limits: ``duration`` and ``iterations`` apply to each entrant, over all rounds.
 
     Raises:
         EnvironmentProblem: a worker does not start or fails.
@@ -239,8 +239,8 @@ def difference(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[A
     common = [name for name in wanted if name in found]
     if not common or any(found[n].shape != wanted[n].shape for n in common):
         raise EnvironmentProblem(
-            "A peer's outputs are not those of the model.",
-            f"It gives {sorted(found)}, the model {sorted(wanted)}.",
+            "The outputs of a peer do not match those of the model.",
+            f"It has {sorted(found)}, the model has {sorted(wanted)}.",
             "Leave that peer out of --compare.",
         )
     return max(

@@ -1,4 +1,4 @@
-"""The other end of a worker's pipes."""
+"""The driver of a worker, at the other end of its pipes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ WORKER = "capsedge.runtime.profiling.worker"
 
 
 class Worker:
-    """A backend in a process of its own. Use as a context manager.
+    """A backend in its own process. Use as a context manager.
 
     Args:
         specification: what it runs.
-        module: the worker's module, for peers that are not in the runtime.
+        module: the worker's module, for peers outside the runtime.
 
     Attributes:
-        first: what it said of loading and of the first inference.
+        first: its report on loading and on the first inference.
         cold_start: seconds from starting the process to the first outputs.
 
     Raises:
-        CapsedgeError: it did not start; the cause is the worker's own words.
+        CapsedgeError: it did not start; the cause is as the worker reports it.
     """
 
     def __init__(self, specification: Specification, module: str = WORKER) -> None:
@@ -64,23 +64,23 @@ class Worker:
         self.close()
 
     def round(self, limits: Limits) -> tuple[NDArray[np.float64], dict[str, Any]]:
-        """Let it run; its times in seconds, and its memory."""
+        """Let it run; returns its times in seconds, and its memory."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended; reading says why
+        with suppress(BrokenPipeError):  # it has ended; reading its output gives the reason
             self._process.stdin.write(json.dumps(asdict(limits)) + "\n")
             self._process.stdin.flush()
         said = self._read()
         return np.array(said.pop("seconds")), said
 
     def outputs(self) -> dict[str, NDArray[Any]]:
-        """Its answer to the inputs."""
+        """Its outputs for the inputs."""
         with np.load(self.specification.answer) as archive:
             return {name: archive[name] for name in archive.files}
 
     def close(self) -> None:
         """End the process."""
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it ended before it took what was written
+            with suppress(BrokenPipeError):  # it ended before it read everything
                 self._process.stdin.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -93,7 +93,7 @@ class Worker:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        # Peers print on the standard output too; theirs are not JSON documents.
+        # Peers also print to the standard output; their lines are not JSON documents.
         for line in self._process.stdout:
             if line.startswith("{"):
                 said: dict[str, Any] = json.loads(line)
@@ -110,7 +110,7 @@ class Worker:
 
 
 def write_inputs(folder: Path, feeds: dict[str, NDArray[Any]]) -> Path:
-    """The inputs as a file that workers read."""
+    """Write the inputs to a file that workers read."""
     path = folder / "inputs.npz"
     np.savez(path, **feeds)  # type: ignore[arg-type]
     return path

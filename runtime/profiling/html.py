@@ -1,4 +1,4 @@
-"""A report as one HTML file: no script, no network, light and dark by the reader's setting."""
+"""A report as one HTML file: no script, no network, light or dark by the reader's setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capsedge.runtime.profiling.style import STYLE
 from capsedge.runtime.profiling.tables import Table
 from capsedge.runtime.units import milliseconds, size
 
-SHOWN = 14  # layers with a bar; the table has all
+SHOWN = 14  # layers with a bar; the table lists all
 
 
 def html(report: ReportData) -> str:
@@ -50,8 +50,8 @@ def _run(run: Run, report: ReportData) -> str:
             roof = svg.roofline(run.operators.operators, report.peaks)
             if roof:
                 note = (
-                    "Each circle is an operator, its area the time it takes; on the roof it cannot "
-                    "be faster."
+                    "Each circle is an operator; its area is its time. An operator on the roof "
+                    "cannot be faster."
                 )
                 charts.append(_figure("Roofline", roof, note))
     charts += [
@@ -72,7 +72,7 @@ def _figures(run: Run) -> str:
     cells = [
         ("median", f"{milliseconds(run.latency.median)} ms"),
         ("p99", f"{milliseconds(run.latency.p99)} ms"),
-        ("images a second", f"{run.throughput:.0f}"),
+        ("images per second", f"{run.throughput:.0f}"),
         ("variation", f"{run.latency.cv:.1%}"),
     ]
     if run.startup is not None:
@@ -152,7 +152,8 @@ def _comparison(found: Comparison) -> str:
     table = tables.comparison(found)
     return (
         f'<section><h2>{escape(table.title)}</h2><div class="bars">{bars}</div>'
-        f"<p>Medians. The same inputs, in turns, outputs compared before. {escape(versions)}.</p>"
+        f"<p>Medians of runs in turns on the same inputs, after outputs were compared. "
+        f"{escape(versions)}.</p>"
         f"{_details('Comparison', table)}</section>"
     )
 

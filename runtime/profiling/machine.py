@@ -1,5 +1,4 @@
-"""What this machine can do at most, measured: multiply-adds and memory traffic, and what timing an
-operator costs."""
+"""Measured limits of this machine: multiply-adds and memory traffic, and the cost of timing an operator."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ CHAIN_RUNS, CHAIN_LEAST, CHAIN_SECONDS = 200, 10, 2.0
 
 @dataclass(frozen=True)
 class Peaks:
-    """The best that was measured, with as many threads as the model has.
+    """The best measurements, with as many threads as the model uses.
 
     Attributes:
-        operations: FP32 operations a second (a multiply-add is two), of a large matrix product in ONNX
+        operations: FP32 operations per second (a multiply-add is two) of a large matrix product in ONNX
             Runtime.
-        bandwidth: bytes a second read and written, of a copy too large for the caches.
+        bandwidth: bytes per second read and written by a copy too large for the caches.
     """
 
     operations: float
@@ -69,7 +68,7 @@ def _bandwidth(threads: int) -> float:
     ]
     with ThreadPoolExecutor(
         threads
-    ) as pool:  # numpy lets go of the interpreter's lock while it copies
+    ) as pool:  # numpy releases the interpreter's lock while it copies
         seconds = _best(lambda: list(pool.map(lambda p: np.copyto(*p), parts)), COPY_SECONDS)
     return 2.0 * source.nbytes / seconds
 
@@ -86,11 +85,11 @@ def _best(run: Any, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Overheads:
-    """What is not work of the operators.
+    """Time that is not work of the operators.
 
     Attributes:
-        call_ms: of calling ONNX Runtime with one input and fetching one output.
-        timing_us: what its profiler adds to the time that it states for an operator.
+        call_ms: time of calling ONNX Runtime with one input and fetching one output.
+        timing_us: time that its profiler adds to the reported time of an operator.
     """
 
     call_ms: float
@@ -100,9 +99,9 @@ class Overheads:
 def overheads(threads: int) -> Overheads:
     """Measure both, with a chain of operators that do nearly nothing.
 
-    The profiler's own bookkeeping lies inside the time that it states, several microseconds an operator.
-    The chain is run with and without it; the difference per operator is the cost. What an operator really
-    takes there, its dispatch included, is not taken away. A chain of one operator gives the cost of the
+    The profiler's own bookkeeping is included in the times that it reports, several microseconds per
+    operator. The chain is run with and without it; the difference per operator is the cost. The real time
+    of an operator, including its dispatch, is not subtracted. A chain of one operator gives the cost of the
     call.
     """
     import onnxruntime as ort

@@ -9,7 +9,7 @@ from capsedge.runtime.profiling.tables import Table
 
 
 def markdown(report: ReportData) -> str:
-    """Machine, latency, start and memory, then each run's groups, layers and warnings, then comparisons."""
+    """Machine, latency, start and memory; groups, layers and warnings of each run; then comparisons."""
     m = report.machine
     lines = [
         "# Profile",

@@ -1,4 +1,4 @@
-"""Taking times: warm up, then run until the duration and the number of runs are reached."""
+"""Timing: warm up, then run until the duration and the number of runs are reached."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Limits:
     """How long to measure.
 
     Attributes:
-        warmup: seconds of runs that are not counted.
-        duration: seconds of runs that are counted.
-        iterations: runs that are counted, whatever the duration.
+        warmup: seconds of runs that are not timed.
+        duration: seconds of timed runs.
+        iterations: least number of timed runs, whatever the duration.
     """
 
     warmup: float = 0.5
@@ -40,8 +40,7 @@ def take_times(run: Callable[[], Any], limits: Limits) -> NDArray[np.float64]:
 def timed_runs(
     run: Callable[[], Any], duration: float, least: int = 1, most: int | None = None
 ) -> NDArray[np.float64]:
-    """Seconds of each run: at least so many runs, for at least so many seconds, but no more than ``most``
-    runs."""
+    """Seconds of each run: runs until both the number and the duration are reached, or ``most`` runs."""
     clock = time.perf_counter
     samples: list[float] = []
     end = clock() + duration
@@ -55,11 +54,10 @@ def timed_runs(
 
 
 def processor_speed() -> float:
-    """Rounds a second of a fixed piece of arithmetic in one thread, the best of a few: tells speed states
-    apart.
+    """Rounds per second of a fixed computation in one thread, the best of a few: distinguishes speed states.
 
-    Files under /sys tell the frequency where there is one; in virtual machines there is none, and
-    neighbours slow the processor without changing it.
+    Files under /sys state the frequency if there is one; virtual machines have none, and their neighbours
+    slow the processor without changing its frequency.
     """
     values = np.linspace(0.5, 1.5, _PROBE_SIZE)
     best, until = np.inf, time.perf_counter() + PROBE_SECONDS

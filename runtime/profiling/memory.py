@@ -11,20 +11,20 @@ _STATUS = Path("/proc/self/status")
 
 
 def resident() -> int | None:
-    """Resident memory of this process now, in bytes; None where the system does not tell."""
+    """Resident memory of this process now, in bytes; None if the system does not report it."""
     return _field("VmRSS:")
 
 
 def peak_resident() -> int | None:
-    """The most resident memory that this process has had, in bytes; None where the system does not tell.
+    """The peak resident memory of this process, in bytes; None if the system does not report it.
 
-    Not getrusage's, which starts with what the parent had when it made this process.
+    Unlike the value of getrusage, it does not start from the memory of the parent process.
     """
     return _field("VmHWM:")
 
 
 def device_memory() -> int | None:
-    """Memory of NVIDIA GPUs that this process holds, in bytes; None without ``nvidia-smi``."""
+    """Memory that this process uses on NVIDIA GPUs, in bytes; None without ``nvidia-smi``."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -1,4 +1,4 @@
-"""ONNX Runtime with its own profiler: sessions like a given one, that say what each operator took."""
+"""ONNX Runtime with its own profiler: sessions like a given one that report the time of each operator."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from capsedge.runtime.reading.onnx_structure import Structure, read_structure
 from capsedge.runtime.session import Session
 
 Feeds = dict[str, NDArray[Any]]
-_FATAL = 4  # log severity: ONNX Runtime warns that a file with the optimized graph fits this machine alone
+_FATAL = 4  # log severity: hides the warning that the optimized graph is for this machine only
 _SUFFIX = "_kernel_time"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """How a session runs: what another one needs to run alike."""
+    """The settings of a session, with which another one runs in the same way."""
 
     threads: int
     providers: list[str]
@@ -45,15 +45,15 @@ class Event:
     """One operator in one run.
 
     Attributes:
-        name: as ONNX Runtime names the node.
+        name: ONNX Runtime's name of the node.
         kind: operator type.
         start: microseconds since the profiler was started.
-        duration: microseconds, whole ones, with what taking the time costs.
+        duration: whole microseconds, including the cost of timing.
         outputs: shape and element type of each output.
-        provider: of ONNX Runtime, that ran it.
-        arena: bytes asked for of ONNX Runtime's allocator and in use after it, its inputs included;
-            None in versions that do not say.
-        arena_delta: what the operator added to them.
+        provider: ONNX Runtime's provider that ran it.
+        arena: bytes requested from ONNX Runtime's allocator and in use after it, its inputs included;
+            None in versions that do not report it.
+        arena_delta: bytes that the operator added to them.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Event:
 
 @dataclass
 class Recording:
-    """What ONNX Runtime's profiler wrote of some runs.
+    """The output of ONNX Runtime's profiler for some runs.
 
     Attributes:
         runs: the operators of each run, in order.
-        graph: the optimized graph that ran; None where ONNX Runtime cannot write it.
+        graph: the optimized graph that ran; None if ONNX Runtime cannot write it.
     """
 
     runs: list[list[Event]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Recording:
 
 
 def configuration(session: Session) -> Configuration:
-    """How a session runs.
+    """The configuration of a session.
 
     Raises:
         UsageError: it does not run in ONNX Runtime.
@@ -88,7 +88,7 @@ def configuration(session: Session) -> Configuration:
     inner = getattr(session._backend, "_session", None)
     if inner is None or not hasattr(inner, "get_session_options"):
         raise UsageError(
-            f"{session.path} is not run by ONNX Runtime.",
+            f"{session.path} does not run in ONNX Runtime.",
             "Time by operator comes from ONNX Runtime's profiler.",
             "Profile the ONNX file that it was built from, or use --no-operators.",
         )
@@ -103,9 +103,9 @@ def configuration(session: Session) -> Configuration:
 
 
 class ProfiledSession:
-    """A second session over the same bytes, with ONNX Runtime's profiler on.
+    """A second session for the same bytes, with ONNX Runtime's profiler on.
 
-    Use as a context manager: what it writes meanwhile lies in a temporary folder.
+    Use as a context manager: its files are written to a temporary folder.
     """
 
     def __init__(self, model: bytes, how: Configuration, keep_graph: bool = True) -> None:
@@ -149,16 +149,16 @@ class ProfiledSession:
         return outputs
 
     def finish(self) -> Recording:
-        """Stop the profiler and read what it wrote.
+        """Stop the profiler and read its output.
 
         Raises:
-            EnvironmentProblem: it could not write all.
+            EnvironmentProblem: it could not write all of its output.
         """
         try:
             events = json.loads(Path(self._session.end_profiling()).read_text())
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(
-                "The profile of ONNX Runtime is not whole.",
+                "The profile of ONNX Runtime is not complete.",
                 "It writes to the folder of temporary files, which may be full or limited.",
                 "Free some space, or name another folder: TMPDIR=/path.",
             ) from error

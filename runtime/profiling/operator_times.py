@@ -26,27 +26,27 @@ from capsedge.runtime.reading.onnx_structure import Graph, Structure, read_struc
 from capsedge.runtime.session import Session
 from capsedge.schema.names import operator_of
 
-WARMUP = 3  # runs at least at the start of each turn that are not counted
+WARMUP = 3  # least number of runs at the start of each turn that are not timed
 PAUSE, SETTLE = 0.02, 0.05  # seconds without and with runs before each turn
 ROUNDS = 5  # in which plain and profiled runs take turns
-SECONDS = 2.0  # of profiled and plain runs together, but one run each a round at least
-MOST_RUNS = 400  # of the profiled session; its events lie in memory
+SECONDS = 2.0  # of all profiled and plain runs, but at least one run of each per round
+MOST_RUNS = 400  # of the profiled session, whose events are kept in memory
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the graph that runs.
+    """One operator of the executed graph.
 
     Attributes:
-        name, kind: as ONNX Runtime names it, and its type.
+        name, kind: ONNX Runtime's name of it, and its type.
         layer, group, iteration, label: where it belongs (``layers``); empty in files of other tools.
-        microseconds: what it takes, the profiler's own cost taken away: the mean over the middle half
-            of the runs, by their sum.
-        share: of the sum over all operators.
-        operations, bytes: per run, of the whole batch.
-        attainable: microseconds it would take at the machine's measured peaks; None without them.
+        microseconds: its time without the profiler's own cost: the mean over the middle half of the runs,
+            ordered by their sum.
+        share: share of the sum over all operators.
+        operations, bytes: per run of the whole batch.
+        attainable: microseconds that it would take at the machine's measured peaks; None without them.
         bound: ``compute`` or ``memory``, whichever peak is nearer; empty without peaks.
-        provider: of ONNX Runtime, that ran it.
+        provider: ONNX Runtime's provider that ran it.
     """
 
     name: str
@@ -75,18 +75,18 @@ class Span:
 
 @dataclass
 class OperatorTimes:
-    """What the operators took, beside what a whole run took meanwhile.
+    """The times of the operators, and of whole runs in the same period.
 
     Attributes:
         operators: in the order in which they run.
-        median_ms: of whole runs without the profiler, in turns with the profiled ones.
-        sum_ms: of the operators.
-        call_ms: of the call around the operators, feeding and fetching; measured with a model of one
+        median_ms: median time of whole runs without the profiler, in turns with the profiled ones.
+        sum_ms: sum over the operators.
+        call_ms: time of the call around the operators, feeding and fetching; measured with a model of one
             operator.
-        timing_cost_us: what was taken away from each operator.
-        runs: profiled runs counted.
-        arena_peak: the most bytes that intermediate values took; None where ONNX Runtime does not say.
-        spans: of a few runs.
+        timing_cost_us: the cost of timing that was subtracted from each operator.
+        runs: number of profiled runs that count.
+        arena_peak: the most bytes that intermediate values took; None if ONNX Runtime does not report it.
+        spans: the operators of a few runs.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -100,7 +100,7 @@ class OperatorTimes:
 
     @property
     def attributed(self) -> float:
-        """Operators and the call around them, over the median of whole runs; 1 where all is accounted
+        """Operators and the call around them, over the median of whole runs; 1 if all time is accounted
         for."""
         return (self.sum_ms + self.call_ms) / self.median_ms if self.median_ms else 0.0
 
@@ -154,8 +154,8 @@ def _take_turns(
 
 
 def _settle(run: Callable[[], Any]) -> int:
-    """Let the other session's threads stop spinning and one's own spread over the cores; how many runs it
-    took."""
+    """Let the other session's threads stop spinning and this session's spread over the cores; returns the
+    number of runs that it took."""
     time.sleep(PAUSE)
     return len(timed_runs(run, SETTLE, WARMUP))
 
@@ -176,10 +176,10 @@ def _assemble(
     where = places(written, running) if running is not None else [Place() for _ in first]
     values = _values(running, first, feeds) if running is not None else {}
     durations = np.array([[e.duration for e in run] for run in same], dtype=np.float64)
-    # On a GPU operators are queued, and the profiler's cost hides behind them.
+    # On a GPU operators are queued, which hides the profiler's cost.
     around = overheads(how.threads) if how.on_cpu else Overheads(0.0, 0.0)
     bias = around.timing_us
-    # The runs whose sums lie in the middle: what they sum to is comparable with the median of whole runs.
+    # The runs whose sums lie in the middle: their sum is comparable with the median of whole runs.
     order = np.argsort(durations.sum(axis=1))
     middle = order[len(order) // 4 : len(order) - len(order) // 4]
     taken = [max(0.0, float(t) - bias) for t in durations[middle].mean(axis=0)]
@@ -234,9 +234,9 @@ def _operator(
 def arena_peak(runs: list[list[Event]]) -> int | None:
     """The most bytes that intermediate values and outputs took, in the first run of a session.
 
-    Later runs get one block for all of them, planned from the first one's sizes.
+    Later runs get one block for all values, planned from the sizes in the first run.
 
-    ONNX Runtime's allocator also holds some weights; what was in use before the first operator is taken away.
+    ONNX Runtime's allocator also holds some weights; memory in use before the first operator is subtracted.
     """
     events = [event for run in runs for event in run]
     if not events or events[0].arena is None or events[0].arena_delta is None:
@@ -254,7 +254,7 @@ def _matching(optimized: Structure | None, events: list[Event]) -> Graph | None:
 
 
 def _values(running: Graph, events: list[Event], feeds: Feeds) -> dict[str, Tensor]:
-    """Shape and type of every value, as the run had them."""
+    """Shape and type of every value in the run."""
     values = {name: Tensor(str(array.dtype), array.shape) for name, array in feeds.items()}
     for stored in running.initializers:
         shape = tuple(int(d) for d in stored.shape or ())

@@ -1,9 +1,9 @@
-"""LiteRT and MNN behind one function each: a file in, what runs it out.
+"""LiteRT and MNN, each behind a function that loads a file and returns a function that runs it.
 
-Needs numpy and the runtime alone, nothing of this package, so that the portability benchmark can load this
-file into an interpreter that has no more. Converters write into a temporary folder that goes with the
-process; none is asked through a command of its own: ``mnnconvert`` would install packages and report to
-its maker.
+Needs only numpy and the peer's runtime, nothing of this package, so that the portability benchmark can load
+this file into an interpreter that has no more. Converters write into a temporary folder that is removed with
+the process; they are not called by their commands: ``mnnconvert`` would install packages and report to its
+maker.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OWN_FILES = {"litert": ".tflite", "mnn": ".mnn"}  # which need no conversion
 
 
 def load_litert(model: str, threads: int) -> tuple[Run, str]:
-    """LiteRT with XNNPACK, of a ``.tflite`` file or of an ONNX file of constant shapes, by onnx2tf.
+    """LiteRT with XNNPACK, for a ``.tflite`` file or, through onnx2tf, an ONNX file of constant shapes.
 
     Raises:
         ImportError: onnx2tf or ai-edge-litert is not installed.
-        ValueError: onnx2tf made no file.
+        ValueError: onnx2tf wrote no file.
     """
     from ai_edge_litert.interpreter import Interpreter
 
@@ -75,7 +75,7 @@ def _channels_last(value: Any, shape: Any) -> Any:
 
 
 def load_mnn(model: str, threads: int) -> tuple[Run, str]:
-    """MNN in FP32, of an ``.mnn`` file or of an ONNX file.
+    """MNN in FP32, for an ``.mnn`` file or an ONNX file.
 
     Raises:
         ImportError: MNN is not installed.

@@ -11,7 +11,7 @@ _OPERATORS, _LAYERS = 1, 2  # threads of the trace: one track each
 
 
 def trace(report: ReportData) -> dict[str, Any]:
-    """Complete events (``ph: X``), times in microseconds: a process a run, tracks for operators and layers.
+    """Complete events (``ph: X``), times in microseconds: a process per run, tracks for operators and layers.
 
     Raises:
         UsageError: no operator was timed.
@@ -23,8 +23,8 @@ def trace(report: ReportData) -> dict[str, Any]:
     if not events:
         raise UsageError(
             "There is nothing to trace.",
-            "Time by operator was left out, or the backend gives none.",
-            "Leave --no-operators out.",
+            "Time by operator was left out, or the backend does not report it.",
+            "Leave out --no-operators.",
         )
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": report.machine}
 

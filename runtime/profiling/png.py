@@ -1,4 +1,4 @@
-"""A report's charts as a picture, drawn by matplotlib where it is installed."""
+"""A report's charts as a picture, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SHOWN = 14  # layers with a bar
 
 
 def save_png(report: ReportData, path: Path) -> None:
-    """Draw every run in a row: layers, latencies, roofline; and every comparison below.
+    """Draw one row per run: layers, latencies, roofline; and every comparison below.
 
     Raises:
         EnvironmentProblem: matplotlib is not installed.
-        UsageError: the place cannot be written.
+        UsageError: the path cannot be written.
     """
     check_chart(path)
     rows = len(report.runs) + len(report.comparisons)
@@ -121,11 +121,11 @@ def _roofline(axis: Any, run: Run, peaks: Peaks | None) -> None:
     )
     axis.set_xscale("log")
     axis.set_yscale("log")
-    axis.set_ylabel("G operations a second", fontsize=8)
+    axis.set_ylabel("G operations per second", fontsize=8)
     _plain(
         axis,
         f"Roofline ({peaks.operations / 1e9:.0f} G/s, {peaks.bandwidth / 1e9:.0f} GB/s)",
-        "operations a byte",
+        "operations per byte",
     )
 
 

@@ -1,4 +1,4 @@
-"""The result of `capsedge.profile`, and the one place that picks a renderer for it."""
+"""The result of `capsedge.profile`, and the choice of its renderers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from capsedge.runtime.profiling.report_data import ReportData
 
 @dataclass
 class ProfileReport(ReportData):
-    """What profiling found, and the ways to write it down. A renderer is imported when it is asked for."""
+    """The results of profiling, and the ways to write them. Renderers are imported when they are used."""
 
     def to_markdown(self) -> str:
         """Tables in Markdown."""
@@ -22,10 +22,10 @@ class ProfileReport(ReportData):
         return markdown(self)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        """Write one HTML file with its charts inside.
+        """Write one HTML file that contains its charts.
 
         Raises:
-            UsageError: the place cannot be written.
+            UsageError: the path cannot be written.
         """
         from capsedge.runtime.profiling.html import html
 
@@ -36,7 +36,7 @@ class ProfileReport(ReportData):
 
         Raises:
             EnvironmentProblem: matplotlib is not installed.
-            UsageError: the place cannot be written.
+            UsageError: the path cannot be written.
         """
         from capsedge.runtime.profiling.png import save_png
 
@@ -46,7 +46,7 @@ class ProfileReport(ReportData):
         """Write a trace for Perfetto or chrome://tracing.
 
         Raises:
-            UsageError: the place cannot be written, or no operator was timed.
+            UsageError: the path cannot be written, or no operator was timed.
         """
         from capsedge.runtime.profiling.perfetto import trace
 

@@ -39,24 +39,24 @@ def profile(
     startup: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ProfileReport:
-    """Measure how fast, how steady and how large a session is, and why.
+    """Measure the latency, its spread, and the memory of a session, and where its time goes.
 
     Args:
-        session: of ``capsedge.load``.
-        batch: batch sizes, one after the other; a file with a fixed batch has that one.
+        session: a session of ``capsedge.load``.
+        batch: batch sizes, measured one after the other; a file with a fixed batch has only that one.
         inputs: arrays by name instead of random ones; their first dimension is the batch.
-        warmup: seconds of runs that are not counted.
-        duration: seconds of counted runs.
-        iterations: counted runs at least, whatever the duration.
+        warmup: seconds of runs that are not timed.
+        duration: seconds of timed runs.
+        iterations: least number of timed runs, whatever the duration.
         operators: also time every operator, or every layer of an engine.
-        startup: also start a process of its own for cold start and memory.
-        progress: is told what is being done.
+        startup: also start a separate process for cold start and memory.
+        progress: called with the name of each step.
 
     Returns:
-        Numbers, and the ways to write them down.
+        The measurements, and the ways to write them.
 
     Raises:
-        UsageError: a wrong argument, or inputs that do not fit the model.
+        UsageError: an argument is wrong, or the inputs do not fit the model.
         EnvironmentProblem: the process for the cold start does not start.
 
     Example:
@@ -126,13 +126,13 @@ def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:
     """The limits of a measurement.
 
     Raises:
-        UsageError: a negative time, or less than one run.
+        UsageError: a time is negative, or there is less than one run.
     """
     if warmup < 0 or duration < 0 or iterations < 1:
         raise UsageError(
-            f"warmup {warmup:g} s, duration {duration:g} s, {iterations} iterations.",
-            "Times are not negative, and there is one counted run at least.",
-            "Use --warmup 0.5 --duration 3 --iterations 10.",
+            f"Bad limits: warmup {warmup:g} s, duration {duration:g} s, {iterations} iterations.",
+            "Times must not be negative, and there must be at least one timed run.",
+            "Use for example --warmup 0.5 --duration 3 --iterations 10.",
         )
     return Limits(warmup, duration, iterations)
 
@@ -141,12 +141,14 @@ def _batches(session: Session, batch: int | Sequence[int]) -> list[int]:
     wanted = [batch] if isinstance(batch, int) else list(batch)
     if not wanted or min(wanted) < 1:
         raise UsageError(
-            f"Batch sizes {wanted}.", "A batch has one image or more.", "Use --batch 1,8."
+            f"Bad batch sizes {wanted}.",
+            "A batch has at least one image.",
+            "Use for example --batch 1,8.",
         )
     fixed = session.batch
     if fixed is not None and any(size != fixed for size in wanted):
         raise UsageError(
-            f"{session.path} has a fixed batch of {fixed}, and {wanted} was asked for.",
+            f"{session.path} has a fixed batch of {fixed}, but {wanted} was requested.",
             "",
             f"Use --batch {fixed}, or export it with a free batch.",
         )
@@ -157,7 +159,7 @@ def random_inputs(session: Session, batch: int) -> Feeds:
     """Inputs of a batch: uniform in [0, 1) from a fixed seed, whole numbers from 0 to 255 or 0 and 1.
 
     Raises:
-        UsageError: a dimension beside the batch is free.
+        UsageError: a dimension other than the batch is free.
     """
     rng = np.random.default_rng(SEED)
     return {port.name: _random(rng, port, batch, session) for port in session.inputs}
@@ -167,9 +169,9 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
     sizes = [size for size in port.shape[1:] if isinstance(size, int)]
     if len(sizes) != len(port.shape[1:]):
         raise UsageError(
-            f"The input '{port.name}' of {session.path} has free dimensions beside the batch: "
+            f"The input '{port.name}' of {session.path} has free dimensions besides the batch: "
             f"{list(port.shape)}.",
-            "Nothing says which size to measure.",
+            "The sizes to measure are unknown.",
             "Give arrays: capsedge.profile(session, inputs={...}).",
         )
     shape = (batch, *sizes) if port.shape else ()
@@ -189,7 +191,7 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
 
 
 def session_device(session: Session) -> str:
-    """``cpu``, ``cuda`` or ``cuda:1``: where the session runs, as ``capsedge.load`` takes it."""
+    """``cpu``, ``cuda`` or ``cuda:1``: where the session runs, in the form that ``capsedge.load`` takes."""
     if session.gpu is None:
         return "cpu"
     return f"cuda:{session.gpu}" if session.gpu else "cuda"
@@ -201,7 +203,7 @@ def session_threads(session: Session) -> int:
 
 
 def backend_version(session: Session) -> str:
-    """What runs the session, with versions."""
+    """The backend of the session, with versions."""
     from capsedge import __version__
 
     package = "onnxruntime" if session.passport is None else "tensorrt"
@@ -213,6 +215,6 @@ def backend_version(session: Session) -> str:
 
 
 def machine_facts() -> dict[str, str]:
-    """The machine that measures."""
+    """Facts about the machine of the measurement."""
     versions = environment.versions("numpy", "onnxruntime")
     return {**environment.machine(), "python": platform.python_version(), **versions}

@@ -1,4 +1,4 @@
-"""The numbers of a profile, which `ProfileReport` writes down and every renderer reads."""
+"""The numbers of a profile, which every renderer reads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ class Row:
     """Operators that belong together: a layer and iteration, a group, or an operator type.
 
     Attributes:
-        name, group: what it is; ``group`` is one of `GROUPS`, or ``other``.
-        operators: how many there are.
+        name, group: its name, and one of `GROUPS` or ``other``.
+        operators: number of operators.
         milliseconds, share, operations, bytes: their sums; ``share`` is of all operators' time.
-        attainable: milliseconds they would take at the machine's measured peaks; None where that is
-            unknown.
+        attainable: milliseconds that they would take at the machine's measured peaks; None if unknown.
     """
 
     name: str
@@ -46,12 +45,12 @@ class Run:
         sha256: of the file.
         backend: package versions, and which operators ran (``fused`` or ``portable``).
         device, threads, batch: as measured; ``threads`` 0 is ONNX Runtime's own choice.
-        samples: seconds of every counted run, in order.
+        samples: seconds of every timed run, in order.
         latency: their statistics.
-        stable: their steady part.
-        startup: cold start and memory, of a process of its own; None if it was left out.
-        operators: time by operator; None if it was left out or there is none.
-        warnings: what to mistrust.
+        stable: their stable window.
+        startup: cold start and memory of a separate process; None if it was left out.
+        operators: time by operator; None if it was left out or is unavailable.
+        warnings: reasons to distrust the measurement.
     """
 
     model: str
@@ -74,7 +73,7 @@ class Run:
 
     @property
     def named(self) -> bool:
-        """Whether the file names capsule layers; operators are grouped by type where it does not."""
+        """Whether the file names capsule layers; if not, operators are grouped by type."""
         return any(o.group for o in (self.operators.operators if self.operators else ()))
 
     @property
@@ -139,13 +138,13 @@ def _row(name: str, group: str, members: list[Operator]) -> Row:
 
 @dataclass
 class ReportData:
-    """What profiling measured.
+    """The measurements of a profile.
 
     Attributes:
         machine: processor, system and versions.
-        peaks: what the machine can do at most, measured; None if operators were left out.
-        runs: one a model and batch size.
-        comparisons: backends and models in turns, one a batch size.
+        peaks: the measured peaks of the machine; None if operators were left out.
+        runs: one per model and batch size.
+        comparisons: backends and models in turns, one per batch size.
     """
 
     machine: dict[str, str]

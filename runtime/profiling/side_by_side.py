@@ -21,7 +21,7 @@ from capsedge.runtime.profiling.worker import Specification, ops_argument
 from capsedge.runtime.reading.onnx_file import read_bytes, summarize
 from capsedge.runtime.session import Session
 
-# Peers that read no functions.
+# Peers that cannot read ONNX functions.
 CONVERTED = {"openvino": "OpenVINO", "litert": "LiteRT", "mnn": "MNN"}
 TORCH_WORKER = "capsedge.verification.torch_peer"
 
@@ -39,19 +39,19 @@ def profile_models(
     peer_model: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ProfileReport:
-    """Profile several models, then put them and their peers side by side.
+    """Profile several models, then compare them and their peers.
 
     Args:
-        sessions: one for each model.
-        batch, warmup, duration, iterations, operators, progress: as `profile` takes them.
-        peers: what else runs the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
-            installed ones (`check_installed`).
-        checkpoints: for the peer ``torch``, one for each session.
-        peer_model: the file that the other peers run instead.
+        sessions: one per model.
+        batch, warmup, duration, iterations, operators, progress: as for `profile`.
+        peers: other runtimes of the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
+            they must be installed (`check_installed`).
+        checkpoints: for the peer ``torch``, one per session.
+        peer_model: another file for the other peers to run.
 
     Returns:
-        Runs of all models; comparisons where there are peers or more than one model. One of them whose
-        outputs are others' is told by ``Comparison.failed``, and not timed.
+        Runs of all models, and comparisons if there are peers or several models. An entrant with different
+        outputs is listed by ``Comparison.failed`` and not timed.
 
     Raises:
         UsageError: an argument is wrong.
@@ -90,12 +90,12 @@ def _entrants(
     """Every model in capsedge, and every model in every peer."""
     if peer_model is not None and len(sessions) > 1:
         raise UsageError(
-            "--peer-model with several models.",
-            "It stands for one model in the peers.",
+            "--peer-model does not work with several models.",
+            "It replaces one model in the peers.",
             "Compare one model at a time.",
         )
     if peer_model is not None:
-        read_bytes(peer_model)  # a file that is missing is no failure of the peer
+        read_bytes(peer_model)  # a missing file is not a failure of the peer
     entrants = []
     for number, session in enumerate(sessions):
         model = str(session.path)
@@ -103,7 +103,7 @@ def _entrants(
         threads, device = session_threads(session), session_device(session)
         if peers and device != "cpu":
             raise UsageError(
-                "--compare on a GPU.",
+                "--compare does not work on a GPU.",
                 "The peers run on the CPU.",
                 "Use --device cpu, or give several models or engines without --compare.",
             )
@@ -124,7 +124,7 @@ def _entrants(
 
 
 def _check_portable(file: Path, peer: str) -> None:
-    """Refuse what a peer cannot read: functions, and the files of another runtime."""
+    """Refuse files that a peer cannot read: those with functions, and those of another runtime."""
     name = CONVERTED[peer]
     again = (
         f"Export it again with `capsedge export --for {peer} -o {peer}.onnx`, and add "

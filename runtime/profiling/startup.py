@@ -1,4 +1,4 @@
-"""A cold start: a process of its own that loads the model and answers once."""
+"""A cold start: a separate process that loads the model and runs it once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from capsedge.runtime.session import Session
 
 @dataclass(frozen=True)
 class Startup:
-    """What a process takes from nothing to its first answer, and its memory.
+    """Time and memory of a process from its start to the first outputs and after.
 
     Attributes:
         cold_start_ms: from starting the process (Python included) to the first outputs; the file is in the
             system's cache if it was read before.
-        load_ms: importing the runtime and loading the model.
-        first_ms: the first inference.
+        load_ms: time to import the runtime and load the model.
+        first_ms: time of the first inference.
         loaded_bytes: resident memory after loading.
         steady_bytes: resident memory after a second of inferences.
-        peak_bytes: the most it ever had, loading included.
-        model_bytes: what loading and running added to the bare process.
+        peak_bytes: peak resident memory, loading included.
+        model_bytes: memory that loading and running added to the bare process.
         device_bytes: memory on the GPU; None without one.
     """
 
@@ -39,7 +39,7 @@ class Startup:
 
 
 def measure_startup(session: Session, feeds: Feeds, device: str, threads: int) -> Startup:
-    """Start a process that runs as the session does.
+    """Start a process that runs in the same way as the session.
 
     Raises:
         EnvironmentProblem: the process does not start.

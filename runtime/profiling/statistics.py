@@ -1,4 +1,4 @@
-"""What a series of times says: percentiles, spread, and from when on it was steady."""
+"""Statistics of a series of times: percentiles, spread, and its stable window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
-BLOCKS = 20  # of a series, when looking for its steady part
+BLOCKS = 20  # of a series, in the search for its steady part
 TOLERANCE = 0.1  # by which the median of a block may differ from that of the steady part
 
 
@@ -46,9 +46,9 @@ class StableWindow:
     """The steady part of a series: its samples from ``start`` on.
 
     Attributes:
-        start: first sample of the steady part; None where less than half of the series is steady.
-        count: samples in it.
-        median: of it, in milliseconds; of the whole series where nothing is steady.
+        start: first sample of the steady part; None if less than half of the series is steady.
+        count: number of samples in it.
+        median: its median in milliseconds; that of the whole series if nothing is steady.
     """
 
     start: int | None
@@ -77,7 +77,7 @@ def summarize(seconds: NDArray[np.float64]) -> Statistics:
 
 
 def stable_window(seconds: NDArray[np.float64]) -> StableWindow:
-    """The longest end of the series in which every block's median is within 10 % of the whole end's
+    """The longest tail of the series in which every block's median is within 10 % of the whole tail's
     median."""
     blocks = [block for block in np.array_split(seconds, BLOCKS) if len(block)]
     medians = np.array([np.median(block) for block in blocks])

@@ -1,4 +1,4 @@
-"""Colours and the page's style sheet. The groups' colours are Okabe and Ito's, for all kinds of eyes."""
+"""Colours and the page's style sheet. Groups have the colours of Okabe and Ito, safe for colour blindness."""
 
 from __future__ import annotations
 

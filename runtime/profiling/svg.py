@@ -1,5 +1,4 @@
-"""Charts as SVG, to stand inside an HTML page; colours are the page's CSS variables, so that they follow
-its scheme."""
+"""Charts as SVG for an HTML page; colours are the page's CSS variables, so that they follow its scheme."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from capsedge.runtime.units import milliseconds, quantity
 WIDTH, HEIGHT = 480, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 42
 BINS = 60
-MOST_POINTS = 400  # of a series; more are thinned out, its extremes kept
+MOST_POINTS = 400  # of a series; longer ones are thinned out, with their extremes kept
 
 
 def histogram(run: Run) -> str:
-    """How often which latency; median and 99th percentile marked. The slowest half percent lies at the
-    right edge."""
+    """Histogram of the latencies, with median and 99th percentile marked. The slowest half per cent is
+    counted at the right edge."""
     ms = 1e3 * np.asarray(run.samples)
     low, high = float(ms.min()), float(np.percentile(ms, 99.5))
     if high <= low:
@@ -52,7 +51,7 @@ def histogram(run: Run) -> str:
 
 
 def series(run: Run) -> str:
-    """Latency of each run in order, from the fastest to the 99.5th percentile; slower ones lie at the top."""
+    """Latency of each run in order, up to the 99.5th percentile; slower runs are drawn at the top."""
     ms = 1e3 * np.asarray(run.samples)
     chosen = _thinned(ms)
     low, high = float(ms.min()), float(np.percentile(ms, 99.5)) * 1.02 + 1e-9
@@ -77,7 +76,7 @@ def series(run: Run) -> str:
 
 
 def roofline(operators: Sequence[Operator], peaks: Peaks) -> str:
-    """Operations a second over operations a byte, below the machine's roof."""
+    """Operations per second over operations per byte, below the machine's roof."""
     shown = [o for o in operators if o.operations and o.bytes and o.microseconds > 0]
     if not shown:
         return ""
@@ -107,8 +106,8 @@ def roofline(operators: Sequence[Operator], peaks: Peaks) -> str:
             zip(shown, intensity, speed, strict=True), key=lambda item: -item[0].share
         )
     )
-    ticks = _axis_x(x, _powers(x_low, x_high), "operations a byte", log=True)
-    ticks += _axis_y(y, _powers(y_low, y_high), "operations a second", log=True)
+    ticks = _axis_x(x, _powers(x_low, x_high), "operations per byte", log=True)
+    ticks += _axis_y(y, _powers(y_low, y_high), "operations per second", log=True)
     return _svg(ticks + roof + points, "Roofline: each operator against the measured peaks")
 
 

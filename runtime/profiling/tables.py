@@ -12,7 +12,7 @@ from capsedge.runtime.units import milliseconds, quantity, size
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the heads of the columns, and the rows."""
+    """A title, the column headings, and the rows."""
 
     title: str
     columns: tuple[str, ...]
@@ -20,7 +20,7 @@ class Table:
 
 
 def latency(runs: list[Run]) -> Table:
-    """A row a run: every statistic."""
+    """One row per run with every statistic."""
     columns = (
         "model",
         "batch",
@@ -44,7 +44,7 @@ def latency(runs: list[Run]) -> Table:
             (run.model, str(run.batch), *map(milliseconds, times), f"{s.cv:.1%}",
              f"{run.throughput:.0f}", str(s.count))
         )  # fmt: skip
-    return Table("Latency, milliseconds a batch", columns, tuple(rows))
+    return Table("Latency, milliseconds per batch", columns, tuple(rows))
 
 
 def startup(runs: list[Run]) -> Table | None:
@@ -57,7 +57,7 @@ def startup(runs: list[Run]) -> Table | None:
         "first inference",
         "steady memory",
         "peak memory",
-        "of it model",
+        "of which model",
         "GPU memory",
     )
     rows = []
@@ -67,7 +67,7 @@ def startup(runs: list[Run]) -> Table | None:
             times = (f"{s.cold_start_ms:.0f} ms", f"{s.load_ms:.0f} ms", f"{s.first_ms:.1f} ms")
             sizes = map(size, (s.steady_bytes, s.peak_bytes, s.model_bytes, s.device_bytes))
             rows.append((run.model, str(run.batch), *times, *sizes))
-    return Table("Start and memory of a process of its own", columns, tuple(rows)) if rows else None
+    return Table("Start and memory of a separate process", columns, tuple(rows)) if rows else None
 
 
 def groups(run: Run) -> Table | None:
@@ -100,7 +100,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         reached = f"{row.attainable / row.milliseconds:.0%}"
     counted = bool(
         row.operations or row.bytes
-    )  # TensorRT does not tell the sizes of an engine's layers
+    )  # TensorRT does not report the sizes of an engine's layers
     attainable = "" if row.attainable is None else milliseconds(row.attainable)
     return (
         row.name, str(row.operators), milliseconds(row.milliseconds), f"{row.share:.1%}",
@@ -109,7 +109,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def comparison(found: Comparison) -> Table:
-    """A row an entrant."""
+    """One row per entrant."""
     columns = (
         "backend",
         "median ms",
@@ -143,6 +143,6 @@ def peaks(found: Peaks) -> str:
     """The machine's peaks in a sentence."""
     return (
         f"Measured peaks with {found.threads} threads: {found.operations / 1e9:.0f} billion FP32 "
-        f"operations a second "
+        f"operations per second "
         f"(a matrix product in ONNX Runtime), {found.bandwidth / 1e9:.1f} GB/s (a copy in memory)."
     )

@@ -1,4 +1,4 @@
-"""Time by layer of a TensorRT engine, told by TensorRT itself (``IProfiler``) in runs of its own."""
+"""Time by layer of a TensorRT engine, reported by TensorRT itself (``IProfiler``) in separate runs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
     from capsedge.runtime.backends.tensorrt_slots import Slot
 
-WARMUP = 3  # runs of each kind that are not counted
-SECONDS = 2.0  # of plain and profiled runs merged
+WARMUP = 3  # runs of each kind that are not timed
+SECONDS = 2.0  # of all plain and profiled runs
 LEAST_RUNS, MOST_RUNS = 5, 400
 
 
 def time_layers(session: Session, feeds: Feeds, seconds: float = SECONDS) -> OperatorTimes:
     """Run an engine plainly and with TensorRT's profiler.
 
-    TensorRT times layers one after another, without a CUDA graph; so do the plain runs. Copies between host
-    and GPU are in neither. The median of `profile` is of whole calls, copies and graph included.
+    TensorRT times layers one after another, without a CUDA graph; the plain runs also use none. Neither
+    includes copies between host and GPU. The median of `profile` is of whole calls, with copies and graph.
 
     Args:
-        session: over an engine.
+        session: a session for an engine.
         feeds: its inputs.
     """
     backend: TensorRTBackend = session._backend  # type: ignore[assignment]
@@ -110,7 +110,7 @@ def _profiled(
 
 
 def _spans(times: NDArray[np.float64]) -> list[Span]:
-    """For a trace: layers one after another, since TensorRT tells how long each took and not when."""
+    """Spans for a trace: layers one after another, since TensorRT reports only their durations."""
     spans, at = [], 0
     for run in times:
         for k, ms in enumerate(run):

@@ -1,4 +1,4 @@
-"""What to mistrust in a measurement, as trtexec says it: spread, bounds, the machine's state."""
+"""Reasons to distrust a measurement, in the manner of trtexec: spread, bounds, the machine's state."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from capsedge.runtime.profiling.statistics import StableWindow, Statistics
 
 LARGE_CV = 0.1
 SLOWER = 0.85  # of the processor's best speed in this measurement
-BUSY = 0.5  # load a core before measuring
+BUSY = 0.5  # load per core before measuring
 HOST, TRANSFER = 0.2, 0.1  # of a run's time
 ATTRIBUTED = 0.1  # how far the operators' sum may be from the run's median
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """The machine around a measurement.
+    """The state of the machine around a measurement.
 
     Attributes:
-        speeds: of the processor, in rounds a second of a fixed piece of arithmetic, before and after.
-        load: processes that wanted to run, averaged over the minute before (``os.getloadavg``).
-        cores: that this process may use.
-        stolen: share of the time that the host gave to other machines; None where the system does not say.
+        speeds: speed of the processor, in rounds per second of a fixed computation, before and after.
+        load: processes that were ready to run, averaged over the minute before (``os.getloadavg``).
+        cores: number of cores that this process may use.
+        stolen: share of the time that the host gave to other machines; None if the system does not report it.
     """
 
     speeds: tuple[float, ...]
@@ -39,7 +39,7 @@ def judge(
     operators: OperatorTimes | None,
     on_gpu: bool,
 ) -> list[str]:
-    """One sentence or two for each thing to mistrust; empty is good."""
+    """One or two sentences for each reason to distrust the measurement; empty is good."""
     found = []
     if latency.cv > LARGE_CV:
         found.append(
@@ -61,20 +61,20 @@ def judge(
     slowest, fastest = min(conditions.speeds), max(conditions.speeds)
     if slowest < SLOWER * fastest:
         found.append(
-            f"CPU frequency: a fixed piece of arithmetic ran at {slowest / fastest:.0%} of its "
+            f"CPU frequency: a fixed computation ran at {slowest / fastest:.0%} of its "
             f"best speed during "
             "the measurement: the processor changed its clock, or shares it with neighbours. Fix "
             "the clock, or repeat."
         )
     if conditions.load > BUSY * conditions.cores:
         found.append(
-            f"CPU load: {conditions.load:.1f} processes wanted the {conditions.cores} cores in "
+            f"CPU load: {conditions.load:.1f} processes competed for the {conditions.cores} cores in "
             f"the minute before. "
             "Stop other programs."
         )
     if conditions.stolen is not None and conditions.stolen > 0.02:
         found.append(
-            f"CPU load: the host took {conditions.stolen:.0%} of this virtual machine's time for others."
+            f"CPU load: the host gave {conditions.stolen:.0%} of this virtual machine's time to others."
         )
     if operators is not None and operators.median_ms:
         found += _bounds(operators, on_gpu)
@@ -93,9 +93,9 @@ def _bounds(operators: OperatorTimes, on_gpu: bool) -> list[str]:
     share = sum(o.microseconds for o in tiny) / 1e3 / median
     if not on_gpu and share > HOST:
         found.append(
-            f"Host-bound: {len(tiny)} operators take less than 2 µs each, {share:.0%} of a run "
-            f"together; that is "
-            "dispatch more than work. Fused operators (`--ops fused`) or larger batches help."
+            f"Host-bound: {len(tiny)} operators take less than 2 µs each and {share:.0%} of a run "
+            "in all, "
+            "more for dispatch than for work. Fused operators (`--ops fused`) or larger batches help."
         )
     copies = [o for o in operators.operators if o.kind.startswith("Memcpy")]
     moved = sum(o.microseconds for o in copies) / 1e3 / median
@@ -106,14 +106,14 @@ def _bounds(operators: OperatorTimes, on_gpu: bool) -> list[str]:
     whole = operators.attributed
     if abs(whole - 1) > ATTRIBUTED:
         found.append(
-            f"Operators: they sum to {whole:.0%} of the median of whole runs, more than 10 % off; "
+            f"Operators: their sum is {whole:.0%} of the median of whole runs, more than 10 % off; "
             "the times by operator are less certain than usual."
         )
     return found
 
 
 def stolen_ticks() -> tuple[int, int] | None:
-    """Ticks stolen by the host, and all ticks, since the machine started; None where nobody says."""
+    """Ticks stolen by the host, and all ticks, since the machine started; None if not reported."""
     try:
         with open("/proc/stat") as f:
             fields = [int(x) for x in f.readline().split()[1:9]]
@@ -130,5 +130,5 @@ def stolen_share(before: tuple[int, int] | None, after: tuple[int, int] | None) 
 
 
 def load_average() -> float:
-    """Processes that wanted to run, over the last minute; 0 where the system does not say."""
+    """Processes ready to run, averaged over the last minute; 0 if the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

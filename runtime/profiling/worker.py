@@ -1,10 +1,10 @@
-"""One backend in a process of its own: loads, answers, times itself; driven over its pipes.
+"""One backend in its own process: it loads a model, runs it, and times itself; driven over its pipes.
 
     python -m capsedge.runtime.profiling.worker SPECIFICATION
 
-A process each keeps memory apart, makes a cold start a cold one, and lets the driver give backends their
-turns. The specification and every line in and out are JSON documents. `serve` is the protocol, for workers
-elsewhere too.
+With one process per backend, memory is measured separately, a cold start is really cold, and the driver can
+let backends take turns. The specification and every line in and out are JSON documents. `serve` is the
+protocol, also for workers outside this module.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Loader = Callable[["Specification"], tuple[Callable[[dict[str, Any]], dict[str, 
 
 @dataclass(frozen=True)
 class Specification:
-    """What a worker runs.
+    """The model and backend that a worker runs.
 
     Attributes:
-        peer: ``capsedge``, ``ort``, ``openvino``, ``litert``, ``mnn``; others are workers of their own.
+        peer: ``capsedge``, ``ort``, ``openvino``, ``litert``, ``mnn``; others have their own workers.
         model: the ONNX file.
         inputs: an ``.npz`` file with the inputs by name.
         answer: the ``.npz`` file to write the outputs to; empty for none.
-        threads: of one inference; 0 for the backend's own choice.
+        threads: threads of one inference; 0 for the backend's own choice.
         ops, device, provider: as for ``capsedge.load``.
         checkpoint: for peers that run the trained model itself.
     """
@@ -53,18 +53,19 @@ class Specification:
 
 
 def ops_argument(session: Session) -> str:
-    """What ``ops`` of ``capsedge.load`` gives a session that runs the same operators.
+    """The ``ops`` of ``capsedge.load`` for a session that runs the same operators.
 
-    ``fused`` would be refused on a GPU, and ``mixed`` is no choice; ``auto`` chooses the same for both.
+    ``fused`` would be refused on a GPU, and ``mixed`` is not a choice; ``auto`` chooses the same for both.
     """
     return session.ops if session.gpu is None and session.ops != "mixed" else "auto"
 
 
 def serve(load: Loader, specification: Specification) -> None:
-    """Load, answer once, then time as many runs as the driver asks for, until it closes the pipe.
+    """Load, run once, then time as many runs as the driver requests, until it closes the pipe.
 
-    The first line out says how long importing and loading, and the first inference took, and the memory after
-    each; then, for each line in (``{"warmup": s, "duration": s, "iterations": n}``), the times of those runs.
+    The first line out reports the times of importing and loading and of the first inference, and the memory
+    after each; then, for each line in (``{"warmup": s, "duration": s, "iterations": n}``), a line reports
+    the times of those runs.
     """
     import numpy as np
 
@@ -123,7 +124,7 @@ def load_capsedge(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str
 
 
 def load_ort(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
-    """ONNX Runtime as it comes, without capsedge's operator library."""
+    """Plain ONNX Runtime, without capsedge's operator library."""
     import onnxruntime
 
     from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
@@ -164,7 +165,7 @@ def load_openvino(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str
 
 
 def load_converted(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
-    """LiteRT or MNN, of a file of its own or converted from the ONNX file."""
+    """LiteRT or MNN, with a file of its own format or one converted from the ONNX file."""
     from capsedge.runtime.profiling.peers import load_litert, load_mnn
 
     load = {"litert": load_litert, "mnn": load_mnn}[s.peer]

@@ -132,7 +132,7 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
             f"Read as one, {error}.",
             "Fetch the file again, or export it again with `capsedge export`.",
         )
-        raise ArtefactError(f"{name} is not a whole ONNX file.", why, fix) from error
+        raise ArtefactError(f"{name} is not a complete ONNX file.", why, fix) from error
     return summary
 
 

@@ -128,7 +128,7 @@ def read_structure(path: Path | str) -> Structure:
         graph, functions = _Reader(data).read()
     except (Malformed, UnicodeDecodeError) as error:
         raise ArtefactError(
-            f"{path} is not a whole ONNX file.",
+            f"{path} is not a complete ONNX file.",
             f"Read as one, {error}.",
             "Fetch the file again, or export it again with `capsedge export`.",
         ) from error

@@ -110,7 +110,7 @@ def test_a_table_with_the_older_digest_is_read_and_says_why_it_does_not_serve(
 def test_damaged_tables(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
-    with pytest.raises(ArtefactError, match="no calibration table"):
+    with pytest.raises(ArtefactError, match="not a readable calibration table"):
         Table.load(path)
     with pytest.raises(UsageError, match="no such file"):
         Table.load(tmp_path / "none.json")

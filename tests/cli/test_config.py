@@ -128,7 +128,7 @@ def test_errors_of_an_example_are_those_of_the_library(programs: Path, tmp_path:
     cut = tmp_path / "cut.onnx"
     cut.write_bytes(default_model().read_bytes()[:-100])
     for arguments, code, message in (
-        ([cut, SAMPLES[0]], 6, "not a whole ONNX file"),
+        ([cut, SAMPLES[0]], 6, "not a complete ONNX file"),
         ([tmp_path / "none.onnx", SAMPLES[0]], 2, "No such file"),
         ([default_model(), cut], 2, "no PNG file"),
     ):

@@ -43,7 +43,7 @@ def test_tables_and_a_peer(tmp_path: Path, monkeypatch):
     model = save(capsule_model(), tmp_path / "model.onnx")
     code, out = run(str(model), *QUICK, "--no-operators", "--compare", "ort")
     assert code == 0
-    assert "Latency, milliseconds a batch" in out
+    assert "Latency, milliseconds per batch" in out
     assert "Side by side" in out
 
 

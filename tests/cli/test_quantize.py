@@ -202,7 +202,7 @@ def test_bad_input(place: Path, tmp_path: Path) -> None:
         ((model, "--calib-data", data, "--method", "median"), 2, "Known: minmax"),
         ((model, "--calib-data", data, "--target", "npu"), 2, "no target 'npu'"),
         ((model, "--calib-data", data, "--max-drop", "-1"), 2, "0 points"),
-        ((model, "--calib-data", data, "--plot", tmp_path / "p.png"), 2, "--plot without"),
+        ((model, "--calib-data", data, "--plot", tmp_path / "p.png"), 2, "--plot needs a search"),
     ):
         found, _, message = _run(*arguments, *out)
         assert found == code, (arguments, message)
@@ -242,7 +242,7 @@ def test_frozen_couplings(place: Path, tmp_path: Path) -> None:
     arguments = ("--checkpoint", place / "m.safetensors", "-o", out)
     code, _, message = _run(*arguments, "--freeze-couplings", verb="export")
     assert code == 2
-    assert "go together" in message
+    assert "need each other" in message
     code, text, message = _run(
         *arguments, "--freeze-couplings", "--calib-data", place / "data", "--calib-images", 40,
         verb="export",

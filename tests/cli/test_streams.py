@@ -89,7 +89,7 @@ def test_interrupted_training_says_how_to_go_on(tmp_path: Path, terminal: bool):
     with open(master, "rb", buffering=0) as stream:
         wait_for("epoch 1/100000", stream)
         process.send_signal(signal.SIGINT)
-        said = wait_for("interrupted: epochs that ended are kept", stream)
+        said = wait_for("interrupted: finished epochs are kept", stream)
     assert process.wait(timeout=60) == 130
     assert "--resume" in said
     assert "Traceback" not in said

@@ -86,7 +86,7 @@ def test_exit_codes_of_bad_input(exported, tmp_path) -> None:
         ((path,), 2, "--checkpoint"),
         ((path, "--checkpoint", other), 6, "not exported from"),
         ((path, "--checkpoint", tmp_path / "none.safetensors"), 2, "no such file"),
-        ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "two references"),
+        ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "both name the reference"),
         ((path, "--model", "digits-dinamic"), 2, "digits-dynamic"),
         ((path, "--model", "capsnet-mnist"), 2, "no trained weights"),
         ((path, "--checkpoint", checkpoint, "--atol", "poses:x"), 2, "--atol"),

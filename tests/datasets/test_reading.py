@@ -117,10 +117,10 @@ def test_bad_data(tmp_path: Path) -> None:
         ("empty", "no data"),
         ("none.npz", "no images"),
         ("nan.npz", "1 of 3 images"),
-        ("shape.npz", "Wanted uint8"),
+        ("shape.npz", "must be uint8"),
         ("labels.npz", "for 3 images"),
         ("cut.npz", "BadZipFile"),
-        ("scalar.npz", "Wanted uint8"),
+        ("scalar.npz", "must be uint8"),
         ("array.npz", "BadZipFile"),
         ("missing.npz", "There is no"),
     ):

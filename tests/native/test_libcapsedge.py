@@ -323,8 +323,8 @@ def small_model() -> bytes:
 def test_files_that_are_none(tmp_path: Path, small_model: bytes) -> None:
     for content, code, message in (
         (b"", ARTEFACT, "is empty"),
-        (b"hello, this is text", ARTEFACT, "not a whole ONNX file"),
-        (small_model[:-9], ARTEFACT, "not a whole ONNX file"),
+        (b"hello, this is text", ARTEFACT, "not a complete ONNX file"),
+        (small_model[:-9], ARTEFACT, "not a complete ONNX file"),
     ):
         path = tmp_path / "model.onnx"
         path.write_bytes(content)
@@ -381,7 +381,7 @@ def test_damaged_files_are_judged_as_python_judges_them(small_model: bytes) -> N
             assert wanted
             continue
         assert failed.code in (USAGE, ENVIRONMENT, ARTEFACT)
-        assert wanted or "not a whole ONNX file" in str(failed)
+        assert wanted or "not a complete ONNX file" in str(failed)
         refused += 1
     assert 0 < refused < 400
 

@@ -449,7 +449,7 @@ def test_another_precision_than_asked_for_is_an_error(make: Any, tmp_path: Path)
     fake.FAIL["layers"] = [
         {"LayerType": "conv", "Inputs": [{"Format/Datatype": "Row major linear FP16 format"}]}
     ]
-    with pytest.raises(ParityError, match="FP16 was not asked for"):
+    with pytest.raises(ParityError, match="FP16 was not requested"):
         make(target=tmp_path / "none.engine")
     assert not (tmp_path / "none.engine").exists()
     fake.FAIL.clear()
@@ -521,7 +521,7 @@ def test_types_that_the_inspector_does_not_tell(make: Any, model: Path, tmp_path
     built = make(batch=(1, 2, 4))
     assert set(built.passport.layers) == {"FP32"}  # of the weights
     fake.FAIL["layers"] = [{"Name": "conv", "LayerType": "Convolution", "Inputs": [{}]}]
-    with pytest.raises(ParityError, match="of 1 layers TensorRT tells no type"):
+    with pytest.raises(ParityError, match="TensorRT does not report the types of 1 layers"):
         make(batch=(1, 2, 4), target=tmp_path / "none.engine")
     assert not (tmp_path / "none.engine").exists()
     fake.FAIL["log"] = LOG

@@ -124,7 +124,7 @@ def test_the_command(make: Any, gpu: Any, capsys: pytest.CaptureFixture[str]) ->
     told = json.loads(capsys.readouterr().out)
     assert told["layers"][0]["belongs_to"] == "stem.0"
     assert {"name", "kind", "types", "kernel"} <= set(told["layers"][0])
-    with pytest.raises(UsageError, match="Only TensorRT engines have layers"):
+    with pytest.raises(UsageError, match="Only TensorRT engines have layers to list"):
         command(default_model(), batch="1", layers=True)
     fake.FAIL["layers"] = ["a name and no more"]
     with pytest.raises(CapsedgeError, match="does not report the engine"):

@@ -77,7 +77,7 @@ def test_counts() -> None:
     ("asked", "rows", "why"),
     [
         ("fp32", [CONV], ""),
-        ("fp32", [CONV, HALF], "FP16 was not asked for"),
+        ("fp32", [CONV, HALF], "FP16 was not requested"),
         ("fp16", [CONV, HALF], ""),
         ("fp16", [CONV], "none with FP16"),
         ("int8", [CONV, HALF], "none with INT8 inputs among"),
@@ -86,7 +86,7 @@ def test_counts() -> None:
         ("mixed", [HALF, QUANTIZER], "none with INT8 inputs among"),
         ("mixed", [CONV, INT8], "none with FP16"),
         ("mixed", [HALF, INT8], ""),
-        ("fp32", [UNTOLD], "of 1 layers TensorRT tells no type"),
+        ("fp32", [UNTOLD], "TensorRT does not report the types of 1 layers"),
     ],
 )
 def test_comparison(asked: str, rows: list[tuple[str, str, str]], why: str) -> None:

@@ -133,7 +133,7 @@ typedef struct capsedge_description {
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_session* session,
                                                                  capsedge_description* description);
 
-/* Name of a class; its number where the file names none. */
+/* The name of a class; its number if the file does not name classes. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_class_name(capsedge_session* session, int32_t index,
                                                                    const char** name);
 

@@ -286,7 +286,7 @@ OnnxFile read_onnx(std::string_view bytes, const std::string& name) {
   try {
     Walker(bytes, file).model();
   } catch (const Malformed& error) {
-    throw Failure(CAPSEDGE_ARTEFACT, name + " is not a whole ONNX file.", std::string("Read as one, ") + error.what() + ".",
+    throw Failure(CAPSEDGE_ARTEFACT, name + " is not a complete ONNX file.", std::string("Read as one, ") + error.what() + ".",
                   "Fetch the file again, or export it again with `capsedge export`.");
   }
   return file;

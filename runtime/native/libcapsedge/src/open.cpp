@@ -64,7 +64,7 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
   Model opened;
   opened.metadata = read_metadata(file.metadata);
   if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
-    fail_usage(name + " has no capsedge nodes that the fused operators could run.",
+    fail_usage(name + " has no capsedge nodes for the fused operators to run.",
                "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
   opened.expanded_routing = file.expanded_routing;
   opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;

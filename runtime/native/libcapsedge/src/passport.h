@@ -23,7 +23,7 @@ struct Passport {
   bool portable = false;
   std::vector<std::string> compute_capabilities;
 
-  // The command that builds such an engine: made of what was checked, safe to run as it stands.
+  // The command that builds such an engine, made only of checked values and safe to run as printed.
   std::string rebuild() const;
 };
 

@@ -58,7 +58,7 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   if (!answers.possible)
     throw Failure(CAPSEDGE_ARTEFACT, session.name() + " cannot predict.", answers.why_not, answers.fix);
   const Preprocessing& preprocessing = session.preprocessing();
-  if (options.top_k < 0) fail_usage("top_k is " + std::to_string(options.top_k) + ".", "Wanted: 1 or more, or 0 for no limit.");
+  if (options.top_k < 0) fail_usage("top_k is " + std::to_string(options.top_k) + ".", "It must be 1 or more, or 0 for no limit.");
   if (options.use_threshold && !(options.threshold >= 0 && options.threshold <= 1))
     fail_usage("threshold is " + std::to_string(options.threshold) + ".", "Scores go from 0 to 1.");
   if (options.top_k == 0 && !options.use_threshold) {

@@ -138,9 +138,9 @@ void Session::check_metadata(const std::vector<std::string>& output_names) const
   const auto has = [&](const char* name) { return std::count(output_names.begin(), output_names.end(), name) == 1; };
   std::string why;
   if (inputs.size() != 1 || inputs[0].shape.size() != 4) {
-    why = "It has " + std::to_string(inputs.size()) + " inputs; wanted: one, images [N, C, H, W].";
+    why = "It has " + std::to_string(inputs.size()) + " inputs, not one, images [N, C, H, W].";
   } else if (has(kLengths) == has(kLogits) || !has(kPoses)) {
-    why = "Its outputs are " + joined(output_names) + "; wanted: lengths or logits, and poses.";
+    why = "It needs the outputs lengths or logits, and poses; it has " + joined(output_names) + ".";
   } else if (metadata_->preprocessing) {
     const Preprocessing& p = *metadata_->preprocessing;
     const std::vector<int64_t>& shape = inputs[0].shape;
@@ -216,7 +216,7 @@ int64_t Session::batch() const {
 
 const Preprocessing& Session::preprocessing() const {
   if (!metadata_ || !metadata_->preprocessing)
-    throw Failure(CAPSEDGE_ARTEFACT, name_ + " does not say how an image becomes its input.",
+    throw Failure(CAPSEDGE_ARTEFACT, name_ + " does not state how to prepare an image.",
                   "Its metadata has no preprocessing.",
                   "Give prepared values to capsedge_run, or name the preprocessing when exporting.");
   return *metadata_->preprocessing;
