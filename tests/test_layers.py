@@ -17,7 +17,7 @@ ROOMS = (
     "__version__",
     "errors",
     "schema",
-    "runtime.units",
+    "runtime.quantities",
     "runtime.files",
     "runtime.charts",
     "runtime.metadata",

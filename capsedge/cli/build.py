@@ -18,7 +18,7 @@ from capsedge.cli._places import READS, UPDATES, Role
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.passport import path_of
-from capsedge.runtime.units import size
+from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.exporters.tensorrt import BuildReport

@@ -13,7 +13,7 @@ from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.passport import SUFFIX
-from capsedge.runtime.units import size
+from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.engine_inspection import EngineInspection

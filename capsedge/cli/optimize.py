@@ -11,7 +11,7 @@ from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
-from capsedge.runtime.units import size
+from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.pipelines.optimize import OptimizationReport

@@ -17,7 +17,7 @@ from capsedge.cli._places import READS, UPDATES, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import ParityError, UsageError
 from capsedge.runtime.files.writing import REJECTED, beside
-from capsedge.runtime.units import size
+from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.calibration.mixed import Search

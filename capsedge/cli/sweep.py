@@ -13,7 +13,7 @@ from capsedge.cli._common import log, print_json, require
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
-from capsedge.runtime.units import size
+from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.pipelines.sweep import Point, Sweep

@@ -16,7 +16,7 @@ from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.engine_layers import Layer
 from capsedge.runtime.backends.tensorrt_library import load_plugin, product, start
 from capsedge.runtime.backends.tensorrt_rtx import set_compute_capabilities
-from capsedge.runtime.units import size
+from capsedge.runtime.quantities import size
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import onnx
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.exporters.tensorrt import lowering, precision
 from capsedge.exporters.tensorrt.builder import Limits, build_engine
-from capsedge.exporters.tensorrt.names import name_nodes
+from capsedge.exporters.tensorrt.node_naming import name_nodes
 from capsedge.exporters.tensorrt.progress import Listener, Progress
 from capsedge.runtime import passport
 from capsedge.runtime.backends.cuda import load_cuda

@@ -1,4 +1,8 @@
-"""ONNX Runtime: the only place that uses its API."""
+"""ONNX Runtime: the only place where `capsedge.load` uses its API.
+
+Profiling's plain peers, the exporter's check and the reading of executed precision run sessions of their own;
+``tests/test_layers.py`` lists them all.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from capsedge.runtime.profiling.comparison import Comparison
 from capsedge.runtime.profiling.report_data import ReportData, Row, Run
 from capsedge.runtime.profiling.style import STYLE
 from capsedge.runtime.profiling.tables import Table
-from capsedge.runtime.units import milliseconds, size
+from capsedge.runtime.quantities import milliseconds, size
 
 SHOWN = 14  # layers with a bar; the table lists all
 

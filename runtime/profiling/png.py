@@ -12,7 +12,7 @@ from capsedge.runtime.charts import caption, check_chart, new_figure, save_figur
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report_data import OTHER, ReportData, Run
 from capsedge.runtime.profiling.style import COLOURS
-from capsedge.runtime.units import milliseconds, size
+from capsedge.runtime.quantities import milliseconds, size
 
 DPI = 80
 SHOWN = 14  # layers with a bar

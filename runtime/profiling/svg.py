@@ -11,7 +11,7 @@ import numpy as np
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.operator_times import Operator
 from capsedge.runtime.profiling.report_data import OTHER, Run
-from capsedge.runtime.units import milliseconds, quantity
+from capsedge.runtime.quantities import milliseconds, quantity
 
 WIDTH, HEIGHT = 480, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 42

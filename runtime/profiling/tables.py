@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from capsedge.runtime.profiling.comparison import Comparison
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report_data import Row, Run
-from capsedge.runtime.units import milliseconds, quantity, size
+from capsedge.runtime.quantities import milliseconds, quantity, size
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.reading.attribution import places
 from capsedge.runtime.reading.costs import VIEWS, Tensor, cost
 from capsedge.runtime.reading.onnx_structure import Node, read_structure
-from capsedge.runtime.reading.shapes import Sizes
+from capsedge.runtime.reading.value_sizes import Sizes
 
 # Memory in bytes and bandwidth in bytes a second, of the makers' data sheets.
 DEVICES: dict[str, tuple[int, float]] = {
