@@ -169,7 +169,7 @@ def test_wrong_tensors() -> None:
         ({"images": x, "more": x}, None, "has 1 inputs, and 2 were given"),
         ({"images": x}, {"lengths": 39}, r"no room.\n.*takes 40 bytes; given: 39"),
         ({"images": x}, {"scores": 40}, "no output 'scores'"),
-        ({"images": x}, {}, "No output was asked for"),
+        ({"images": x}, {}, "No output was requested"),
     ):
         with pytest.raises(Failed, match=message) as failed:
             session.run(inputs, rooms)
@@ -397,11 +397,11 @@ def test_weights_in_other_files_are_refused(small_model: bytes) -> None:
         ("class_names", '["a", "b", 3.5]', "a string is wanted"),
         ("class_names", '["a", "b"]', "names 2 classes"),
         ("class_names", '["\\ud800", "b", "c"]', "lone surrogate"),
-        ("class_names", '["\t", "b", "c"]', "no JSON"),
+        ("class_names", '["\t", "b", "c"]', "not JSON"),
         ("class_names", "[" * 70 + "]" * 70, "nested over 32"),
         ("class_names", '["' + "x" * 2**23 + '"]', "over 8 MiB"),
         ("class_names", '["a", "b", "c"' + ", 1" * 500_000 + "]", "over 500000 values"),
-        ("class_names", '["a", "b", "c\u001b[2J"]', "no JSON"),
+        ("class_names", '["a", "b", "c\u001b[2J"]', "not JSON"),
         ("configuration", '{"a": 1, "a": 2}', "names 'a' twice"),
         ("configuration", "[]", "an object is wanted"),
         ("colour", "1", "'colour', which this version does not know"),
