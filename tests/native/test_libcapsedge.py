@@ -228,7 +228,7 @@ def test_null_and_closed_and_foreign_handles() -> None:
             ("capsedge_warm_up", [ctypes.c_int64(1), 1]),
             ("capsedge_class_name", [0, ctypes.byref(ctypes.c_char_p())]),
         ):
-            with pytest.raises(Failed, match=r"null|no open session") as failed:
+            with pytest.raises(Failed, match=r"null|not an open session") as failed:
                 libcapsedge.call(function, handle, *arguments)
             assert failed.value.code == USAGE
     for function, arguments in (
@@ -253,7 +253,7 @@ def test_null_and_closed_and_foreign_handles() -> None:
             "capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(result)
         )
     libcapsedge.call("capsedge_prediction_close", prediction)
-    with pytest.raises(Failed, match="no open prediction"):
+    with pytest.raises(Failed, match="not an open prediction"):
         libcapsedge.call("capsedge_prediction_close", prediction)
 
 
