@@ -1,1 +1,1 @@
-"""What a model file says without being run: wire format, structure, shapes, costs. Imports no onnx."""
+"""Reading a model file without running it: wire format, structure, shapes, costs. Does not import onnx."""

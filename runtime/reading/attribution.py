@@ -1,4 +1,4 @@
-"""Which layer, group and routing iteration each operator of the running graph belongs to.
+"""The layer, group and routing iteration that each operator of the running graph belongs to.
 
 ONNX Runtime runs an optimized graph: convolutions swallow activations, function bodies are inlined. What
 stays are the names of values. So a file of capsedge is read twice, as it was written and as it runs, and
@@ -44,10 +44,10 @@ class Place:
     """Where an operator belongs.
 
     Attributes:
-        layer: name of the layer; empty where the file tells nothing.
-        group: one of GROUPS; empty where the file tells nothing.
-        iteration: of routing, from 1; None outside of it.
-        iterations: how many one fused operator does; 1 else.
+        layer: name of the layer; empty if the file does not name it.
+        group: one of GROUPS; empty if the file does not name layers.
+        iteration: routing iteration, from 1; None outside of routing.
+        iterations: number of iterations of one fused operator; otherwise 1.
     """
 
     layer: str = ""
@@ -57,7 +57,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """For a person: ``classes, routing iteration 2``."""
+        """A readable name: ``classes, routing iteration 2``."""
         if self.group == VOTES:
             return f"{self.layer}, votes"
         if self.iteration is None:
@@ -72,9 +72,9 @@ class _Instance:
     """One routing procedure (or squash, ...) of the graph, fused or inlined.
 
     Attributes:
-        operator: which.
+        operator: its operator.
         body: the name of its function body (``operator_names``).
-        key: tells the calls of a body apart.
+        key: distinguishes the calls of a body.
     """
 
     operator: str
@@ -83,7 +83,7 @@ class _Instance:
 
 
 def is_capsule_file(model: Structure) -> bool:
-    """Whether a file says enough of itself to name capsule layers."""
+    """Whether a file states enough to name capsule layers."""
     return any(name.startswith("capsedge.") for name in model.metadata) or any(
         node.domain == DOMAIN for node in model.graph.nodes
     )
@@ -184,7 +184,7 @@ def _mark_end(
 
 
 def _between(running: Graph, found: list[Place]) -> list[Place]:
-    """What lies between two routing layers (a reshape) is the first one's, not the classifier's."""
+    """Assign operators between two routing layers (a reshape) to the first one, not to the classifier."""
     leads_to_routing: set[str] = set()
     result = list(found)
     for k in range(len(found) - 1, -1, -1):
@@ -215,7 +215,7 @@ def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance,
     found: dict[_Instance, set[str]] = {}
     for instance, k in first.items():
         if not ROUTING_OPERATORS[instance.operator].couplings:
-            continue  # no votes apart: their sum is one linear map
+            continue  # no separate votes: their sum is one linear map
         product = _nearest_product(running, producer, instances, k)
         operand = running.nodes[product].inputs[1] if product is not None else ""
         if operand in producer:
@@ -337,7 +337,7 @@ def _layers_of_values(graph: Graph) -> dict[str, str]:
 
 
 def layer_of_weights(node: Node) -> str:
-    """The module whose weights a node takes, as the exporter names them; empty for none."""
+    """The module whose weights a node uses, from the exporter's names; empty for none."""
     for name in node.inputs:
         stem, dot, leaf = _RENAMED.sub("", name).rpartition(".")
         if dot and _PARAMETER.fullmatch(leaf):

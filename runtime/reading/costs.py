@@ -1,9 +1,9 @@
 """Operations and bytes of an operator, from the shapes of what it reads and writes.
 
-A multiply-add is two operations. Bytes are those of each input and output once; what only renames a tensor
-(a reshape) moves none. Routing is counted by its procedure (docs/operators.md): every vote once, and what
-each iteration does with it; a kernel that makes votes anew in every iteration does more, and is not
-credited for it.
+A multiply-add is two operations. Each input and output is counted once in bytes; an operator that only
+renames a tensor (a reshape) moves none. Routing is counted by its procedure (docs/operators.md): every vote
+once, plus the operations on it in each iteration; a kernel that recomputes votes in every iteration does
+more, and is not credited for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NORMALIZATIONS = {"Softmax": 5, "LogSoftmax": 5, "LayerNormalization": 8,
 
 @dataclass(frozen=True)
 class Tensor:
-    """Shape and element type of a value; ``shape`` None where nobody says."""
+    """Shape and element type of a value; ``shape`` is None if not stated."""
 
     type: str
     shape: Shape | None
@@ -47,7 +47,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """Operations and bytes moved; ``known`` is False where a shape was missing."""
+    """Operations and bytes moved; ``known`` is False if a shape is missing."""
 
     operations: float
     bytes: int
@@ -55,13 +55,13 @@ class Cost:
 
 
 def cost(node: Node, values: Mapping[str, Tensor]) -> Cost:
-    """What a node computes and moves."""
+    """The operations of a node and the bytes that it moves."""
     names = [*dict.fromkeys(n for n in (*node.inputs, *node.outputs) if n)]
     known = all(n in values and values[n].shape is not None for n in names)
     moved = 0 if node.op in VIEWS else sum(values[n].bytes for n in names if n in values)
     try:
         operations = _operations(node, values)
-    except (LookupError, ArithmeticError, ValueError):  # shapes that no such operator has
+    except (LookupError, ArithmeticError, ValueError):  # shapes that this operator cannot have
         return Cost(0.0, moved, False)
     return Cost(operations, moved, known)
 

@@ -1,9 +1,8 @@
 """Memory and traffic of a model before it is built: from shapes alone, by layer.
 
-Activations are followed through the graph as an executor does: a value lives from the operator that makes
-it to the last
-one that reads it, outputs live to the end; a reshape makes no copy, and an elementwise operator writes over
-an input that nobody else reads. The largest sum is the peak.
+Activations are followed through the graph as in an executor: a value lives from the operator that makes it
+to the last one that reads it, outputs live to the end; a reshape makes no copy, and an elementwise operator
+overwrites an input that no other operator reads. The largest sum is the peak.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from capsedge.runtime.reading.costs import VIEWS, Tensor, cost
 from capsedge.runtime.reading.onnx_structure import Node, read_structure
 from capsedge.runtime.reading.value_sizes import Sizes
 
-# Memory in bytes and bandwidth in bytes a second, of the makers' data sheets.
+# Memory in bytes and bandwidth in bytes per second, from the makers' data sheets.
 DEVICES: dict[str, tuple[int, float]] = {
     "orin-nano-4gb": (4 * 2**30, 34e9),
     "orin-nano-8gb": (8 * 2**30, 68e9),
@@ -46,10 +45,10 @@ class LayerForecast:
 
     Attributes:
         name: as in ``capsedge profile``.
-        operations: for the whole batch, a multiply-add being two.
+        operations: for the whole batch; a multiply-add is two.
         traffic: bytes of its operators' inputs, weights and outputs, each once.
-        weights: bytes of them that are weights.
-        live: the most bytes of activations alive while it runs.
+        weights: bytes of these that are weights.
+        live: the most bytes of live activations while it runs.
     """
 
     name: str
@@ -61,12 +60,12 @@ class LayerForecast:
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """How a model lies in a device.
+    """How a model fits a device.
 
     Attributes:
         name, memory, bandwidth: of the device, from its maker.
         fits: weights and activations take no more than three quarters of the memory.
-        largest_batch: that fits; activations grow with the batch.
+        largest_batch: the largest batch that fits; activations grow with the batch.
         least_ms: the traffic at the device's bandwidth, which no implementation of these operators undercuts
             as long as nothing stays in a cache.
     """
@@ -81,20 +80,20 @@ class DeviceFit:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a batch will take.
+    """The memory and traffic of a batch.
 
     Attributes:
         batch: images.
         weights: bytes of stored tensors.
-        peak: the most bytes of activations alive at once, outputs included and inputs not: those are the
-            caller's. What ONNX Runtime takes in its first run.
+        peak: the most bytes of activations live at once, including outputs but not inputs, which belong to
+            the caller; the memory that ONNX Runtime uses in its first run.
         planned: the block that ONNX Runtime plans for the runs after it (its memory pattern), and the
             outputs.
-        peak_layer: where.
+        peak_layer: the layer with the peak.
         inputs: bytes of the inputs.
         traffic, operations: sums over all layers.
         layers: in order.
-        device: how it fits a device; None where none was named.
+        device: how it fits a device; None if no device was named.
     """
 
     batch: int
@@ -124,12 +123,14 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
         UnsupportedModelError: the file does not state the shapes.
     """
     if batch < 1:
-        raise UsageError(f"The batch {batch}.", "A batch has one image or more.", "Use --batch 8.")
+        raise UsageError(
+            f"Bad batch {batch}.", "A batch has at least one image.", "Use for example --batch 8."
+        )
     if device is not None and device not in DEVICES:
         raise UsageError(
             f"Unknown device '{device}'.",
             f"Known: {', '.join(DEVICES)}.",
-            "Use --device orin-nano-8gb.",
+            "Use for example --device orin-nano-8gb.",
         )
     model = read_structure(path)
     graph = model.graph
@@ -139,7 +140,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     missing = [name for name in wanted if name not in values]
     if missing:
         raise UnsupportedModelError(
-            f"The sizes of {path} cannot be told from the file.",
+            f"The sizes of {path} cannot be determined from the file.",
             f"It does not state the shape of {len(missing)} values, the first is '{missing[0]}'.",
             "Add shapes: `onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)`.",
         )
@@ -217,8 +218,8 @@ class Planner:
         """
         if len(self._placed) >= limits.LIVE_VALUES:
             raise UnsupportedModelError(
-                f"Over {limits.LIVE_VALUES:,} values of the graph are alive at once.",
-                "That is not forecast.",
+                f"Over {limits.LIVE_VALUES:,} values of the graph are live at once.",
+                "The forecast does not support that.",
             )
         at, best, end = -1, -1, 0
         for offset, stop in self._order:

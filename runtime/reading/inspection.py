@@ -1,4 +1,4 @@
-"""What an artefact holds, without running it: ``capsedge inspect``."""
+"""The contents of an artefact, without running it: ``capsedge inspect``."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Inspection:
 
     @property
     def parameters(self) -> int:
-        """Elements of all floating-point tensors in the file, but a checkpoint's running statistics."""
+        """Elements of all floating-point tensors in the file, except a checkpoint's running statistics."""
         return sum(t.elements for t in self.tensors if "float" in t.type) - self.buffers
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Inspection:
 
 
 def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
-    """Look into an ONNX file of any tool, or a safetensors checkpoint.
+    """Inspect an ONNX file of any tool, or a safetensors checkpoint.
 
     Args:
         path: the file; its content tells its kind, not its name.
@@ -117,7 +117,9 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
     path = Path(path)
     if not batches or min(batches) < 1:
         raise UsageError(
-            f"Batch sizes {list(batches)}.", "A batch has one image or more.", "Use --batch 1,8."
+            f"Bad batch sizes {list(batches)}.",
+            "A batch has at least one image.",
+            "Use for example --batch 1,8.",
         )
     with opened(path, "Name an ONNX file or a checkpoint that exists.") as file:
         head = file.read(9)
@@ -143,7 +145,7 @@ def _checkpoint(path: Path) -> Inspection:
             configuration = decode(dict[str, Any], parse(header.metadata[CONFIG_KEY]), CONFIG_KEY)
     except Malformed as error:
         raise ArtefactError(
-            f"{path} is no readable safetensors checkpoint.",
+            f"{path} is not a readable safetensors checkpoint.",
             f"{error}.",
             "Copy it again, or save it again with capsedge.",
         ) from error
@@ -222,7 +224,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
 
 
 def _largest(graph: Graph, batches: Sequence[int]) -> list[Intermediate]:
-    """The largest intermediate values of stated shape, the batch being the first dimension of the inputs.
+    """The largest intermediate values with a stated shape; the batch is the first dimension of the inputs.
 
     Other free dimensions (a batch folded with positions, in inlined bodies) have no size to compute with.
     """

@@ -1,4 +1,4 @@
-"""Names of nodes that say which layer they belong to, for what knows nodes by their names only.
+"""Names of nodes that state their layer, for TensorRT, which keeps only the names of nodes.
 
 TensorRT tells the names of ONNX nodes that a layer of an engine came from, and nothing else of them. So
 `capsedge build` names nodes ``capsedge/classes/routing.2/MatMul_17``: layer, group, iteration, operator and

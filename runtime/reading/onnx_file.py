@@ -1,4 +1,4 @@
-"""A first look into an ONNX file with nothing but the standard library.
+"""A first reading of an ONNX file, with only the standard library.
 
 The device has no ``onnx`` package, and a file that somebody sent must be judged before ONNX
 Runtime is handed its bytes. So its wire format (``wire``) is walked here, weights are stepped over, and
@@ -87,7 +87,7 @@ class OnnxSummary:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Read a model file whole.
+    """Read a complete model file.
 
     Raises:
         UsageError: there is no such file, or it cannot be read.
@@ -118,10 +118,10 @@ def read_bytes(path: Path | str) -> bytes:
 
 
 def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
-    """Walk an ONNX file; ``name`` is what errors call it.
+    """Walk an ONNX file; ``name`` is its name in errors.
 
     Raises:
-        ArtefactError: the bytes are no ONNX model, or are cut off.
+        ArtefactError: the bytes are not an ONNX model, or are truncated.
     """
     try:
         summary = _Walker(data).model()
@@ -137,7 +137,7 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
 
 
 def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
-    """Read a model file that a runtime is to be given.
+    """Read a model file for a runtime, and check that it is harmless.
 
     Raises:
         UsageError, ArtefactError, UnsupportedModelError: as `read_bytes`, `summarize` and `check_harmless`.
@@ -149,11 +149,11 @@ def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
 
 
 def check_harmless(summary: OnnxSummary, name: str) -> None:
-    """Refuse what would make a runtime open other files, or run what is no known operator.
+    """Refuse a file that would make a runtime open other files or run unknown operators.
 
     Raises:
-        ArtefactError: weights lie in other files, or a node holds code compiled for a device.
-        UnsupportedModelError: an operator is of a domain that is neither known nor the file's own.
+        ArtefactError: weights are in other files, or a node holds code compiled for a device.
+        UnsupportedModelError: the domain of an operator is neither known nor the file's own.
     """
     if summary.external:
         raise ArtefactError(
@@ -275,7 +275,7 @@ class _Walker(Wire):
             self.summary.capsedge_functions.add((name, overload))
 
     def _tensor(self, found: _Found) -> None:
-        # The runtime goes by the location alone; a tensor that names a file has no other reason to.
+        # The runtime uses only the location; a tensor has no other reason to name a file.
         if _TENSOR_EXTERNAL in found or self._number(found, _TENSOR_LOCATION):
             self.summary.external.append(self._text(found, _TENSOR_NAME))
 

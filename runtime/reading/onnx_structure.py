@@ -65,12 +65,12 @@ class Node:
     bodies: tuple[Graph, ...]
 
     def integer(self, name: str, default: int) -> int:
-        """An attribute; the default where it is not there or no whole number."""
+        """An attribute; the default if it is missing or not a whole number."""
         value = self.attributes.get(name)
         return value if isinstance(value, int) else default
 
     def integers(self, name: str) -> list[int]:
-        """An attribute; empty where it is not there or no list of whole numbers."""
+        """An attribute; empty if it is missing or not a list of whole numbers."""
         value = self.attributes.get(name)
         found = value if isinstance(value, list) else []
         return found if all(isinstance(v, int) for v in found) else []
@@ -120,7 +120,7 @@ def read_structure(path: Path | str) -> Structure:
 
     Raises:
         UsageError: there is no such file.
-        ArtefactError: the file is empty, cut short or no ONNX file.
+        ArtefactError: the file is empty, truncated or not an ONNX file.
     """
     data = read_bytes(path)
     summary = summarize(data, str(path))
@@ -158,7 +158,7 @@ class _Reader(Wire):
     nodes = 0
 
     def count_node(self) -> None:
-        """Refuse graphs of more nodes than are looked at."""
+        """Refuse graphs with too many nodes."""
         self.nodes += 1
         if self.nodes > limits.GRAPH_NODES:
             raise Malformed(f"it has over {limits.GRAPH_NODES:,} nodes")

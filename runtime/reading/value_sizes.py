@@ -1,4 +1,4 @@
-"""Sizes of all values of a graph for one batch size, from what the file states.
+"""Sizes of all values of a graph for one batch size, from the shapes that the file states.
 
 Files state most shapes, with names for what is free: ``N`` is the batch, others stand for products with it
 in inlined bodies. A name means one number everywhere, so each is solved for from the operators that keep
@@ -22,7 +22,7 @@ _ROUNDS = 3
 
 
 class Sizes:
-    """Shapes with numbers in the place of names."""
+    """Shapes with numbers in place of names."""
 
     def __init__(self, graph: Graph, batch: int) -> None:
         stored = {value.name for value in graph.initializers}

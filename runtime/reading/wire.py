@@ -64,7 +64,7 @@ _WIRES = {"int64": VARINT, "int32": VARINT, "float": FIXED32, "double": FIXED64}
 
 
 class Field(NamedTuple):
-    """What a tag leads to.
+    """The field that a tag stands for.
 
     Attributes:
         number: of the field.
@@ -109,7 +109,7 @@ MODEL = _parse()["ModelProto"]
 
 
 class Malformed(Exception):
-    """The bytes are not the message they should be."""
+    """The bytes are not a valid message."""
 
 
 class Wire:

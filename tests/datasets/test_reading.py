@@ -153,7 +153,7 @@ def test_a_limit_reads_no_more(tmp_path: Path) -> None:
         found = read_images(tmp_path / name, PREP, "test", 3)
         assert np.array_equal(found.images[..., 0], pixels[:3])
         assert not found.whole
-    with pytest.raises(UsageError, match="whole"):
+    with pytest.raises(UsageError, match="not a complete"):
         read_images(tmp_path / "x-images-idx3-ubyte.gz", PREP, "test")
 
 

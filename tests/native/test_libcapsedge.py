@@ -181,7 +181,7 @@ def test_wrong_tensors() -> None:
         ({"images": x, "more": x}, None, "has 1 inputs, and 2 were given"),
         ({"images": x}, {"lengths": 39}, r"no room.\n.*takes 40 bytes; given: 39"),
         ({"images": x}, {"scores": 40}, "no output 'scores'"),
-        ({"images": x}, {}, "No output was asked for"),
+        ({"images": x}, {}, "No output was requested"),
     ):
         with pytest.raises(Failed, match=message) as failed:
             session.run(inputs, rooms)
@@ -240,7 +240,7 @@ def test_null_and_closed_and_foreign_handles() -> None:
             ("capsedge_warm_up", [ctypes.c_int64(1), 1]),
             ("capsedge_class_name", [0, ctypes.byref(ctypes.c_char_p())]),
         ):
-            with pytest.raises(Failed, match=r"null|no open session") as failed:
+            with pytest.raises(Failed, match=r"null|not an open session") as failed:
                 libcapsedge.call(function, handle, *arguments)
             assert failed.value.code == USAGE
     for function, arguments in (
@@ -265,7 +265,7 @@ def test_null_and_closed_and_foreign_handles() -> None:
             "capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(result)
         )
     libcapsedge.call("capsedge_prediction_close", prediction)
-    with pytest.raises(Failed, match="no open prediction"):
+    with pytest.raises(Failed, match="not an open prediction"):
         libcapsedge.call("capsedge_prediction_close", prediction)
 
 
@@ -409,11 +409,11 @@ def test_weights_in_other_files_are_refused(small_model: bytes) -> None:
         ("class_names", '["a", "b", 3.5]', "a string is wanted"),
         ("class_names", '["a", "b"]', "names 2 classes"),
         ("class_names", '["\\ud800", "b", "c"]', "lone surrogate"),
-        ("class_names", '["\t", "b", "c"]', "no JSON"),
+        ("class_names", '["\t", "b", "c"]', "not JSON"),
         ("class_names", "[" * 70 + "]" * 70, "nested over 32"),
         ("class_names", '["' + "x" * 2**23 + '"]', "over 8 MiB"),
         ("class_names", '["a", "b", "c"' + ", 1" * 500_000 + "]", "over 500000 values"),
-        ("class_names", '["a", "b", "c\u001b[2J"]', "no JSON"),
+        ("class_names", '["a", "b", "c\u001b[2J"]', "not JSON"),
         ("configuration", '{"a": 1, "a": 2}', "names 'a' twice"),
         ("configuration", "[]", "an object is wanted"),
         ("colour", "1", "'colour', which this version does not know"),

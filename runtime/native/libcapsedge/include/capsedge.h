@@ -72,7 +72,7 @@ typedef enum capsedge_ops {
 
 typedef struct capsedge_open_options {
   size_t size;
-  int32_t threads; /* of one inference; 0: one a core that the process may use */
+  int32_t threads; /* of one inference; 0: one per core that the process may use */
   int32_t ops;     /* capsedge_ops */
   /* ONNX Runtime's library, or the folder it is in. NULL: what the environment variable CAPSEDGE_ONNXRUNTIME names,
    * else the Python package's beside this library, else libonnxruntime.so of the system. The first session of a process
@@ -121,11 +121,11 @@ typedef struct capsedge_description {
   const char* task; /* "single-label" or "multi-label" */
   const char* precision;
   int32_t iterations;
-  int32_t class_count;    /* 0 where the file does not say */
+  int32_t class_count;    /* 0 if the file does not state it */
   const char* score_kind; /* "length" or "probability"; NULL: the model cannot predict */
   int64_t smallest_batch; /* of one run */
   int64_t largest_batch;  /* of one run; 0: any */
-  const char* plain_because; /* why an engine's runs are no CUDA graphs; NULL while they are, and on the CPU */
+  const char* plain_because; /* why an engine does not run as CUDA graphs; NULL if it does, and on the CPU */
 } capsedge_description;
 #define CAPSEDGE_DESCRIPTION_INIT \
   {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL}
@@ -226,7 +226,7 @@ typedef struct capsedge_preprocessing {
   int32_t width;
   int32_t channels;
   double scale;
-  const double* mean; /* one value, or one a channel */
+  const double* mean; /* one value, or one per channel */
   const double* std;
   size_t mean_count;
   size_t std_count;
@@ -234,7 +234,7 @@ typedef struct capsedge_preprocessing {
 } capsedge_preprocessing;
 #define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL}
 
-/* What the model's file says. */
+/* As stated in the metadata of the model file. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedge_session* session,
                                                                          capsedge_preprocessing* preprocessing);
 
@@ -274,7 +274,7 @@ typedef struct capsedge_label {
   int32_t index;
 } capsedge_label;
 
-/* What the model says of one image. Everything belongs to the prediction. */
+/* The result for one image. All memory belongs to the prediction. */
 typedef struct capsedge_result {
   size_t size;
   const capsedge_label* labels; /* best first; equal scores in the order of their classes */

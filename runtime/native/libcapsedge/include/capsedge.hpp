@@ -114,10 +114,10 @@ inline capsedge_image image(const uint8_t* pixels, int32_t height, int32_t width
   return {pixels, CAPSEDGE_UINT8, height, width, channels, stride};
 }
 
-// What a model says of one image; the memory is the prediction's.
+// The result for one image; the memory belongs to the prediction.
 struct Answer {
   View<capsedge_label> labels;  // best first
-  View<double> scores;          // one a class
+  View<double> scores;          // one per class
   View<float> poses;            // [classes, pose]
   int32_t pose_size = 0;
   const char* score_kind = nullptr;  // "length" or "probability"

@@ -41,7 +41,7 @@ class Backend {
   // Of one run; largest_batch 0: any.
   virtual int64_t smallest_batch() const { return 1; }
   virtual int64_t largest_batch() const { return 0; }
-  // Why runs on a GPU are no CUDA graphs; null while they are, and where there is no GPU.
+  // Why runs on a GPU are not CUDA graphs; null if they are, and without a GPU.
   virtual const char* plain_because() const { return nullptr; }
 
   // All inputs, which have been checked, and the outputs wanted. An output whose type, rank and shape are set has the

@@ -1,4 +1,4 @@
-// Handles that can be checked. What the caller holds is no address but a number: a place in a table, and how often that
+// Handles that can be checked. The caller holds a number, not an address: a place in a table, and how often that
 // place has been used. So a handle that is closed, or never was one, is told from an open one without reading through
 // it, and closing waits for nobody: the last call that is under way frees the object.
 #pragma once
@@ -104,7 +104,7 @@ class Handles {
 
   [[noreturn]] void refuse(Handle* handle) const {
     if (handle == nullptr) fail_usage(std::string("The ") + name_ + " is null.");
-    fail_usage(std::string("This is no open ") + name_ + ".", "It was closed, or is no handle of this kind.");
+    fail_usage(std::string("This is not an open ") + name_ + ".", "It was closed, or is not a handle of this kind.");
   }
 
   const char* const name_;

@@ -62,7 +62,7 @@ class Reader {
   }
 
   [[noreturn]] void unexpected() const {
-    fail(at_ >= text_.size() ? "it ends early" : "byte " + std::to_string(at_) + " is no JSON");
+    fail(at_ >= text_.size() ? "it ends early" : "byte " + std::to_string(at_) + " is not JSON");
   }
 
   Json read(int depth) {
@@ -239,7 +239,7 @@ void Json::only(std::initializer_list<const char*> names) const {
 }
 
 const Json& Json::member(const char* name, Kind wanted) const {
-  if (kind != kObject) throw JsonError("it is no object");
+  if (kind != kObject) throw JsonError("it is not an object");
   const Json* const found = find(name);
   if (found == nullptr) throw JsonError(std::string("'") + name + "' is missing");
   if (found->kind != wanted) throw JsonError(std::string("'") + name + "' is " + name_of(found->kind) + ", wanted " + name_of(wanted));
@@ -272,7 +272,7 @@ const std::vector<Json>& Json::array() const {
 
 Json parse_json(std::string_view text, Nan nan) {
   if (text.size() > kJsonBytes) fail("it has over " + std::to_string(kJsonBytes >> 20) + " MiB");
-  if (!is_utf8(text)) fail("it is no UTF-8");
+  if (!is_utf8(text)) fail("it is not UTF-8");
   return Reader(text, nan).document();
 }
 

@@ -1,5 +1,5 @@
 // A strict reader of JSON (RFC 8259) for the metadata of a model: text in, a tree out, nothing written. Our own,
-// because the library is built with nothing but a compiler; hence small, and with limits, since files are untrusted.
+// because the library is built with only a compiler; hence small, and with limits, since files are untrusted.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct Json {
 // NaN, infinities and numbers beyond doubles, which JSON does not know and Python writes: refused, or read as null.
 enum class Nan { kRefuse, kNull };
 
-// Throws JsonError for text that is no JSON, is beyond the limits of limits.h, or names a key of an object twice.
+// Throws JsonError for text that is not JSON, exceeds the limits of limits.h, or names a key of an object twice.
 Json parse_json(std::string_view text, Nan nan = Nan::kRefuse);
 
 }  // namespace capsedge::libcapsedge

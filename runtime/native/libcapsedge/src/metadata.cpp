@@ -12,7 +12,7 @@ constexpr std::string_view kPrefix = "capsedge.";
 
 using Values = std::map<std::string, Json>;
 
-// What a file says of itself: the name, its kind, and whether it may be missing. Python has them as fields of ModelMetadata.
+// The metadata of a file: the name, its kind, and whether it may be missing. Python has them as fields of ModelMetadata.
 struct Entry {
   const char* name;
   Json::Kind kind;

@@ -1,4 +1,4 @@
-// What a model says of itself: the capsedge.* properties of its file (runtime/metadata.py).
+// The metadata of a model: the capsedge.* properties of its file (runtime/metadata.py).
 #pragma once
 
 #include <map>

@@ -250,7 +250,7 @@ class Walker {
   std::string text(const Found& found, size_t number) const {
     const Span span = found[number].span;
     const std::string_view held = data_.substr(span.start, span.end - span.start);
-    if (!is_utf8(held)) throw Malformed("the text at byte " + std::to_string(span.start) + " is no UTF-8");
+    if (!is_utf8(held)) throw Malformed("the text at byte " + std::to_string(span.start) + " is not UTF-8");
     return std::string(held);
   }
 

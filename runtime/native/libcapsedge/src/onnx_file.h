@@ -39,10 +39,10 @@ struct OnnxFile {
   std::vector<std::string> capsedge_types() const;
 };
 
-// Throws Failure (CAPSEDGE_ARTEFACT) for bytes that are no whole ONNX model; `name` is what it calls them.
+// Throws Failure (CAPSEDGE_ARTEFACT) for bytes that are not a complete ONNX model; `name` is their name in errors.
 OnnxFile read_onnx(std::string_view bytes, const std::string& name);
 
-// Refuses what would make a runtime open other files, or run what is no known operator. Throws Failure
+// Refuses a file that would make a runtime open other files or run unknown operators. Throws Failure
 // (CAPSEDGE_ARTEFACT, CAPSEDGE_UNSUPPORTED).
 void check_harmless(const OnnxFile& file, const std::string& name);
 

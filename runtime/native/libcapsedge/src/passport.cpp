@@ -26,7 +26,7 @@ const std::string& word(const Json& object, const char* name, std::initializer_l
   return found;
 }
 
-// A name that needs no quotes in a shell and is no option.
+// A name that needs no quotes in a shell and is not an option.
 bool is_plain(const std::string& name) {
   const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); };
   return !name.empty() && name.size() <= 255 && plain(name[0]) &&
@@ -131,8 +131,8 @@ Passport read_passport(const std::string& engine, std::string_view bytes) {
 
 void check_passport(const std::string& engine, const Passport& passport, const Machine& here, const std::string& plugin) {
   const Machine& built = passport.machine;
-  std::string amiss;
-  const auto note = [&](const std::string& what) { amiss += (amiss.empty() ? "" : "; ") + what; };
+  std::string problems;
+  const auto note = [&](const std::string& what) { problems += (problems.empty() ? "" : "; ") + what; };
   const auto differs = [&](const char* name, const std::string& then, const std::string& now) {
     note(std::string(name) + " is " + now + ", the engine needs " + then);
   };
@@ -159,9 +159,9 @@ void check_passport(const std::string& engine, const Passport& passport, const M
     else if (sha256(read_file(plugin, kMostPluginBytes, "a plugin library")) != passport.plugin_sha256)
       note("the plugin library " + plugin + " is not the one it was built with");
   }
-  if (!amiss.empty())
+  if (!problems.empty())
     throw Failure(CAPSEDGE_ARTEFACT, engine + " was not built for this machine.",
-                  amiss + ". It was built for " +
+                  problems + ". It was built for " +
                       (passport.portable ? "RTX GPUs of compute capability " + joined(listed)
                                          : built.gpu + ", compute capability " + built.compute_capability) +
                       " on " + built.architecture + ", with " + title + " " + built.tensorrt +

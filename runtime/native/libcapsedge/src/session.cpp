@@ -256,7 +256,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
     throw Failure(CAPSEDGE_UNSUPPORTED, "A run has at most " + std::to_string(CAPSEDGE_MAX_TENSORS) + " inputs and outputs.", "", "");
   if (input_count != wanted.size())
     fail_usage("The model has " + std::to_string(wanted.size()) + " inputs, and " + std::to_string(input_count) + " were given.");
-  if (output_count == 0) fail_usage("No output was asked for.");
+  if (output_count == 0) fail_usage("No output was requested.");
   Value given[CAPSEDGE_MAX_TENSORS];
   bool have[CAPSEDGE_MAX_TENSORS] = {};
   for (size_t i = 0; i < input_count; ++i) {

@@ -10,7 +10,7 @@ namespace capsedge::libcapsedge {
 bool is_utf8(std::string_view text);
 
 // The text in one line of UTF-8 that does nothing to a terminal: control codes, line breaks, letters that are invisible
-// or reorder others, and bytes that are no text become escapes (\x1b, \u202e, \xff).
+// or reorder others, and bytes that are not text become escapes (\x1b, \u202e, \xff).
 std::string printable(std::string_view text);
 
 }  // namespace capsedge::libcapsedge
