@@ -189,19 +189,30 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    notes = []
+    notes: list[str] = []
     remove_dead_nodes(model)
-    cleaned = simplify(model)
+    cleaned = _simplified(model, notes)
     cleaned, loops = unroll(cleaned)
     if loops:
         notes.append(f"{loops} loop{'s' * (loops > 1)} of a fixed number of passes written out")
-        cleaned = simplify(cleaned)
+        cleaned = _simplified(cleaned, notes)
     cleaned, made = constant_shapes(cleaned)
     if made:
         notes.append(f"{made} computed shapes made constant")
-        cleaned = simplify(cleaned)
+        cleaned = _simplified(cleaned, notes)
     del cleaned.graph.value_info[:]
     return cleaned, notes
+
+
+def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+    """The model simplified; itself where that fails, as it may on what other tools write."""
+    try:
+        return simplify(model)
+    except Exception as error:  # of many kinds, none of them ours
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        note = f"constants could not be folded: {why}"
+        notes += [note] if note not in notes else []
+        return copy_of(model)
 
 
 def _finished(

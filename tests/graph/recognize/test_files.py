@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import capsedge
 from capsedge.cli import app
+from capsedge.graph.recognize import improving, recognition
 from capsedge.graph.recognize.improving import improve
 from capsedge.graph.recognize.unroll import unroll
 from capsedge.graph.recognize.values import session_of
@@ -139,3 +141,38 @@ def test_opsets_that_are_too_old(files: Path) -> None:
     model.opset_import[0].version = 7
     with pytest.raises(capsedge.UnsupportedModelError, match="opset 7"):
         capsedge.optimize(model.SerializeToString(), measure=0)
+
+
+def test_what_the_whole_file_contradicts_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that is put in wrongly is found out by the comparison of files."""
+    right = recognition.write_dynamic
+
+    def wrong(*given: Any) -> Any:
+        edit, notes = right(*given)
+        for tensor in edit.initializers:
+            if tensor.name.endswith("_weight"):
+                tensor.CopyFrom(
+                    numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name)
+                )
+        return edit, notes
+
+    monkeypatch.setattr(recognition, "write_dynamic", wrong)
+    improved = improve(loop().SerializeToString())
+    assert not improved.recognition.found
+    (left,) = improved.recognition.left
+    assert "the whole file would differ" in left.reason
+    assert all(c.excess <= 1 for c in improved.comparisons)
+
+
+def test_what_cannot_be_simplified_is_recognized_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(_: object) -> onnx.ModelProto:
+        raise KeyError("odd")
+
+    x = torch.randn(3, D.CHILDREN, D.SIZE_IN)
+    data = exported(D.Einsums(), x).SerializeToString()
+    monkeypatch.setattr(improving, "simplify", fails)
+    improved = improve(data)
+    assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
+    assert "could not be folded" in improved.notes[0]

@@ -69,8 +69,6 @@ def test_dynamic_routing_is_recognized(writing: type, exporter: str) -> None:
 @pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize("writing", REFUSED, ids=lambda w: w.__name__)
 def test_other_functions_are_left_with_their_reason(writing: type, exporter: str) -> None:
-    if writing is D.ElementWise and exporter == "script":
-        pytest.skip("its Where hides the votes; the other exporter's file tells the reason")
     improved = improve(exported(writing(), FEATURES, exporter).SerializeToString())
     assert set(operators(improved)) <= {"Squash"}
     assert improved.recognition.left
