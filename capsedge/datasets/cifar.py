@@ -38,7 +38,7 @@ def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         return _batch(pickles.loads(content, _FORMAT))
     except BadPickle as error:
         raise UsageError(
-            f"{path} is no python batch of CIFAR-10.",
+            f"{path} is not a Python batch of CIFAR-10.",
             f"{str(error)[:1].upper()}{str(error)[1:]}.",
             "Get the python version of CIFAR-10 again.",
         ) from error
@@ -46,11 +46,11 @@ def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def _batch(values: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if type(values) is not dict:
-        raise BadPickle("it is no dictionary")
+        raise BadPickle("it is not a dictionary")
     data = values.get(b"data", values.get("data"))
     labels = values.get(b"labels", values.get("labels"))
     if not isinstance(data, _Array) or data.content is None:
-        raise BadPickle("its 'data' is no array of bytes")
+        raise BadPickle("its 'data' is not an array of bytes")
     if type(labels) is not list or not set(map(type, labels)) <= {int}:
         raise BadPickle("its 'labels' are no list of whole numbers")
     if not all(0 <= label < limits.WIDTH for label in labels):

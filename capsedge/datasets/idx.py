@@ -41,7 +41,7 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
             or not 1 <= head[3] <= 4
         ):
             raise UsageError(
-                f"{path} is no idx file of bytes.",
+                f"{path} is not an idx file of bytes.",
                 f"It begins with {head.hex(' ') or 'nothing'}, an idx file with 00 00 08.",
                 "Name an idx, npz, PNG or JPEG file, or a data set folder.",
             )
@@ -61,7 +61,9 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         if found < expected:
             raise UsageError(f"{path} is not whole.", f"{found:,} bytes of {expected:,}.")
         if not partly and _filled(content, bytearray(1)):
-            raise UsageError(f"{path} is no idx file.", f"It goes on after its {expected:,} bytes.")
+            raise UsageError(
+                f"{path} is not an idx file.", f"It continues after its {expected:,} bytes."
+            )
     return data.reshape(shape)
 
 

@@ -87,7 +87,7 @@ class Arrays:
         wide = len(head) == 8 and head[6] > 1
         packed = member.read(4 if wide else 2)
         if not head.startswith(_MAGIC) or len(packed) < (4 if wide else 2) or head[6] > 3:
-            raise self._foreign(name, "it is no numpy array")
+            raise self._foreign(name, "it is not a NumPy array")
         (length,) = struct.unpack("<I" if wide else "<H", packed)
         if length > _HEADER_BYTES:
             raise self._foreign(name, f"its header has {length:,} bytes")

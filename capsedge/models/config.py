@@ -248,7 +248,7 @@ class AttentionCapsulesConfig(ModelConfig):
         _check(1, limits.WIDTH, pose_dim=self.pose_dim)
         if self.matrix_pose and math.isqrt(self.pose_dim) ** 2 != self.pose_dim:
             raise UsageError(
-                f"A pose of {self.pose_dim} elements is no square matrix.", "", "Use 16."
+                f"A pose of {self.pose_dim} elements do not form a square matrix.", "", "Use 16."
             )
         _check(0, limits.LAYERS, dense_layers=len(self.dense_layers))
         for size in self.dense_layers:

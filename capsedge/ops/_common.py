@@ -68,7 +68,7 @@ def matrix_side(operator: str, pose_size: int) -> int:
     """Side of the square matrix that a pose of ``pose_size`` elements is.
 
     Raises:
-        ShapeError: the size is no square.
+        ShapeError: the size is not a square.
     """
     side = math.isqrt(pose_size)
     expect(operator, side * side == pose_size, "pose size {} is not a square", pose_size)

@@ -104,6 +104,14 @@ def test_pytorch_has_the_same_defaults(name: str) -> None:
             assert parameters[a["name"]].default in (None, inspect.Parameter.empty)
 
 
+def test_libcapsedge_looks_for_the_plugins_that_there_are() -> None:
+    source = (ROOT / "runtime/native/libcapsedge/src/tensorrt_library.cpp").read_text()
+    listed = re.search(r"kPlugins\[\] = \{([^}]*)\}", source)
+    assert listed is not None
+    plugins = [o.name for o in OPERATORS.values() if o.plugin]
+    assert re.findall(r'"(\w+)"', listed[1]) == plugins
+
+
 def test_an_int8_weight_brings_its_scale() -> None:
     operators = {o["name"]: o for o in native_table()}
     quantized = {n: o for n, o in operators.items() if o["quantizes"]}
