@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capsedge.schema.operators import OPERATORS
 from tests.conformance import oracle
 from tests.conformance.native import fused_session
 
 from .library import Array, NativeError, Operator, compute, levels, load
 from .test_kernels import ATTENTION, DYNAMIC, EM, UNIFORM, zeros
-from .test_ort_library import NAMES
 
 pytestmark = pytest.mark.skipif(
     load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
@@ -23,7 +23,7 @@ Node = tuple[str, dict[str, Any], dict[str, Array]]
 def _quantized(node: tuple[str, dict[str, Any], list[Array]]) -> Node:
     """A float operator's node with an INT8 weight of zeros and its scale."""
     inputs: dict[str, Array] = {}
-    for name, x in zip(NAMES[node[0]], node[2], strict=True):
+    for name, x in zip(OPERATORS[node[0]].input_names, node[2], strict=True):
         if name != "weight":
             inputs[name] = x
             continue

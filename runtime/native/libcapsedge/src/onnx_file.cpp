@@ -232,7 +232,7 @@ class Walker {
     const std::string type = text(found, 4), domain = text(found, 7);
     file_.operators.insert({domain == "ai.onnx" ? "" : domain, type});
     if (domain == kDomain) file_.capsedge_nodes.push_back({type, text(found, 8)});
-    if (is_expanded_pose(text(found, 2))) file_.expanded_routing = true;
+    if (is_expanded_pose(held(found, 2))) file_.expanded_routing = true;
   }
 
   uint64_t varint(size_t& at, size_t end) const {
@@ -247,11 +247,16 @@ class Walker {
     throw Malformed("a number at byte " + std::to_string(at) + " does not end");
   }
 
-  std::string text(const Found& found, size_t number) const {
+  std::string_view held(const Found& found, size_t number) const {
     const Span span = found[number].span;
-    const std::string_view held = data_.substr(span.start, span.end - span.start);
-    if (!is_utf8(held)) throw Malformed("the text at byte " + std::to_string(span.start) + " is not UTF-8");
-    return std::string(held);
+    return data_.substr(span.start, span.end - span.start);
+  }
+
+  std::string text(const Found& found, size_t number) const {
+    const std::string_view bytes = held(found, number);
+    if (!is_utf8(bytes))
+      throw Malformed("the text at byte " + std::to_string(found[number].span.start) + " is not UTF-8");
+    return std::string(bytes);
   }
 
   std::string_view data_;
