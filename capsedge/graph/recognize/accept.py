@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from capsedge.graph.recognize.values import Array, Function
+from capsedge.judging.tolerance import NOISE, Tolerance, excess
 
 STRICT = 1e-6  # relative to the size of a pose, in FP64
 LOOSE = 2e-5  # in FP32
@@ -82,9 +83,9 @@ def judge(
         wanted, found = original(x), hypothesis(x)
         finite = np.isfinite(wanted)
         undefined |= not finite.all()
-        excess = excess_of(found, wanted, rtol, floor, _sensitivity(hypothesis, x, found))
-        if not excess <= worst.excess:
-            worst = Verdict(excess, name)
+        share = excess_of(found, wanted, rtol, floor, _sensitivity(hypothesis, x, found))
+        if not share <= worst.excess:
+            worst = Verdict(share, name)
     return Verdict(worst.excess, worst.case, undefined)
 
 
@@ -99,11 +100,13 @@ def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, found: Array) -
 def excess_of(
     found: Array, wanted: Array, rtol: float, floor: float, own: Array | float = 0.0
 ) -> float:
-    """Largest difference over what is allowed: ``floor + rtol·size of the pose + own``."""
+    """Largest difference over what is allowed: ``floor + rtol·size of the pose + own``.
+
+    Infinite where ``found`` is not finite and ``wanted`` is.
+    """
     finite = np.isfinite(wanted)
     clean = np.where(finite, wanted, 0)
     off = np.where(finite, np.abs(found - clean), 0)
     if not np.isfinite(off).all():
         return float("inf")
-    size = np.abs(clean).max(-1, keepdims=True, initial=0)
-    return float((off / (floor + rtol * size + own)).max(initial=0))
+    return float(excess(off, clean, Tolerance(floor, rtol), own / NOISE).max(initial=0))

@@ -16,7 +16,7 @@ from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.proto import copy_of, opset_of, replace
-from capsedge.graph.recognize.proof import ATOL, RTOL, Comparison, prove
+from capsedge.graph.recognize.proof import NOWHERE, TOLERANCE, Comparison, prove
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.recognition import recognize
 from capsedge.graph.recognize.report import Left, Recognition
@@ -67,8 +67,8 @@ class Improved:
             **self.recognition.to_dict(),
             "notes": list(self.notes),
             "comparisons": len(self.comparisons),
-            "atol": ATOL,
-            "rtol": RTOL,
+            "atol": TOLERANCE.atol,
+            "rtol": TOLERANCE.rtol,
             "worst": None if worst is None else asdict(worst),
             "largest_difference": max((c.difference for c in self.comparisons), default=None),
         }
@@ -94,12 +94,11 @@ def improve(data: bytes, stage: Stage = lambda _: None) -> Improved:
     stage("cleaning")
     cleaned, notes = _cleaned(converted)
     try:
-        graph: Values | None = Values(cleaned)
+        graph = Values(cleaned)
     except NotRecognized as error:
         raise UnsupportedModelError(
             "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
         ) from error
-    assert graph is not None
     if not graph.free and graph.dims[next(iter(graph.dims))][0] == 0:
         notes.append(
             "the batch is free in name only: the file runs only at the batch that it was traced with"
@@ -125,11 +124,17 @@ def improve(data: bytes, stage: Stage = lambda _: None) -> Improved:
         notes = ["the clean-up changed the numbers and was not kept"]
         if not _equal(comparisons):
             worst = max(comparisons, key=lambda c: c.excess)
+            if worst.case == NOWHERE:
+                raise ParityError(
+                    "Nothing can be proven of the file; nothing was written.",
+                    f"Its output '{worst.output}' is not finite on any input that was tried.",
+                    "Use the file as it is.",
+                )
             raise ParityError(
                 "The file cannot be changed without changing what it computes; nothing was written.",
                 f"Output '{worst.output}' on input '{worst.case}': largest difference "
                 f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
-                f"(atol {ATOL:g}, rtol {RTOL:g}).",
+                f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
                 "Use the file as it is.",
             )
     return Improved(
@@ -150,7 +155,8 @@ def improve(data: bytes, stage: Stage = lambda _: None) -> Improved:
 
 
 def _equal(comparisons: list[Comparison]) -> bool:
-    return all(c.excess <= 1 for c in comparisons)
+    """Whether something was compared, and all of it is within tolerance."""
+    return bool(comparisons) and all(c.excess <= 1 for c in comparisons)
 
 
 def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:

@@ -10,9 +10,12 @@ import onnx
 import onnxruntime
 
 from capsedge.graph.recognize.values import Array, Values, session_of
+from capsedge.judging.tolerance import Tolerance, excess
 from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
-ATOL, RTOL = 1e-5, 1e-4
+TOLERANCE = Tolerance(1e-5, 1e-4)
+NOWHERE = "any"  # the case of an output that is finite in none
+ROUNDED = 2.0  # draws of the rounding are two, and others may do more
 _BATCHES = (1, 3)
 _ROUNDING = 2.0**-24
 
@@ -24,8 +27,9 @@ class Comparison:
     Attributes:
         case, output: which.
         difference: largest, absolute.
-        excess: the largest share of what is allowed, ``atol + rtol·size + 8·own``; ``own`` is what
-            rounding the input does to the original.
+        excess: the largest share of what is allowed (``judging.tolerance.excess``), the noise being what
+            rounding the input does to the original, times ``ROUNDED``; infinite where the two cannot be
+            compared.
     """
 
     case: str
@@ -34,25 +38,30 @@ class Comparison:
     excess: float
 
 
-def prove(original: bytes, model: onnx.ModelProto, graph: Values | None) -> list[Comparison]:
+def prove(original: bytes, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
     """Run both on random and hard inputs; where the original is not finite nothing is compared.
+
+    An output of the original that is nowhere finite proves nothing, and ends as an infinite excess.
 
     Args:
         original: the bytes of the file as it came.
-        graph: tells inputs and batch; None where the graph could not be run.
+        graph: tells inputs and batch.
     """
-    if graph is None:
-        return []
     before, after = _session(original), session_of(model, optimized=True)
     names = [o.name for o in before.get_outputs()]
-    found = []
+    found: list[Comparison] = []
+    seen: set[str] = set()
     for case, feeds in _cases(graph):
         wanted, given = before.run(names, feeds), after.run(names, feeds)
         moved = [before.run(names, _moved(feeds, seed)) for seed in range(2)]
         for k, name in enumerate(names):
             others = [m[k] for m in moved]
             found.append(_compare(case, name, given[k], wanted[k], others))
-    return found
+            if np.isfinite(wanted[k].astype(np.float64)).any():
+                seen.add(name)
+    infinite = float("inf")
+    unseen = [name for name in names if name not in seen]
+    return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
 
 
 def _session(original: bytes) -> onnxruntime.InferenceSession:
@@ -107,7 +116,7 @@ def _compare(case: str, name: str, found: Array, wanted: Array, moved: list[Arra
     )
     if not np.isfinite(off).all():
         return Comparison(case, name, float("inf"), float("inf"))
-    size = np.where(finite, np.abs(reference), 0).max(-1, keepdims=True, initial=0)
     own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
-    allowed = ATOL + RTOL * size + 8 * own.max(-1, keepdims=True, initial=0)
-    return Comparison(case, name, float(off.max(initial=0)), float((off / allowed).max(initial=0)))
+    noise = ROUNDED * own.max(-1, keepdims=True, initial=0)
+    ratio = excess(off, np.where(finite, reference, 0), TOLERANCE, noise)
+    return Comparison(case, name, float(off.max(initial=0)), float(ratio.max(initial=0)))

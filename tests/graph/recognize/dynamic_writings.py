@@ -5,6 +5,8 @@ Every module takes ``[B, I, Pin]`` and returns lengths or poses of ``J`` parents
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ def squash_rooted(s: Tensor, dim: int = -1, epsilon: float = 1e-16) -> Tensor:
     return (square / (1 + square)) * (s / (square + epsilon).sqrt())
 
 
-class Writing(nn.Module):
+class Writing(nn.Module, ABC):
     """A stem that makes capsules, and routing."""
 
     def __init__(self) -> None:
@@ -39,8 +41,9 @@ class Writing(nn.Module):
         self.stem = nn.Linear(SIZE_IN, SIZE_IN)
         self.make()
 
+    @abstractmethod
     def make(self) -> None:
-        raise NotImplementedError
+        """Of each writing its own."""
 
     def weight(self, *shape: int) -> nn.Parameter:
         return nn.Parameter(0.4 * torch.randn(*shape))
@@ -48,8 +51,9 @@ class Writing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.route(torch.tanh(self.stem(x)))
 
+    @abstractmethod
     def route(self, u: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Of each writing its own."""
 
 
 class ParentsFirst(Writing):

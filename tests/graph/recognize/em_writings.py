@@ -7,6 +7,7 @@ then to class capsules.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ SIDE, TYPES, MIDDLE, CLASSES, GRID, KERNEL = 2, 3, 4, 6, 5, 3
 POSE = SIDE * SIDE
 
 
-class Writing(nn.Module):
+class Writing(nn.Module, ABC):
     """A layer that makes capsules, and routing."""
 
     epsilon = 1e-6
@@ -71,10 +72,11 @@ class Writing(nn.Module):
     def located(self, votes: Tensor, places: int) -> Tensor:
         return votes
 
+    @abstractmethod
     def route(
         self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
     ) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Of each writing its own."""
 
 
 class Paper(Writing):

@@ -176,3 +176,24 @@ def test_what_cannot_be_simplified_is_recognized_all_the_same(
     improved = improve(data)
     assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
     assert "could not be folded" in improved.notes[0]
+
+
+def graph_of(*nodes: onnx.NodeProto) -> bytes:
+    """A file with the input ``x`` and the output ``y``, both ``[N, 4]``."""
+    ends = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", 4]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+def test_an_output_that_is_nowhere_finite_proves_nothing(tmp_path: Path) -> None:
+    zero = helper.make_node("Sub", ["x", "x"], ["zero"])
+    data = graph_of(zero, helper.make_node("Div", ["zero", "zero"], ["y"]))
+    with pytest.raises(capsedge.ParityError, match="'y' is not finite on any input"):
+        capsedge.optimize(data, tmp_path / "new.onnx", measure=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_is_sometimes_finite_is_compared_there() -> None:
+    data = graph_of(helper.make_node("Div", ["x", "x"], ["y"]))  # NaN at zero
+    assert capsedge.optimize(data, measure=0).comparisons == 14
