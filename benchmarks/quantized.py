@@ -136,7 +136,7 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
 
     from capsedge.calibration import evaluate
     from capsedge.datasets import read_images
-    from capsedge.runtime.session import load
+    from capsedge.runtime.loading import load
 
     session = load(folder / "fp32.onnx")
     assert session.metadata is not None

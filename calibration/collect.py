@@ -13,7 +13,7 @@ from capsedge.calibration.observers import BINS, Histogram
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.proto import copy_of
-from capsedge.runtime.session import load_bytes
+from capsedge.runtime.loading import load_bytes
 
 BATCH = 32  # images per run, whose activations are all in memory
 Progress = Callable[[int, int], None]
@@ -30,7 +30,7 @@ def watch(
     If the file has a fixed batch, images beyond a multiple of it are left out.
 
     Args:
-        ops: as for ``runtime.session.load``.
+        ops: as for ``runtime.loading.load``.
 
     Raises:
         UsageError: the file's fixed batch is larger than there are images.

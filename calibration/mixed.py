@@ -11,7 +11,7 @@ from capsedge.calibration.source import MADE, QDQ, Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
 from capsedge.runtime.charts import new_figure, save_figure
-from capsedge.runtime.session import load_bytes
+from capsedge.runtime.loading import load_bytes
 
 DPI = 110
 LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), **dict.fromkeys(QDQ, ("fp32", "int8"))}

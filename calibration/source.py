@@ -26,9 +26,9 @@ from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.graph.quantized_file import finish
 from capsedge.graph.wiring import Graph
 from capsedge.runtime.files import opening
+from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.reading.onnx_file import read_bytes
-from capsedge.runtime.session import load_bytes
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
 TARGETS = ("ort-cpu", *QDQ)

@@ -38,17 +38,18 @@ if TYPE_CHECKING:
     from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.inspect import inspect
+    from capsedge.runtime.loading import load
     from capsedge.runtime.profiling.profile_report import ProfileReport
     from capsedge.runtime.profiling.profiler import profile
     from capsedge.runtime.reading.inspection import Inspection
-    from capsedge.runtime.session import Session, load
+    from capsedge.runtime.session import Session
     from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.compare import verify
 
 _MODULES = ("datasets", "models", "ops")
 _HOMES = {
-    "load": "capsedge.runtime.session",
+    "load": "capsedge.runtime.loading",
     "Session": "capsedge.runtime.session",
     "Prediction": "capsedge.runtime.vision.prediction",
     "profile": "capsedge.runtime.profiling.profiler",

@@ -1,25 +1,22 @@
-"""Loading a model and running it."""
+"""A loaded model: running it, predicting with it."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
+from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
-from capsedge.runtime.backends import providers
-from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, Port, check_overloads
+from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files import limits
+from capsedge.runtime.inputs import LARGEST, checked, fits, fixed_bytes, stacked
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.vision.images import prepare
 from capsedge.runtime.vision.prediction import Label, Prediction, choose, scores_of
 
@@ -29,176 +26,14 @@ if TYPE_CHECKING:
     from capsedge.runtime.backends.backend import Backend
     from capsedge.runtime.backends.device_array import DeviceArray
 
-Ops: TypeAlias = Literal["auto", "fused", "portable"]
 OneImage: TypeAlias = "str | os.PathLike[str] | Image | NDArray[Any]"
 
-OPS = ("auto", "fused", "portable")
 SCORES = ("lengths", "logits")
 RECONSTRUCTION = "reconstruction"
-MAX_THREADS = 1024
-LARGEST = 2.0**60  # squares of larger values, and sums of those, overflow float32
 DEFAULT_THRESHOLD = (
     0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 )
 _CHUNK = 64  # images per run of a model with a free batch; bounds memory
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    device: str | None = None,
-    threads: int | None = None,
-    ops: str = "auto",
-    provider: str = "auto",
-    contexts: int | None = None,
-) -> Session:
-    """Load a model.
-
-    Args:
-        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can only `run`. Or a
-            TensorRT engine of ``capsedge build``, named ``*.engine``.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the first GPU for an engine. The
-            requested device is used or refused, never replaced.
-        threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
-        ops: ``auto`` runs capsedge's nodes with its operator library if that is installed, otherwise with
-            the function bodies of the file; ``fused`` requires the library, ``portable`` never uses it. Its
-            kernels are for the CPU, so on a GPU the function bodies run.
-        provider: ONNX Runtime's provider on a GPU: ``cuda`` (the choice of ``auto``) or ``tensorrt``.
-        contexts: number of calls of an engine that run at the same time, each with its own memory on the
-            GPU; further calls wait. None: 4.
-
-    Returns:
-        The session, ready to run.
-
-    Raises:
-        UsageError: the file cannot be read, or an argument is wrong.
-        EnvironmentProblem: something needed to run the model is missing: ONNX Runtime, one of its providers,
-            the operator library, TensorRT, or the GPU.
-        UnsupportedModelError: part of the model would not run on the requested device.
-        ArtefactError: the file is damaged, refers to other files, is refused by ONNX Runtime, or is an
-            engine that was built for another machine.
-
-    Example:
-        >>> session = capsedge.load("digits.onnx", threads=2)
-        >>> session.predict("image.png")[0].label
-    """
-    path = Path(path)
-    if ops not in OPS:
-        raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise UsageError(
-            f"threads is {threads}.",
-            f"It must be 1 to {MAX_THREADS}.",
-            "Leave it out for one per core.",
-        )
-    if path.suffix == passport.SUFFIX:
-        return _load_engine(path, device, ops, provider, contexts)
-    if contexts is not None:
-        raise UsageError(
-            f"contexts is {contexts} for {path}.", "Only engines have contexts.", "Leave it out."
-        )
-    gpu = providers.parse_device(device or "cpu")
-    chosen = providers.resolve(provider, gpu)
-    if gpu is not None:
-        if ops == "fused":
-            raise UsageError(
-                "ops is 'fused' on a GPU.",
-                "The operator library of ONNX Runtime has kernels for the CPU.",
-                "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
-            )
-        ops = "portable"
-    return _load_onnx(path, onnx_file.read_bytes(path), threads, ops, chosen, gpu)
-
-
-def load_bytes(
-    data: bytes,
-    path: Path | str = "the model",
-    *,
-    threads: int | None = None,
-    ops: str = "auto",
-) -> Session:
-    """Load the content of an ONNX file on the CPU.
-
-    Args:
-        data: the content.
-        path: its name in errors; nothing is read from there.
-        threads, ops: as for `load`.
-
-    Raises:
-        EnvironmentProblem, UnsupportedModelError, ArtefactError: as `load`.
-    """
-    return _load_onnx(Path(path), data, threads, ops, providers.resolve("auto", None), None)
-
-
-def _load_onnx(
-    path: Path, data: bytes, threads: int | None, ops: str, provider: str, gpu: int | None
-) -> Session:
-    summary = onnx_file.summarize(data, str(path))
-    onnx_file.check_harmless(summary, str(path))
-    metadata = ModelMetadata.from_properties(summary.metadata)
-    library = _library(path, summary, ops)
-    check_overloads(path, summary, library is not None)
-    backend = OnnxRuntimeBackend(
-        data, str(path), threads, library, provider, gpu, summary.capsedge_types
-    )
-    return Session(path, backend, metadata, _operators_run(library, summary), gpu=gpu)
-
-
-def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:
-    """The value of `Session.ops` for an ONNX file."""
-    if library is None:
-        return "portable"
-    return "mixed" if summary.expanded_routing else "fused"
-
-
-def _load_engine(
-    path: Path, device: str | None, ops: str, provider: str, contexts: int | None
-) -> Session:
-    """A session for a TensorRT engine, whose passport states how it was built."""
-    gpu = providers.parse_device(device or "cuda")
-    if gpu is None or ops != "auto" or provider != "auto":
-        raise UsageError(
-            f"{path} is a TensorRT engine.",
-            "It runs on a GPU, without ONNX Runtime and with the operators that it was built with.",
-            "Leave out device, ops and provider, or load the ONNX file that it was built from.",
-        )
-    from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
-    from capsedge.runtime.backends.tensorrt_slots import CONTEXTS
-
-    backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
-    built = backend.passport
-    ops = "fused" if built.plugin == "fused" else "portable"
-    return Session(path, backend, built.model, ops, built, gpu)
-
-
-def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
-    """The library to register for ``ops``."""
-    if not summary.capsedge_nodes:
-        if ops == "fused":
-            raise UsageError(
-                f"{path} has no capsedge nodes for the operator library to run.",
-                "It was exported with `--ops portable`, or by another tool.",
-                "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
-            )
-        return None
-    library = None if ops == "portable" else find_library()
-    if library is not None:
-        return library
-    if ops == "fused":
-        raise EnvironmentProblem(
-            "The operator library of capsedge is not installed.",
-            "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
-            "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
-            "or use ops 'auto'.",
-        )
-    if summary.missing_functions:
-        raise EnvironmentProblem(
-            f"{path} runs only with the operator library of capsedge.",
-            f"Its {', '.join(summary.missing_functions)} nodes have no function body, and "
-            + ("ops is 'portable'." if ops == "portable" else "the library is not installed."),
-            "Export it again with `capsedge export --ops auto`, or load it where the library is installed.",
-        )
-    return None
 
 
 class Session:
@@ -244,7 +79,7 @@ class Session:
     def _check_sizes(self) -> None:
         """Refuse fixed sizes that are too large, before anything is allocated for a run."""
         for kind, ports in (("inputs", self.inputs), ("outputs", self.outputs)):
-            if sum(map(_fixed_bytes, ports)) > limits.RUN_BYTES:
+            if sum(map(fixed_bytes, ports)) > limits.RUN_BYTES:
                 raise ArtefactError(
                     f"{self.path} fixes sizes that are too large.",
                     f"One run would take over {limits.RUN_BYTES // limits.MIB} MiB of {kind}.",
@@ -263,10 +98,10 @@ class Session:
         else:
             p = metadata.preprocessing
             found = self.inputs[0].shape[1:]
-            if p is not None and not _fits((p.channels, p.height, p.width), found):
+            if p is not None and not fits((p.channels, p.height, p.width), found):
                 why = f"It prepares images {[p.channels, p.height, p.width]} for an input {list(found)}."
             classes = scores[0].shape[1:]
-            if metadata.class_names and not _fits((len(metadata.class_names),), classes):
+            if metadata.class_names and not fits((len(metadata.class_names),), classes):
                 why = f"It names {len(metadata.class_names)} classes, {scores[0].name} has {list(classes)}."
         if why:
             raise ArtefactError(
@@ -322,7 +157,7 @@ class Session:
         """
         feeds = self._named(arrays)
         for port in self.inputs:
-            feeds[port.name] = _checked(port, feeds[port.name], self._bound)
+            feeds[port.name] = checked(port, feeds[port.name], self._bound)
         outputs = [port.name for port in self.outputs]
         if self.metadata is not None and len(feeds[self.inputs[0].name]) == 0:
             # Not every operator of ONNX Runtime accepts empty tensors (MatMul fails, reductions keep
@@ -363,10 +198,10 @@ class Session:
                 "Use `Session.run` with arrays by name.",
             )
         port = self.inputs[0]
-        for batch in _stacked(images, self._run_size(batch_size)):
+        for batch in stacked(images, self._run_size(batch_size)):
             floats = batch.dtype.kind == "f" and port.dtype.startswith("float")
             fed = batch.astype(port.dtype, copy=False) if floats else batch
-            yield batch, self._run_batch(_checked(port, fed, self._bound, any_batch=True), names)
+            yield batch, self._run_batch(checked(port, fed, self._bound, any_batch=True), names)
 
     def _run_size(self, batch_size: int | None = None) -> int:
         """Images per run: the fixed batch, otherwise ``batch_size`` within the limits of the backend."""
@@ -547,8 +382,7 @@ class Session:
                     "invert works on pixels, before the model's preprocessing.",
                     "Give pixels as uint8 [N, H, W, C].",
                 )
-            checked = _checked(self.inputs[0], images, self._bound, any_batch=True)
-            yield from _stacked(checked, size)
+            yield from stacked(checked(self.inputs[0], images, self._bound, any_batch=True), size)
             return
         sequence: Iterable[OneImage]
         if isinstance(images, np.ndarray):
@@ -558,7 +392,7 @@ class Session:
         else:
             sequence = [images]
         prepared = (self.prepare(image, invert, f"image {k}") for k, image in enumerate(sequence))
-        yield from _stacked(prepared, size)
+        yield from stacked(prepared, size)
 
     def reconstruct(
         self, images: OneImage | Sequence[OneImage], invert: bool = False
@@ -626,78 +460,3 @@ class Session:
                 for j in choose(row, top_k, threshold)
             )
             yield Prediction(labels, row, poses, kind)
-
-
-def _stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:
-    """Batches ``[n, C, H, W]`` of at most ``size`` images, of a batch or of single images ``[C, H, W]``.
-
-    Raises:
-        ShapeError: the images of one batch have different shapes.
-    """
-    if isinstance(images, np.ndarray):
-        yield from (images[i : i + size] for i in range(0, len(images), size))
-        return
-    rest = iter(images)
-    while batch := list(islice(rest, size)):
-        shapes = {np.shape(image) for image in batch}
-        if len(shapes) > 1:
-            raise ShapeError(
-                "Images of one batch have different shapes.",
-                f"Found: {', '.join(map(str, map(list, sorted(shapes))))}.",
-                "Prepare them with `Session.prepare`.",
-            )
-        yield np.stack(batch)
-
-
-def _fixed_bytes(port: Port) -> int:
-    """Bytes of a value, with free dimensions counted as one."""
-    width = np.dtype(port.dtype).itemsize if port.dtype in np.sctypeDict else 1
-    return width * math.prod(d for d in port.shape if isinstance(d, int) and d > 0)
-
-
-def _fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
-    """Whether sizes agree with the declared ones, some of which may be free."""
-    return len(found) == len(declared) and all(
-        not isinstance(d, int) or d == f for f, d in zip(found, declared, strict=True)
-    )
-
-
-def _checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
-    """Check that an input fits its port and has values below ``bound``.
-
-    With ``any_batch`` the first dimension and the floating-point type are free.
-    """
-    if not isinstance(array, np.ndarray):
-        raise ShapeError(
-            f"Input '{port.name}' is a {type(array).__name__}.",
-            f"Wanted: a numpy array {list(port.shape)} of {port.dtype}.",
-            "Convert it with `numpy.asarray`.",
-        )
-    if str(array.dtype) != port.dtype and not (
-        any_batch and array.dtype.kind == "f" and port.dtype.startswith("float")
-    ):
-        raise ShapeError(
-            f"Input '{port.name}' has the type {array.dtype}.",
-            f"Wanted: {port.dtype}.",
-            f"Convert it: `array.astype('{port.dtype}')`.",
-        )
-    wanted = (None, *port.shape[1:]) if any_batch else port.shape
-    if not _fits(array.shape, wanted):
-        free = ["N" if d is None else d for d in wanted]
-        raise ShapeError(
-            f"Input '{port.name}' has the shape {list(array.shape)}.",
-            f"Wanted: {free}.".replace("'", ""),
-            "Reshape the array, or prepare the image with `Session.prepare`.",
-        )
-    if array.dtype.kind == "f":
-        most = bound if array.dtype.itemsize > 2 else math.inf  # float16 never reaches the bound
-        wrong = int((~(np.abs(array) < most)).sum())
-        if wrong:
-            raise UsageError(
-                f"Input '{port.name}' has values that are NaN or infinite"
-                + (", or of 2^60 and more." if bound == LARGEST else "."),
-                f"{wrong} of {array.size} values; wanted: finite numbers"
-                + (" with finite squares." if bound == LARGEST else "."),
-                "Clean the array before inference.",
-            )
-    return array

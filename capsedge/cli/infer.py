@@ -70,7 +70,7 @@ def command(
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     """
     from capsedge.runtime.classification import classify_files, image_files
-    from capsedge.runtime.session import load
+    from capsedge.runtime.loading import load
     from capsedge.zoo import default_model
 
     files = image_files(images)

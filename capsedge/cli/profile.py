@@ -84,10 +84,10 @@ def command(
     as_json: _options.Json = False,
 ) -> None:
     """Measure latency, memory and time by layer; compare backends and models."""
+    from capsedge.runtime.loading import load
     from capsedge.runtime.profiling.comparison import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
     from capsedge.runtime.profiling.side_by_side import profile_models
-    from capsedge.runtime.session import load
     from capsedge.zoo import default_model
 
     peers = _options.words(compare)

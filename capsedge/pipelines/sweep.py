@@ -17,7 +17,7 @@ from capsedge.exporters.to_onnx import export
 from capsedge.pipelines.find import FoundModel
 from capsedge.runtime.charts import caption, new_figure, save_figure
 from capsedge.runtime.files.writing import temporary_folder
-from capsedge.runtime.session import load_bytes
+from capsedge.runtime.loading import load_bytes
 
 PRECISIONS = ("fp32", "fp16", "int8")
 CALIBRATION_IMAGES = 512

@@ -21,9 +21,10 @@ from capsedge.judging.decisions import Decisions
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.session import SCORES, Session, load
+from capsedge.runtime.session import SCORES, Session
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
 from capsedge.verification.reference import (

@@ -102,7 +102,7 @@ def _default_model() -> Check:
     try:
         import numpy as np
 
-        from capsedge.runtime.session import load
+        from capsedge.runtime.loading import load
         from capsedge.zoo import default_model
 
         path = default_model()

@@ -114,7 +114,7 @@ def load_capsedge(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str
     import onnxruntime
 
     from capsedge import __version__
-    from capsedge.runtime.session import load
+    from capsedge.runtime.loading import load
 
     session = load(
         s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider

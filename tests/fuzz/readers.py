@@ -321,9 +321,9 @@ def _configs() -> Iterable[bytes]:
 
 
 def _read_onnx(data: bytes) -> None:
+    from capsedge.runtime.loading import load
     from capsedge.runtime.reading.forecast import forecast
     from capsedge.runtime.reading.inspection import inspect
-    from capsedge.runtime.session import load
 
     path = _file("m.onnx", data)
 
@@ -450,7 +450,7 @@ READERS: dict[str, Reader] = {
     "onnx": Reader(
         _read_onnx, _onnx,
         ("capsedge.runtime.reading", "capsedge.runtime.profiling", "capsedge.runtime.session",
-         "capsedge.runtime.metadata", *_JSON),
+         "capsedge.runtime.loading", "capsedge.runtime.metadata", *_JSON),
     ),
     "passport": Reader(_read_passport, _passports, ("capsedge.runtime.passport", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),

@@ -17,9 +17,9 @@ from PIL import Image
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
 from capsedge.runtime.backends import native_library
+from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading import onnx_file
-from capsedge.runtime.session import load_bytes
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
@@ -31,7 +31,7 @@ RIGHT = LEFT[:, ::-1].copy()
 def _no_library(monkeypatch: pytest.MonkeyPatch):
     """Function bodies, whether or not this machine has the operator library."""
     monkeypatch.delenv(native_library.VARIABLE, raising=False)
-    monkeypatch.setattr("capsedge.runtime.session.find_library", lambda: None)
+    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: None)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_fused_without_a_library(model: Path):
 
 def test_file_without_capsedge_nodes_is_portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = save(capsule_model(capsedge_node=False), tmp_path / "p.onnx")
-    monkeypatch.setattr("capsedge.runtime.session.find_library", lambda: tmp_path / "unused.so")
+    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: tmp_path / "unused.so")
     assert capsedge.load(path).ops == "portable"
     with pytest.raises(UsageError, match="no capsedge nodes"):
         capsedge.load(path, ops="fused")
@@ -288,7 +288,7 @@ def test_library_that_does_not_load(
 ):
     library = tmp_path / "libcapsedge_ort.so"
     library.write_bytes(b"not a library")
-    monkeypatch.setattr("capsedge.runtime.session.find_library", lambda: library)
+    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: library)
     for ops in ("auto", "fused"):
         with pytest.raises(EnvironmentProblem, match=r"does not load(.|\n)*--ops portable"):
             capsedge.load(model, ops=ops)

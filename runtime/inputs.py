@@ -1,0 +1,91 @@
+"""The inputs of a model: whether arrays fit them, and batches of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ShapeError, UsageError
+from capsedge.runtime.backends.onnxruntime_backend import Port
+
+LARGEST = 2.0**60  # squares of larger values, and sums of those, overflow float32
+
+
+def stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:
+    """Batches ``[n, C, H, W]`` of at most ``size`` images, of a batch or of single images ``[C, H, W]``.
+
+    Raises:
+        ShapeError: the images of one batch have different shapes.
+    """
+    if isinstance(images, np.ndarray):
+        yield from (images[i : i + size] for i in range(0, len(images), size))
+        return
+    rest = iter(images)
+    while batch := list(islice(rest, size)):
+        shapes = {np.shape(image) for image in batch}
+        if len(shapes) > 1:
+            raise ShapeError(
+                "Images of one batch have different shapes.",
+                f"Found: {', '.join(map(str, map(list, sorted(shapes))))}.",
+                "Prepare them with `Session.prepare`.",
+            )
+        yield np.stack(batch)
+
+
+def fixed_bytes(port: Port) -> int:
+    """Bytes of a value, with free dimensions counted as one."""
+    width = np.dtype(port.dtype).itemsize if port.dtype in np.sctypeDict else 1
+    return width * math.prod(d for d in port.shape if isinstance(d, int) and d > 0)
+
+
+def fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    """Whether sizes agree with the declared ones, some of which may be free."""
+    return len(found) == len(declared) and all(
+        not isinstance(d, int) or d == f for f, d in zip(found, declared, strict=True)
+    )
+
+
+def checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
+    """Check that an input fits its port and has values below ``bound``.
+
+    With ``any_batch`` the first dimension and the floating-point type are free.
+    """
+    if not isinstance(array, np.ndarray):
+        raise ShapeError(
+            f"Input '{port.name}' is a {type(array).__name__}.",
+            f"Wanted: a numpy array {list(port.shape)} of {port.dtype}.",
+            "Convert it with `numpy.asarray`.",
+        )
+    if str(array.dtype) != port.dtype and not (
+        any_batch and array.dtype.kind == "f" and port.dtype.startswith("float")
+    ):
+        raise ShapeError(
+            f"Input '{port.name}' has the type {array.dtype}.",
+            f"Wanted: {port.dtype}.",
+            f"Convert it: `array.astype('{port.dtype}')`.",
+        )
+    wanted = (None, *port.shape[1:]) if any_batch else port.shape
+    if not fits(array.shape, wanted):
+        free = ["N" if d is None else d for d in wanted]
+        raise ShapeError(
+            f"Input '{port.name}' has the shape {list(array.shape)}.",
+            f"Wanted: {free}.".replace("'", ""),
+            "Reshape the array, or prepare the image with `Session.prepare`.",
+        )
+    if array.dtype.kind == "f":
+        most = bound if array.dtype.itemsize > 2 else math.inf  # float16 never reaches the bound
+        wrong = int((~(np.abs(array) < most)).sum())
+        if wrong:
+            raise UsageError(
+                f"Input '{port.name}' has values that are NaN or infinite"
+                + (", or of 2^60 and more." if bound == LARGEST else "."),
+                f"{wrong} of {array.size} values; wanted: finite numbers"
+                + (" with finite squares." if bound == LARGEST else "."),
+                "Clean the array before inference.",
+            )
+    return array

@@ -1,0 +1,176 @@
+"""Loading a model: an ONNX file, its bytes, or a TensorRT engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime import passport
+from capsedge.runtime.backends import providers
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, check_overloads
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.session import Session
+
+OPS = ("auto", "fused", "portable")
+MAX_THREADS = 1024
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    ops: str = "auto",
+    provider: str = "auto",
+    contexts: int | None = None,
+) -> Session:
+    """Load a model.
+
+    Args:
+        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can only `run`. Or a
+            TensorRT engine of ``capsedge build``, named ``*.engine``.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the first GPU for an engine. The
+            requested device is used or refused, never replaced.
+        threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
+        ops: ``auto`` runs capsedge's nodes with its operator library if that is installed, otherwise with
+            the function bodies of the file; ``fused`` requires the library, ``portable`` never uses it. Its
+            kernels are for the CPU, so on a GPU the function bodies run.
+        provider: ONNX Runtime's provider on a GPU: ``cuda`` (the choice of ``auto``) or ``tensorrt``.
+        contexts: number of calls of an engine that run at the same time, each with its own memory on the
+            GPU; further calls wait. None: 4.
+
+    Returns:
+        The session, ready to run.
+
+    Raises:
+        UsageError: the file cannot be read, or an argument is wrong.
+        EnvironmentProblem: something needed to run the model is missing: ONNX Runtime, one of its providers,
+            the operator library, TensorRT, or the GPU.
+        UnsupportedModelError: part of the model would not run on the requested device.
+        ArtefactError: the file is damaged, refers to other files, is refused by ONNX Runtime, or is an
+            engine that was built for another machine.
+
+    Example:
+        >>> session = capsedge.load("digits.onnx", threads=2)
+        >>> session.predict("image.png")[0].label
+    """
+    path = Path(path)
+    if ops not in OPS:
+        raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(
+            f"threads is {threads}.",
+            f"It must be 1 to {MAX_THREADS}.",
+            "Leave it out for one per core.",
+        )
+    if path.suffix == passport.SUFFIX:
+        return _load_engine(path, device, ops, provider, contexts)
+    if contexts is not None:
+        raise UsageError(
+            f"contexts is {contexts} for {path}.", "Only engines have contexts.", "Leave it out."
+        )
+    gpu = providers.parse_device(device or "cpu")
+    chosen = providers.resolve(provider, gpu)
+    if gpu is not None:
+        if ops == "fused":
+            raise UsageError(
+                "ops is 'fused' on a GPU.",
+                "The operator library of ONNX Runtime has kernels for the CPU.",
+                "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
+            )
+        ops = "portable"
+    return _load_onnx(path, onnx_file.read_bytes(path), threads, ops, chosen, gpu)
+
+
+def load_bytes(
+    data: bytes,
+    path: Path | str = "the model",
+    *,
+    threads: int | None = None,
+    ops: str = "auto",
+) -> Session:
+    """Load the content of an ONNX file on the CPU.
+
+    Args:
+        data: the content.
+        path: its name in errors; nothing is read from there.
+        threads, ops: as for `load`.
+
+    Raises:
+        EnvironmentProblem, UnsupportedModelError, ArtefactError: as `load`.
+    """
+    return _load_onnx(Path(path), data, threads, ops, providers.resolve("auto", None), None)
+
+
+def _load_onnx(
+    path: Path, data: bytes, threads: int | None, ops: str, provider: str, gpu: int | None
+) -> Session:
+    summary = onnx_file.summarize(data, str(path))
+    onnx_file.check_harmless(summary, str(path))
+    metadata = ModelMetadata.from_properties(summary.metadata)
+    library = _library(path, summary, ops)
+    check_overloads(path, summary, library is not None)
+    backend = OnnxRuntimeBackend(
+        data, str(path), threads, library, provider, gpu, summary.capsedge_types
+    )
+    return Session(path, backend, metadata, _operators_run(library, summary), gpu=gpu)
+
+
+def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:
+    """The value of `Session.ops` for an ONNX file."""
+    if library is None:
+        return "portable"
+    return "mixed" if summary.expanded_routing else "fused"
+
+
+def _load_engine(
+    path: Path, device: str | None, ops: str, provider: str, contexts: int | None
+) -> Session:
+    """A session for a TensorRT engine, whose passport states how it was built."""
+    gpu = providers.parse_device(device or "cuda")
+    if gpu is None or ops != "auto" or provider != "auto":
+        raise UsageError(
+            f"{path} is a TensorRT engine.",
+            "It runs on a GPU, without ONNX Runtime and with the operators that it was built with.",
+            "Leave out device, ops and provider, or load the ONNX file that it was built from.",
+        )
+    from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
+    from capsedge.runtime.backends.tensorrt_slots import CONTEXTS
+
+    backend = TensorRTBackend(path, gpu, contexts=CONTEXTS if contexts is None else contexts)
+    built = backend.passport
+    ops = "fused" if built.plugin == "fused" else "portable"
+    return Session(path, backend, built.model, ops, built, gpu)
+
+
+def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
+    """The library to register for ``ops``."""
+    if not summary.capsedge_nodes:
+        if ops == "fused":
+            raise UsageError(
+                f"{path} has no capsedge nodes for the operator library to run.",
+                "It was exported with `--ops portable`, or by another tool.",
+                "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
+            )
+        return None
+    library = None if ops == "portable" else find_library()
+    if library is not None:
+        return library
+    if ops == "fused":
+        raise EnvironmentProblem(
+            "The operator library of capsedge is not installed.",
+            "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
+            "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
+            "or use ops 'auto'.",
+        )
+    if summary.missing_functions:
+        raise EnvironmentProblem(
+            f"{path} runs only with the operator library of capsedge.",
+            f"Its {', '.join(summary.missing_functions)} nodes have no function body, and "
+            + ("ops is 'portable'." if ops == "portable" else "the library is not installed."),
+            "Export it again with `capsedge export --ops auto`, or load it where the library is installed.",
+        )
+    return None
