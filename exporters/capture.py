@@ -73,6 +73,7 @@ def capture(
 def _only(
     module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """Captured at the batch of the example."""
     try:
         return _captured(module, example, subject, opset, free=False)
     except CapsedgeError:
@@ -101,7 +102,7 @@ def _captured(
             verbose=False,
         )
     assert made is not None
-    return made.model_proto, program
+    return made.model_proto, made.exported_program or program
 
 
 def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,6 +59,7 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
 
 
 Case = tuple[str, list[Tensor]]
+MOST_GIVEN = 64  # of the user's inputs that are compared
 
 
 def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
@@ -94,6 +96,32 @@ def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]
 
     kinds = ("uniform", "normal", "zero", "tiny", "huge", "equal", "spike")
     return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
+
+
+def given_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
+    """The user's own inputs in batches of these sizes, the first of them."""
+    cases: list[Case] = []
+    at, count = 0, len(inputs[0])
+    for n in itertools.cycle(batches):
+        if at + n > min(count, MOST_GIVEN):
+            break
+        cases.append((f"your inputs {at} to {at + n - 1}", [x[at : at + n] for x in inputs]))
+        at += n
+    if not cases:  # fewer than the least batch: repeated
+        n = batches[0]
+        rows = torch.arange(n) % count
+        cases.append((f"your inputs, repeated to batch {n}", [x[rows] for x in inputs]))
+    return cases
+
+
+def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
+    """The cases with values below the least or above the largest of the user's inputs."""
+    found = set()
+    for name, tensors in cases:
+        for x, own in zip(tensors, inputs, strict=True):
+            if x.dtype.is_floating_point and (x.min() < own.min() or x.max() > own.max()):
+                found.add(name)
+    return found
 
 
 def compare(

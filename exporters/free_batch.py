@@ -114,7 +114,8 @@ def _line(
 
 def _one(times: Integers, plus: Integers) -> bool:
     """Whether a shape has one dimension that is a multiple of the batch, and no other that is inferred."""
-    return np.count_nonzero(times) == 1 and not plus[times != 0].any() and (plus >= 0).all()
+    one = np.count_nonzero(times) == 1
+    return bool(one and not plus[times != 0].any() and (plus >= 0).all())
 
 
 def _only_reshapes(model: onnx.ModelProto, name: str) -> bool:

@@ -144,17 +144,21 @@ def _tensors(example: Example | None) -> tuple[Tensor, ...]:
             "Its input shapes are otherwise unknown.",
             "Pass example=torch.zeros(2, ...), or a tuple of tensors for several inputs.",
         )
-    tensors = (example,) if isinstance(example, (Tensor, np.ndarray)) else tuple(example)
-    wrong = next((t for t in tensors if not isinstance(t, Tensor)), None)
-    if wrong is not None:
-        what = "numpy array" if isinstance(wrong, np.ndarray) else type(wrong).__name__
+    given: tuple[Any, ...] = (example,) if hasattr(example, "shape") else tuple(example)
+    wrong = next((t for t in given if not isinstance(t, Tensor)), None)
+    if isinstance(wrong, np.ndarray):
         raise UsageError(
-            f"The example is a {what}.",
+            "The example is a numpy array.",
             "A module of PyTorch takes tensors.",
-            "Pass example=torch.from_numpy(array).float(), or torch.rand(2, ...)."
-            if isinstance(wrong, np.ndarray)
-            else "Pass a tensor, such as torch.rand(2, 1, 28, 28), or a tuple of them.",
+            "Pass example=torch.from_numpy(array).float(), or torch.rand(2, ...).",
         )
+    if wrong is not None:
+        raise UsageError(
+            f"The example is a {type(wrong).__name__}.",
+            "A module of PyTorch takes tensors.",
+            "Pass a tensor, such as torch.rand(2, 1, 28, 28), or a tuple of them.",
+        )
+    tensors: tuple[Tensor, ...] = given
     if not tensors or any(t.ndim == 0 for t in tensors):
         raise UsageError("Every input needs a batch dimension.", "", "Put the batch first.")
     return tensors

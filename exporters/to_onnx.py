@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import checks, modules
+from capsedge.exporters.arguments import Inputs, check_module, own_inputs
 from capsedge.exporters.capture import capture
+from capsedge.exporters.diagnosis import diagnose
 from capsedge.exporters.emit import lower
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.own_modules import of_module
+from capsedge.exporters.own_modules import of_module, sized
 from capsedge.exporters.recognizing import recognize_routing
 from capsedge.exporters.translation import TORCH_DOMAIN
 from capsedge.graph.cleaning import remove_dead_nodes
@@ -58,6 +61,7 @@ def export(
     rewrites: Rewrites | None = None,
     atol: float = ATOL,
     rtol: float = RTOL,
+    inputs: Inputs | None = None,
     metadata: ModelMetadata | None = None,
     checkpoint_sha256: str = "",
     dry_run: bool = False,
@@ -68,7 +72,8 @@ def export(
     compared with the module on random and hard inputs before anything is written.
 
     Args:
-        model: one of the package's models, or any module that uses ``capsedge.ops``.
+        model: one of the package's models, or any module: routing that it writes with ``capsedge.ops``, or as
+            a loop of standard operations, becomes capsule operators.
         path: the file to write.
         example: input of a module of your own: a tensor, or a tuple of them, batch first.
         iterations: routing iterations, instead of the model's own (the package's models).
@@ -82,6 +87,8 @@ def export(
         output_names: output names of a module of your own, instead of those of its dict or named tuple.
         rewrites: the exact rewrites to use; all by default.
         atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
+        inputs: inputs of the user's own that are compared too (a file, arrays, or a mapping by input name);
+            hard cases outside their range then only warn.
         metadata: metadata for the file of a module of your own.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
@@ -103,6 +110,7 @@ def export(
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     path = Path(path)
+    check_module(model)
     if not dry_run:
         check_writable(path)
     rewrites = rewrites or Rewrites()
@@ -121,7 +129,9 @@ def export(
         found = to_proto(subject, opset, batch, rewrites)
         lowered = _with_ops(found.model, ops, rewrites)
         checks.validate(lowered)
-        parity = _prove(lowered, ops, rewrites, subject, batch, atol, rtol)
+        own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
+        cases = _cases(subject, batch, own)
+        parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
     if subject.metadata is not None:
         _write_metadata(lowered, subject.metadata, parity, atol, rtol)
     data = lowered.SerializeToString()
@@ -143,7 +153,10 @@ def export(
         parity=parity,
         dry_run=dry_run,
     )
-    report.check()
+    if not report.passed:
+        with _evaluating(model):
+            make = functools.partial(_again, subject, opset)
+            report.check(diagnose(subject, make, batch, rewrites, cases, report))
     if not dry_run:
         write_bytes(path, data)
     return report
@@ -225,12 +238,14 @@ class Lowered:
         rewrites: the effect of each exact rewrite.
         recognition: what was found and left in the user's own routing.
         notes: on both, for a person.
+        program: what torch captured.
     """
 
     model: onnx.ModelProto
     rewrites: dict[str, str]
     recognition: Recognition
     notes: tuple[str, ...]
+    program: torch.export.ExportedProgram
 
 
 def to_proto(
@@ -249,7 +264,8 @@ def to_proto(
         module = modules.KeepingAllPasses(module).eval()
     with torch.no_grad(), modules.RoutingCalls() as calls:
         subject.module(*subject.example)
-    model = simplify(capture(module, subject, opset, batch)[0])
+    raw, program = capture(module, subject, opset, batch)
+    model = simplify(raw)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
     captured = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
@@ -272,7 +288,7 @@ def to_proto(
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
     said = _effects(rewrites, model, len(calls.outputs) - captured, linear)
-    return Lowered(model, said, recognition, notes)
+    return Lowered(model, said, recognition, notes, program)
 
 
 def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int) -> dict[str, str]:
@@ -304,12 +320,29 @@ def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.Mode
     return inlined
 
 
+def _again(
+    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, recognize: bool
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """The graph made anew in another way, for `diagnose`."""
+    if batch is not None:
+        subject = dataclasses.replace(subject, example=sized(subject.example, batch))
+    made = to_proto(subject, opset, batch, rewrites, recognize)
+    return made.model, made.program
+
+
+def _cases(subject: Subject, batch: int | None, own: Sequence[Tensor]) -> list[checks.Case]:
+    batches = subject.batches if batch is None else (batch,)
+    given = checks.given_cases(own, batches) if own else []
+    return [*given, *checks.input_cases(subject.example, batches)]
+
+
 def _prove(
     model: onnx.ModelProto,
     ops: str,
     rewrites: Rewrites,
     subject: Subject,
-    batch: int | None,
+    cases: Sequence[checks.Case],
+    own: Sequence[Tensor],
     atol: float,
     rtol: float,
 ) -> tuple[CaseParity, ...]:
@@ -318,9 +351,10 @@ def _prove(
         # A fused file runs only with the kernels; its graph is verified with the function bodies.
         runnable = copy_of(model)
         attach_functions(runnable, rewrites)
-    cases = checks.input_cases(subject.example, subject.batches if batch is None else (batch,))
     session = checks.session_of(runnable)
-    return checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
+    found = checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
+    outside = checks.outside(cases, own) if own else set[str]()
+    return tuple(dataclasses.replace(p, outside=p.case in outside) for p in found)
 
 
 def _write_metadata(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def _here(value: Any) -> Any:
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """While it lasts, `OnCpu` holds, and the old ``Variable`` is its tensor."""
+    """While it lasts, `OnCpu` holds, the old ``Variable`` is its tensor, and prints go to standard error."""
     kind = torch.autograd.Variable
 
     def same(_: type, data: Tensor, *__: Any, **___: Any) -> Tensor:
@@ -62,7 +63,7 @@ def on_cpu() -> Iterator[None]:
     had = kind.__dict__.get("__new__")
     kind.__new__ = same  # type: ignore[method-assign, assignment]
     try:
-        with OnCpu():
+        with contextlib.redirect_stdout(sys.stderr), OnCpu():
             yield
     finally:
         if had is None:

@@ -1,6 +1,6 @@
 """A user's own code and weights made a module: what ``--module`` names. Needs torch.
 
-The code runs, as any program that the user starts does. It comes from the command line only, never from a file.
+The code runs as any program does that the user starts. Its name comes from the command line only.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ def _imported(where: str) -> ModuleType:
     path = path.resolve()
     name = path.stem if path.stem not in sys.modules and path.stem.isidentifier() else "own_module"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # a .py file has both
+    assert spec is not None
+    assert spec.loader is not None  # a .py file has one
     code = importlib.util.module_from_spec(spec)
     sys.modules[name] = code
     with _importable(path.parent):
