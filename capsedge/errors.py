@@ -6,6 +6,7 @@ from enum import IntEnum
 
 TYPE_CHECKING = False  # typing's own takes time to import, and a device needs only the errors
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
@@ -28,13 +29,16 @@ class CapsedgeError(Exception):
         what: what failed, in one sentence.
         why: the cause, with the numbers or names involved.
         fix: the command or the change that fixes it.
+        details: more of the cause, a line each, such as lines of the user's code.
     """
 
     exit_code: ExitCode = ExitCode.BUG
 
-    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
-        self.what, self.why, self.fix = what, why, fix
-        super().__init__("\n".join(part for part in (what, why, fix) if part))
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", *, details: Sequence[str] = ()
+    ) -> None:
+        self.what, self.why, self.fix, self.details = what, why, fix, tuple(details)
+        super().__init__("\n".join(part for part in (what, why, *details, fix) if part))
 
 
 class UsageError(CapsedgeError, ValueError):

@@ -232,10 +232,11 @@ def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
     said += [f"and {left} more"] if left else []
     raise UsageError(
         f"The weights of {path} are not those of the module.",
-        "\n".join(said),
+        "Keys or shapes differ:",
         "Give the class, and its arguments (--args), that the weights were trained with."
         if shaped or not (missing and more)
         else "Give the class that the weights were trained with, or rename its attributes.",
+        details=said,
     )
 
 

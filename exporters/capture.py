@@ -120,16 +120,18 @@ def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
     if _FIXED in text:
         return UnsupportedModelError(
             "The batch cannot be free: the module's code fixes it.",
-            "\n".join(dict.fromkeys(lines[:3])) or first_line(cause),
+            "While it is captured, it makes a plain number of the batch."
+            if lines
+            else first_line(cause),
             "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
             "batch=1 (--batch 1).",
+            details=list(dict.fromkeys(lines[:3])),
         )
     return UnsupportedModelError(
         "PyTorch cannot capture this module as a graph.",
-        "\n".join(
-            dict.fromkeys(filter(None, (where, f"{type(cause).__name__}: {first_line(cause)}")))
-        ),
-        "Remove data-dependent control flow, or fix the batch with batch=1 (--batch 1).",
+        f"{type(cause).__name__}: {first_line(cause)}",
+        "Write that line with other operations, or fix the batch with batch=1 (--batch 1).",
+        details=[where] if where else [],
     )
 
 

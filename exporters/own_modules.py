@@ -238,8 +238,9 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
             fix += f"{size} with batch={size} (--batch {size})."
         raise UnsupportedModelError(
             f"The module fails on an example of {', '.join(str(list(t.shape)) for t in inputs)}.",
-            "\n".join(filter(None, (f"{type(error).__name__}: {first_line(error)}", *lines))),
+            f"{type(error).__name__}: {first_line(error)}",
             fix,
+            details=[line for line in lines if line],
         ) from error
 
 
@@ -289,10 +290,10 @@ def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str
             raise UnsupportedModelError(
                 "An image's answer depends on the other images of its batch, so the batch cannot be free.",
                 f"Output '{name}' of one image differs by {float((a - b).abs().max()):.3g} when two others "
-                "come along: routing that averages its agreements (or the like) over the batch."
-                + (f"\n{lines[0]}" if lines else ""),
+                "come along: routing that averages its agreements (or the like) over the batch.",
                 "Use batch=1 (--batch 1), which is what one image at a time computes; or leave the average "
                 "over axis 0 out and train again.",
+                details=lines[:1],
             )
 
 

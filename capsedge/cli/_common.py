@@ -57,6 +57,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
         document = {
             "error": error.what,
             "why": error.why,
+            **({"details": list(error.details)} if error.details else {}),
             "fix": error.fix,
             "exit_code": int(error.exit_code),
         }
@@ -66,8 +67,8 @@ def report(error: CapsedgeError, as_json: bool) -> None:
 
 
 def log_error(error: CapsedgeError) -> None:
-    """Print an error for a person: what failed, why, and the fix, one line each."""
-    what, *more = (part for part in (error.what, error.why, error.fix) if part)
+    """Print an error for a person: what failed, why, details, and the fix, one line each."""
+    what, *more = (part for part in (error.what, error.why, *error.details, error.fix) if part)
     log(f"error: {what}", *more)
 
 
