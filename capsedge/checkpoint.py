@@ -25,6 +25,11 @@ from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.reading.inspection import CONFIG_KEY
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
+_FOREIGN = (
+    "Weights of a network of your own come in with its code: capsedge export --module capsnet.py:CapsNet "
+    "--weights FILE --example 1x28x28 (docs/your-model.md)."
+)
+
 
 def save_checkpoint(
     model: CapsuleModel, path: Path | str, extra: Mapping[str, str] | None = None
@@ -82,7 +87,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         raise UsageError(
             f"{path} is not named like a checkpoint.",
             f"Its suffix is '{path.suffix}'.",
-            "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
+            f"Checkpoints are .safetensors, or .pt with a configuration and a state dict. {_FOREIGN}",
         )
     with opened(path, "Check the path of the checkpoint.") as file:
         if size(file) > limits.ARRAY_BYTES:
@@ -140,7 +145,7 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
             raise ArtefactError(
                 f"{path} has no configuration.",
                 f"Its metadata lacks '{CONFIG_KEY}'.",
-                "Save it with capsedge.checkpoint.save_checkpoint.",
+                f"Save it with capsedge.checkpoint.save_checkpoint. {_FOREIGN}",
             )
         config = parse(header.metadata[CONFIG_KEY])
     except Malformed as error:
@@ -171,7 +176,7 @@ def _read_torch(path: Path, file: BufferedReader) -> Content:
         raise ArtefactError(
             f"{path} has no configuration.",
             "A .pt checkpoint is {'config': ..., 'state_dict': ...}.",
-            "Save both, or use capsedge.checkpoint.save_checkpoint.",
+            f"Save both, or use capsedge.checkpoint.save_checkpoint. {_FOREIGN}",
         )
     stored = value["state_dict"]
     if (

@@ -225,7 +225,8 @@ def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
             f"{path} holds more than tensors and plain values.",
             f"Its pickle is refused: {error}. Loading it would run code from the file.",
             "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
-            "or better a safetensors checkpoint.",
+            "or better a safetensors checkpoint. The weights alone of a network of your own: "
+            "torch.save(model.state_dict(), path), then capsedge export --module (docs/your-model.md).",
         )
     return ArtefactError(
         f"{path} is not a complete PyTorch file.",

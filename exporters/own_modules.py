@@ -317,13 +317,14 @@ def in_double(module: nn.Module) -> nn.Module:
 
 def run_double(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A flat module's outputs in FP64; tensors that its code makes are FP64 too."""
-    with _default_double():
+    with default_double():
         result = module(*(t.double() if t.dtype.is_floating_point else t for t in inputs))
     return tuple(result)
 
 
 @contextlib.contextmanager
-def _default_double() -> Iterator[None]:
+def default_double() -> Iterator[None]:
+    """Tensors that code makes without a type are FP64 while it lasts."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -226,9 +226,7 @@ def _running(what: str, made: Any = None) -> Iterator[None]:
             lines.append(place(error.filename, error.lineno or 0))
         said = f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"The code of {what} fails.",
-            "\n".join([*lines, said]),
-            _advice(error, made, bool(lines)),
+            f"The code of {what} fails.", said, _advice(error, made, bool(lines)), details=lines
         ) from error
 
 

@@ -20,6 +20,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
+from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
@@ -135,7 +136,7 @@ class _Comparison:
 
 
 def verify(
-    reference: nn.Module | Path | str | None,
+    reference: nn.Module | OwnModule | Path | str | None,
     artefact: Session | Path | str,
     data: Path | str | None = None,
     *,
@@ -153,8 +154,8 @@ def verify(
     tolerance is given.
 
     Args:
-        reference: a checkpoint file, a module, or None for the checkpoint in the package that the artefact
-            names.
+        reference: a checkpoint file, a module of your own, or None for the checkpoint in the package that the
+            artefact names.
         artefact: an ONNX file, a TensorRT engine, or a loaded session.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
         limit: number of samples to use, from the first on.
@@ -180,7 +181,8 @@ def verify(
     prep = session.metadata.preprocessing if session.metadata is not None else None
     shape = _input_shape(session)
     link, module = _reference(reference, session)
-    source = Reference(module, [port.name for port in session.outputs])
+    ranks = {port.name: len(port.shape) for port in session.outputs}
+    source = Reference(module, list(ranks), ranks)
     limits = _Limits.of(session, atol, rtol, min_agreement)
     samples = _samples(data, prep, shape, limit)
     hard = hard_cases(shape, prep)
@@ -295,9 +297,17 @@ def _input_shape(session: Session) -> tuple[int, int, int]:
     )
 
 
-def _reference(given: nn.Module | Path | str | None, session: Session) -> tuple[Link, nn.Module]:
+def _reference(
+    given: nn.Module | OwnModule | Path | str | None, session: Session
+) -> tuple[Link, nn.Module]:
+    if isinstance(given, OwnModule):
+        weights = given.weights
+        checksum = sha256(weights) if weights else ""
+        if weights is not None:
+            check_origin(session.metadata, weights, checksum)
+        return Link("module", given.name, checksum, facts=given.facts()), given.module
     if isinstance(given, nn.Module):
-        return Link("module", type(given).__name__, ""), given
+        return Link("module", type(given).__name__, "", facts={"own_module": True}), given
     path = find_checkpoint(session.metadata) if given is None else Path(given)
     module = load_reference(path, session.metadata)
     checksum = sha256(path)
