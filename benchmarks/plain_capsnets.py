@@ -1,7 +1,7 @@
 """CapsNets as public repositories write them in plain PyTorch, written anew, and one with ``capsedge.ops``.
 
-All have the paper's architecture (Sabour et al. 2017) and, of the same sizes, nearly the same work. They differ in
-how capsules are grouped, weights laid out and routing written; the names say whose style it is.
+All have the paper's architecture (Sabour et al. 2017) and, at the same sizes, nearly the same work. They
+differ in how capsules are grouped, how weights are laid out and how routing is written.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Base(nn.Module):
 
 
 class Guo(Base):
-    """Consecutive pixels form a capsule; [J,I,P,Q]; detached copies; a decoder that masks by label or argmax."""
+    """Consecutive pixels form a capsule; [J,I,P,Q]; detached copies; a decoder masked by label or argmax."""
 
     def __init__(self, width: int = 256, types: int = 32, decodes: bool = True) -> None:
         super().__init__(width, types)

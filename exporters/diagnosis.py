@@ -52,7 +52,9 @@ def diagnose(
         if agrees(Rewrites.none(), recognize=False):
             return f"The plain export agrees: {_part(agrees, rewrites, bool(report.recognition.found))}."
         model, program = make(len(case[1][0]), Rewrites.none(), False)
-        node = _first_node(_runnable(model, Rewrites.none()), program, case[1], report)
+        node = _first_node(
+            _runnable(model, Rewrites.none()), program, case[1], Tolerance(report.atol, report.rtol)
+        )
     except CapsedgeError as error:
         return f"The cause could not be found: {error.what}"
     plain = "Rewrites have no part in it: the plain export differs too."
@@ -78,7 +80,7 @@ def _first_node(
     model: onnx.ModelProto,
     program: torch.export.ExportedProgram,
     tensors: Sequence[Tensor],
-    report: ExportReport,
+    tolerance: Tolerance,
 ) -> str:
     """The first value of the program that the file computes differently."""
     recorded = _Recorder(program.module())
@@ -93,7 +95,7 @@ def _first_node(
     found = session.run(names, feeds)
     for name, array in zip(names, found, strict=True):
         wanted, line = recorded.values[name]
-        if _differs(array, wanted, Tolerance(report.atol, report.rtol)):
+        if _differs(array, wanted, tolerance):
             maker = next(n for n in model.graph.node if name in n.output)
             return f"First to differ: '{name}' ({maker.op_type})" + (f", {line}." if line else ".")
     return "No node differs by itself: rounding grows on the way."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.proto import copy_of, initializer, replace
 
@@ -54,7 +54,7 @@ def merge(
             kept.append(tensor)
             continue
         times, plus = _line(tensor.name, a, b, batches)
-        if _only_reshapes(model, tensor.name) and times.ndim == 1 and _one(times, plus):
+        if times.ndim == 1 and _one(times, plus) and _only_reshapes(model, tensor.name):
             kept.append(initializer(tensor.name, np.where(times != 0, -1, a)))
             continue
         nodes += _computed(tensor.name, times, plus, model.graph.input[0].name, kept)
@@ -119,8 +119,24 @@ def _one(times: Integers, plus: Integers) -> bool:
 
 
 def _only_reshapes(model: onnx.ModelProto, name: str) -> bool:
-    uses = [(n.op_type, list(n.input)) for n in model.graph.node if name in n.input]
-    return all(kind == "Reshape" and inputs[1] == name for kind, inputs in uses)
+    """Whether a shape, or a part that is put together with known sizes, is used for nothing else."""
+    uses = [n for n in model.graph.node if name in n.input]
+    stored = {
+        t.name: numpy_helper.to_array(t)
+        for t in model.graph.initializer
+        if t.data_type == TensorProto.INT64
+    }
+    for node in uses:
+        if node.op_type == "Concat":
+            others = [i for i in node.input if i != name]
+            known = all(i in stored and (stored[i] > 0).all() for i in others)
+            if not known or len(others) + 1 != len(node.input):
+                return False
+            if not _only_reshapes(model, node.output[0]):
+                return False
+        elif node.op_type != "Reshape" or node.input[1] != name:
+            return False
+    return True
 
 
 def _computed(

@@ -69,7 +69,7 @@ class PerImage(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         def one(*image: Tensor) -> tuple[Tensor, ...]:
-            return tuple(v[0] for v in self.flat(*(x[None] for x in image)))
+            return tuple(v.reshape(v.shape[1:]) for v in self.flat(*(x[None] for x in image)))
 
         result = torch.func.vmap(one)(*inputs)
         return tuple(result)
