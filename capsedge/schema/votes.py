@@ -55,7 +55,8 @@ def votes_of(
         (types,) = _sizes(children[1:2])  # one weight may serve all children
         return Votes(1, types, parents, pose, depth)
     if operator.layout is GIVEN:
-        return Votes(1, *_sizes(children[1:]), 0)
+        types, parents, pose = _sizes(children[1:])
+        return Votes(1, types, parents, pose, 0)
     rows, columns, types, parents, depth, last = _sizes(weight)
     height, width, _, size = _sizes(children[1:])
     if not operator.integer(attributes, "matrix_pose"):
