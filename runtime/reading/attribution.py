@@ -27,11 +27,11 @@ GROUPS = (STEM, VOTES, ROUTING, CLASSIFIER, DECODER)
 
 # Values of inlined bodies: by ONNX Runtime, and by `capsedge export --ops portable`.
 _INLINED = re.compile(
-    r"^_inlfunc_(?P<operator>[A-Za-z]+?)(?P<number>_\d+)?(?P<instance>_token_\d+)?"
+    r"^_inlfunc_(?P<operator>[A-Za-z][A-Za-z0-9]*?)(?P<number>_\d+)?(?P<instance>_token_\d+)?"
     r"_(?P=operator)_(?P<value>.+)$"
 )
 _PORTABLE = re.compile(
-    r"^(?P<operator>[A-Za-z]+Routing)_(?P<value>.+?)__(?P<number>)(?P<instance>\d+)$"
+    r"^(?P<operator>[A-Za-z]+Routing(?:V\d+)?)_(?P<value>.+?)__(?P<number>)(?P<instance>\d+)$"
 )
 # As the exporter names weights; with an ending where quantization made another tensor of one.
 _PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")

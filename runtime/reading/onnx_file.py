@@ -15,6 +15,7 @@ from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.reading.wire import MODEL, VARINT, Field, Malformed, Message, Wire
 from capsedge.schema.names import DOMAIN, operator_of
+from capsedge.schema.operators import OPERATORS
 
 # Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
@@ -27,7 +28,7 @@ MAX_DEPTH = 100  # messages within messages, as protobuf has it
 _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
 
 # Field numbers of onnx.proto3.
-_MODEL_IR, _MODEL_PRODUCER, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 7, 8
+_MODEL_IR, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 3, 7, 8
 _MODEL_METADATA = 14
 _NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 2, 4, 7, 8
 _TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
@@ -36,7 +37,7 @@ _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
 
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
-_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
+_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing(?:V\d+)?_iter\d+_pose__\d+")
 
 # What a message's fields hold: a number as it is, anything else as the bytes start:end.
 _Found = dict[int, "int | tuple[int, int]"]
@@ -48,7 +49,7 @@ class OnnxSummary:
 
     Attributes:
         ir_version: version of the file format.
-        producer: the tool that wrote the file.
+        producer, producer_version: the tool that wrote the file.
         opsets: version of every imported operator domain (the default domain is ``""``).
         metadata: the file's ``metadata_props``.
         capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
@@ -63,6 +64,7 @@ class OnnxSummary:
 
     ir_version: int = 0
     producer: str = ""
+    producer_version: str = ""
     opsets: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     capsedge_nodes: list[tuple[str, str]] = field(default_factory=list)
@@ -79,6 +81,11 @@ class OnnxSummary:
         """Operators of ``capsedge`` nodes that carry no function body, sorted."""
         bare = {n for n in self.capsedge_nodes if n not in self.capsedge_functions}
         return sorted({operator_of(name) for name, _ in bare})
+
+    @property
+    def unknown_operators(self) -> list[str]:
+        """Those of ``missing_functions`` that this version of capsedge does not have either."""
+        return [name for name in self.missing_functions if name not in OPERATORS]
 
     @property
     def capsedge_types(self) -> list[str]:
@@ -208,6 +215,7 @@ class _Walker(Wire):
         found = self.walk(MODEL, 0, len(self.data), 0)
         self.summary.ir_version = self._number(found, _MODEL_IR)
         self.summary.producer = self._text(found, _MODEL_PRODUCER)
+        self.summary.producer_version = self._text(found, _MODEL_PRODUCER_VERSION)
         self.summary.has_graph = _MODEL_GRAPH in found
         return self.summary
 

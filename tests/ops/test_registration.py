@@ -42,6 +42,17 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
             OPERATORS.dynamic_routing,
             (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), 1, False, 1e-8),
         ),
+        "dynamic over children, shared weight": (
+            OPERATORS.dynamic_routing_v2,
+            (
+                t(2, 4, 3), t(1, 2, 5, 3), t(4, 2, 5), t(4, 2), t(2, 5),
+                3, False, True, True, False, False, 0.5, 1e-8,
+            ),
+        ),
+        "votes normalized": (
+            OPERATORS.vote_routing,
+            (t(2, 4, 3, 5), t(4, 3), t(3, 5), 3, True, False, False, True, True, 1.0, 1e-8),
+        ),
         "em": (
             OPERATORS.em_routing,
             (

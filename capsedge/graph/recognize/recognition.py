@@ -9,12 +9,12 @@ import onnx
 from capsedge.graph.recognize.anchors import Anchor, Group, groups
 from capsedge.graph.recognize.edit import Edit, splice
 from capsedge.graph.recognize.fit_attention import fit_attention, fit_uniform
-from capsedge.graph.recognize.fit_dynamic import fit_dynamic
+from capsedge.graph.recognize.fit_dynamic import FoundDynamic, fit_dynamic
 from capsedge.graph.recognize.fit_em import fit_em
 from capsedge.graph.recognize.grids import Children
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.report import Found, Left, Recognition
-from capsedge.graph.recognize.source import linear_source
+from capsedge.graph.recognize.source import Source, dynamic_source
 from capsedge.graph.recognize.squashes import squashes, write_squash
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.recognize.write_attention import write_attention
@@ -67,13 +67,20 @@ def _group(graph: Values, group: Group, made: list[_Made], left: list[Left]) -> 
         left += [Left(a.name, reason) for a in group.anchors]
         return
     reasons: list[str] = []
+    fitted: list[FoundDynamic] = []
     for votes in group.votes:
         for attempt in (_dynamic, _em):
             try:
-                made.append(attempt(graph, votes, group.anchors, len(made)))
+                made.append(attempt(graph, votes, group.anchors, len(made), fitted))
                 return
             except NotRecognized as error:
                 reasons.append(str(error))
+    for found in fitted:  # no capsules were found that the votes are made of
+        try:
+            made.append(_written(graph, found, None, len(made)))
+            return
+        except NotRecognized as error:
+            reasons.append(str(error))
     for anchor in group.anchors:
         why = list(reasons)
         for votes in group.votes:
@@ -93,7 +100,9 @@ def _telling(reasons: list[str]) -> str:
     )
 
 
-def _em(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:
+def _em(
+    graph: Values, votes: str, anchors: list[Anchor], number: int, _: list[FoundDynamic]
+) -> _Made:
     found = fit_em(graph, votes, anchors)
     edit, children = write_em(graph, found, f"routing_{number}")
     parameters = _grid(children, found.roles.sizes) | {
@@ -144,22 +153,44 @@ def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:
     }
 
 
-def _dynamic(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:
+def _dynamic(
+    graph: Values, votes: str, anchors: list[Anchor], number: int, fitted: list[FoundDynamic]
+) -> _Made:
+    """Dynamic routing over votes of capsules; what fits goes into ``fitted`` first."""
     found = fit_dynamic(graph, votes, anchors)
-    source = linear_source(graph, votes, found.roles)
-    edit, notes = write_dynamic(graph, found, source, f"routing_{number}")
+    fitted.append(found)
+    return _written(graph, found, dynamic_source(graph, votes, found.roles), number)
+
+
+def _written(graph: Values, found: FoundDynamic, source: Source | None, number: int) -> _Made:
+    written = write_dynamic(graph, found, source, f"routing_{number}")
     kind = found.kind
     _, j, i, p = found.roles.sizes
     parameters = {
-        "children": f"{i} of {source.depth}",
+        "children": f"{i}, votes given" if source is None else f"{i} of {source.depth}",
         "parents": f"{j} of {p}",
         "iterations": str(kind.iterations),
         "epsilon": f"{kind.epsilon:.3g}",
     }
-    if kind.leaky:
-        parameters["leaky"] = "yes"
-    if kind.prior.any():
-        parameters["prior"] = "of the file"
-    if kind.bias.any():
-        parameters["bias"] = "of the file"
-    return edit, Found("DynamicRouting", found.result, parameters, notes)
+    said = {
+        "softmax": "over the children" if kind.over == "i" else "",
+        "logits": "replaced" if kind.replace else "",
+        "agreements": "with normalized sums" if kind.normalize else "",
+        "agreement scale": f"{kind.scale:.4g}" if kind.scale != 1 else "",
+        "squash": _squash(kind.form, kind.axis),
+        "leaky": "yes" if kind.leaky else "",
+        "prior": "of the file" if kind.prior.any() else "",
+        "bias": "of the file" if kind.bias.any() else "",
+    }
+    if source is not None:
+        shared = len(source.weight[0]) > 1 and (source.weight == source.weight[:, :1]).all()
+        said["weight"] = "shared by the children" if shared else ""
+        said["vote bias"] = "of the file" if source.constant is not None else ""
+    parameters |= {name: text for name, text in said.items() if text}
+    return written.edit, Found(written.operator, found.result, parameters, written.notes)
+
+
+def _squash(form: str, axis: str) -> str:
+    if axis == "element":
+        return "of each element"
+    return "s·n/(½ + n²)" if form == "H" else ""

@@ -32,6 +32,22 @@ constexpr OperatorSpec kDynamicRouting = {
     {{"v"}},
     {integer("iterations", 3), integer("leaky", 0), number("epsilon", 1e-8f)},
 };
+constexpr FixedList<AttributeSpec, 8> kAgreement = {
+    integer("iterations", 3),  integer("leaky", 0),       integer("over_children", 0),     integer("replace", 0),
+    integer("normalize", 0),   integer("elementwise", 0), number("agreement_scale", 1.0f), number("epsilon", 1e-8f),
+};
+constexpr OperatorSpec kDynamicRoutingV2 = {
+    "DynamicRoutingV2",
+    {{"u"}, {"weight"}, {"vote_bias"}, {"log_prior"}, {"bias"}},
+    {{"v"}},
+    kAgreement,
+};
+constexpr OperatorSpec kVoteRouting = {
+    "VoteRouting",
+    {{"votes"}, {"log_prior"}, {"bias"}},
+    {{"v"}},
+    kAgreement,
+};
 constexpr OperatorSpec kEmRouting = {
     "EMRouting",
     {{"pose"}, {"a"}, {"weight"}, {"beta_u"}, {"beta_a"}},
@@ -91,11 +107,14 @@ constexpr OperatorSpec quantized(const char* name, const OperatorSpec& plain) {
 constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {
     kSquash,
     kDynamicRouting,
+    kDynamicRoutingV2,
+    kVoteRouting,
     kEmRouting,
     kAttentionRouting,
     kUniformRouting,
     kPoseNormalization,
     quantized("QuantizedDynamicRouting", kDynamicRouting),
+    quantized("QuantizedDynamicRoutingV2", kDynamicRoutingV2),
     quantized("QuantizedEMRouting", kEmRouting),
     quantized("QuantizedAttentionRouting", kAttentionRouting),
     quantized("QuantizedUniformRouting", kUniformRouting),
@@ -112,6 +131,12 @@ size_t OperatorSpec::input(std::string_view wanted) const {
   for (size_t i = 0; i < inputs.size(); ++i)
     if (wanted == inputs[i].name) return i;
   throw std::logic_error(std::string(name) + " has no input '" + std::string(wanted) + "'");
+}
+
+bool OperatorSpec::has_attribute(std::string_view wanted) const {
+  for (const AttributeSpec& known : attributes)
+    if (wanted == known.name) return true;
+  return false;
 }
 
 const AttributeSpec& OperatorSpec::attribute(std::string_view wanted) const {

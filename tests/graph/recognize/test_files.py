@@ -148,13 +148,13 @@ def test_what_the_whole_file_contradicts_is_not_kept(monkeypatch: pytest.MonkeyP
     right = recognition.write_dynamic
 
     def wrong(*given: Any) -> Any:
-        edit, notes = right(*given)
-        for tensor in edit.initializers:
+        written = right(*given)
+        for tensor in written.edit.initializers:
             if tensor.name.endswith("_weight"):
                 tensor.CopyFrom(
                     numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name)
                 )
-        return edit, notes
+        return written
 
     monkeypatch.setattr(recognition, "write_dynamic", wrong)
     improved = improve(loop().SerializeToString())

@@ -42,7 +42,14 @@ def excess(graph: Values, found: FoundDynamic, kind: Any) -> float:
     ).excess
 
 
-@pytest.mark.parametrize("writing", [D.ParentsFirst, D.LearnedPrior, D.Einsums, D.Leaky])
+@pytest.mark.parametrize(
+    "writing",
+    [
+        *(D.ParentsFirst, D.LearnedPrior, D.Einsums, D.Leaky),
+        *(D.OverChildren, D.ElementWise, D.Replaced, D.KerasExample, D.KMeans, D.VoteBias),
+        *(D.NonlinearVotes, D.ConvolvedVotes),
+    ],
+)
 def test_dynamic_routing(writing: type) -> None:
     graph = graph_of(writing(), FEATURES)
     (group,) = groups(graph)
@@ -51,19 +58,23 @@ def test_dynamic_routing(writing: type) -> None:
     assert excess(graph, found, kind) <= 1
     _, j, i, p = found.roles.sizes
     change = np.zeros((j, i))
-    change[0] = 1e-4
+    change[0, ::2] = 1e-4
     shift = np.zeros((j, p))
     shift[:, 0] = 1e-4
     mutants = {
         "one iteration more": replace(kind, iterations=kind.iterations + 1),
         "one iteration less": replace(kind, iterations=kind.iterations - 1),
-        "softmax over the children": replace(kind, over="i"),
+        "softmax over the other axis": replace(kind, over="i" if kind.over == "j" else "j"),
+        "softmax over both": replace(kind, over="ji"),
         "squash over the parents": replace(kind, axis="j"),
         "prior": replace(kind, prior=kind.prior + change),
         "bias": replace(kind, bias=kind.bias + shift),
-        "scale": replace(kind, scale=1.01),
+        "scale": replace(kind, scale=1.01 * kind.scale),
         "leaky": replace(kind, leaky=not kind.leaky),
-        "logits replaced": replace(kind, replace=True),
+        "other update": replace(kind, replace=not kind.replace),
+        "other parents": replace(kind, normalize=not kind.normalize),
+        "other squash": replace(kind, form="H" if kind.form != "H" else "B"),
+        "each element squashed": replace(kind, axis="element" if kind.axis == "p" else "p"),
         "mean over the batch": replace(kind, batch_mean=True),
     }
     if kind.epsilon and not kind.bias.any():

@@ -33,15 +33,35 @@ DYNAMIC = {
     D.Einsums: {"iterations": "3", "bias": "of the file", "epsilon": "1e-16"},
     D.Leaky: {"iterations": "3", "leaky": "yes", "epsilon": "1e-08"},
 }
-REFUSED = {
-    D.OverChildren: "softmax over the children",
-    D.BatchMean: "averaged over the batch",
-    D.ElementWise: "softmax over the children",
-    D.OverParents: "squash over the parents",
-    D.Replaced: "replace the logits",
-    D.PerElement: "one logit for each element",
-    D.VoteBias: "constant part",
+SECOND = {
+    D.OverChildren: {"softmax": "over the children", "iterations": "3", "epsilon": "0"},
+    D.ElementWise: {"softmax": "over the children", "squash": "of each element"},
+    D.Replaced: {"logits": "replaced", "iterations": "3", "epsilon": "1e-08"},
+    D.VoteBias: {"vote bias": "of the file", "iterations": "3"},
+    D.KerasExample: {
+        "logits": "replaced", "weight": "shared by the children", "squash": "s·n/(½ + n²)",
+    },
+    D.KMeans: {
+        "logits": "replaced", "agreements": "with normalized sums", "iterations": "4",
+        "weight": "shared by the children",
+    },
+    D.SharedWeight: {"weight": "shared by the children", "iterations": "3"},
+    D.ScaledAgreements: {"agreement scale": "0.4082", "iterations": "3"},
+}  # fmt: skip
+GIVEN = {
+    D.NonlinearVotes: {"children": "18, votes given", "iterations": "3", "epsilon": "1e-08"},
+    D.ConvolvedVotes: {"children": "3, votes given", "bias": "of the file", "epsilon": "1e-16"},
 }
+REFUSED = {
+    D.BatchMean: "averaged over the batch",
+    D.OverParents: "squash over the parents",
+    D.PerElement: "one logit for each element",
+}
+RECOGNIZED = [
+    *((writing, "DynamicRouting", said) for writing, said in DYNAMIC.items()),
+    *((writing, "DynamicRoutingV2", said) for writing, said in SECOND.items()),
+    *((writing, "VoteRouting", said) for writing, said in GIVEN.items()),
+]
 
 
 def operators(improved: Improved) -> Counter[str]:
@@ -50,18 +70,22 @@ def operators(improved: Improved) -> Counter[str]:
 
 def test_every_writing_is_judged() -> None:
     written = {v for v in vars(D).values() if isinstance(v, type) and issubclass(v, D.Writing)}
-    assert written - {D.Writing} == {*DYNAMIC, *REFUSED}
+    assert written - {D.Writing} == {*DYNAMIC, *SECOND, *GIVEN, *REFUSED}
 
 
 @pytest.mark.parametrize("exporter", BOTH)
-@pytest.mark.parametrize("writing", DYNAMIC, ids=lambda w: w.__name__)
-def test_dynamic_routing_is_recognized(writing: type, exporter: str) -> None:
+@pytest.mark.parametrize(
+    ("writing", "operator", "said"), RECOGNIZED, ids=[each[0].__name__ for each in RECOGNIZED]
+)
+def test_dynamic_routing_is_recognized(
+    writing: type, operator: str, said: dict[str, str], exporter: str
+) -> None:
     original = exported(writing(), FEATURES, exporter)
     improved = improve(original.SerializeToString())
-    assert operators(improved) == {"DynamicRouting": 1}
+    assert operators(improved) == {operator: 1}
     assert not improved.recognition.left
     found = improved.recognition.found[0].parameters
-    assert DYNAMIC[writing].items() <= found.items()
+    assert said.items() <= found.items()
     assert improved.batch == "free"
     assert "Softmax" not in {n.op_type for n in onnx.load_from_string(improved.model).graph.node}
 

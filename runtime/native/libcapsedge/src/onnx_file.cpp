@@ -120,12 +120,14 @@ bool is_expanded_pose(std::string_view name) {
   };
   const auto letter = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  const size_t end = name.find("Routing_iter");
+  const size_t end = name.find("Routing");
   if (end == 0 || end == std::string_view::npos) return false;
   for (const char c : name.substr(0, end))
     if (!letter(c)) return false;
   name.remove_prefix(end);
-  return drop("Routing_iter") && skip(digit) && drop("_pose__") && skip(digit) && name.empty();
+  drop("Routing");
+  if (drop("V") && !skip(digit)) return false;
+  return drop("_iter") && skip(digit) && drop("_pose__") && skip(digit) && name.empty();
 }
 
 // Goes through a file by the schema and the protobuf wire format (https://protobuf.dev/programming-guides/encoding);
@@ -138,7 +140,8 @@ class Walker {
     if (data_.substr(std::min<size_t>(4, data_.size()), 4) == "ORTM")
       throw Malformed("it is also a file of ONNX Runtime's own format");
     const Found found = walk(model_message(), {0, data_.size()}, 0, Place::kModel);
-    text(found, 2);  // the producer
+    file_.producer = text(found, 2);
+    file_.producer_version = text(found, 3);
     if (!found.has(7) || found[1].number == 0) throw Malformed("it has no graph");
   }
 

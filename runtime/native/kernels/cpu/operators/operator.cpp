@@ -15,6 +15,8 @@ constexpr struct {
 } kMakers[] = {
     {"Squash", make_squash},
     {"DynamicRouting", make_dynamic_routing},
+    {"DynamicRoutingV2", make_dynamic_routing},
+    {"VoteRouting", make_vote_routing},
     {"EMRouting", make_em_routing},
     {"AttentionRouting", make_attention_routing},
     {"UniformRouting", make_uniform_routing},

@@ -15,7 +15,7 @@ struct ScaleAxes {
 };
 ScaleAxes scale_axes(const OperatorSpec& routing) {
   // [I, J, Pout, Pin], or [Kh, Kw, C, M, K, L].
-  return std::string_view(routing.name) == "DynamicRouting" ? ScaleAxes{1, 2} : ScaleAxes{3, 5};
+  return std::string_view(routing.name).substr(0, 14) == "DynamicRouting" ? ScaleAxes{1, 2} : ScaleAxes{3, 5};
 }
 
 // Messages of the float operator begin with its name.
