@@ -102,11 +102,14 @@ class Torch:
             "UniformRouting": _uniform_routing,
             "PoseNormalization": _pose_normalization,
         }
-        name = OPERATORS[case.operator].torch
+        name = OPERATORS[case.operator].torch.removesuffix("_v2")
         operator = getattr(ops, name) if name else made_by_the_exporter[case.operator]
         attributes = dict(case.attributes)
-        if case.operator == "EMRouting":
+        if case.operator.startswith("EMRouting"):
             del attributes["iterations"]  # the number of inverse temperatures
+        if case.operator == "EMRoutingV2":
+            tensors = dict(tensors)
+            attributes["coordinates"] = tensors.pop("coordinates")
         found = operator(*tensors.values(), **attributes)
         return found if isinstance(found, tuple) else (found,)
 

@@ -14,6 +14,7 @@ from capsedge.graph.bodies import (
     em,
     int8,
     normalization,
+    self_attention,
     squash,
     uniform,
 )
@@ -26,7 +27,9 @@ _BUILDERS = {
     "Squash": squash.build,
     "DynamicRouting": dynamic.build,
     "EMRouting": em.build,
+    "EMRoutingV2": em.build,
     "AttentionRouting": attention.build,
+    "SelfAttentionRouting": self_attention.build,
     "UniformRouting": uniform.build,
     "PoseNormalization": normalization.build,
     "QuantizedConv": convolution.build,
