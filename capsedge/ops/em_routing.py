@@ -1,4 +1,4 @@
-"""``capsedge::EMRouting`` and ``EMRoutingV2``: matrix capsules with EM routing, Hinton et al. 2018, procedure 1."""
+"""``capsedge::EMRouting`` and ``EMRoutingV2``: EM routing, Hinton et al. 2018, procedure 1."""
 
 from __future__ import annotations
 
@@ -220,8 +220,8 @@ def em_routing(
         coordinate_addition: adds each child's scaled position to the right-hand column of its votes, as in
             the paper.
         shared: class capsules: one window over the whole grid, one matrix for all its positions.
-        coordinates: added to the votes of the children at each position ``[H, W, P]``, for networks that
-            encode positions in another way; not together with ``coordinate_addition``.
+        coordinates: added to the votes of the children at each position ``[H, W, P]``, for
+            networks that encode positions in another way; not together with ``coordinate_addition``.
         normalize_activations: takes ``a / (a + epsilon)`` for ``a``, which is what networks compute that divide
             ``R a`` by its sum over the parents plus epsilon.
         ones_first: responsibilities are one in the first iteration instead of ``1/M``.
@@ -234,8 +234,8 @@ def em_routing(
     Raises:
         ShapeError: a shape, type or attribute is wrong; the message names it.
 
-    The exported operator is ``EMRouting``, or ``EMRoutingV2`` with ``coordinates``, ``normalize_activations`` or
-    ``ones_first``.
+    The exported operator is ``EMRouting``, or ``EMRoutingV2`` with ``coordinates``,
+    ``normalize_activations`` or ``ones_first``.
 
     Source: Hinton, Sabour, Frosst 2018, procedure 1 and section 4.
     """

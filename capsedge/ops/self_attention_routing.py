@@ -55,8 +55,8 @@ def self_attention_routing(
         epsilon: of the squash (``exponential_squash``).
 
     Returns:
-        Poses of the parents ``[N, J, Pout]`` and the couplings with their bias ``[N, I, J]``, both of the type
-        of ``u``. Half types are computed in FP32.
+        Poses of the parents ``[N, J, Pout]`` and the couplings with their bias ``[N, I, J]``, both of the
+        type of ``u``. Half types are computed in FP32.
 
     Raises:
         ShapeError: a shape, type or attribute is wrong; the message names it.

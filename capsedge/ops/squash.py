@@ -1,4 +1,4 @@
-"""``capsedge::Squash``, the non-linearity of Sabour et al. 2017, and the exponential one of Mazzia et al. 2021."""
+"""``capsedge::Squash`` (Sabour et al. 2017) and the exponential squash (Mazzia et al. 2021)."""
 
 from __future__ import annotations
 

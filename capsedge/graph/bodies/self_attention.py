@@ -10,10 +10,14 @@ from capsedge.graph.bodies.squash import exponential_squash
 def build(b: Body) -> None:
     """Write the body: Mazzia et al. 2021. Votes are ``[N, J, I, Pout]``, couplings ``[N, J, I]``."""
     i, j, out, size = (int(d or 0) for d in b.shapes["weight"])
-    weight = b.reshape(b.transpose(b.input("weight"), 0, 3, 1, 2), i, size, j * out)
-    u_hat = votes(b, b.input("u"), weight, 1, (i, 1, size, j, out))
-    total = b.sum_second_to_last(u_hat, i)
-    logits = agreement(b, u_hat, total, (1, j, i, out), out**-0.5)
+    u = b.input("u")
+    weight = b.transpose(b.input("weight"), 0, 3, 1, 2)
+    u_hat = votes(b, u, b.reshape(weight, i, size, j * out), 1, (i, 1, size, j, out))
+    # The sum of all votes is one product of all children with the weights.
+    flat = b.reshape(u, b.batched(), i * size)
+    total = b.op("MatMul", flat, b.reshape(weight, i * size, j * out))
+    agreements = agreement(b, u_hat, total, (1, j, i, out))
+    logits = b.op("Mul", agreements, b.constant(out**-0.5))
     bias = b.transpose(b.reshape(b.input("bias"), 1, i, j), 0, 2, 1)
     couplings = b.mark(b.op("Add", b.op("Softmax", logits, axis=1), bias), "couplings")
     s = weighted_sum(b, row(b, couplings), u_hat)

@@ -26,7 +26,7 @@ def _scaled(b: Body, x: str, n2: str, epsilon: float) -> str:
 
 
 def exponential_squash(b: Body, x: str, size: int, epsilon: float) -> str:
-    """``(1 - exp(-n)) · x / (n + epsilon)`` along the last axis, of ``size`` elements (Mazzia et al. 2021)."""
+    """``(1 - exp(-n)) · x / (n + epsilon)`` along the last axis, of ``size`` elements."""
     n = b.op("Sqrt", b.sum_last(b.op("Mul", x, x), size))
     length = b.op("Sub", b.constant(1.0), b.op("Exp", b.op("Neg", n)))
     return b.op("Mul", x, b.op("Div", length, b.op("Add", n, b.constant(epsilon))))

@@ -54,7 +54,7 @@ struct OperatorSpec {
   const char* name = nullptr;
   FixedList<Parameter, 9> inputs;
   FixedList<Parameter, 2> outputs;
-  FixedList<AttributeSpec, 6> attributes;
+  FixedList<AttributeSpec, 7> attributes;
   const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
 
   // Throw std::logic_error for a name that is not in the table.
@@ -62,7 +62,7 @@ struct OperatorSpec {
   const AttributeSpec& attribute(std::string_view name) const;
 };
 
-constexpr size_t kOperatorCount = 11;
+constexpr size_t kOperatorCount = 15;
 extern const std::array<OperatorSpec, kOperatorCount> kOperators;
 
 // Null for a name that no operator has.

@@ -139,10 +139,10 @@ void infer(const Context& context) {
   if (op == "Squash" || op == "PoseNormalization") {
     const Dims x = context.input("x");
     if (!x.empty()) context.output(0, x);
-  } else if (op == "DynamicRouting") {
+  } else if (op == "DynamicRouting" || op == "SelfAttentionRouting") {
     const Dims u = context.input("u"), weight = context.input("weight");
     if (u.size() == 3 && weight.size() == 4) context.output(0, {u[0], weight[1], weight[2]});
-  } else if (op == "EMRouting") {
+  } else if (op == "EMRouting" || op == "EMRoutingV2") {
     infer_em(context);
   } else if (op == "AttentionRouting") {
     const Dims parent = context.input("parent");

@@ -54,6 +54,7 @@ class Run {
     p.scale = r_.scale;
     p.prior = r_.prior;
     p.leaky = r_.leaky;
+    p.bias = query ? r_.bias : nullptr;
     p.kept = kept;
     p.have_kept = have_kept;
     p.sums = sums;

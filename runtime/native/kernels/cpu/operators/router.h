@@ -24,6 +24,7 @@ struct Routing {
   float scale;
   const float* prior;  // or null
   bool leaky;
+  const float* bias;   // likewise, added to the couplings of all passes but the first
   // The query of the first pass, [elements][lanes]; without it the first pass has no agreement.
   std::function<void(int64_t unit, float* query)> start;
   // Turns the sum of a pass into the query of the next one, or into the output after the last.

@@ -51,6 +51,15 @@ CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* vo
   }
 }
 
+// couplings[c][m] += bias[c][m].
+CAPSEDGE_INLINE void add_rows(const float* bias, int count, int parents, int lanes, float* couplings) {
+  for (int c = 0; c < count; ++c)
+    for (int v = 0; v < lanes; v += W) {
+      float* at = couplings + c * lanes + v;
+      store(at, load(at) + load(bias + static_cast<int64_t>(c) * parents + v));
+    }
+}
+
 static void route(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes, elements = shape.pose_elements;
@@ -92,6 +101,7 @@ static void route(const RoutingPass& pass) {
             store(couplings + c * lanes + v, load(prior + c * shape.parents + v));
       }
       if (!uniform) softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
+      if (pass.bias) add_rows(pass.bias + static_cast<int64_t>(first) * shape.parents, count, shape.parents, lanes, couplings);
       float* sums = pass.sums + u * unit_sums;
       int h = 0;
       for (; h + 8 <= elements; h += 8) weighted_sum<8>(shape, count, mine, couplings, h, sums);
@@ -114,6 +124,19 @@ static void finish_squash(const float* sum, const float* bias, int elements, int
       store(pose + h * lanes + v, s * factor);
       store(query + h * lanes + v, madd(s, factor, load(query + h * lanes + v)));
     }
+  }
+}
+
+static void finish_exponential(const float* sum, int elements, int lanes, float epsilon, float* pose) {
+  for (int v = 0; v < lanes; v += W) {
+    V n2{};
+    for (int h = 0; h < elements; ++h) {
+      const V s = load(sum + h * lanes + v);
+      n2 = madd(s, s, n2);
+    }
+    const V n = sqrt(n2);
+    const V factor = (1.0f - exp_of_negative(-n)) / (n + epsilon);
+    for (int h = 0; h < elements; ++h) store(pose + h * lanes + v, load(sum + h * lanes + v) * factor);
   }
 }
 
