@@ -220,10 +220,10 @@ def em_routing(
         coordinate_addition: adds each child's scaled position to the right-hand column of its votes, as in
             the paper.
         shared: class capsules: one window over the whole grid, one matrix for all its positions.
-        coordinates: added to the votes of the children at each position ``[H, W, P]``, for
-            networks that encode positions in another way; not together with ``coordinate_addition``.
-        normalize_activations: takes ``a / (a + epsilon)`` for ``a``, which is what networks compute that divide
-            ``R a`` by its sum over the parents plus epsilon.
+        coordinates: added to the votes of the children at each position ``[H, W, P]``: for
+            networks that encode positions in another way. Not together with ``coordinate_addition``.
+        normalize_activations: takes ``a / (a + epsilon)`` for ``a``, which is what networks compute
+            that divide ``R a`` by its sum over the parents plus epsilon.
         ones_first: responsibilities are one in the first iteration instead of ``1/M``.
         epsilon: added to the mass under each quotient and to each variance.
 

@@ -48,7 +48,8 @@ def squash(x: Tensor, axis: int = -1, epsilon: float = EPSILON) -> Tensor:
 def exponential(x: Tensor, axis: int, epsilon: float) -> Tensor:
     """``(1 - exp(-n)) x / (n + epsilon)`` in the type of ``x``, with ``n`` the norm along ``axis``."""
     n = torch.linalg.vector_norm(x, dim=axis, keepdim=True)
-    return x * (-torch.expm1(-n) / (n + epsilon))
+    y: Tensor = x * (-torch.expm1(-n) / (n + epsilon))
+    return y
 
 
 def exponential_squash(x: Tensor, axis: int = -1, epsilon: float = EXPONENTIAL_EPSILON) -> Tensor:

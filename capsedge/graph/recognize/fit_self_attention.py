@@ -1,4 +1,4 @@
-"""Self-attention routing over given votes (Efficient-CapsNet): agreements with the sum of all votes, one pass.
+"""Self-attention routing over given votes: agreements with the sum of all votes (Efficient-CapsNet).
 
 The softmax itself tells the axes and the scale; what is added to it is the same for all votes, so that two
 inputs tell the bias; the weighted sum is then known, and its squash tells form and epsilon.
@@ -59,7 +59,8 @@ def fit_self_attention(graph: Values, votes: str, anchor: Anchor) -> FoundSelfAt
     after = graph.order[anchor.name]
     ends = [t for t in region if graph.order[t] > after and graph.is_float(t)][:_ENDS]
     search = _Search(graph, votes, anchor, ends)
-    for roles in vote_layouts(graph.shape(votes), graph.batch, size // couplings, {anchor.axis}):
+    shape = graph.shape(votes)
+    for roles in vote_layouts(shape, graph.batch, size // couplings, set(shape)):
         for kind in search.softmaxes(roles):
             if kind.over == "i":
                 raise NotRecognized(
@@ -89,8 +90,9 @@ class _Search:
         scales = {1.0, p**-0.5, *self.scalars, *(1 / s for s in self.scalars if s)}
         wanted = list(self._coupled(roles, self.anchor.name))
         u = roles.read(self.x[0])
-        for scale, over in itertools.product(sorted(scales), ("j", "i")):
-            if not 1e-3 < abs(scale) < 1e3:
+        sizes = dict(zip("ji", roles.sizes[1:3], strict=True))
+        for scale, over in itertools.product(sorted(scales), "ji"):
+            if not 1e-3 < abs(scale) < 1e3 or sizes[over] != self.anchor.axis:
                 continue
             kind = SelfAttention(scale, over=over)
             c = kind.couplings(u)

@@ -79,9 +79,9 @@ def _group(graph: Values, group: Group, made: list[_Made], left: list[Left]) -> 
                 reasons.append(str(error))
     for anchor in group.anchors:
         why = list(reasons)
-        for votes, attempt in itertools.product(group.votes, (_self_attention, _attention)):
+        for votes, single in itertools.product(group.votes, (_self_attention, _attention)):
             try:
-                made.append(attempt(graph, votes, anchor, len(made)))
+                made.append(single(graph, votes, anchor, len(made)))
                 break
             except NotRecognized as error:
                 why.append(str(error))

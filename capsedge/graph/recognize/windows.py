@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -179,6 +179,20 @@ def coordinates_of(constant: Array, windows: Windows, transposed: bool = False) 
         if transposed
         else found
     )
+
+
+def unfolded(windows: Windows, coordinates: Array) -> tuple[Windows, Array]:
+    """The grid that a grid of one row is a view of, where coordinates ``[1, W, P]`` are the paper's on it."""
+    height, width, types = windows.grid
+    for rows in range(2, width if height == 1 else 0):
+        if width % rows:
+            continue
+        spread = coordinates.reshape(rows, width // rows, -1)
+        if of_the_paper(spread):
+            at = windows.coordinates.copy()
+            at[..., 0], at[..., 1] = np.divmod(at[..., 1], width // rows)
+            return replace(windows, grid=(rows, width // rows, types), coordinates=at), spread
+    return windows, coordinates
 
 
 def of_the_paper(coordinates: Array) -> bool:

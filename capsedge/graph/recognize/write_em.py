@@ -27,6 +27,7 @@ from capsedge.graph.recognize.windows import (
     matrices,
     of_the_paper,
     shared_grids,
+    unfolded,
     windows_of,
 )
 
@@ -58,7 +59,7 @@ def write_em(graph: Values, found: FoundEM, tag: str) -> Written:
     source = linear_source(graph, found.votes, found.roles, p, lambda w: matrices(w) is not None)
     matrix = matrices(source.weight)
     assert matrix is not None
-    windows, shared, coordinates = _arrangement(source, matrix[1])
+    windows, coordinates, shared = _arrangement(source, matrix[1])
     children = children_of(source, windows, matrix, shared)
     acting = _acting(graph, found)
     if not agree(acting, children):
@@ -93,26 +94,26 @@ def write_em(graph: Values, found: FoundEM, tag: str) -> Written:
     return Written(edit, children, operator, coordinates)
 
 
-def _arrangement(source: Source, transposed: bool) -> tuple[Windows, bool, Array | None]:
-    """Windows, whether weights are shared over the whole grid, and the coordinates added."""
+def _arrangement(source: Source, transposed: bool) -> tuple[Windows, Array | None, bool]:
+    """Windows, the coordinates added, and whether weights are shared over the whole grid."""
     constant = source.constant
     for windows in sorted(shared_grids(source), key=lambda w: -math.prod(w.grid[:2])):
         if math.prod(windows.grid[:2]) == 1:
             continue
         if constant is None:
-            return windows, True, None
+            return windows, None, True
         coordinates = coordinates_of(constant, windows, transposed)
         if coordinates is not None:
-            return windows, True, coordinates
+            return (*unfolded(windows, coordinates), True)
     windows = windows_of(source)
     if constant is None:
-        return windows, False, None
+        return windows, None, False
     coordinates = coordinates_of(constant, windows, transposed)
     if coordinates is None:
         raise NotRecognized(
             "EM routing whose votes have a constant part that is not one for each place: no operator has that"
         )
-    return windows, False, coordinates
+    return windows, coordinates, False
 
 
 def _acting(graph: Values, found: FoundEM) -> Source:
