@@ -254,6 +254,18 @@ _EM = Operator(
     sums=3,  # an M-step weighs a vote and adds it and its square
     agreements=2,  # an E-step squares a deviation and weighs it
 )
+_EM_V2 = replace(
+    _EM,
+    name="EMRoutingV2",
+    inputs=(*_EM.inputs, Value("coordinates")),
+    attributes=(
+        *(a for a in _EM.attributes if a.name not in ("coordinate_addition", "epsilon")),
+        Attribute("normalize_activations", "int", 0),
+        Attribute("ones_first", "int", 0),
+        Attribute("epsilon", "float", 1e-6),
+    ),
+    torch="em_routing_v2",
+)
 _ATTENTION = Operator(
     "AttentionRouting",
     (
@@ -278,6 +290,17 @@ _ATTENTION = Operator(
     first_pass="UniformRouting",
     plugin=True,
     sums=2,  # a pass agrees with the parents that it is given, and sums
+)
+_SELF_ATTENTION = Operator(
+    "SelfAttentionRouting",
+    (Value("u", batched=True), Value("weight"), Value("bias")),
+    (Value("v", batched=True),),
+    (Attribute("epsilon", "float", 1e-20),),
+    torch="self_attention_routing",
+    layout=DENSE,
+    marks=("couplings", "pose"),
+    couplings=True,
+    sums=3,  # the sum of all votes, the agreements with it, the weighted sum
 )
 _UNIFORM = Operator(
     "UniformRouting",
@@ -320,7 +343,9 @@ _FLOAT = (
     _DYNAMIC_V2,
     _VOTES,
     _EM,
+    _EM_V2,
     _ATTENTION,
+    _SELF_ATTENTION,
     _UNIFORM,
     _NORMALIZATION,
 )

@@ -91,7 +91,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "DynamicRoutingV2": self._dynamic,
             "VoteRouting": self._dynamic,
             "EMRouting": self._em,
+            "EMRoutingV2": self._em_v2,
             "AttentionRouting": self._attention,
+            "SelfAttentionRouting": self._self_attention,
         }
         self._unroll = {
             getattr(torch.ops.capsedge, o.torch).default: (o.name, unrolled[o.name])
@@ -136,6 +138,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             steps.append(_step(t, mean, r, activation))
         return Call(operator, self._layer(weight), steps)
+
+    def _em_v2(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
+        *values, iterations, strides, temperatures, shared, normalize, ones, epsilon = rest
+        steps = [_step(0, pose, length=a)]
+        for t in range(1, iterations + 1):
+            mean, activation, r = torch.ops.capsedge.em_routing_v2(
+                pose, a, weight, *values, t, strides, temperatures[:t], shared, normalize, ones, epsilon
+            )  # fmt: skip
+            steps.append(_step(t, mean, r, activation))
+        return Call(operator, self._layer(weight), steps)
+
+    def _self_attention(self, operator: str, u: Tensor, weight: Tensor, *rest: Any) -> Call:
+        v, c = torch.ops.capsedge.self_attention_routing(u, weight, *rest)
+        return Call(operator, self._layer(weight), [_step(0, u), _step(1, v, c)])
 
     def _attention(
         self, operator: str, pose: Tensor, parent: Tensor, weight: Tensor, *rest: Any

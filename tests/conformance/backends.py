@@ -113,8 +113,11 @@ class Torch:
                 attributes[flag] = bool(attributes[flag])
             tensors = {**tensors}
             attributes |= {k: tensors.pop(k) for k in ("vote_bias",) if k in tensors}
-        if case.operator == "EMRouting":
+        if case.operator.startswith("EMRouting"):
             del attributes["iterations"]  # the number of inverse temperatures
+        if case.operator == "EMRoutingV2":
+            tensors = dict(tensors)
+            attributes["coordinates"] = tensors.pop("coordinates")
         found = operator(*tensors.values(), **attributes)
         return found if isinstance(found, tuple) else (found,)
 

@@ -27,17 +27,18 @@ VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
 SANITIZE = "CAPSEDGE_CUDA_SANITIZE"  # set: the host build reports wrong addresses and arithmetic
 Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2}
-OPERATIONS = {"DynamicRouting": 0, "EMRouting": 1, "AttentionRouting": 2}
+OPERATIONS = {"DynamicRouting": 0, "EMRouting": 1, "EMRoutingV2": 1, "AttentionRouting": 2}
 OPERATORS = ("Squash", *OPERATIONS, *(f"Quantized{name}" for name in OPERATIONS))
 SCHEMES = {"auto": 0, "generic": 1, "split": 2, "tiled": 3, "cluster": 4, "portable": 5}
 _INTEGERS = (
     "operation", "type", "weight_type", "images", "height", "width", "types", "kernel_height",
     "kernel_width", "stride_rows", "stride_columns", "grid_height", "grid_width", "parents", "rows",
-    "inner", "columns", "iterations", "leaky", "coordinates", "shared", "parent_images",
+    "inner", "columns", "iterations", "leaky", "coordinates", "shared",
+    "normalize_activations", "ones_first", "parent_images",
 )  # fmt: skip
 _ADDRESSES = (
     "pose", "activation", "parent", "weight", "weight_scale", "log_prior", "scale", "bias", "beta_u",
-    "beta_a", "out_pose", "out_activation",
+    "beta_a", "additions", "out_pose", "out_activation",
 )  # fmt: skip
 
 
@@ -188,6 +189,8 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
         leaky=attributes.get("leaky", 0),
         coordinates=attributes.get("coordinate_addition", 0),
         shared=attributes.get("shared", 0),
+        normalize_activations=attributes.get("normalize_activations", 0),
+        ones_first=attributes.get("ones_first", 0),
         agreement_scale=attributes.get("agreement_scale", 0),
         grid_height=1,
         grid_width=1,
@@ -205,7 +208,7 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
     layer.kernel_height, layer.kernel_width, _, layer.parents, layer.inner, layer.columns = (
         weight.shape
     )
-    if name == "EMRouting" or attributes["matrix_pose"]:
+    if "inverse_temperatures" in attributes or attributes["matrix_pose"]:
         layer.rows = layer.inner
     for k, value in enumerate(attributes.get("inverse_temperatures", ())):
         layer.inverse_temperatures[k] = value
@@ -218,7 +221,7 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
     return layer
 
 
-_NAMES = {"u": "pose", "a": "activation"}
+_NAMES = {"u": "pose", "a": "activation", "coordinates": "additions"}
 
 
 def prepare(
@@ -268,7 +271,7 @@ def prepare(
     for name, tensor in given.items():
         setattr(layer, _NAMES.get(name, name), memory.address(tensor))
     layer.out_pose = memory.address(outputs[0])
-    if plain == "EMRouting":
+    if "a" in inputs:
         layer.out_activation = memory.address(outputs[1])
     size = library.capsedge_cuda_workspace(ctypes.byref(layer))
     workspace = memory.empty((max(size, 1) + 64,), "uint8")

@@ -36,6 +36,15 @@ def em(**changes: Any) -> Any:
     return ops.em_routing(**(arguments | changes))
 
 
+def em_v2(**changes: Any) -> Any:
+    return em(**({"coordinates": t(5, 4, 9), "normalize_activations": True} | changes))
+
+
+def self_attention(**changes: Any) -> Any:
+    arguments: dict[str, Any] = {"u": t(2, 7, 3), "weight": t(7, 5, 4, 3), "bias": t(7, 5)}
+    return ops.self_attention_routing(**(arguments | changes))
+
+
 def attention(**changes: Any) -> Any:
     arguments: dict[str, Any] = {
         "pose": t(2, 5, 4, 3, 9), "parent": t(2, 4, 3, 6, 9), "weight": t(2, 2, 3, 6, 3, 3),
@@ -80,6 +89,12 @@ WRONG_SHAPES: list[tuple[Call, dict[str, Any], list[str]]] = [
     (em, {"weight": t(2, 2, 3, 6, 9)}, ["'weight'", "[2, 2, 3, 6, 9]", "[Kh, Kw, 3, M, 3, 3]"]),
     (em, {"beta_u": t(5)}, ["'beta_u'", "[5]", "[6]"]),
     (em, {"beta_a": t(6, 1)}, ["'beta_a'", "[6, 1]", "[6]"]),
+    (em_v2, {"coordinates": t(4, 5, 9)}, ["'coordinates'", "[4, 5, 9]", "[5, 4, 9]"]),
+    (em_v2, {"coordinates": t(5, 4, 3, 9)}, ["'coordinates'", "[5, 4, 3, 9]", "[5, 4, 9]"]),
+    (em_v2, {"coordinates": t(5, 4, 9).half()}, ["one floating-point type", "coordinates float16"]),
+    (self_attention, {"u": t(2, 7)}, ["'u'", "[2, 7]", "[N, I, Pin]"]),
+    (self_attention, {"weight": t(7, 5, 3, 4)}, ["'weight'", "[7, 5, 3, 4]", "[7, J, Pout, 3]"]),
+    (self_attention, {"bias": t(5, 7)}, ["'bias'", "[5, 7]", "[7, 5]"]),
     (attention, {"pose": t(5, 4, 3, 9)}, ["'pose'", "[5, 4, 3, 9]", "[N, H, W, C, Pin]"]),
     (attention, {"parent": t(2, 3, 4, 6, 9)}, ["'parent'", "[2, 3, 4, 6, 9]", "[2, 4, 3, 6, 9]"]),
     (attention, {"parent": t(1, 4, 3, 6, 9)}, ["'parent'", "[1, 4, 3, 6, 9]", "[2, 4, 3, 6, 9]"]),
@@ -117,6 +132,9 @@ WRONG_ATTRIBUTES: list[tuple[Call, dict[str, Any], list[str]]] = [
         },
         ["coordinate addition"],
     ),
+    (em_v2, {"coordinate_addition": True}, ["'coordinates' and 'coordinate_addition'"]),
+    (em_v2, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
+    (self_attention, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
     (attention, {"strides": [1, 1, 1]}, ["strides [1, 1, 1]"]),
     (attention, {"strides": [2, -1]}, ["strides [2, -1]"]),
     (attention, {"weight": t(2, 5, 3, 6, 3, 3)}, ["2x5", "5x4"]),
@@ -128,6 +146,8 @@ OPERATORS = {
     dynamic: "DynamicRouting",
     votes: "VoteRouting",
     em: "EMRouting",
+    em_v2: "EMRoutingV2",
+    self_attention: "SelfAttentionRouting",
     attention: "AttentionRouting",
     vector: "AttentionRouting",
 }

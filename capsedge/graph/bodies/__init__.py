@@ -14,6 +14,7 @@ from capsedge.graph.bodies import (
     em,
     int8,
     normalization,
+    self_attention,
     squash,
     uniform,
 )
@@ -28,7 +29,9 @@ _BUILDERS = {
     "DynamicRoutingV2": dynamic.build_v2,
     "VoteRouting": dynamic.build_over_votes,
     "EMRouting": em.build,
+    "EMRoutingV2": em.build,
     "AttentionRouting": attention.build,
+    "SelfAttentionRouting": self_attention.build,
     "UniformRouting": uniform.build,
     "PoseNormalization": normalization.build,
     "QuantizedConv": convolution.build,

@@ -30,6 +30,13 @@ def _scaled(b: Body, x: str, n2: str, epsilon: float) -> str:
     return b.op("Mul", x, b.op("Div", share, root))
 
 
+def exponential_squash(b: Body, x: str, size: int, epsilon: float) -> str:
+    """``(1 - exp(-n)) · x / (n + epsilon)`` along the last axis, of ``size`` elements."""
+    n = b.op("Sqrt", b.sum_last(b.op("Mul", x, x), size))
+    length = b.op("Sub", b.constant(1.0), b.op("Exp", b.op("Neg", n)))
+    return b.op("Mul", x, b.op("Div", length, b.op("Add", n, b.constant(epsilon))))
+
+
 def build(b: Body) -> None:
     """Write the body: what lies before and after the axis is one axis each, so that no rank exceeds 3.
 

@@ -124,6 +124,7 @@ class EM:
         beta_u, beta_a: ``[j]``; the cost is that of docs/operators.md.
         epsilon: in the divisions and added to the variances.
         normalized: whether an activation is divided by itself plus epsilon first.
+        ones_first: whether responsibilities begin at one instead of one over the parents.
     """
 
     temperatures: tuple[float, ...]
@@ -131,13 +132,14 @@ class EM:
     beta_a: Array
     epsilon: float
     normalized: bool = False
+    ones_first: bool = False
 
     def __call__(self, votes: Array, a: Array) -> tuple[Array, Array]:
         """Poses ``[n, j, p]`` and activations ``[n, j]`` from votes and activations ``[n, i]``."""
         if self.normalized:
             a = a / (a + self.epsilon)
         parents, pose = votes.shape[1], votes.shape[3]
-        r = np.full((1, parents, 1), 1 / parents)
+        r = np.full((1, parents, 1), 1.0 if self.ones_first else 1 / parents)
         for t, temperature in enumerate(self.temperatures):
             mass, mean, off, variance = m_step(votes, r * a[:, None], self.epsilon)
             logs = 0.5 * np.log(variance).sum(-1)
@@ -145,6 +147,38 @@ class EM:
             if t + 1 < len(self.temperatures):
                 r = responsibilities(logit, logs, off, variance)
         return mean, logistic(logit)
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """The pass of Efficient-CapsNet, and what only resembles it.
+
+    Attributes:
+        scale: of the agreements with the sum of all votes.
+        bias: added after the softmax ``[j, i]``, or zero.
+        epsilon: of the squash.
+        form: of the squash.
+        over: what the softmax runs over.
+    """
+
+    scale: float
+    bias: Array = field(default_factory=lambda: np.zeros(()))
+    epsilon: float = 0.0
+    form: str = "E"
+    over: str = "j"
+
+    def couplings(self, votes: Array) -> Array:
+        """The softmax alone ``[n, j, i]``."""
+        total = votes.sum(2)[..., None]
+        return softmax(self.scale * (votes @ total)[..., 0], OVER[self.over])
+
+    def sums(self, votes: Array) -> Array:
+        """The weighted sums ``[n, j, p]``."""
+        return np.asarray(((self.couplings(votes) + self.bias)[:, :, None] @ votes)[:, :, 0])
+
+    def __call__(self, votes: Array) -> Array:
+        """Parents ``[n, j, p]``."""
+        return squash(self.sums(votes), self.form, self.epsilon)
 
 
 def responsibilities(logit: Array, logs: Array, off: Array, variance: Array) -> Array:

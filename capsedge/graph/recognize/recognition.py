@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import onnx
@@ -11,6 +12,7 @@ from capsedge.graph.recognize.edit import Edit, splice
 from capsedge.graph.recognize.fit_attention import fit_attention, fit_uniform
 from capsedge.graph.recognize.fit_dynamic import FoundDynamic, fit_dynamic
 from capsedge.graph.recognize.fit_em import fit_em
+from capsedge.graph.recognize.fit_self_attention import fit_self_attention
 from capsedge.graph.recognize.grids import Children
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.report import Found, Left, Recognition
@@ -20,6 +22,7 @@ from capsedge.graph.recognize.values import Values
 from capsedge.graph.recognize.write_attention import write_attention
 from capsedge.graph.recognize.write_dynamic import write_dynamic
 from capsedge.graph.recognize.write_em import write_em
+from capsedge.graph.recognize.write_self_attention import write_self_attention
 
 _Made = tuple[Edit, Found]
 
@@ -83,9 +86,9 @@ def _group(graph: Values, group: Group, made: list[_Made], left: list[Left]) -> 
             reasons.append(str(error))
     for anchor in group.anchors:
         why = list(reasons)
-        for votes in group.votes:
+        for votes, single in itertools.product(group.votes, (_self_attention, _attention)):
             try:
-                made.append(_attention(graph, votes, anchor, len(made)))
+                made.append(single(graph, votes, anchor, len(made)))
                 break
             except NotRecognized as error:
                 why.append(str(error))
@@ -104,15 +107,34 @@ def _em(
     graph: Values, votes: str, anchors: list[Anchor], number: int, _: list[FoundDynamic]
 ) -> _Made:
     found = fit_em(graph, votes, anchors)
-    edit, children = write_em(graph, found, f"routing_{number}")
-    parameters = _grid(children, found.roles.sizes) | {
+    written = write_em(graph, found, f"routing_{number}")
+    parameters = _grid(written.children, found.roles.sizes) | {
         "iterations": str(len(found.kind.temperatures)),
         "inverse temperatures": ", ".join(f"{t:.4g}" for t in found.kind.temperatures),
         "epsilon": f"{found.kind.epsilon:.3g}",
     }
     if found.kind.normalized:
         parameters["activations"] = "a/(a + epsilon)"
-    return edit, Found("EMRouting", found.pose, parameters)
+    if found.kind.ones_first:
+        parameters["first responsibilities"] = "1"
+    if written.coordinates is not None:
+        parameters["coordinates"] = "of the file"
+    return written.edit, Found(written.operator, found.pose, parameters)
+
+
+def _self_attention(graph: Values, votes: str, anchor: Anchor, number: int) -> _Made:
+    found = fit_self_attention(graph, votes, anchor)
+    source = linear_source(graph, votes, found.roles)
+    edit, notes = write_self_attention(graph, found, source, f"routing_{number}")
+    _, j, i, p = found.roles.sizes
+    parameters = {
+        "children": f"{i} of {source.depth}",
+        "parents": f"{j} of {p}",
+        "epsilon": f"{found.kind.epsilon:.3g}",
+    }
+    if found.kind.bias.any():
+        parameters["bias"] = "of the file"
+    return edit, Found("SelfAttentionRouting", found.result, parameters, notes)
 
 
 def _attention(graph: Values, votes: str, anchor: Anchor, number: int) -> _Made:

@@ -55,11 +55,24 @@ constexpr OperatorSpec kEmRouting = {
     {required("iterations", AttributeType::kInt), kStrides, required("inverse_temperatures", AttributeType::kFloats),
      integer("coordinate_addition", 0), integer("shared", 0), number("epsilon", 1e-6f)},
 };
+constexpr OperatorSpec kEmRoutingV2 = {
+    "EMRoutingV2",
+    {{"pose"}, {"a"}, {"weight"}, {"beta_u"}, {"beta_a"}, {"coordinates"}},
+    {{"pose_out"}, {"a_out"}},
+    {required("iterations", AttributeType::kInt), kStrides, required("inverse_temperatures", AttributeType::kFloats),
+     integer("shared", 0), integer("normalize_activations", 0), integer("ones_first", 0), number("epsilon", 1e-6f)},
+};
 constexpr OperatorSpec kAttentionRouting = {
     "AttentionRouting",
     {{"pose"}, {"parent"}, {"weight"}, {"scale"}, {"bias"}},
     {{"pose_out"}},
     {kStrides, integer("matrix_pose", 1), required("agreement_scale", AttributeType::kFloat), number("epsilon", 1e-5f)},
+};
+constexpr OperatorSpec kSelfAttentionRouting = {
+    "SelfAttentionRouting",
+    {{"u"}, {"weight"}, {"bias"}},
+    {{"v"}},
+    {number("epsilon", 1e-20f)},
 };
 constexpr OperatorSpec kUniformRouting = {
     "UniformRouting",
@@ -110,13 +123,17 @@ constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {
     kDynamicRoutingV2,
     kVoteRouting,
     kEmRouting,
+    kEmRoutingV2,
     kAttentionRouting,
+    kSelfAttentionRouting,
     kUniformRouting,
     kPoseNormalization,
     quantized("QuantizedDynamicRouting", kDynamicRouting),
     quantized("QuantizedDynamicRoutingV2", kDynamicRoutingV2),
     quantized("QuantizedEMRouting", kEmRouting),
+    quantized("QuantizedEMRoutingV2", kEmRoutingV2),
     quantized("QuantizedAttentionRouting", kAttentionRouting),
+    quantized("QuantizedSelfAttentionRouting", kSelfAttentionRouting),
     quantized("QuantizedUniformRouting", kUniformRouting),
     kQuantizedConv,
 };

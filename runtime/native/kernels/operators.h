@@ -63,7 +63,7 @@ struct OperatorSpec {
   bool has_attribute(std::string_view name) const;
 };
 
-constexpr size_t kOperatorCount = 14;
+constexpr size_t kOperatorCount = 18;
 extern const std::array<OperatorSpec, kOperatorCount> kOperators;
 
 // Null for a name that no operator has.

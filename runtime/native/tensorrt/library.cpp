@@ -44,8 +44,8 @@ const char* Creator::getPluginNamespace() const noexcept { return kNamespace; }
 
 const std::vector<IPluginCreatorInterface*>& creators() {
   static Creator squash(Operator::kSquash), dynamic(Operator::kDynamic), em(Operator::kEm),
-      attention(Operator::kAttention);
-  static const std::vector<IPluginCreatorInterface*> all = {&squash, &dynamic, &em, &attention};
+      em_v2(Operator::kEmV2), attention(Operator::kAttention);
+  static const std::vector<IPluginCreatorInterface*> all = {&squash, &dynamic, &em, &em_v2, &attention};
   return all;
 }
 

@@ -109,7 +109,7 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
   if (op_ == Operator::kDynamic) return set_dynamic(dims, layer);
   const std::string why = set_windows(dims, layer);
   if (!why.empty()) return why;
-  return op_ == Operator::kEm ? set_em(dims, layer) : set_attention(dims, layer);
+  return is_em(op_) ? set_em(dims, layer) : set_attention(dims, layer);
 }
 
 std::string Plugin::set_dynamic(const Dims* dims, capsedge_cuda_routing& layer) const {
@@ -135,7 +135,7 @@ std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) 
   std::string why = expect("pose", pose, {-1, -1, -1, -1, -1});
   if (why.empty()) why = expect("weight", weight, {-1, -1, pose.d[3], -1, -1, -1});
   if (!why.empty()) return why;
-  const bool em = op_ == Operator::kEm;
+  const bool em = is_em(op_);
   layer.images = narrow(pose.d[0]);
   layer.height = narrow(pose.d[1]);
   layer.width = narrow(pose.d[2]);
@@ -169,12 +169,18 @@ std::string Plugin::set_em(const Dims* dims, capsedge_cuda_routing& layer) const
   const Dims& pose = dims[0];
   layer.operation = CAPSEDGE_CUDA_EM;
   layer.iterations = integer(op_, values_, "iterations");
-  layer.coordinates = integer(op_, values_, "coordinate_addition");
+  if (op_ == Operator::kEm) {
+    layer.coordinates = integer(op_, values_, "coordinate_addition");
+  } else {
+    layer.normalize_activations = integer(op_, values_, "normalize_activations");
+    layer.ones_first = integer(op_, values_, "ones_first");
+  }
   const std::vector<float>& lambdas = numbers(op_, values_, "inverse_temperatures");
   std::copy(lambdas.begin(), lambdas.end(), layer.inverse_temperatures);
   std::string why = expect("a", dims[1], {pose.d[0], pose.d[1], pose.d[2], pose.d[3]});
   if (why.empty()) why = expect("beta_u", dims[3], {layer.parents});
   if (why.empty()) why = expect("beta_a", dims[4], {layer.parents});
+  if (why.empty() && op_ == Operator::kEmV2) why = expect("coordinates", dims[5], {pose.d[1], pose.d[2], pose.d[4]});
   return why;
 }
 
@@ -201,11 +207,12 @@ void Plugin::set_addresses(const void* const* in, void* const* out, capsedge_cud
     return;
   }
   layer.weight = in[2];
-  if (op_ == Operator::kEm) {
+  if (is_em(op_)) {
     layer.activation = in[1];
     layer.beta_u = in[3];
     layer.beta_a = in[4];
     layer.out_activation = out[1];
+    if (op_ == Operator::kEmV2) layer.additions = in[5];
   } else {
     layer.parent = in[1];
     layer.scale = in[3];

@@ -1,4 +1,4 @@
-// The four operators as TensorRT plugins over the CUDA kernels: one class, told apart by `Operator`.
+// The operators as TensorRT plugins over the CUDA kernels: one class, told apart by `Operator`.
 #pragma once
 
 #include <NvInferRuntime.h>

@@ -56,7 +56,8 @@ size_t width_of(int32_t type) {
 const char* const kNames[] = {"Squash", "DynamicRouting", "DynamicRoutingV2", "VoteRouting", "QuantizedDynamicRoutingV2",
                               "EMRouting", "AttentionRouting", "UniformRouting",
                               "PoseNormalization", "QuantizedConv", "QuantizedDynamicRouting", "QuantizedEMRouting",
-                              "QuantizedAttentionRouting", "QuantizedUniformRouting"};
+                              "QuantizedAttentionRouting", "QuantizedUniformRouting", "EMRoutingV2",
+                              "SelfAttentionRouting", "QuantizedEMRoutingV2", "QuantizedSelfAttentionRouting"};
 static_assert(std::size(kNames) == kOperatorCount, "an operator is not fuzzed");
 
 // Shapes that fit each other: letters as in docs/operators.md. A mutation afterwards makes some that do not.
@@ -93,10 +94,15 @@ std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int
     add({m, pout}, floating);
   } else if (name == "VoteRouting") {
     add({n, i, m, pout}, floating), add({i, m}, floating), add({m, pout}, floating);
+  } else if (name.find("SelfAttention") != std::string::npos) {
+    add({n, i, pin}, floating);
+    add_weight({i, m, pout, pin}, {m, pout});
+    add({i, m}, floating);
   } else if (name.find("EM") != std::string::npos) {
     add({n, h, w, c, side * side}, floating), add({n, h, w, c}, floating);
     add_weight({kh, kw, c, m, side, side}, {m, side});
     add({m}, floating), add({m}, floating);
+    if (name.find("V2") != std::string::npos) add({h, w, side * side}, floating);
   } else if (name.find("Uniform") != std::string::npos) {
     add(pose, floating);
     add_weight(weight, {m, columns});
@@ -203,7 +209,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       {"strides", strides, 2}, {"dilations", dilations, 2}, {"pads", pads, 4}, {"matrix_pose", &on, 1}, {"epsilon", &epsilon, 1},
       {"leaky", &leaky, 1}, {"iterations", &iterations, 1}, {"agreement_scale", &agreement, 1}, {"axis", &axis, 1},
       {"inverse_temperatures", temperatures, temperature_count}, {"coordinate_addition", &leaky, 1}, {"shared", &leaky, 1},
-      {"over_children", &rules[0], 1}, {"replace", &rules[1], 1}, {"normalize", &rules[2], 1}, {"elementwise", &rules[3], 1}};
+      {"over_children", &rules[0], 1}, {"replace", &rules[1], 1}, {"normalize", &rules[2], 1}, {"elementwise", &rules[3], 1},
+      {"normalize_activations", &on, 1}, {"ones_first", &leaky, 1}};
 
   std::vector<Given> in = inputs_of(name, b, matrix, floating);
   make_one_odd(in, b);

@@ -39,6 +39,7 @@ typedef struct capsedge_cuda_routing {
   int32_t parents, rows, inner, columns;
   int32_t iterations;
   int32_t leaky, coordinates, shared; /* 0 or 1 */
+  int32_t normalize_activations, ones_first; /* EM: 0 or 1 */
   int32_t parent_images;              /* attention: images, or 1 for the same parents everywhere */
   float epsilon, agreement_scale;
   float inverse_temperatures[CAPSEDGE_CUDA_MAX_ITERATIONS];
@@ -52,6 +53,7 @@ typedef struct capsedge_cuda_routing {
   const void* bias;             /* dynamic [parents][columns], attention [rows * columns] */
   const void* beta_u;
   const void* beta_a;           /* EM */
+  const void* additions;        /* EM: [height][width][rows * columns], added to votes; null for none */
   void* out_pose;
   void* out_activation;         /* EM */
   int32_t scheme;               /* AUTO; the others are for tests */

@@ -32,12 +32,12 @@ CAPSEDGE_DEVICE float generic_logit(const Layer& l, const float* state, const Ch
 
 // Couplings of one child over its logits, in place; EM: times its activation.
 template <typename T>
-CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, float* row) {
+CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, bool first_pass, float* row) {
   float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
   for (int m = 0; m < l.parents; ++m) top = fmaxf(top, row[m]);
   for (int m = 0; m < l.parents; ++m) sum += row[m] = expf(row[m] - top);
   if (l.leaky) sum += expf(-top);
-  const float weight = l.operation == CAPSEDGE_CUDA_EM ? load<T>(l.activation, child.pose) : 1.0f;
+  const float weight = l.operation == CAPSEDGE_CUDA_EM ? activation_of<T>(l, child.pose) * first_factor(l, first_pass) : 1.0f;
   for (int m = 0; m < l.parents; ++m) row[m] = row[m] / sum * weight;
 }
 
@@ -55,7 +55,7 @@ CAPSEDGE_DEVICE void generic_pass(const Block& b, const Layer& l, int64_t unit, 
     }
     b.sync();
     for (int c = b.thread(); c < count; c += b.threads())
-      generic_softmax<T>(l, child_of(l, unit, begin + c), scratch + c * l.parents);
+      generic_softmax<T>(l, child_of(l, unit, begin + c), first_pass, scratch + c * l.parents);
     b.sync();
     for (int at = b.thread(); at < size; at += b.threads()) {
       const int parent = at / l.pose_elements, h = at % l.pose_elements;

@@ -67,6 +67,11 @@ CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, f
     vote[L - 1] += (child.row + 0.5f) / l.height;
     vote[2 * L - 1] += (child.column + 0.5f) / l.width;
   }
+  if (l.additions) {
+    const int64_t at = addition_of(l, child.row, child.column);
+#pragma unroll
+    for (int h = 0; h < R * L; ++h) vote[h] += load<T>(l.additions, at + h);
+  }
 }
 
 template <int R, int L, int Q, typename T, typename W>
@@ -152,7 +157,7 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
     }
     group_softmax<Q>(b, l, share);
     if (!mine) continue;
-    const float a = load<T>(l.activation, child.pose);
+    const float a = activation_of<T>(l, child.pose) * first_factor(l, first_pass);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       if (lane + q * l.group >= l.parents) continue;

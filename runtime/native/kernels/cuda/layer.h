@@ -70,6 +70,23 @@ CAPSEDGE_DEVICE Child child_of(const Layer& l, int64_t unit, int child) {
   return found;
 }
 
+// Index of the first element that is added to the votes of a cell's children.
+CAPSEDGE_DEVICE int64_t addition_of(const Layer& l, int row, int column) {
+  return (static_cast<int64_t>(row) * l.width + column) * l.pose_elements;
+}
+
+// Activation of the capsule at this index of the map.
+template <typename T>
+CAPSEDGE_DEVICE float activation_of(const Layer& l, int64_t capsule) {
+  const float a = load<T>(l.activation, capsule);
+  return l.normalize_activations ? a / (a + l.epsilon) : a;
+}
+
+// What couplings are multiplied by: equal ones, 1/M, of a first pass may be 1 instead.
+CAPSEDGE_DEVICE float first_factor(const Layer& l, bool first_pass) {
+  return l.ones_first && first_pass ? static_cast<float>(l.parents) : 1.0f;
+}
+
 // One element of a vote: row r, column c of pose times weight, before the scale of an INT8 weight.
 template <typename T, typename W>
 CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int parent, int r, int c) {
@@ -83,6 +100,7 @@ CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int paren
   if (l.weight_scale) sum *= l.weight_scale[parent * l.columns + c];
   if (l.coordinates && c == l.columns - 1 && r < 2)
     sum += r == 0 ? (child.row + 0.5f) / l.height : (child.column + 0.5f) / l.width;
+  if (l.additions) sum += load<T>(l.additions, addition_of(l, child.row, child.column) + r * l.columns + c);
   return sum;
 }
 

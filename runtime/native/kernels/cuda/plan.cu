@@ -154,6 +154,9 @@ const char* check_layer(const capsedge_cuda_routing& r) {
   if (r.operation == CAPSEDGE_CUDA_DYNAMIC && r.rows != 1) return "dynamic routing has vectors, one row";
   if (r.operation != CAPSEDGE_CUDA_DYNAMIC && r.leaky) return "only dynamic routing can be leaky";
   if (!em && (r.coordinates || r.shared)) return "coordinates and shared weights belong to EM routing";
+  if (!em && (r.additions || r.normalize_activations || r.ones_first))
+    return "additions, normalized activations and responsibilities of one belong to EM routing";
+  if (r.coordinates && r.additions) return "coordinates and additions exclude each other";
   if (r.coordinates && r.rows < 2) return "coordinates need poses of two rows";
   if (!(r.epsilon > 0)) return "epsilon is not positive";
   if (r.shared ? r.grid_height != 1 || r.grid_width != 1 || r.kernel_height != 1 || r.kernel_width != 1

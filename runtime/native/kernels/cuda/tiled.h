@@ -80,6 +80,14 @@ CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Corner* corner, int row, 
       vote[u][2 * L - 1] += (corner[u].column + column + 0.5f) / l.width;
     }
   }
+  if (l.additions) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int64_t at = addition_of(l, corner[u].row + row, corner[u].column + column);
+#pragma unroll
+      for (int h = 0; h < R * L; ++h) vote[u][h] += load<T>(l.additions, at + h);
+    }
+  }
 }
 
 template <int R, int L, int U, bool EM, typename T, typename W>
@@ -143,7 +151,7 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
         if (!mine || !corner[u].there) continue;
         if constexpr (EM) {
           const int64_t at = (static_cast<int64_t>(row) * l.width + column) * l.types + type;
-          const float activation = load<T>(l.activation, corner[u].pose + at);
+          const float activation = activation_of<T>(l, corner[u].pose + at) * first_factor(l, first_pass);
           add_vote<P>(logit[u] * activation, vote[u], mass[u], sums[u], squares[u]);
         } else {
 #pragma unroll

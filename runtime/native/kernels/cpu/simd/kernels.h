@@ -49,6 +49,7 @@ const Level CAPSEDGE_TABLE = {
     CAPSEDGE_LEVEL::add,
     CAPSEDGE_LEVEL::finish_agreement,
     CAPSEDGE_LEVEL::finish_norm,
+    CAPSEDGE_LEVEL::finish_exponential,
     CAPSEDGE_LEVEL::kLinearRows,
     CAPSEDGE_LEVEL::linear,
     CAPSEDGE_LEVEL::normalize_rows,

@@ -57,6 +57,7 @@ struct RoutingPass {
   float scale;
   const float* prior;    // [children][parents] followed by kSlack floats, or null
   bool leaky;
+  const float* bias;     // as prior: added to the couplings, only with a query; or null
   float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
   bool have_kept;
   int64_t sum_stride;    // floats from one unit's sums, or query, to the next
@@ -82,19 +83,27 @@ struct Moments {
   float* squares;
 };
 
+// Added to the votes of the children at each place of the grid, in some elements of the pose.
+struct Additions {
+  const float* values;   // [row][column][count]
+  const int32_t* elements;
+  int count;
+  int width;             // of the grid
+};
+
 // E-step (left out in the first pass) and M-step of EM routing over a range of children of one window.
 struct EmPass {
   Votes votes;
   int first, last;
   const float* pose;
   const float* activation;
-  bool first_pass;       // responsibilities are 1/M
+  bool first_pass;
+  float first_divisor;   // in it, responsibilities are one divided by this
   const float* mean;     // [pose elements][lanes]
   const float* precision;  // 1/σ², likewise
   const float* offset;   // [lanes]: ln a_j - ½ Σ_h ln σ²_jh
-  bool coordinates;
+  Additions additions;
   int row0, column0;     // place of the window in the grid
-  float row_scale, column_scale;  // 1/H, 1/W
   float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
   Moments moments;       // overwritten
   float* bundle_pose;    // scratch for the poses of one bundle, [pose size][bundle]
@@ -170,6 +179,8 @@ struct Level {
   void (*finish_agreement)(const AgreementFinish& finish, const float* sum, float* pose, float* query);
   void (*finish_norm)(const float* sum, const float* scale, const float* bias, int pose_elements, int lanes,
                       float epsilon, float* pose);
+  // sum and pose are [pose elements][lanes].
+  void (*finish_exponential)(const float* sum, int pose_elements, int lanes, float epsilon, float* pose);
   int linear_rows;       // that linear() computes together
   void (*linear)(const LinearPass& pass, const float* const* rows, int count, float* out);
   // Layer normalization over rows of `size`; x and y may be the same.

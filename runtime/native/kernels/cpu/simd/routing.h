@@ -97,6 +97,15 @@ CAPSEDGE_INLINE void block_sums(const Votes& shape, int count, const float* vote
   for (; h < shape.pose_elements; ++h) weighted_sum<1>(shape, count, votes, couplings, h, sums);
 }
 
+// couplings[c][m] += bias[c][m].
+CAPSEDGE_INLINE void add_rows(const float* bias, int count, int parents, int lanes, float* couplings) {
+  for (int c = 0; c < count; ++c)
+    for (int v = 0; v < lanes; v += W) {
+      float* at = couplings + c * lanes + v;
+      store(at, load(at) + load(bias + static_cast<int64_t>(c) * parents + v));
+    }
+}
+
 static void route(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
@@ -118,6 +127,7 @@ static void route(const RoutingPass& pass) {
         block_logits(pass, mine, pass.query ? pass.query + u * pass.sum_stride : nullptr, first, count, couplings);
         softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
       }
+      if (pass.bias) add_rows(pass.bias + static_cast<int64_t>(first) * shape.parents, count, shape.parents, lanes, couplings);
       block_sums(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
     }
   }
@@ -215,6 +225,19 @@ static void finish_agreement(const AgreementFinish& f, const float* sum, float* 
       store(pose + h * f.lanes + v, s * factor);
       store(query + h * f.lanes + v, f.replace ? s * agreeing : madd(s, agreeing, load(query + h * f.lanes + v)));
     }
+  }
+}
+
+static void finish_exponential(const float* sum, int elements, int lanes, float epsilon, float* pose) {
+  for (int v = 0; v < lanes; v += W) {
+    V n2{};
+    for (int h = 0; h < elements; ++h) {
+      const V s = load(sum + h * lanes + v);
+      n2 = madd(s, s, n2);
+    }
+    const V n = sqrt(n2);
+    const V factor = (1.0f - exp_of_negative(-n)) / (n + epsilon);
+    for (int h = 0; h < elements; ++h) store(pose + h * lanes + v, load(sum + h * lanes + v) * factor);
   }
 }
 
