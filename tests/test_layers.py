@@ -78,6 +78,7 @@ HEAVY = {
     "onnxscript": {"graph", "exporters"},
     "onnx_graphsurgeon": {"exporters.tensorrt"},
     "safetensors": {"checkpoint", "weights"},
+    "h5py": {"weights.hdf5_worker"},
     "matplotlib": {"runtime.charts"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
