@@ -48,6 +48,7 @@ ROOMS = (
     "exporters",
     "pipelines",
     "verification",
+    "importing",
     "training",
     "capsedge",
     "cli",
@@ -64,6 +65,7 @@ HEAVY = {
         "exporters",
         "pipelines",
         "verification",
+        "importing",
         "training",
     },
     "onnx": {
