@@ -249,6 +249,11 @@ def _export_known(
             f"warning: {found.name} has no trained weights in this package: exporting its random "
             "initial weights. The file is for measuring speed; it classifies nothing."
         )
+    if found.model.config.fixed_batch is not None:
+        log(
+            f"note: the batch is fixed to {found.model.config.fixed_batch}, because the author's code "
+            "averages over the batch"
+        )
     options["checkpoint_sha256"] = sha256(found.checkpoint) if found.checkpoint else ""
     source = Source(found.name, found.checkpoint)
     if frozen.calib_data is None:
