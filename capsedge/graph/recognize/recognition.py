@@ -16,7 +16,7 @@ from capsedge.graph.recognize.fit_self_attention import fit_self_attention
 from capsedge.graph.recognize.grids import Children
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.report import Found, Left, Recognition
-from capsedge.graph.recognize.source import Source, dynamic_source
+from capsedge.graph.recognize.source import Source, dynamic_source, linear_source
 from capsedge.graph.recognize.squashes import squashes, write_squash
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.recognize.write_attention import write_attention
