@@ -455,7 +455,8 @@ def images() -> dict[str, bytes]:
 
 
 HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
-    "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "weights": torch, "state": state,
+    "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch,
+    "weights": torch, "state": state,
     "safetensors": safetensors, "config": config, "onnx": onnx, "passport": passport,
     "metadata": metadata, "table": table,
 }  # fmt: skip
