@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ WRAPPERS = (
 )
 _DEPTH = 3  # of wrappers
 _LISTED = 5  # keys of each kind in a message
+_LONGEST, _GUESSED = 200, 2000  # characters of a key, and keys, that are compared for a guess
 # Buffers that older versions of torch did not save, and counters that tools leave behind.
 _MAY_LACK = re.compile(r"(^|\.)num_batches_tracked$")
 _MAY_HAVE = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
@@ -161,21 +163,22 @@ def candidates_of_torch(path: Path, file: Any) -> list[Candidate]:
 
         return Candidate(place, {k: v.shape for k, v in stored.items()}, read)
 
-    return [candidate(*each) for each in _dictionaries(content.value, ())]
+    return [candidate(*each) for each in _dictionaries(content.value, (), set())]
 
 
 def _dictionaries(
-    value: Any, place: tuple[str, ...]
+    value: Any, place: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], dict[str, StoredTensor]]]:
     """Every dictionary that holds tensors by name, the outer ones first."""
-    if type(value) is not dict or len(place) > _DEPTH:
+    if type(value) is not dict or len(place) > _DEPTH or id(value) in seen:
         return
+    seen.add(id(value))  # a file may refer to one dictionary a thousand times
     stored = {k: v for k, v in value.items() if type(k) is str and isinstance(v, StoredTensor)}
     if stored:
         yield place, stored
     for key, inner in value.items():
         if type(key) is str:
-            yield from _dictionaries(inner, (*place, key))
+            yield from _dictionaries(inner, (*place, key), seen)
 
 
 def _rank(candidate: Candidate, wanted: Shapes) -> tuple[int, int, int]:
@@ -195,8 +198,11 @@ def _fits(candidate: Candidate, wanted: Shapes) -> bool:
 
 def _renamed(found: Shapes, wanted: Shapes) -> dict[str, str]:
     """The names in the module of those in the file: without a prefix that hides them, if there is one."""
-    first = [key.split(".") for key in found]
-    prefixes = {".".join(parts[:k]) + "." for parts in first for k in range(1, min(len(parts), 4))}
+    counted: Counter[str] = Counter()
+    for key in found:
+        parts = key.split(".", 4)
+        counted.update(".".join(parts[:k]) + "." for k in range(1, min(len(parts), 4)))
+    prefixes = [prefix for prefix, count in counted.items() if 2 * count > len(found)]
     tries: list[Callable[[str], str]] = [lambda key: key, without_wrappers]
     tries += [lambda key, p=p: key.removeprefix(p) for p in sorted(prefixes)]  # type: ignore[misc]
 
@@ -232,7 +238,7 @@ def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
     for key in missing[:_LISTED]:
         said.append(f"missing: {key} {list(wanted[key])}{_guess(key, wanted[key], more, found)}")
     for key in more[:_LISTED]:
-        said.append(f"unexpected: {key} {list(found[key])}")
+        said.append(f"unexpected: {key[:_LONGEST]} {list(found[key])}")
     left = sum(max(0, len(kind) - _LISTED) for kind in (shaped, missing, more))
     said += [f"and {left} more"] if left else []
     raise UsageError(
@@ -247,6 +253,7 @@ def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
 
 def _guess(key: str, shape: tuple[int, ...], more: list[str], found: Shapes) -> str:
     """The unexpected key that it may be: of the same shape, or of a similar name."""
+    more = [k for k in more if len(k) < _LONGEST][:_GUESSED]
     same = [k for k in more if found[k] == shape]
     close = difflib.get_close_matches(key, same or more, 1, 0.0 if len(same) == 1 else 0.6)
     return f" (perhaps {close[0]} {list(found[close[0]])})" if close else ""

@@ -135,4 +135,5 @@ class ExportReport:
             "cases": values.pop("parity"),
         }
         del values["atol"], values["rtol"]
+        values["warnings"] = list(self.warnings)
         return values

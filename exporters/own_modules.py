@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.user_code import (
     first_line,
+    is_user_code,
     line_of,
     lines_with,
     on_cpu,
@@ -52,12 +54,22 @@ class Flat(nn.Module):
     def _whole(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         with on_cpu():
             values = tuple(named(self.module(*inputs)).values())
+        values = _apart(values, inputs)
         if self.ranks is None or len(self.ranks) != len(values):
             return values
         return tuple(
             v[None] if v.ndim == rank - 1 and inputs[0].shape[0] == 1 else v
             for v, rank in zip(values, self.ranks, strict=True)
         )
+
+
+def _apart(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Outputs that are no input and no other output: in a file each has a name of its own."""
+    found: list[Tensor] = []
+    for value in values:
+        known = any(value is other for other in (*inputs, *found))
+        found.append(value * 1 if known else value)
+    return tuple(found)
 
 
 class PerImage(nn.Module):
@@ -211,7 +223,8 @@ def _flat(
             raise (failure if failure is not None and batch is None else error) from None
         ranks = [v.ndim for v in (alone if several is None else several).values()]
         return Flat(module, ranks, each=several is None and batch is None), tuple(alone)
-    _check_batch_axis(several)
+    _check_batch_axis(module, several)
+    _check_alone(module, tensors, several)
     flat = Flat(module, [v.ndim for v in several.values()])
     _check_independent(flat, tensors, tuple(several))
     return flat, tuple(several)
@@ -229,13 +242,9 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
     except CapsedgeError:
         raise
     except Exception as error:  # of the user's code: any kind
-        fixed = next(((n, k) for n, k in _batch_sizes(module).items() if k != batch), None)
-        fix, lines = "Check the shape of the example.", [line_of(error)]
-        if fixed is not None:
-            name, size = fixed
-            lines += lines_with(module, name)
-            fix = f"Where the code says {name}, use x.size(0), the batch that comes in; or fix the batch to "
-            fix += f"{size} with batch={size} (--batch {size})."
+        lines, fix = _fixed_batch(module, batch)
+        fix = fix or "Check the shape of the example."
+        lines = [line_of(error), *lines]
         raise UnsupportedModelError(
             f"The module fails on an example of {', '.join(str(list(t.shape)) for t in inputs)}.",
             f"{type(error).__name__}: {first_line(error)}",
@@ -244,25 +253,76 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
         ) from error
 
 
+def _fixed_batch(module: nn.Module, batch: int) -> tuple[list[str], str]:
+    """The line that says another batch, and the way out; nothing where there is none."""
+    fixed = next(((n, k) for n, k in _batch_sizes(module).items() if k != batch), None)
+    if fixed is None:
+        return [], ""
+    name, size = fixed
+    return lines_with(module, name), (
+        f"Where the code says {name}, use x.size(0), the batch that comes in; or fix the batch to {size} "
+        f"with batch={size} (--batch {size})."
+    )
+
+
 def _batch_sizes(module: nn.Module) -> dict[str, int]:
-    """Whole numbers that the module keeps under a name with "batch" in it."""
-    return {
-        f"self.{key}": value
-        for each in module.modules()
-        for key, value in vars(each).items()
-        if "batch" in key.lower() and type(value) is int
-    }
+    """Whole numbers that the module, or the file of its class, keeps under a name with "batch" in it."""
+    found = {}
+    for each in module.modules():
+        code = sys.modules.get(type(each).__module__)
+        places = [("self.", vars(each))]
+        if code is not None and is_user_code(getattr(code, "__file__", None) or "<none>"):
+            places.append(("", vars(code)))
+        for prefix, values in places:
+            for key, value in values.items():
+                if "batch" in key.lower() and type(value) is int:
+                    found[prefix + key] = value
+    return found
 
 
-def _check_batch_axis(outputs: Mapping[str, Tensor]) -> None:
+def _check_batch_axis(module: nn.Module, outputs: Mapping[str, Tensor]) -> None:
     wrong = next((n for n, v in outputs.items() if v.ndim == 0 or v.shape[0] != 2), None)
     if wrong is not None:
+        lines, fix = _fixed_batch(module, 2)
         raise UnsupportedModelError(
             f"The output '{wrong}' does not begin with the batch.",
             f"For two images its shape is {list(outputs[wrong].shape)}.",
-            "Return one row for each image (the batch first), leave the output out, or fix the batch "
+            fix
+            or "Return one row for each image (the batch first), leave the output out, or fix the batch "
             "with batch=1 (--batch 1).",
+            details=lines,
         )
+
+
+def _check_alone(
+    module: nn.Module, tensors: tuple[Tensor, ...], several: Mapping[str, Tensor]
+) -> None:
+    """Refuse a module that computes something else of one image than of several.
+
+    Raises:
+        UnsupportedModelError: it fails, or its outputs have other shapes, but for a batch axis dropped at the
+            end.
+    """
+    what = "The module works at batch 2, and not at batch 1."
+    fix = "Name the axis: squeeze(-1), so that an axis of one image stays; or fix another batch with batch= "
+    fix += "(--batch)."
+    squeezes = lines_with(module, ".squeeze()") or lines_with(module, "torch.squeeze(")
+    try:
+        alone = _run(module, sized(tensors, 1), 1)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            what, error.why, fix, details=[*error.details, *squeezes]
+        ) from error
+    for name, v in several.items():
+        found = alone[name].shape if name in alone else None
+        if found not in ((1, *v.shape[1:]), v.shape[1:]):
+            raise UnsupportedModelError(
+                what,
+                f"Output '{name}' has the shape {list(v.shape)} for two images and "
+                f"{'none' if found is None else list(found)} for one.",
+                fix,
+                details=squeezes,
+            )
 
 
 def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str, ...]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import re
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,22 +56,47 @@ def _here(value: Any) -> Any:
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """While it lasts, `OnCpu` holds, the old ``Variable`` is its tensor, and prints go to standard error."""
-    kind = torch.autograd.Variable
+    """While it lasts, `OnCpu` holds, old names make plain tensors, and prints go to standard error."""
 
     def same(_: type, data: Tensor, *__: Any, **___: Any) -> Tensor:
         return data
 
-    had = kind.__dict__.get("__new__")
-    kind.__new__ = same  # type: ignore[method-assign, assignment]
+    cuda = [(torch.cuda, name, getattr(torch, name)) for name in _TYPES]
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        warnings.catch_warnings(),
+        _replaced((torch.autograd.Variable, "__new__", same), *cuda),
+        OnCpu(),
+    ):
+        warnings.simplefilter("ignore")  # of what the code has always done
+        yield
+
+
+_TYPES = (
+    "FloatTensor",
+    "DoubleTensor",
+    "HalfTensor",
+    "LongTensor",
+    "IntTensor",
+    "ByteTensor",
+    "BoolTensor",
+)
+
+
+@contextlib.contextmanager
+def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Attributes have other values while it lasts."""
+    before = [(place, name, vars(place).get(name)) for place, name, _ in changes]
+    for place, name, value in changes:
+        setattr(place, name, value)
     try:
-        with contextlib.redirect_stdout(sys.stderr), OnCpu():
-            yield
+        yield
     finally:
-        if had is None:
-            del kind.__new__
-        else:
-            kind.__new__ = had  # type: ignore[method-assign]
+        for place, name, value in before:
+            if value is None:
+                delattr(place, name)
+            else:
+                setattr(place, name, value)
 
 
 def line_of(error: BaseException) -> str:
@@ -95,6 +122,7 @@ def place(filename: str, number: int) -> str:
 
 def lines_with(module: nn.Module, words: str) -> list[str]:
     """The first line of the module's own classes that says these words, other than to set them."""
+    ahead = r"(?<![\w.])" if words[0].isidentifier() else ""
     for kind in {type(each) for each in module.modules()}:
         try:
             filename = inspect.getsourcefile(kind) or ""
@@ -103,7 +131,8 @@ def lines_with(module: nn.Module, words: str) -> list[str]:
             continue
         if is_user_code(filename):
             for number, line in enumerate(lines, start):
-                if words in line and f"{words} =" not in line and f"{words}=" not in line:
+                said = re.search(rf"{ahead}{re.escape(words)}", line)
+                if said and not re.match(r"\s*=[^=]", line[said.end() :]):
                     return [place(filename, number)]
     return []
 

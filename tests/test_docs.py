@@ -1,8 +1,8 @@
 """The commands of README and docs are run: each page in a folder of its own, from top to bottom.
 
 A ``console`` block holds ``$ command`` lines and what they print (not compared); a ``python`` block is a
-program, or with ``<!-- file: name -->`` on the line before it a file that later blocks use. A block that cannot
-run here has ``<!-- not run: reason -->`` there.
+program, or, after ``<!-- file: name -->``, a file that later blocks use. A block that cannot run here comes
+after ``<!-- not run: reason -->``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tests.conftest import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(
-    r"(?:<!-- (?:not run: (?P<reason>[^>]+?)|file: (?P<file>\S+)) -->\n+)?^```(?P<language>console|python|bash|sh)\n"
+    r"(?:<!-- (?:not run: (?P<reason>[^>]+?)|file: (?P<file>\S+)) -->\n+)?"
+    r"^```(?P<language>console|python|bash|sh)\n"
     r"(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )

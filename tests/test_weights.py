@@ -124,3 +124,13 @@ def test_no_such_file(tmp_path: Path) -> None:
         load_weights(network(), tmp_path / "w.pt")
     with pytest.raises(UsageError, match="suffix"):
         load_weights(network(), tmp_path / "w.txt")
+
+
+def test_many_keys_and_many_references_take_no_time(tmp_path: Path) -> None:
+    one = torch.zeros(1)
+    inner: dict[str, Any] = {f"{k}.{k}.{k}.x": one for k in range(8000)}
+    for _ in range(3):
+        inner = {f"k{k}": inner for k in range(900)}
+    torch.save(inner, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match="not those of the module"):
+        load_weights(network(), tmp_path / "w.pt")

@@ -367,13 +367,21 @@ def _print(report: ExportReport, source: Source) -> None:
         "outputs": shapes(report.outputs),
         "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
         + f"; function bodies: {report.functions}",
-        "rewrites": "; ".join(f"{k} {report.rewrites[v]}" for k, v in REWRITES.items()),
+        "rewrites": _said(report.rewrites),
         "parity": f"{len(report.parity)} comparisons with PyTorch; the worst ({worst.output}, {worst.case}) "
         f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
     }
     for key, value in lines.items():
         say(f"{key:<10} {value}")
     _print_recognition(report)
+
+
+def _said(rewrites: dict[str, str]) -> str:
+    """Each rewrite and its effect; once where it is the same for all."""
+    effects = set(rewrites.values())
+    if len(effects) == 1 and "without effect" in (only := next(iter(effects))):
+        return only
+    return "; ".join(f"{k} {rewrites[v]}" for k, v in REWRITES.items())
 
 
 def _print_recognition(report: ExportReport) -> None:

@@ -294,7 +294,7 @@ def _input_shape(session: Session) -> tuple[int, int, int]:
         f"{session.path} does not take images.",
         f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
         "wanted one, [N, channels, height, width] with the last three fixed.",
-        "Verify files of `capsedge export`.",
+        "Verify files that take images; other inputs are compared at export, with --inputs (inputs=).",
     )
 
 

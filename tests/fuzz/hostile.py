@@ -512,7 +512,7 @@ def key_maps() -> dict[str, bytes]:
 
 HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "state": state,
-    "safetensors": safetensors, "weights": weights,
+    "safetensors": safetensors, "weights": weights, "module": torch,
     "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "passport": passport,
     "metadata": metadata, "table": table,
 }  # fmt: skip

@@ -178,6 +178,14 @@ def _read_torch(data: bytes) -> None:
     load_checkpoint(_file("m.pt", _with_pickle(_checkpoint(), data)))
 
 
+def _load_weights(data: bytes) -> None:
+    import torch
+
+    from capsedge.weights import load_weights
+
+    load_weights(torch.nn.Linear(4, 4), _file("m.pt", _with_pickle(_checkpoint(), data)))
+
+
 def _torch() -> Iterable[bytes]:
     import torch
 
@@ -519,6 +527,10 @@ READERS: dict[str, Reader] = {
         _read_torch, _torch,
         ("capsedge.torch_file", "capsedge.checkpoint", "capsedge.runtime.files.pickles",
          "capsedge.runtime.files.archives", "capsedge.runtime.files.documents", "pickletools", "zipfile"),
+    ),
+    "module": Reader(
+        _load_weights, _torch,
+        ("capsedge.weights", "capsedge.torch_file", "capsedge.runtime.files.pickles", "pickletools"),
     ),
     "state": Reader(
         _read_state, _state,
