@@ -13,7 +13,9 @@ namespace capsedge {
 namespace tensorrt {
 
 // Those that have a plugin.
-enum class Operator { kSquash, kDynamic, kEm, kAttention };
+enum class Operator { kSquash, kDynamic, kDynamicV2, kVotes, kEm, kAttention };
+inline constexpr Operator kAll[] = {Operator::kSquash, Operator::kDynamic, Operator::kDynamicV2,
+                                    Operator::kVotes,  Operator::kEm,      Operator::kAttention};
 
 const OperatorSpec& spec_of(Operator op);
 
