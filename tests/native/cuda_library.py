@@ -47,8 +47,8 @@ _INTEGERS = (
     "over_children", "replace", "normalize", "elementwise", "one_weight", "vote_biases",
 )  # fmt: skip
 _ADDRESSES = (
-    "pose", "activation", "parent", "weight", "weight_scale", "vote_bias", "log_prior", "scale", "bias", "beta_u",
-    "beta_a", "out_pose", "out_activation",
+    "pose", "activation", "parent", "weight", "weight_scale", "vote_bias", "log_prior", "scale", "bias",
+    "beta_u", "beta_a", "out_pose", "out_activation",
 )  # fmt: skip
 
 
@@ -201,7 +201,10 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
         coordinates=attributes.get("coordinate_addition", 0),
         shared=attributes.get("shared", 0),
         agreement_scale=attributes.get("agreement_scale", 1),
-        **{k: attributes.get(k, 0) for k in ("over_children", "replace", "normalize", "elementwise")},
+        **{
+            k: attributes.get(k, 0)
+            for k in ("over_children", "replace", "normalize", "elementwise")
+        },
         grid_height=1,
         grid_width=1,
         kernel_height=1,

@@ -15,9 +15,10 @@ import pytest
 import capsedge
 from capsedge.errors import EnvironmentProblem
 
-onnx = pytest.importorskip("onnx", reason="pip install 'capsedge[build]'")
+pytest.importorskip("onnx", reason="pip install 'capsedge[build]'")
 pytest.importorskip("onnxruntime")
 
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.functions import attach_functions
