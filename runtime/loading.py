@@ -164,7 +164,8 @@ def _known_operators(path: Path, summary: onnx_file.OnnxSummary) -> None:
     raise EnvironmentProblem(
         f"{path} needs operators that this version of capsedge does not have: "
         f"{', '.join(summary.unknown_operators)}.",
-        f"{wrote}This is capsedge {__version__}, and the nodes carry no function bodies that could run instead.",
+        f"{wrote}This is capsedge {__version__}, and the nodes carry no function bodies that could run "
+        "instead.",
         f"Install a later version, `pip install --upgrade {wanted}`, or export the file again with "
         "`capsedge export --ops auto`, which writes the bodies.",
     )

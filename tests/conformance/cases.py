@@ -225,21 +225,22 @@ def _dynamic_v2_cases() -> Iterator[Case]:
             heavy,
         )
 
-    for settings in _SETTINGS:
-        for t in (1, 2, 3, 5):
-            yield case(2, 7, 3, 5, 4, t, one=t % 2, **settings)
+    for number, settings in enumerate(_SETTINGS):
+        yield case(2, 7, 3, 5, 4, 1, one=number % 2, **settings)
+        yield case(2, 7, 3, 5, 4, 2 + number % 4, one=1 - number % 2, **settings)
         yield case(7, 20, 10, 8, 16, **settings)
-        yield case(0, 5, 4, 3, 6, 1, **settings)
-        for kind in inputs.KINDS["DynamicRoutingV2"]:
+        for kind in ("tiny", "huge", "saturated"):
             yield case(2, 9, 5, 8, 16, kind=kind, vote_bias=0 if kind == "huge" else 2, **settings)
-    for one, vote_bias, prior, bias in itertools.product((0, 1), (0, 1, 2), (0, 1), (0, 1)):
-        yield case(2, 11, 4, 4, 6, one=one, vote_bias=vote_bias, prior=prior, bias=bias)
-        yield case(
-            2, 11, 4, 4, 6, one=one, vote_bias=vote_bias, prior=prior, bias=bias, over_children=1
-        )
+    for kind in ("zeros", "ties"):
+        for over_children in (0, 1):
+            yield case(2, 9, 5, 8, 16, kind=kind, over_children=over_children)
+    for one, vote_bias, prior in itertools.product((0, 1), (0, 1, 2), (0, 1)):
+        settings = {"over_children": (one + vote_bias + prior) % 2}
+        yield case(2, 11, 4, 4, 6, one=one, vote_bias=vote_bias, prior=prior, bias=0, **settings)
     for dims in _ODD:
-        for one, settings in ((0, {}), (1, {}), (0, {"over_children": 1}), (1, {"replace": 1})):
-            yield case(*dims, one=one, vote_bias=1 + one, **settings)
+        yield case(*dims, one=1, vote_bias=1)
+        yield case(*dims, over_children=1)
+    yield case(0, 5, 4, 3, 6, 1, over_children=1)
     yield case(0, 5, 4, 3, 6, one=1)
     # The layers of networks of the table: FixCaps and gram-ai, COVID-CAPS, PSCapsNet.
     paper = {"prior": 0, "bias": 0, "vote_bias": 0, "heavy": True}
@@ -264,15 +265,15 @@ def _votes_cases() -> Iterator[Case]:
             heavy,
         )
 
-    for settings in _SETTINGS:
-        for t in (1, 2, 3):
-            yield case(2, 7, 3, 4, t, **settings)
+    for number, settings in enumerate(_SETTINGS):
+        yield case(2, 7, 3, 4, 1 + number % 3, **settings)
         yield case(7, 20, 10, 16, **settings)
-        for kind in inputs.KINDS["VoteRouting"]:
-            yield case(2, 9, 5, 16, kind=kind, **settings)
+        yield case(2, 9, 5, 16, kind=("huge", "saturated")[number % 2], **settings)
+    for kind in ("zeros", "tiny", "ties"):
+        for over_children in (0, 1):
+            yield case(2, 9, 5, 16, kind=kind, over_children=over_children)
     for n, i, j, _, p in _ODD:
-        yield case(n, i, j, p)
-        yield case(n, i, j, p, over_children=1)
+        yield case(n, i, j, p, over_children=n % 2)
     for prior, bias in itertools.product((0, 1), (0, 1)):
         yield case(2, 11, 4, 6, prior=prior, bias=bias)
     yield case(0, 5, 4, 6)

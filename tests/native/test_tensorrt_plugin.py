@@ -213,6 +213,10 @@ DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
         ("DynamicRouting", {**DYNAMIC, "iterations": 65}, "1 to 64"),
         ("DynamicRouting", {**DYNAMIC, "leaky": 2}, "'leaky': wanted 0 or 1"),
         ("DynamicRouting", {**DYNAMIC, "epsilon": (1.0, 2.0)}, "wrong type or length"),
+        ("DynamicRoutingV2", {"over_children": 2}, "'over_children': wanted 0 or 1"),
+        ("DynamicRoutingV2", {"over_children": 1, "leaky": 1}, "exclude each other"),
+        ("VoteRouting", {"agreement_scale": float("inf")}, "finite"),
+        ("VoteRouting", {"replace": -1}, "'replace': wanted 0 or 1"),
         (
             "EMRouting",
             {k: v for k, v in EM.items() if k != "iterations"},

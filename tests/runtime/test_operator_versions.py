@@ -15,12 +15,14 @@ import pytest
 import capsedge
 from capsedge.errors import EnvironmentProblem
 
-onnx = pytest.importorskip("onnx", reason="pip install 'capsedge[build]'")
+pytest.importorskip("onnx", reason="pip install 'capsedge[build]'")
 pytest.importorskip("onnxruntime")
 
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.functions import attach_functions
+from capsedge.runtime.reading import onnx_file
 from capsedge.schema import names
 from capsedge.schema.operators import OPERATORS
 from tests.conformance.cases import BY_NAME, Case, make
@@ -119,7 +121,10 @@ def test_a_table_without_the_operator(
     full.write_bytes(written(case, bodies=True))
     x = images(case)
     wanted = capsedge.load(bare).run(x)["v"]
-    monkeypatch.delitem(OPERATORS, operator)
+    # A copy, because taking one out and putting it back would change the table's order.
+    fewer = {name: spec for name, spec in OPERATORS.items() if name != operator}
+    for module in (names, onnx_file):
+        monkeypatch.setattr(module, "OPERATORS", fewer)
     assert operator not in names.families([operator])
     with pytest.raises(EnvironmentProblem, match=f"(?s){operator}.*{LATER}"):
         capsedge.load(bare)

@@ -28,12 +28,19 @@ class _Layer:
 
 def _layer(b: Body, i: int, j: int, out: int) -> _Layer:
     given = b.attributes
-    flags = (
-        bool(given.get(name, 0))
-        for name in ("leaky", "over_children", "replace", "normalize", "elementwise")
+    return _Layer(
+        i,
+        j,
+        out,
+        iterations=given["iterations"],
+        leaky=bool(given["leaky"]),
+        over_children=bool(given.get("over_children", 0)),
+        replace=bool(given.get("replace", 0)),
+        normalize=bool(given.get("normalize", 0)),
+        elementwise=bool(given.get("elementwise", 0)),
+        scale=given.get("agreement_scale", 1.0),
+        epsilon=given["epsilon"],
     )
-    scale = given.get("agreement_scale", 1.0)
-    return _Layer(i, j, out, given["iterations"], *flags, scale, given["epsilon"])
 
 
 def _couplings(b: Body, logits: str, layer: _Layer) -> str:

@@ -1,7 +1,7 @@
 """Dynamic routing over given votes, fitted in stages: what is summed, how it is squashed, how often.
 
-1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. That tells the axes, the
-   softmax's axis, prior and bias.
+1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. That tells the
+   axes, the softmax's axis, prior and bias.
 2. Large votes: iterations, whether logits accumulate, what agreements are with, and their scale.
 3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by relative differences.
 

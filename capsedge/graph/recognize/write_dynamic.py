@@ -42,7 +42,13 @@ class Expressed:
     def first_version(self) -> bool:
         """Whether ``DynamicRouting`` has it."""
         plain = replace(
-            self.kind, over="j", axis="p", replace=False, normalize=False, norm_epsilon=0.0, scale=1.0
+            self.kind,
+            over="j",
+            axis="p",
+            replace=False,
+            normalize=False,
+            norm_epsilon=0.0,
+            scale=1.0,
         )
         return self.gain == 1 and plain == self.kind
 
@@ -78,7 +84,8 @@ def expressed(kind: Dynamic, batch: int, free: bool) -> Expressed:
             "others (fix the batch at 1 where that is what is wanted)"
         )
     own = replace(kind, form="B", batch_mean=False)
-    gain, notes = 1.0, ()
+    gain = 1.0
+    notes: tuple[str, ...] = ()
     if kind.form == "A":
         if kind.epsilon > MOST_ADDED:
             raise NotRecognized(

@@ -13,7 +13,9 @@ namespace capsedge {
 namespace tensorrt {
 
 // Those that have a plugin.
-enum class Operator { kSquash, kDynamic, kEm, kEmV2, kAttention };
+enum class Operator { kSquash, kDynamic, kDynamicV2, kVotes, kEm, kEmV2, kAttention };
+inline constexpr Operator kAll[] = {Operator::kSquash, Operator::kDynamic, Operator::kDynamicV2, Operator::kVotes,
+                                    Operator::kEm,     Operator::kEmV2,    Operator::kAttention};
 
 const OperatorSpec& spec_of(Operator op);
 bool is_em(Operator op);

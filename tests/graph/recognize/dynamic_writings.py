@@ -342,7 +342,7 @@ class VoteBias(Writing):
 
 
 class KerasExample(Writing):
-    """One weight for all children, agreements replace the logits, squash with ½ + n² and an epsilon in both."""
+    """One weight for all children, agreements replace the logits, squash with ½ + n² + epsilon."""
 
     def make(self) -> None:
         self.w = self.weight(1, SIZE_IN, PARENTS * SIZE_OUT)
