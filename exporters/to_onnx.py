@@ -21,6 +21,7 @@ from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.translation import TORCH_DOMAIN, translation_table
 from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.first_pass import replace_uniform_passes
 from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.layer_norm import replace_layer_norms
@@ -272,6 +273,7 @@ def to_proto(
         linear = replace_uniform_passes(model)
         said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
     replace_layer_norms(model)
+    write_exact_sigmoids(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
     return model, said
