@@ -33,7 +33,7 @@ class EM(torch.nn.Module):
 
     def forward(self, pose: Tensor, a: Tensor) -> dict[str, Tensor]:
         poses, activations, _ = ops.em_routing(
-            pose, a, self.weight, *self.beta, inverse_temperatures=(0.1, 0.2), shared=True,
+            pose, torch.sigmoid(a), self.weight, *self.beta, inverse_temperatures=(0.1, 0.2), shared=True,
             **self.options,
         )  # fmt: skip
         return {"poses": poses, "activations": activations}
@@ -74,7 +74,7 @@ class Efficient(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.primary = torch.nn.Conv2d(1, 64, 9, groups=1, bias=False)
+        self.primary = torch.nn.Conv2d(1, 64, 9, bias=False)
         self.weight = torch.nn.Parameter(0.3 * torch.randn(8, 5, 16, 8))
         self.bias = torch.nn.Parameter(0.1 * torch.randn(8, 5))
 
