@@ -13,6 +13,8 @@ node is computed in FP32 up to there, because float16 ends at 6e-8.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -49,8 +51,8 @@ def write_exact_sigmoids(model: onnx.ModelProto) -> int:
     if not any(_is_sigmoid(node) for node in model.graph.node):
         return 0
     flow = _Flow(model)
-    chosen = {n.output[0]: flow.reach(n) for n in model.graph.node if _is_sigmoid(n)}
-    chosen = {name: reached for name, reached in chosen.items() if reached is not None}
+    reached = ((n.output[0], flow.reach(n)) for n in model.graph.node if _is_sigmoid(n))
+    chosen = {name: nodes for name, nodes in reached if nodes}
     if chosen:
         _Writer(model, flow, chosen).write()
         remove_dead_nodes(model, DOMAIN)
@@ -75,10 +77,10 @@ class _Flow:
         self.types = {n: v.type.tensor_type.elem_type for n, v in values_of(model).items()}
         self.types |= {t.name: t.data_type for t in graph.initializer}
 
-    def reach(self, node: onnx.NodeProto) -> list[int] | None:
-        """The nodes from a Sigmoid up to logarithms and quotients, in order; None where it reaches none."""
+    def reach(self, node: onnx.NodeProto) -> list[int]:
+        """The nodes from a Sigmoid up to logarithms and quotients, in order; none where it reaches none."""
         if self.types.get(node.input[0]) not in (_WIDE, _HALF):
-            return None
+            return []
         tails, passed, ends = {node.output[0]}, set[int](), set[int]()
         for k, user in enumerate(self.nodes):
             mine = [i for i in user.input if i in tails]
@@ -89,8 +91,6 @@ class _Flow:
             elif self._carries(user, mine):
                 passed.add(k)
                 tails.update(user.output)
-        if not ends:
-            return None
         return sorted(ends | self._leading(passed, ends))
 
     def _leading(self, passed: set[int], ends: set[int]) -> set[int]:
@@ -222,6 +222,6 @@ class _Writer:
         self.stored[name] = initializer(name, np.float32(1))
         return name
 
-    def _op(self, op_type: str, inputs: list[str], output: str, **attributes: int) -> str:
+    def _op(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
         self.made.append(helper.make_node(op_type, inputs, [output], **attributes))
         return output
