@@ -24,6 +24,7 @@ from capsedge.exporters.own_modules import of_module, sized
 from capsedge.exporters.recognizing import recognize_routing
 from capsedge.exporters.translation import TORCH_DOMAIN
 from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.first_pass import replace_uniform_passes
 from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.layer_norm import replace_layer_norms
@@ -302,6 +303,7 @@ def to_proto(
         model, recognition, notes = recognize_routing(model)
     linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
     replace_layer_norms(model)
+    write_exact_sigmoids(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
     said = _effects(rewrites, model, len(calls.outputs) - captured, linear)

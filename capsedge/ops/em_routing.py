@@ -241,6 +241,38 @@ def em_routing(
     """
     extended = coordinates is not None or normalize_activations or ones_first
     name = "EMRoutingV2" if extended else "EMRouting"
+    _check(name, pose, a, weight, beta_u, beta_a, None if shared else strides)
+    expect(name, len(inverse_temperatures) >= 1, "no inverse temperature: one per iteration")
+    paper = coordinate_addition
+    expect(name, not paper or pose.shape[4] >= 4, "coordinate addition needs poses of 2x2 or more")
+    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
+    result: tuple[Tensor, Tensor, Tensor]
+    schedule = (len(inverse_temperatures), list(strides), list(inverse_temperatures))
+    if not extended:
+        result = _op(pose, a, weight, beta_u, beta_a, *schedule, paper, shared, epsilon)
+        return result
+    both = "both 'coordinates' and 'coordinate_addition' are given"
+    expect(name, coordinates is None or not paper, both)
+    added = _coordinates(pose, weight, paper) if coordinates is None else coordinates
+    expect_shape(name, "coordinates", added, [*pose.shape[1:3], pose.shape[4]])
+    expect_same_dtype(name, pose=pose, coordinates=added)
+    result = _op_v2(
+        pose, a, weight, beta_u, beta_a, added, *schedule, shared, normalize_activations, ones_first,
+        epsilon,
+    )  # fmt: skip
+    return result
+
+
+def _check(
+    name: str,
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    strides: Sequence[int] | None,
+) -> None:
+    """Raise unless the inputs fit each other; no strides where the weight is shared over the grid."""
     expect_shape(name, "pose", pose, ["N", "H", "W", "C", "P"])
     height, width, types, size = pose.shape[1:]
     side = matrix_side(name, size)
@@ -250,33 +282,16 @@ def em_routing(
     expect_shape(name, "beta_u", beta_u, [m])
     expect_shape(name, "beta_a", beta_a, [m])
     expect_same_dtype(name, pose=pose, a=a, weight=weight, beta_u=beta_u, beta_a=beta_a)
-    if shared:
+    if strides is None:
         expect(name, tuple(weight.shape[:2]) == (1, 1), "shared weights need a 1x1 window")
     else:
         output_grid(name, height, width, (weight.shape[0], weight.shape[1]), strides)
-    expect(name, len(inverse_temperatures) >= 1, "no inverse temperature: one per iteration")
-    expect(
-        name, not coordinate_addition or side >= 2, "coordinate addition needs poses of 2x2 or more"
-    )
-    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
-    result: tuple[Tensor, Tensor, Tensor]
-    schedule = (len(inverse_temperatures), list(strides), list(inverse_temperatures))
-    if not extended:
-        betas = (beta_u, beta_a)
-        result = _op(pose, a, weight, *betas, *schedule, coordinate_addition, shared, epsilon)
-        return result
-    if coordinates is None:
-        coordinates = weight.new_zeros((height, width, size))
-        if coordinate_addition:
-            coordinates = coordinates + _child_coordinates(height, width, side, weight)[0, :, :, 0]
-    else:
-        expect(
-            name, not coordinate_addition, "both 'coordinates' and 'coordinate_addition' are given"
-        )
-    expect_shape(name, "coordinates", coordinates, [height, width, size])
-    expect_same_dtype(name, pose=pose, coordinates=coordinates)
-    result = _op_v2(
-        pose, a, weight, beta_u, beta_a, coordinates, *schedule, shared, normalize_activations,
-        ones_first, epsilon,
-    )  # fmt: skip
-    return result
+
+
+def _coordinates(pose: Tensor, weight: Tensor, paper: bool) -> Tensor:
+    """The paper's coordinates, or zeros, as ``EMRoutingV2`` takes them ``[H, W, P]``."""
+    height, width, size = pose.shape[1], pose.shape[2], pose.shape[4]
+    if not paper:
+        return weight.new_zeros((height, width, size))
+    added = _child_coordinates(height, width, weight.shape[4], weight)
+    return added.expand(1, height, width, 1, size)[0, :, :, 0]

@@ -154,7 +154,15 @@ WINDOW = (3, 3, 2, 5, 4, 4)
             {"shared": 1},
             Votes(1, 126, 5, 16, 4),
         ),
+        (
+            "EMRoutingV2",
+            ("N", 7, 9, 2, 16),
+            (1, 1, 2, 5, 4, 4),
+            {"shared": 1},
+            Votes(1, 126, 5, 16, 4),
+        ),
         ("AttentionRouting", ("N", 4, 4, 2, 16), WINDOW, {}, Votes(4, 18, 5, 16, 4)),
+        ("SelfAttentionRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
         (
             "UniformRouting",
             ("N", 4, 4, 2, 6),
@@ -205,6 +213,7 @@ def test_marks() -> None:
         *("EMRouting_iter1234567_pose", "QuantizedEMRouting_iter1_pose"),
     ):
         assert mark_of(other) is None, other
+    assert mark_of("EMRoutingV2_iter2_logit") == Mark("EMRoutingV2", 2, "logit")
     found = mark_in("QuantizedEMRouting", "iter1_pose")
     assert found == Mark("QuantizedEMRouting", 1, "pose")
     assert all(o.marks for o in ROUTING_OPERATORS.values())

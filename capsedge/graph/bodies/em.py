@@ -31,6 +31,13 @@ def _softplus(b: Body, x: str) -> str:
     return b.op("Add", b.op("Relu", x), b.op("Log", b.op("Add", power, b.constant(1.0))))
 
 
+def _sigmoid(b: Body, x: str) -> str:
+    """The logistic function with all its digits where it is small, as ``graph.exact_sigmoid`` says."""
+    power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
+    top = b.op("Exp", b.op("Neg", b.op("Relu", b.op("Neg", x))))
+    return b.op("Div", top, b.op("Add", power, b.constant(1.0)))
+
+
 @dataclass(frozen=True)
 class _Layer:
     """Sizes of a node: places of windows ``s`` per image, children ``i`` per window, parents ``m``."""
@@ -76,7 +83,7 @@ def build(b: Body) -> None:
     if not layer.shared:
         h, w = grid(layer.height, layer.width, layer.kernel, layer.strides)
     b.result("pose_out", b.reshape(mean, b.batched(), h, w, layer.m, layer.size))
-    b.result("a_out", b.reshape(b.op("Sigmoid", logit), b.batched(), h, w, layer.m))
+    b.result("a_out", b.reshape(_sigmoid(b, logit), b.batched(), h, w, layer.m))
     if b.couplings:
         if not responsibility:
             zero = b.op("Mul", a_child, b.constant(0.0))

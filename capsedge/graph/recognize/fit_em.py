@@ -225,7 +225,7 @@ class _Base:
         n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
         for node in self.graph.nodes:
-            sign = {"Sigmoid": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
+            sign = {"Sigmoid": 1, "Abs": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
             if (
                 sign is None
                 or node.input[0] not in self.given

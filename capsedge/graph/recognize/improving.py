@@ -13,6 +13,7 @@ import onnx.version_converter
 
 from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.proto import copy_of, opset_of, replace
@@ -87,12 +88,17 @@ def improve(data: bytes, stage: Stage = lambda _: None) -> Improved:
     """
     stage("reading")
     source = onnx.load_model_from_string(data)
+    data, sigmoids = _with_exact_sigmoids(data, source)
     plain = _prepared(source)
     before = opset_of(plain)
     stage(f"converting from opset {before}")
     converted = _converted(plain, before)
     stage("cleaning")
     cleaned, notes = _cleaned(converted)
+    if sigmoids:
+        notes.append(
+            f"{sigmoids} Sigmoid{'s' * (sigmoids > 1)} written exactly: ONNX Runtime's is 0 below -18"
+        )
     try:
         graph = Values(cleaned)
     except NotRecognized as error:
@@ -152,6 +158,19 @@ def improve(data: bytes, stage: Stage = lambda _: None) -> Improved:
         },
         tuple(comparisons),
     )
+
+
+def _with_exact_sigmoids(data: bytes, source: onnx.ModelProto) -> tuple[bytes, int]:
+    """The file as ONNX defines it, where ONNX Runtime computes another Sigmoid; and how many it has."""
+    exact = copy_of(source)
+    try:
+        count = write_exact_sigmoids(exact)
+    except onnx.shape_inference.InferenceError:
+        return data, 0
+    if not count:
+        return data, 0
+    exact.ir_version = max(exact.ir_version, 4)  # before, every initializer is an input
+    return exact.SerializeToString(), count
 
 
 def _equal(comparisons: list[Comparison]) -> bool:
@@ -235,6 +254,7 @@ def _finished(
         )
         if recognized:
             replace_layer_norms(finished)
+        write_exact_sigmoids(finished)
         merged = copy_of(finished)
         merge_views(merged)
         finished = merged
