@@ -43,6 +43,7 @@ ROOMS = (
     "models",
     "torch_file",
     "checkpoint",
+    "weights",
     "exporters.tensorrt",
     "exporters",
     "pipelines",
@@ -76,6 +77,7 @@ HEAVY = {
     "onnxscript": {"graph", "exporters"},
     "onnx_graphsurgeon": {"exporters.tensorrt"},
     "safetensors": {"checkpoint"},
+    "h5py": {"weights.hdf5_worker"},
     "matplotlib": {"runtime.charts"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from capsedge import errors
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.files import limits
+from capsedge.runtime.files.confined import Bounds, confined
 from capsedge.runtime.files.given import GivenModel, as_file
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
@@ -157,27 +157,24 @@ def _improved(data: bytes, name: str, progress: Progress) -> tuple[dict[str, Any
     Raises:
         CapsedgeError: the worker's own, or that it ended or did not end.
     """
-    words = [str(limits.OPTIMIZE_SECONDS), str(limits.OPTIMIZE_BYTES)]
     progress("recognizing and proving, in a process of its own")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", _WORKER, *words],
-            input=data,
-            capture_output=True,
-            timeout=limits.OPTIMIZE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+    bounds = Bounds(limits.OPTIMIZE_SECONDS, limits.OPTIMIZE_BYTES, limits.ARRAY_BYTES)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with confined(_WORKER, file, bounds) as ended:
+            code, said = ended.code, ended.said
+            header, better = ended.answer.readline(), ended.answer.read()
+    if code is None:
         raise UnsupportedModelError(
             f"{name} takes too long to work on.",
-            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(error.stderr)}.",
+            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(said)}.",
             "Use the file as it is.",
-        ) from error
-    header, _, better = done.stdout.partition(b"\n")
-    if done.returncode or not header.startswith(b"{"):
+        )
+    if code or not header.startswith(b"{"):
         raise UnsupportedModelError(
             f"{name} cannot be worked on.",
-            f"The process that did ended ({done.returncode}) while {_stage(done.stderr)}; it may use "
+            f"The process that did ended ({code}) while {_stage(said)}; it may use "
             f"{limits.OPTIMIZE_BYTES >> 30} GiB.",
             "Use the file as it is.",
         )
@@ -188,9 +185,10 @@ def _improved(data: bytes, name: str, progress: Progress) -> tuple[dict[str, Any
     return document, better
 
 
-def _stage(said: bytes | None) -> str:
-    lines = (said or b"").decode(errors="replace").splitlines()
-    stages = [line.removeprefix("stage: ") for line in lines if line.startswith("stage: ")]
+def _stage(said: str) -> str:
+    stages = [
+        line.removeprefix("stage: ") for line in said.splitlines() if line.startswith("stage: ")
+    ]
     return stages[-1] if stages else "starting"
 
 

@@ -1,4 +1,4 @@
-"""The process that takes a foreign file apart: ``python -m capsedge.graph.recognize.worker SECONDS BYTES``.
+"""The process that takes a foreign file apart: ``python -m capsedge.graph.recognize.worker BOUNDS``.
 
 The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
 the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
@@ -10,11 +10,12 @@ import json
 import os
 import sys
 
+from capsedge.runtime.files.confined import confine
+
 
 def main() -> None:
     """Improve the file on the standard input under the limits that the arguments name."""
-    seconds, most = (int(word) for word in sys.argv[1:3])
-    _confine(seconds, most)
+    confine()
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
     from capsedge.errors import CapsedgeError
@@ -31,18 +32,6 @@ def main() -> None:
         document = {"error": ["UnsupportedModelError", "The file needs too much memory.", "", ""]}
     answer.write(json.dumps(document).encode() + b"\n" + model)
     answer.close()
-
-
-def _confine(seconds: int, most: int) -> None:
-    """Limit the processor time and the address space of this process, where the system can."""
-    try:
-        import resource
-    except ImportError:
-        return
-    for kind, limit in ((resource.RLIMIT_CPU, 4 * seconds), (resource.RLIMIT_AS, most)):
-        _, hard = resource.getrlimit(kind)
-        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (least, hard))
 
 
 if __name__ == "__main__":
