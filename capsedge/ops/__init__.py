@@ -8,5 +8,13 @@ from capsedge.ops.attention_routing import attention_routing
 from capsedge.ops.dynamic_routing import dynamic_routing
 from capsedge.ops.em_routing import em_routing
 from capsedge.ops.squash import squash
+from capsedge.ops.vote_routing import vote_routing
 
-__all__ = ["attention_routing", "decompositions", "dynamic_routing", "em_routing", "squash"]
+__all__ = [
+    "attention_routing",
+    "decompositions",
+    "dynamic_routing",
+    "em_routing",
+    "squash",
+    "vote_routing",
+]

@@ -59,6 +59,7 @@ class Layout:
 
 DENSE = Layout(("I", "J", "Pout", "Pin"), ("J", "Pout"))
 WINDOWS = Layout(("Kh", "Kw", "C", "M", "K", "L"), ("M", "L"))
+GIVEN = Layout((), ())  # votes are an input: there is no weight
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,12 @@ class Operator:
 
     @property
     def weight(self) -> int:
-        """Index of the weight among the inputs.
+        """Index of the weight among the inputs; 0, the votes, where these are given.
 
         Raises:
             ValueError: it has none.
         """
-        return self.input_names.index("weight")
+        return 0 if self.layout is GIVEN else self.input_names.index("weight")
 
     @property
     def routes(self) -> bool:
@@ -151,7 +152,8 @@ class Operator:
     @property
     def int8(self) -> str:
         """The variant of this operator with INT8 weights; empty for none."""
-        return f"Quantized{self.name}" if self.routes and not self.quantizes else ""
+        weighs = self.routes and self.layout is not GIVEN
+        return f"Quantized{self.name}" if weighs and not self.quantizes else ""
 
     def integer(self, attributes: Mapping[str, Any], name: str) -> int:
         """A whole number among a node's attributes; if missing or not a number, its default, otherwise 1."""
@@ -194,6 +196,37 @@ _DYNAMIC = Operator(
     plugin=True,
     sums=1,
     agreements=1,
+)
+_AGREEMENT = (
+    Attribute("iterations", "int", 3),
+    Attribute("leaky", "int", 0),
+    Attribute("over_children", "int", 0),
+    Attribute("replace", "int", 0),
+    Attribute("normalize", "int", 0),
+    Attribute("elementwise", "int", 0),
+    Attribute("agreement_scale", "float", 1.0),
+    Attribute("epsilon", "float", 1e-8),
+)
+_DYNAMIC_V2 = replace(
+    _DYNAMIC,
+    name="DynamicRoutingV2",
+    inputs=(
+        Value("u", batched=True),
+        Value("weight"),
+        Value("vote_bias"),
+        Value("log_prior"),
+        Value("bias"),
+    ),
+    attributes=_AGREEMENT,
+    torch="dynamic_routing_v2",
+)
+_VOTES = replace(
+    _DYNAMIC,
+    name="VoteRouting",
+    inputs=(Value("votes", batched=True), Value("log_prior"), Value("bias")),
+    attributes=_AGREEMENT,
+    torch="vote_routing",
+    layout=GIVEN,
 )
 _EM = Operator(
     "EMRouting",
@@ -281,7 +314,16 @@ _CONVOLUTION = Operator(
         Attribute("dilations", "ints", (1, 1)),
     ),
 )
-_FLOAT = (_SQUASH, _DYNAMIC, _EM, _ATTENTION, _UNIFORM, _NORMALIZATION)
+_FLOAT = (
+    _SQUASH,
+    _DYNAMIC,
+    _DYNAMIC_V2,
+    _VOTES,
+    _EM,
+    _ATTENTION,
+    _UNIFORM,
+    _NORMALIZATION,
+)
 
 
 def _quantized(o: Operator) -> Operator:

@@ -88,6 +88,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Tensor] = []  # kept, so that no address that identifies a call is reused
         unrolled: dict[str, Callable[..., Call]] = {
             "DynamicRouting": self._dynamic,
+            "DynamicRoutingV2": self._dynamic,
+            "VoteRouting": self._dynamic,
             "EMRouting": self._em,
             "AttentionRouting": self._attention,
         }
@@ -116,13 +118,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _layer(self, weight: Tensor) -> str:
         return self._layers.get(weight.data_ptr(), f"routing {len(self.calls) + 1}")
 
-    def _dynamic(self, operator: str, u: Tensor, weight: Tensor, *rest: Any) -> Call:
-        log_prior, bias, iterations, leaky, epsilon = rest
-        steps = [_step(0, u)]
-        for t in range(1, iterations + 1):
-            v, c = torch.ops.capsedge.dynamic_routing(u, weight, log_prior, bias, t, leaky, epsilon)
+    def _dynamic(self, operator: str, *args: Any) -> Call:
+        spec = OPERATORS[operator]
+        function, at = getattr(torch.ops.capsedge, spec.torch), len(spec.inputs)
+        steps = [_step(0, args[0])]
+        for t in range(1, args[at] + 1):
+            v, c = function(*args[:at], t, *args[at + 1 :])
             steps.append(_step(t, v, c))
-        return Call(operator, self._layer(weight), steps)
+        return Call(operator, self._layer(args[spec.weight]), steps)
 
     def _em(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
         beta_u, beta_a, iterations, strides, temperatures, *others = rest

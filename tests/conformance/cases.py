@@ -37,6 +37,8 @@ EXTRA_OUTPUTS = {
 _ORACLES: dict[str, Callable[..., Any]] = {
     "Squash": oracle.squash,
     "DynamicRouting": oracle.dynamic_routing,
+    "DynamicRoutingV2": oracle.dynamic_routing_v2,
+    "VoteRouting": oracle.vote_routing,
     "EMRouting": oracle.em_routing,
     "AttentionRouting": oracle.attention_routing,
     "UniformRouting": oracle.uniform_routing,
@@ -177,6 +179,105 @@ def _dynamic_cases() -> Iterator[Case]:
     yield case(16, 1152, 10, 8, 16, prior=0, heavy=True)
     yield case(1, 1152, 10, 8, 16, leaky=1, prior=1, heavy=True)
     yield case(2, 200, 100, 16, 16, 2, prior=0, bias=0, heavy=True)
+
+
+_PLAIN = {
+    "leaky": 0, "over_children": 0, "replace": 0, "normalize": 0, "elementwise": 0,
+    "agreement_scale": 1.0, "epsilon": 1e-8,
+}  # fmt: skip
+# What published networks combine (docs/operators.md), and each setting alone.
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"leaky": 1},
+    {"over_children": 1},
+    {"replace": 1},
+    {"normalize": 1},
+    {"elementwise": 1},
+    {"agreement_scale": 0.5},
+    {"over_children": 1, "elementwise": 1},
+    {"over_children": 1, "replace": 1, "agreement_scale": -0.75},
+    {"replace": 1, "normalize": 1},
+    {"over_children": 1, "normalize": 1},
+    {"leaky": 1, "replace": 1, "elementwise": 1},
+    {"leaky": 1, "normalize": 1, "agreement_scale": 0.25, "epsilon": 2.0**-10},
+)
+_ODD = (
+    (1, 1, 1, 1, 1), (1, 13, 2, 3, 17), (7, 3, 11, 4, 8), (3, 31, 10, 8, 16), (2, 1, 5, 8, 16),
+    (2, 9, 1, 4, 6), (1, 65, 4, 7, 3), (1, 5, 67, 2, 9), (2, 17, 33, 16, 31), (1, 140, 5, 8, 16),
+)  # fmt: skip
+
+
+def _dynamic_v2_cases() -> Iterator[Case]:
+    def case(
+        n: int, i: int, j: int, pin: int, pout: int, iterations: int = 3, kind: str = "normal",
+        one: int = 0, vote_bias: int = 2, prior: int = 1, bias: int = 1, heavy: bool = False,
+        **settings: Any,
+    ) -> Case:  # fmt: skip
+        """``one``: a weight for all children; ``vote_bias``: none, one for all, one for each."""
+        return Case(
+            "DynamicRoutingV2",
+            {"N": n, "I": i, "J": j, "Pin": pin, "Pout": pout},
+            {"iterations": iterations, **_PLAIN, **settings},
+            kind,
+            {"one": one, "vote_bias": vote_bias, "prior": prior, "bias": bias},
+            heavy,
+        )
+
+    for settings in _SETTINGS:
+        for t in (1, 2, 3, 5):
+            yield case(2, 7, 3, 5, 4, t, one=t % 2, **settings)
+        yield case(7, 20, 10, 8, 16, **settings)
+        yield case(0, 5, 4, 3, 6, 1, **settings)
+        for kind in inputs.KINDS["DynamicRoutingV2"]:
+            yield case(2, 9, 5, 8, 16, kind=kind, vote_bias=0 if kind == "huge" else 2, **settings)
+    for one, vote_bias, prior, bias in itertools.product((0, 1), (0, 1, 2), (0, 1), (0, 1)):
+        yield case(2, 11, 4, 4, 6, one=one, vote_bias=vote_bias, prior=prior, bias=bias)
+        yield case(
+            2, 11, 4, 4, 6, one=one, vote_bias=vote_bias, prior=prior, bias=bias, over_children=1
+        )
+    for dims in _ODD:
+        for one, settings in ((0, {}), (1, {}), (0, {"over_children": 1}), (1, {"replace": 1})):
+            yield case(*dims, one=one, vote_bias=1 + one, **settings)
+    yield case(0, 5, 4, 3, 6, one=1)
+    # The layers of networks of the table: FixCaps and gram-ai, COVID-CAPS, PSCapsNet.
+    paper = {"prior": 0, "bias": 0, "vote_bias": 0, "heavy": True}
+    for n in (1, 16):
+        yield case(n, 1152, 10, 8, 16, **paper)
+        yield case(n, 1152, 10, 8, 16, over_children=1, **paper)
+        yield case(n, 64, 16, 128, 16, one=1, replace=1, **paper)
+        yield case(n, 128, 10, 8, 16, 4, one=1, replace=1, normalize=1, **paper)
+
+
+def _votes_cases() -> Iterator[Case]:
+    def case(
+        n: int, i: int, j: int, p: int, iterations: int = 3, kind: str = "normal", prior: int = 1,
+        bias: int = 1, heavy: bool = False, **settings: Any,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "VoteRouting",
+            {"N": n, "I": i, "J": j, "P": p},
+            {"iterations": iterations, **_PLAIN, **settings},
+            kind,
+            {"prior": prior, "bias": bias},
+            heavy,
+        )
+
+    for settings in _SETTINGS:
+        for t in (1, 2, 3):
+            yield case(2, 7, 3, 4, t, **settings)
+        yield case(7, 20, 10, 16, **settings)
+        for kind in inputs.KINDS["VoteRouting"]:
+            yield case(2, 9, 5, 16, kind=kind, **settings)
+    for n, i, j, _, p in _ODD:
+        yield case(n, i, j, p)
+        yield case(n, i, j, p, over_children=1)
+    for prior, bias in itertools.product((0, 1), (0, 1)):
+        yield case(2, 11, 4, 6, prior=prior, bias=bias)
+    yield case(0, 5, 4, 6)
+    yield case(0, 5, 4, 6, 1, leaky=1)
+    yield case(1, 1152, 10, 16, prior=0, bias=0, heavy=True)
+    yield case(1, 1152, 10, 16, prior=0, bias=0, over_children=1, heavy=True)
+    yield case(64, 32, 10, 16, prior=0, heavy=True)
 
 
 def gentle(iterations: int) -> tuple[float, ...]:
@@ -363,7 +464,7 @@ def _normalization_cases() -> Iterator[Case]:
 
 def _quantized_routing_cases() -> Iterator[Case]:
     """A part of the cases of the float operators: every fourth, batches of 0 and 7, layers of models."""
-    for cases in (_dynamic_cases(), _em_cases(), _attention_cases(), _uniform_cases()):
+    for cases in (_dynamic_cases(), _dynamic_v2_cases(), _em_cases(), _attention_cases(), _uniform_cases()):
         for index, case in enumerate(cases):
             if index % 4 == 0 or case.dims["N"] in (0, 7) or case.heavy:
                 yield replace(case, operator=f"Quantized{case.operator}")
@@ -412,6 +513,8 @@ def _conv_cases() -> Iterator[Case]:
 CASES: tuple[Case, ...] = (
     *_squash_cases(),
     *_dynamic_cases(),
+    *_dynamic_v2_cases(),
+    *_votes_cases(),
     *_em_cases(),
     *_attention_cases(),
     *_uniform_cases(),

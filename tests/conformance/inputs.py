@@ -24,6 +24,8 @@ Array = NDArray[np.float64]
 KINDS = {
     "Squash": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "DynamicRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "DynamicRoutingV2": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "VoteRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "EMRouting": (
         "normal", "zeros", "tiny", "huge", "ties", "saturated", "a-zero", "a-one", "agreeing",
     ),
@@ -77,6 +79,8 @@ def build(
     made = {
         "Squash": _squash,
         "DynamicRouting": _dynamic,
+        "DynamicRoutingV2": _dynamic_v2,
+        "VoteRouting": _votes,
         "EMRouting": _em,
         "AttentionRouting": _attention,
         "UniformRouting": _uniform,
@@ -166,6 +170,31 @@ def _dynamic(
         log_prior[:] = log_prior[:, :1]
         bias[:] = bias[:1]
     return {"u": u, "weight": weight, "log_prior": log_prior, "bias": bias}
+
+
+def _dynamic_v2(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    made = _dynamic(rng, d, s, kind, dtype)
+    i, j, pout = (d[k] for k in ("I", "J", "Pout"))
+    weight = made.pop("weight")
+    vote_bias = 0.5 * rng.standard_normal((1 if s["vote_bias"] == 1 else i, j, pout))
+    vote_bias *= bool(s["vote_bias"])
+    if kind == "ties":
+        vote_bias[:] = vote_bias[:, :1]
+    u = made.pop("u")
+    return {"u": u, "weight": weight[:1] if s["one"] else weight, "vote_bias": vote_bias, **made}
+
+
+def _votes(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    n, i, j, p = (d[k] for k in ("N", "I", "J", "P"))
+    made = _dynamic(rng, {**d, "Pin": 1, "Pout": p}, s, kind, dtype)
+    votes = rng.standard_normal((n, i, j, p)) * _factors(rng, (n, i, 1, 1), kind, dtype)
+    if kind == "ties":
+        votes[:] = votes[:, :, :1]
+    return {"votes": votes, "log_prior": made["log_prior"], "bias": made["bias"]}
 
 
 def _em(

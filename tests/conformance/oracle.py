@@ -8,6 +8,7 @@ purpose.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,6 +87,69 @@ def dynamic_routing(
                     for j in range(parents):
                         b[i, j] += u_hat[i, j] @ v[n, j]
     return v, couplings
+
+
+def vote_routing(
+    votes: ArrayLike,
+    log_prior: ArrayLike,
+    bias: ArrayLike,
+    iterations: int,
+    leaky: bool,
+    over_children: bool,
+    replace: bool,
+    normalize: bool,
+    elementwise: bool,
+    agreement_scale: float,
+    epsilon: float,
+) -> tuple[Array, Array]:
+    """Procedure 1 over votes ``[N, I, J, P]`` with what published networks do otherwise."""
+    votes, log_prior, bias = map(_double, (votes, log_prior, bias))
+    images, children, parents, size = votes.shape
+    v = np.zeros((images, parents, size))
+    couplings = np.zeros((images, children, parents))
+    for n in range(images):
+        b = log_prior.copy()
+        for iteration in range(iterations):
+            if over_children:
+                for j in range(parents):
+                    couplings[n, :, j] = _softmax(b[:, j])
+            else:
+                for i in range(children):
+                    logits = np.append(b[i], 0.0) if leaky else b[i]
+                    couplings[n, i] = _softmax(logits)[:parents]
+            for j in range(parents):
+                s = couplings[n, :, j] @ votes[n, :, j] + bias[j]
+                if elementwise:
+                    v[n, j] = [_squash_vector(s[k : k + 1], epsilon)[0] for k in range(size)]
+                else:
+                    v[n, j] = _squash_vector(s, epsilon)
+                if iteration == iterations - 1:
+                    continue
+                parent = s / np.sqrt(s @ s + epsilon) if normalize else v[n, j]
+                for i in range(children):
+                    agreed = agreement_scale * (votes[n, i, j] @ parent)
+                    b[i, j] = agreed if replace else b[i, j] + agreed
+    return v, couplings
+
+
+def dynamic_routing_v2(
+    u: ArrayLike,
+    weight: ArrayLike,
+    vote_bias: ArrayLike,
+    log_prior: ArrayLike,
+    bias: ArrayLike,
+    **attributes: Any,
+) -> tuple[Array, Array]:
+    """``vote_routing`` over the votes ``W_ij u_i + c_ij``."""
+    u, weight, vote_bias = map(_double, (u, weight, vote_bias))
+    images, children = u.shape[:2]
+    votes = np.zeros((images, children, *weight.shape[1:3]))
+    for n, i in np.ndindex(images, children):
+        own = weight[i if len(weight) > 1 else 0]
+        constant = vote_bias[i if len(vote_bias) > 1 else 0]
+        for j in range(weight.shape[1]):
+            votes[n, i, j] = own[j] @ u[n, i] + constant[j]
+    return vote_routing(votes, log_prior, bias, **attributes)
 
 
 def _em_position(

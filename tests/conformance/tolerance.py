@@ -33,6 +33,14 @@ _BASE = {
     ("DynamicRouting", "float32"): Tolerance(
         2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
     ),
+    ("DynamicRoutingV2", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("DynamicRoutingV2", "float32"): Tolerance(
+        2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
+    ),
+    ("VoteRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("VoteRouting", "float32"): Tolerance(
+        2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
+    ),
     ("AttentionRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
     ("AttentionRouting", "float32"): Tolerance(
         1e-5, 2e-5, "one softmax, sums of hundreds of terms; layer normalization of unit variance"
@@ -53,6 +61,12 @@ _BASE = {
 
 # Kinds of inputs that amplify rounding errors, with the factor on both figures and its reason.
 _KINDS = {
+    ("DynamicRoutingV2", "saturated"): (
+        10.0, "logits in the hundreds, whose rounding (3e-5) is the couplings' relative error"
+    ),
+    ("VoteRouting", "saturated"): (
+        10.0, "logits in the hundreds, whose rounding (3e-5) is the couplings' relative error"
+    ),
     ("EMRouting", "agreeing"): (
         20.0, "votes of size 1 whose deviations, 0.01, carry a hundred times their relative error"
     ),

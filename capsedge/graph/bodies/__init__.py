@@ -25,6 +25,8 @@ from capsedge.schema.operators import OPERATORS
 _BUILDERS = {
     "Squash": squash.build,
     "DynamicRouting": dynamic.build,
+    "DynamicRoutingV2": dynamic.build_v2,
+    "VoteRouting": dynamic.build_over_votes,
     "EMRouting": em.build,
     "AttentionRouting": attention.build,
     "UniformRouting": uniform.build,

@@ -7,6 +7,11 @@ import math
 from capsedge.graph.bodies._builder import Body
 
 
+def squash_elements(b: Body, x: str, epsilon: float) -> str:
+    """Each element as a pose of its own."""
+    return _scaled(b, x, b.op("Mul", x, x), epsilon)
+
+
 def squash(b: Body, x: str, size: int, epsilon: float, *, last: bool = True) -> str:
     """``x · n²/(1 + n²) / sqrt(n² + epsilon)`` (Sabour et al. 2017, equation 1).
 
