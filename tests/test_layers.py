@@ -43,7 +43,7 @@ ROOMS = (
     "models",
     "torch_file",
     "checkpoint",
-    "weights",
+    "formats",
     "exporters.tensorrt",
     "exporters",
     "pipelines",
@@ -77,7 +77,7 @@ HEAVY = {
     "onnxscript": {"graph", "exporters"},
     "onnx_graphsurgeon": {"exporters.tensorrt"},
     "safetensors": {"checkpoint"},
-    "h5py": {"weights.hdf5_worker"},
+    "h5py": {"formats.hdf5_worker"},
     "matplotlib": {"runtime.charts"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {

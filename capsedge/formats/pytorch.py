@@ -12,7 +12,7 @@ from capsedge.errors import ArtefactError
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.pickles import BadPickle
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
-from capsedge.weights.stored import Floats, Weights
+from capsedge.formats.stored import Floats, Weights
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "best_states", "module")
 

@@ -16,10 +16,10 @@ import pytest
 h5py = pytest.importorskip("h5py")
 
 from capsedge.errors import ArtefactError  # noqa: E402
-from capsedge.weights.hdf5 import read_hdf5  # noqa: E402
-from capsedge.weights.read import read_weights  # noqa: E402
-from tests.weights import keras_files  # noqa: E402
-from tests.weights.watching import watching  # noqa: E402
+from capsedge.formats.hdf5 import read_hdf5  # noqa: E402
+from capsedge.formats.read import read_weights  # noqa: E402
+from tests.formats import keras_files  # noqa: E402
+from tests.formats.watching import watching  # noqa: E402
 
 NAMED = {
     f"{layer}/{name}": value
@@ -133,7 +133,7 @@ def test_no_other_file_is_opened_by_what_the_checks_overlook(tmp_path: Path, att
         ELSEWHERE[attack](file, secret)
     program = (
         "import io, sys, numpy, h5py\n"
-        "from capsedge.weights.hdf5_worker import _rehearse\n"
+        "from capsedge.formats.hdf5_worker import _rehearse\n"
         "from capsedge.runtime.files.confined import close_doors\n"
         "_rehearse(); data = sys.stdin.buffer.read(); close_doors()\n"
         "file = h5py.File(h5py.h5f.open_file_image(data))\n"

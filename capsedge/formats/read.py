@@ -16,9 +16,9 @@ from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.documents import Malformed
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
-from capsedge.weights import keras
-from capsedge.weights.hdf5 import BadHdf5
-from capsedge.weights.stored import Floats, Weights
+from capsedge.formats import keras
+from capsedge.formats.hdf5 import BadHdf5
+from capsedge.formats.stored import Floats, Weights
 
 Read = Callable[[Path, BufferedReader], Weights]
 
@@ -59,7 +59,7 @@ def read_weights(path: Path | str) -> Weights:
 
 
 def _torch(path: Path, file: BufferedReader) -> Weights:
-    found: Weights = import_module("capsedge.weights.pytorch").read(path, file)
+    found: Weights = import_module("capsedge.formats.pytorch").read(path, file)
     return found
 
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.documents import Malformed, decode, parse
-from capsedge.weights.hdf5 import BadHdf5, Hdf5, read_hdf5
-from capsedge.weights.stored import Floats, Weights
+from capsedge.formats.hdf5 import BadHdf5, Hdf5, read_hdf5
+from capsedge.formats.stored import Floats, Weights
 
 _COUNTED = (
     "layers",

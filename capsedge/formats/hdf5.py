@@ -1,4 +1,4 @@
-"""HDF5 files, opened by a process that can open nothing else (`capsedge.weights.hdf5_worker`)."""
+"""HDF5 files, opened by a process that can open nothing else (`capsedge.formats.hdf5_worker`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.files.confined import Bounds, Ended, confined
 from capsedge.runtime.files.documents import Malformed, decode, parse
 
-_WORKER = "capsedge.weights.hdf5_worker"
+_WORKER = "capsedge.formats.hdf5_worker"
 _ENVIRONMENT = {
     "HDF5_PLUGIN_PATH": "::",
     "HDF5_PLUGIN_PRELOAD": "::",  # no plugins at all
