@@ -27,7 +27,7 @@ from capsedge.runtime.files.safetensors_file import read_header
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
 SUFFIXES = (".pt", ".pth", ".tar", ".chkpt", ".ckpt", ".bin", ".safetensors")
-_WRAPPERS = (
+WRAPPERS = (
     "state_dict",
     "model_state_dict",
     "model",
@@ -58,7 +58,7 @@ class LoadedWeights:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Candidate:
     """A dictionary of tensors in the file."""
 
     place: tuple[str, ...]
@@ -91,7 +91,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
         in_safetensors = path.suffix == ".safetensors"
-        found = [_of_safetensors(path, file)] if in_safetensors else _of_torch(path, file)
+        found = [_of_safetensors(path, file)] if in_safetensors else candidates_of_torch(path, file)
         if not found:
             raise ArtefactError(
                 f"{path} has no weights.",
@@ -116,7 +116,7 @@ def _said(place: tuple[str, ...]) -> str:
     return "".join(f"['{key}']" for key in place)
 
 
-def _of_safetensors(path: Path, file: Any) -> _Candidate:
+def _of_safetensors(path: Path, file: Any) -> Candidate:
     try:
         header = read_header(file)
     except Malformed as error:
@@ -128,7 +128,7 @@ def _of_safetensors(path: Path, file: Any) -> _Candidate:
         except (safetensors.SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
 
-    return _Candidate((), {k: t.shape for k, t in header.tensors.items()}, read)
+    return Candidate((), {k: t.shape for k, t in header.tensors.items()}, read)
 
 
 def _damaged(path: Path, error: Exception) -> ArtefactError:
@@ -137,7 +137,12 @@ def _damaged(path: Path, error: Exception) -> ArtefactError:
     )
 
 
-def _of_torch(path: Path, file: Any) -> list[_Candidate]:
+def candidates_of_torch(path: Path, file: Any) -> list[Candidate]:
+    """Every dictionary of tensors in a ``torch.save`` file, the outer ones first.
+
+    Raises:
+        ArtefactError: the file is damaged or holds code.
+    """
     try:
         content = TorchFile(file, beside=True)
     except (BadArchive, BadPickle) as error:
@@ -147,14 +152,14 @@ def _of_torch(path: Path, file: Any) -> list[_Candidate]:
         )
         raise ArtefactError(told.what, told.why, fix) from error
 
-    def candidate(place: tuple[str, ...], stored: dict[str, StoredTensor]) -> _Candidate:
+    def candidate(place: tuple[str, ...], stored: dict[str, StoredTensor]) -> Candidate:
         def read() -> dict[str, Tensor]:
             try:
                 return {k: content.read(v) for k, v in stored.items()}
             except BadArchive as error:
                 raise unreadable(path, error) from error
 
-        return _Candidate(place, {k: v.shape for k, v in stored.items()}, read)
+        return Candidate(place, {k: v.shape for k, v in stored.items()}, read)
 
     return [candidate(*each) for each in _dictionaries(content.value, ())]
 
@@ -173,16 +178,16 @@ def _dictionaries(
             yield from _dictionaries(inner, (*place, key))
 
 
-def _rank(candidate: _Candidate, wanted: Shapes) -> tuple[int, int, int]:
+def _rank(candidate: Candidate, wanted: Shapes) -> tuple[int, int, int]:
     """What fits best comes first; of equals, the usual name, then the outer one."""
     names = _renamed(candidate.shapes, wanted)
     same = sum(wanted.get(names[k]) == shape for k, shape in candidate.shapes.items())
     last = candidate.place[-1] if candidate.place else ""
-    usual = _WRAPPERS.index(last) if last in _WRAPPERS else len(_WRAPPERS) * bool(last)
+    usual = WRAPPERS.index(last) if last in WRAPPERS else len(WRAPPERS) * bool(last)
     return -same, usual, len(candidate.place)
 
 
-def _fits(candidate: _Candidate, wanted: Shapes) -> bool:
+def _fits(candidate: Candidate, wanted: Shapes) -> bool:
     names = _renamed(candidate.shapes, wanted)
     found = {names[k]: v for k, v in candidate.shapes.items()}
     return all(found.get(k) == v or _MAY_LACK.search(k) for k, v in wanted.items())
@@ -192,7 +197,7 @@ def _renamed(found: Shapes, wanted: Shapes) -> dict[str, str]:
     """The names in the module of those in the file: without a prefix that hides them, if there is one."""
     first = [key.split(".") for key in found]
     prefixes = {".".join(parts[:k]) + "." for parts in first for k in range(1, min(len(parts), 4))}
-    tries: list[Callable[[str], str]] = [lambda key: key, _without_wrappers]
+    tries: list[Callable[[str], str]] = [lambda key: key, without_wrappers]
     tries += [lambda key, p=p: key.removeprefix(p) for p in sorted(prefixes)]  # type: ignore[misc]
 
     def score(rename: Callable[[str], str]) -> int:
@@ -203,8 +208,8 @@ def _renamed(found: Shapes, wanted: Shapes) -> dict[str, str]:
     return {key: best(key) for key in found}
 
 
-def _without_wrappers(key: str) -> str:
-    """Without what DataParallel and torch.compile add, wherever they wrapped a part."""
+def without_wrappers(key: str) -> str:
+    """A key without what DataParallel and torch.compile add, wherever they wrapped a part."""
     return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
 
 

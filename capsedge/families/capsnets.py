@@ -25,9 +25,9 @@ from capsedge.families.family import (
     sums_of,
     variant_of,
 )
+from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, Conv
 from capsedge.models.registry import CIFAR10, DIGITS
-from capsedge.formats.stored import Floats
 
 MNIST = DataSet("MNIST", 1, 28, DIGITS)
 MNIST_NORMALIZED = dataclasses.replace(MNIST, mean=(0.1307,), std=(0.3081,))
@@ -78,7 +78,9 @@ def configure(
     known = {f.name for f in dataclasses.fields(config)}
     unknown = sorted(fields.keys() - known)
     if unknown:
-        raise UsageError(f"A CapsNet has no '{unknown[0]}'.", "", f"Known: {', '.join(sorted(known))}.")
+        raise UsageError(
+            f"A CapsNet has no '{unknown[0]}'.", "", f"Known: {', '.join(sorted(known))}."
+        )
     changed = config.replace(**fields)
     assert isinstance(changed, CapsNetConfig)
     return changed
@@ -112,7 +114,9 @@ def _size(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> t
         possible = [n for n in possible if n * n == decoded]
     own = [n for n in possible if data_set_of(family, (n, n), sizes["A"])]
     if len(possible) != 1 and len(own) == 1:
-        notes.append(f"images of {own[0]}x{own[0]} pixels, as in the author's code (otherwise: --size)")
+        notes.append(
+            f"images of {own[0]}x{own[0]} pixels, as in the author's code (otherwise: --size)"
+        )
         possible = own
     if len(possible) != 1:
         several = " or ".join(f"{n}x{n}" for n in possible) or "not square"
@@ -134,7 +138,9 @@ def layer(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
     return {f"{ours}.{part}": found[f"{theirs}.{part}"] for part in ("weight", "bias")}
 
 
-def decoder(found: Mapping[str, Floats], names: tuple[str, str, str], config: CapsNetConfig) -> Tensors:
+def decoder(
+    found: Mapping[str, Floats], names: tuple[str, str, str], config: CapsNetConfig
+) -> Tensors:
     """The decoder's three layers.
 
     Where it takes the capsule of one class, instead of all with the others zero, its first weight is

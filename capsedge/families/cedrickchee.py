@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from capsedge.families import capsnets
 from capsedge.families.family import Answers, Family, Sizes, Tensors, Variant
-from capsedge.models.config import CapsNetConfig, ModelConfig
 from capsedge.formats.stored import Floats
+from capsedge.models.config import CapsNetConfig, ModelConfig
 
 UNITS = "primary.conv_units.{}"
 
@@ -62,7 +62,6 @@ FAMILY = Family(
             "decoder.fc3.bias": "X",
         },
     ),
-    renames=((r"primary\.conv_unit(\d+)\.(\w+)", r"primary.conv_units.\1.\2"), (r"digits\.W", "digits.weight")),
     configure=configure,
     convert=convert,
     iterations_at="the option --num-routing of main.py (3 by default)",

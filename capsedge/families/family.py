@@ -12,9 +12,9 @@ from typing import Any
 
 from capsedge.errors import UsageError
 from capsedge.families.shapes import Fit, Patterns, Shapes, fit
+from capsedge.formats.stored import Floats
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.formats.stored import Floats
 
 Sizes = Mapping[str, int]
 Tensors = dict[str, Floats]
@@ -155,7 +155,9 @@ def sums_of(family: Family, answers: Answers, notes: list[str]) -> int:
         return family.iterations + family.extra_iterations
     if family.extra_iterations:
         count = answers.iterations + family.extra_iterations
-        notes.append(f"--iters {answers.iterations} makes {count} weighted sums in the author's code")
+        notes.append(
+            f"--iters {answers.iterations} makes {count} weighted sums in the author's code"
+        )
     return answers.iterations + family.extra_iterations
 
 
@@ -230,7 +232,12 @@ def data_set_of(family: Family, size: tuple[int, int], channels: int) -> DataSet
 
 
 def classes_of(
-    family: Family, count: int, size: tuple[int, int], channels: int, answers: Answers, notes: list[str]
+    family: Family,
+    count: int,
+    size: tuple[int, int],
+    channels: int,
+    answers: Answers,
+    notes: list[str],
 ) -> tuple[str, ...]:
     """Names of the classes.
 

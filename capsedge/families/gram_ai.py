@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from capsedge.families import capsnets, xifengguo
 from capsedge.families.family import Answers, Family, Sizes, Tensors
-from capsedge.models.config import CapsNetConfig, ModelConfig
 from capsedge.formats.stored import Floats
+from capsedge.models.config import CapsNetConfig, ModelConfig
 
 _PRIOR = "digit_capsules.route_logits"
 

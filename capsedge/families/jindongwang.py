@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from capsedge.families import capsnets
 from capsedge.families.family import Answers, Family, Sizes, Tensors
 from capsedge.families.xifengguo import GROUPED
-from capsedge.models.config import CapsNetConfig, ModelConfig
 from capsedge.formats.stored import Floats
+from capsedge.models.config import CapsNetConfig, ModelConfig
 
 _DECODER = "decoder.reconstraction_layers"  # sic
 
@@ -26,7 +26,9 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     assert isinstance(config, CapsNetConfig)
     return {
         **capsnets.layer(found, "conv_layer.conv", "stem.0"),
-        **capsnets.joined(found, "primary_capsules.capsules.{}", config.primary_dim, dims_apart=False),
+        **capsnets.joined(
+            found, "primary_capsules.capsules.{}", config.primary_dim, dims_apart=False
+        ),
         "classes.weight": found["digit_capsules.W"][0],
         **capsnets.decoder(found, (f"{_DECODER}.0", f"{_DECODER}.2", f"{_DECODER}.4"), config),
     }

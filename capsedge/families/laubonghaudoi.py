@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from capsedge.families import capsnets
 from capsedge.families.family import Answers, Family, Sizes, Tensors
-from capsedge.models.config import CapsNetConfig, ModelConfig
 from capsedge.formats.stored import Floats
+from capsedge.models.config import CapsNetConfig, ModelConfig
 
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
@@ -16,7 +16,9 @@ def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) 
     return capsnets.configure(family, sizes, answers, notes)
 
 
-def configure_first(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def configure_first(
+    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+) -> ModelConfig:
     """The configuration of the first commits."""
     return capsnets.configure(family, sizes, answers, notes, batch_average=True)
 

@@ -62,7 +62,7 @@ def _keys(shapes: Shapes, key: str) -> list[str]:
     """The keys that a pattern stands for: one, or 0, 1, 2 ... as far as they go."""
     if not _COUNTED.search(key):
         return [key] if key in shapes else []
-    keys = []
+    keys: list[str] = []
     while (name := _COUNTED.sub(str(len(keys)), key)) in shapes:
         keys.append(name)
     return keys

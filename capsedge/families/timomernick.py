@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from capsedge.families import capsnets
 from capsedge.families.family import Answers, Family, Sizes, Tensors
-from capsedge.models.config import CapsNetConfig, ModelConfig
 from capsedge.formats.stored import Floats
+from capsedge.models.config import CapsNetConfig, ModelConfig
 
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
@@ -31,7 +31,8 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
 
 FAMILY = Family(
     name="timomernick",
-    source="github.com/timomernick/pytorch-capsule, capsule_layer.py; also sangjunpark97/CapsNet",
+    source="github.com/timomernick/pytorch-capsule, capsule_layer.py; also sangjunpark97/CapsNet, and "
+    "cedrickchee/capsule-net-pytorch in November 2017",
     licence="",
     dialect="dynamic routing; softmax over the children, squash over the classes",
     differences=(
@@ -59,7 +60,7 @@ FAMILY = Family(
             "reconstruct2.bias": "X",
         },
     ),
-    renames=((r"primary\.unit_(\d+)\.(weight|bias)", r"primary.unit_\1.conv0.\2"),),
+    renames=((r"primary\.(?:unit_|conv_unit)(\d+)\.(weight|bias)", r"primary.unit_\1.conv0.\2"),),
     configure=configure,
     convert=convert,
     iterations=3,

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.formats.hdf5 import BadHdf5, Hdf5, read_hdf5
+from capsedge.formats.stored import Floats, Weights
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.documents import Malformed, decode, parse
-from capsedge.formats.hdf5 import BadHdf5, Hdf5, read_hdf5
-from capsedge.formats.stored import Floats, Weights
 
 _COUNTED = (
     "layers",

@@ -1,57 +1,51 @@
-"""State dicts of PyTorch, whatever they are wrapped in. Needs torch."""
+"""Files of ``torch.save``, whatever their state dict is wrapped in. Needs torch."""
 
 from __future__ import annotations
 
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.pickles import BadPickle
-from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 from capsedge.formats.stored import Floats, Weights
-
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "best_states", "module")
+from capsedge.weights import WRAPPERS, Candidate, candidates_of_torch, without_wrappers
 
 
 def read(path: Path, file: BufferedReader) -> Weights:
-    """The tensors of a ``torch.save`` file.
+    """The tensors of the most likely state dict: one with a usual name, else the one with most tensors.
 
     Raises:
-        ArtefactError: it is damaged, holds code, or has no tensors by name.
+        ArtefactError: the file is damaged, holds code, or has no tensors by name.
     """
-    try:
-        content = TorchFile(file)
-        stored, notes = _unwrapped(content.value)
-        tensors: dict[str, Floats] = {
-            name: np.ascontiguousarray(content.read(tensor).float().numpy())
-            for name, tensor in stored.items()
-        }
-    except (BadArchive, BadPickle) as error:
-        raise unreadable(path, error) from error
-    if not tensors:
+    found = candidates_of_torch(path, file)
+    if not found:
         raise ArtefactError(
-            f"{path} has no state dict.",
-            "It holds no tensors by name.",
-            "Save model.state_dict().",
+            f"{path} has no weights.",
+            "There is no dictionary of tensors in it.",
+            "Save torch.save(model.state_dict(), path).",
         )
+    best = min(found, key=_rank)
+    notes = [f"the weights are {_said(best)} of the file"] if best.place else []
+    notes += [f"{_said(c)} holds tensors of the same names" for c in found if _alike(c, best)]
+    tensors: dict[str, Floats] = {}
+    for name, tensor in best.read().items():
+        plain = without_wrappers(name)
+        if plain in tensors:
+            raise ArtefactError(f"{path} names '{plain}' twice.", "", "Save it again.")
+        tensors[plain] = np.ascontiguousarray(tensor.float().numpy())
     return Weights(tensors, "PyTorch", notes=tuple(notes))
 
 
-def _unwrapped(value: Any) -> tuple[dict[str, StoredTensor], list[str]]:
-    notes = []
-    while type(value) is dict and (
-        inner := next((w for w in _WRAPPERS if type(value.get(w)) is dict), "")
-    ):
-        notes.append(f"the state dict is the entry '{inner}'")
-        value = value[inner]
-    if type(value) is not dict:
-        return {}, notes
-    found = {k: v for k, v in value.items() if type(k) is str and type(v) is StoredTensor}
-    while found and all(k.startswith("module.") for k in found):
-        notes.append("the prefix 'module.' of DataParallel is left out")
-        found = {k.removeprefix("module."): v for k, v in found.items()}
-    return found, notes
+def _rank(candidate: Candidate) -> tuple[int, int]:
+    last = candidate.place[-1] if candidate.place else ""
+    usual = WRAPPERS.index(last) if last in WRAPPERS else len(WRAPPERS)
+    return usual, -len(candidate.shapes)
+
+
+def _alike(candidate: Candidate, best: Candidate) -> bool:
+    return candidate is not best and candidate.shapes == best.shapes
+
+
+def _said(candidate: Candidate) -> str:
+    return "".join(f"['{key}']" for key in candidate.place)

@@ -11,14 +11,14 @@ import numpy as np
 
 from capsedge.datasets.npz import Arrays
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.formats import keras
+from capsedge.formats.hdf5 import BadHdf5
+from capsedge.formats.stored import Floats, Weights
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.documents import Malformed
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
-from capsedge.formats import keras
-from capsedge.formats.hdf5 import BadHdf5
-from capsedge.formats.stored import Floats, Weights
 
 Read = Callable[[Path, BufferedReader], Weights]
 

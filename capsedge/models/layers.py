@@ -197,7 +197,6 @@ class DynamicCapsules(nn.Module):
         h, w = self.grid
         return v.reshape(-1, h, w, *v.shape[1:]), c.reshape(-1, h, w, *c.shape[1:])
 
-
     def _routed(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return ops.dynamic_routing(
             u,

@@ -464,7 +464,13 @@ def _normalization_cases() -> Iterator[Case]:
 
 def _quantized_routing_cases() -> Iterator[Case]:
     """A part of the cases of the float operators: every fourth, batches of 0 and 7, layers of models."""
-    for cases in (_dynamic_cases(), _dynamic_v2_cases(), _em_cases(), _attention_cases(), _uniform_cases()):
+    for cases in (
+        _dynamic_cases(),
+        _dynamic_v2_cases(),
+        _em_cases(),
+        _attention_cases(),
+        _uniform_cases(),
+    ):
         for index, case in enumerate(cases):
             if index % 4 == 0 or case.dims["N"] in (0, 7) or case.heavy:
                 yield replace(case, operator=f"Quantized{case.operator}")
