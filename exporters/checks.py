@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError
 from capsedge.exporters.export_report import CaseParity
+from capsedge.exporters.own_modules import in_double, run_double
 from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
 from capsedge.judging.tolerance import Tolerance, excess
@@ -140,12 +140,10 @@ def _run_exact(
     module: nn.Module, tensors: Sequence[Tensor], wanted: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """The module's outputs in FP64; in FP32 if its code fixes a type and it cannot run in FP64."""
-    exact = copy.deepcopy(module).double()
-    doubles = [t.double() if t.dtype.is_floating_point else t for t in tensors]
     try:
         with torch.no_grad():
-            return [t.numpy() for t in exact(*doubles)]
-    except (RuntimeError, CapsedgeError):
+            return [t.numpy() for t in run_double(in_double(module), tensors)]
+    except Exception:  # of the user's code: any kind
         return list(wanted)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ParityError
+from capsedge.graph.recognize.report import Recognition
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class ExportReport:
         operators: nodes by type.
         functions: function bodies in the file.
         rewrites: the effect of each exact rewrite.
+        recognition: routing of a user's own module that became capsule operators (``found``), and what
+            stayed as it was, with the reason (``left``).
+        notes: what a person should know of it.
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
         dry_run: whether the file was left unwritten.
@@ -62,6 +66,8 @@ class ExportReport:
     operators: dict[str, int]
     functions: int
     rewrites: dict[str, str]
+    recognition: Recognition
+    notes: tuple[str, ...]
     atol: float
     rtol: float
     parity: tuple[CaseParity, ...]

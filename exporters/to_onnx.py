@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx
 import torch
 from torch import Tensor, nn
 
-from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
+from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import checks, modules
+from capsedge.exporters.capture import capture
 from capsedge.exporters.emit import lower
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.translation import TORCH_DOMAIN, translation_table
+from capsedge.exporters.own_modules import of_module
+from capsedge.exporters.recognizing import recognize_routing
+from capsedge.exporters.translation import TORCH_DOMAIN
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.first_pass import replace_uniform_passes
 from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import copy_of, operator_counts, operator_nodes
+from capsedge.graph.recognize.report import Recognition
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
@@ -33,7 +34,7 @@ from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.schema.names import DOMAIN
+from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
 IR_VERSION = 10
@@ -117,8 +118,8 @@ def export(
             metadata,
             checkpoint_sha256,
         )
-        lowered, rewritten = to_proto(subject, opset, batch, rewrites)
-        lowered = _with_ops(lowered, ops, rewrites)
+        found = to_proto(subject, opset, batch, rewrites)
+        lowered = _with_ops(found.model, ops, rewrites)
         checks.validate(lowered)
         parity = _prove(lowered, ops, rewrites, subject, batch, atol, rtol)
     if subject.metadata is not None:
@@ -134,7 +135,9 @@ def export(
         outputs=_signature(lowered.graph.output),
         operators=operator_counts(lowered),
         functions=len(lowered.functions),
-        rewrites=rewritten,
+        rewrites=found.rewrites,
+        recognition=found.recognition,
+        notes=found.notes,
         atol=atol,
         rtol=rtol,
         parity=parity,
@@ -193,7 +196,7 @@ def _subject(
                 "",
                 "Set them in the module; leave out 'iterations' and 'extra_outputs'.",
             )
-        return modules.of_module(model, example, batch, output_names, metadata)
+        return of_module(model, example, batch, output_names, metadata)
     if iterations is not None and iterations != model.config.iterations:
         changed = build(model.config, iterations=iterations)
         changed.load_state_dict(model.state_dict())
@@ -213,10 +216,29 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A graph of ``capsedge`` nodes without functions.
+
+    Attributes:
+        model: the graph.
+        rewrites: the effect of each exact rewrite.
+        recognition: what was found and left in the user's own routing.
+        notes: on both, for a person.
+    """
+
+    model: onnx.ModelProto
+    rewrites: dict[str, str]
+    recognition: Recognition
+    notes: tuple[str, ...]
+
+
 def to_proto(
-    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites
-) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Capture the module and lower it to ``capsedge`` nodes without functions; says what was rewritten.
+    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, recognize: bool = True
+) -> Lowered:
+    """Capture the module and lower it to ``capsedge`` nodes without functions.
+
+    A module without capsule operators has its own routing recognized, unless ``recognize`` is False.
 
     Raises:
         UnsupportedModelError: torch cannot capture the module, or a shape depends on more than the batch.
@@ -227,30 +249,7 @@ def to_proto(
         module = modules.KeepingAllPasses(module).eval()
     with torch.no_grad(), modules.RoutingCalls() as calls:
         subject.module(*subject.example)
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                subject.example,
-                dynamo=True,
-                opset_version=opset,
-                dynamic_shapes=_free_batch(module, subject) if batch is None else None,
-                input_names=list(subject.inputs),
-                output_names=list(subject.outputs),
-                custom_translation_table=translation_table(),
-                optimize=False,
-                verbose=False,
-            )
-    except CapsedgeError:
-        raise
-    except Exception as error:  # torch raises many kinds of errors here, none of them ours
-        raise UnsupportedModelError(
-            "PyTorch cannot capture this module as a graph.",
-            _first_lines(error),
-            "Remove data-dependent control flow, or fix the batch with batch= (--batch).",
-        ) from error
-    assert program is not None
-    model = simplify(program.model_proto)
+    model = simplify(capture(module, subject, opset, batch)[0])
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
     captured = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
@@ -265,56 +264,33 @@ def to_proto(
     # The passes kept alive as outputs go on as ordinary tensors.
     model.graph.value_info.extend(model.graph.output[len(subject.outputs) :])
     del model.graph.output[len(subject.outputs) :]
-    said = {name: "on" if on else "off" for name, on in dataclasses.asdict(rewrites).items()}
-    if rewrites.light_cone:
-        said["light_cone"] = _effect(len(calls.outputs) - captured, "dead passes left out")
-    if rewrites.first_pass_uniform:
-        linear = replace_uniform_passes(model)
-        said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
+    recognition, notes = Recognition(), tuple[str, ...]()
+    if recognize and not calls.outputs and not operator_nodes(model):
+        model, recognition, notes = recognize_routing(model)
+    linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
     replace_layer_norms(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
-    return model, said
+    said = _effects(rewrites, model, len(calls.outputs) - captured, linear)
+    return Lowered(model, said, recognition, notes)
 
 
-def _effect(count: int, what: str) -> str:
-    return f"on: {count} {what}" if count else "on"
-
-
-def _free_batch(module: nn.Module, subject: Subject) -> Any:
-    """Names the first dimension of every input ``N``, in the form of the module's signature."""
-    batch = torch.export.Dim("N")
-    dims = tuple({0: batch} for _ in subject.example)
-    variadic = isinstance(module, (modules.Flat, modules.KeepingAllPasses))
-    return {"inputs": dims} if variadic else dims
+def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int) -> dict[str, str]:
+    """The effect of each rewrite; one without an operator to work on has none."""
+    routing = any(OPERATORS[operator_of(n.op_type)].layout for n in operator_nodes(model))
+    on = "on" if routing else "on, without effect: there is no capsule operator that routes"
+    said = {k: on if v else "off" for k, v in dataclasses.asdict(rewrites).items()}
+    if rewrites.light_cone and dead:
+        said["light_cone"] = f"on: {dead} dead passes left out"
+    if rewrites.first_pass_uniform and linear:
+        said["first_pass_uniform"] = f"on: {linear} attention passes made linear layers"
+    return said
 
 
 def _version() -> str:
     from capsedge import __version__
 
     return __version__
-
-
-def _first_lines(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    text = str(cause).strip() or type(cause).__name__
-    return "\n".join(text.splitlines()[:3])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence torch's notes about torchvision and its own deprecations; errors are still raised."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings("ignore", message=".*The axis name")
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.ModelProto:
@@ -342,7 +318,7 @@ def _prove(
         # A fused file runs only with the kernels; its graph is verified with the function bodies.
         runnable = copy_of(model)
         attach_functions(runnable, rewrites)
-    cases = checks.input_cases(subject.example, (1, 3) if batch is None else (batch,))
+    cases = checks.input_cases(subject.example, subject.batches if batch is None else (batch,))
     session = checks.session_of(runnable)
     return checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
 
