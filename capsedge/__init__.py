@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.api import build
     from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
+    from capsedge.importing.api import ImportReport, import_checkpoint
     from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.inspect import inspect
@@ -68,6 +69,8 @@ _HOMES = {
     "verify": "capsedge.verification.compare",
     "Certificate": "capsedge.verification.certificate",
     "load_checkpoint": "capsedge.checkpoint",
+    "import_checkpoint": "capsedge.importing.api",
+    "ImportReport": "capsedge.importing.api",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -92,6 +95,7 @@ __all__ = [
     "EnvironmentProblem",
     "ExitCode",
     "ExportReport",
+    "ImportReport",
     "Inspection",
     "OptimizationReport",
     "ParityError",
@@ -106,6 +110,7 @@ __all__ = [
     "build",
     "datasets",
     "export",
+    "import_checkpoint",
     "inspect",
     "load",
     "load_checkpoint",

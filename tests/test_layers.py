@@ -50,6 +50,7 @@ ROOMS = (
     "exporters",
     "pipelines",
     "verification",
+    "importing",
     "training",
     "capsedge",
     "cli",
@@ -66,6 +67,7 @@ HEAVY = {
         "exporters",
         "pipelines",
         "verification",
+        "importing",
         "training",
     },
     "onnx": {

@@ -36,7 +36,8 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
 
 FAMILY = Family(
     name="jindongwang",
-    source="github.com/jindongwang/Pytorch-CapsuleNet, capsnet.py; github.com/higgsfield/Capsule-Network-Tutorial",
+    source="github.com/jindongwang/Pytorch-CapsuleNet, capsnet.py; also "
+    "github.com/higgsfield/Capsule-Network-Tutorial",
     licence="MIT",
     dialect="dynamic routing; softmax over the children, elements squashed one by one",
     differences=(
