@@ -102,6 +102,7 @@ def export(
     """
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
+    batch = _batch(model, batch)
     path = Path(path)
     if not dry_run:
         check_writable(path)
@@ -165,6 +166,22 @@ def _check_arguments(
             raise UsageError(f"{name} is {value}.", "It must be at least 1.")
     if not (atol >= 0 and rtol >= 0 and atol + rtol > 0):
         raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
+
+
+def _batch(model: nn.Module, batch: int | None) -> int | None:
+    """The batch to fix; a network whose author's code averages over the batch has only one.
+
+    Raises:
+        UsageError: another one is asked for.
+    """
+    fixed = model.config.fixed_batch if isinstance(model, CapsuleModel) else None
+    if fixed is not None and batch not in (None, fixed):
+        raise UsageError(
+            f"This network is exported with batch {fixed} only, not {batch}.",
+            "Its author's code averages agreements over the batch, so that other batches give other results.",
+            f"Leave the batch out, or make it {fixed}.",
+        )
+    return batch if fixed is None else fixed
 
 
 def _check_parameters(model: nn.Module) -> None:

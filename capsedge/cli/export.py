@@ -128,6 +128,11 @@ def command(
             f"warning: {found.name} has no trained weights in this package: exporting its random "
             "initial weights. The file is for measuring speed; it classifies nothing."
         )
+    if found.model.config.fixed_batch is not None:
+        log(
+            f"note: the batch is fixed to {found.model.config.fixed_batch}, because the author's code "
+            "averages over the batch"
+        )
     options: dict[str, Any] = {
         "iterations": iters,
         "opset": opset,

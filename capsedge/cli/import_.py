@@ -202,7 +202,7 @@ def _print(report: ImportReport) -> None:
         ("by", report.recognized_by),
         ("source", f"{origin.source}; licence: {origin.licence or 'not stated'}"),
         *(("differs", text) for text in origin.differences),
-        *(("assumed", text) for text in origin.notes),
+        *(("note", text) for text in origin.notes),
         (
             "network",
             f"{report.parameters:,} parameters, {report.model.config.iterations} weighted sums",

@@ -254,6 +254,8 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         facts += _model(found.metadata)
     elif found.kind == "onnx":
         facts.append(("metadata", "none: a file of another tool"))
+    if found.origin is not None:
+        facts += found.origin.facts()
     for key, value in (found.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts

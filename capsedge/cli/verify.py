@@ -173,7 +173,7 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
 
 def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
-    for key in ("architecture", "precision", "ops"):
+    for key in ("architecture", "precision", "ops", "family", "author's code"):
         if key in link:
             facts.append(f"{key} {link[key]}")
     return link["kind"], link["file"], ", ".join(facts)

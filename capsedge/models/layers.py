@@ -213,7 +213,9 @@ class DynamicCapsules(nn.Module):
 
     def _over_parents(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Routing with a squash over the parents, for which there is no operator; poses and couplings."""
-        votes = torch.einsum("nip,ijop->nijo", u, self.weight)
+        i, j, out, p = self.weight.shape
+        flat = self.weight.reshape(i, j * out, p).transpose(1, 2)
+        votes = torch.bmm(u.transpose(0, 1), flat).reshape(i, -1, j, out).transpose(0, 1)
         logits = torch.zeros(votes.shape[:3], dtype=votes.dtype, device=votes.device)
         if self.log_prior is not None:
             logits = logits + self.log_prior

@@ -24,6 +24,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.reading.origin import origin_of
 from capsedge.runtime.session import SCORES, Session
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
@@ -306,6 +307,9 @@ def _reference(given: nn.Module | Path | str | None, session: Session) -> tuple[
         "architecture": module.config.architecture,
         "parameters": sum(p.numel() for p in module.parameters()),
     }
+    origin = origin_of(path)
+    if origin is not None:
+        facts |= {"family": origin.family, "author's code": origin.comparison}
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 

@@ -17,6 +17,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading.attribution import layer_of_weights
 from capsedge.runtime.reading.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.reading.origin import Origin, read_origin
 from capsedge.schema.names import DOMAIN
 from capsedge.schema.operators import ROUTING_OPERATORS
 from capsedge.schema.votes import votes_of
@@ -92,6 +93,7 @@ class Inspection:
     external_data: bool = False
     metadata: ModelMetadata | None = None
     configuration: dict[str, Any] | None = None
+    origin: Origin | None = None
 
     @property
     def parameters(self) -> int:
@@ -143,6 +145,7 @@ def _checkpoint(path: Path) -> Inspection:
             header = read_header(file)
         if CONFIG_KEY in header.metadata:
             configuration = decode(dict[str, Any], parse(header.metadata[CONFIG_KEY]), CONFIG_KEY)
+        origin = read_origin(header.metadata)
     except Malformed as error:
         raise ArtefactError(
             f"{path} is not a readable safetensors checkpoint.",
@@ -165,6 +168,7 @@ def _checkpoint(path: Path) -> Inspection:
         sha256=sha256(path),
         tensors=tensors,
         configuration=configuration,
+        origin=origin,
         buffers=buffers,
     )
 

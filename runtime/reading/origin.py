@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from capsedge.runtime.files.documents import decode, parse
+from capsedge.errors import ArtefactError
+from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.files.opening import opened
+from capsedge.runtime.files.safetensors_file import read_header
 
 ORIGIN_KEY = "capsedge.import"  # of a checkpoint's metadata
 NOT_COMPARED = "not compared with its author's code"
@@ -44,7 +48,7 @@ class Origin:
             ("source of the code", self.source),
             ("licence of the code", self.licence or "the repository states none"),
             *(("not as in the paper", text) for text in self.differences),
-            *(("assumed", text) for text in self.notes),
+            *(("note", text) for text in self.notes),
             ("author's code", self.comparison),
         ]
 
@@ -58,6 +62,23 @@ class Origin:
             f"claimed by the file: {c.get('inputs')} inputs, largest difference "
             f"{c.get('largest_difference')}, {c.get('flips')} flips"
         )
+
+
+def origin_of(path: Path | str) -> Origin | None:
+    """The origin of a checkpoint; None if it was not imported, or is no safetensors file.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    if Path(path).suffix != ".safetensors":
+        return None
+    try:
+        with opened(path) as file:
+            return read_origin(read_header(file).metadata)
+    except Malformed as error:
+        raise ArtefactError(
+            f"{path} does not tell where its weights come from.", f"{error}.", "Import it again."
+        ) from error
 
 
 def read_origin(metadata: Mapping[str, str]) -> Origin | None:

@@ -8,8 +8,8 @@ Sizes are small: 28x28 images, a 9x9 convolution of 6 channels, primary capsules
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 C, T, D, G, J, O = 6, 4, 8, 6, 5, 6  # noqa: E741
 I = T * G * G  # noqa: E741
@@ -73,7 +73,7 @@ class XifengGuo(nn.Module):
             if k < self.iterations - 1:
                 b = b + (votes * v.unsqueeze(2)).sum(-1)
         lengths = v.norm(dim=-1)
-        winner = F.one_hot(lengths.argmax(1), J).unsqueeze(-1)
+        winner = one_hot(lengths.argmax(1), J).unsqueeze(-1)
         return lengths, self.decoder((v * winner).flatten(1)).reshape(x.shape)
 
 
@@ -243,7 +243,7 @@ class JindongWang(nn.Module):
             s = (b.softmax(1).unsqueeze(-1) * votes).sum(1)
             v = s * s.abs() / (1 + s * s)
             b = b + torch.einsum("nijo,njo->nij", votes, v).mean(0, keepdim=True)
-        masked = F.one_hot(v.norm(dim=-1).argmax(1), J).float()
+        masked = one_hot(v.norm(dim=-1).argmax(1), J).float()
         picture = self.decoder.reconstraction_layers((v * masked.unsqueeze(-1)).flatten(1))
         return v.unsqueeze(-1), picture, masked
 
