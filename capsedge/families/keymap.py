@@ -120,7 +120,8 @@ def _taken(key: str, tensor: Floats, steps: list[Any]) -> Floats:
         name, axes = (
             next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", ())
         )
-        if name not in ("reshape", "transpose") or not all(type(n) is int for n in axes):
+        whole = isinstance(axes, (list, tuple)) and all(type(n) is int for n in axes)
+        if name not in ("reshape", "transpose") or not whole:
             raise UsageError(
                 f"The key map has an unknown step for '{key}'.",
                 "Steps are {reshape = [sizes]} and {transpose = [axes]}, one each.",
@@ -128,7 +129,7 @@ def _taken(key: str, tensor: Floats, steps: list[Any]) -> Floats:
             )
         try:
             tensor = tensor.reshape(axes) if name == "reshape" else tensor.transpose(axes)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise UsageError(
                 f"'{key}' of shape {list(tensor.shape)} cannot take the step {name} {list(axes)}.",
                 f"{error}.",

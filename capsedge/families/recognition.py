@@ -123,7 +123,7 @@ def _check_lambdas(weights: Weights, family: Family) -> None:
             f"The network has a Lambda layer, '{strange[0]}'.",
             f"A Lambda layer is code in the file. It is not run, and {family.name} does not say what it "
             "computes.",
-            "Write the network in PyTorch and export it: capsedge export --module (docs/import.md).",
+            "Write the network in PyTorch and export it: capsedge export --module (docs/your-model.md).",
         )
 
 
@@ -152,7 +152,7 @@ def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
         "The file is of no family that is known here.",
         f"It has {len(shapes):,} tensors ({weights.format}); capsedge import --list shows the families.",
         "If only the names differ, rename them with --map keys.toml (docs/import.md). Otherwise export the "
-        "PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE",
+        "PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE (docs/your-model.md)",
         details,
     )
 

@@ -65,10 +65,15 @@ def read_hdf5(file: BinaryIO) -> Hdf5:
         )
     bounds = Bounds(limits.KERAS_SECONDS, limits.KERAS_MEMORY, limits.ARRAY_BYTES)
     with confined(_WORKER, file, bounds, _ENVIRONMENT) as ended:
-        return _content(ended)
+        return content_of(ended)
 
 
-def _content(ended: Ended) -> Hdf5:
+def content_of(ended: Ended) -> Hdf5:
+    """The content that the process answered with.
+
+    Raises:
+        BadHdf5: it refused the file, or did not answer as it should.
+    """
     if ended.code is None:
         raise BadHdf5(f"reading it takes over {limits.KERAS_SECONDS} s")
     header = ended.answer.readline(limits.JSON_BYTES)

@@ -37,7 +37,7 @@ def read_h5(file: BufferedReader) -> Weights:
     """
     content = read_hdf5(file)
     config = _json(content.texts.get("", {}).get("model_config"))
-    return _weights(content, config, "Keras HDF5")
+    return weights_of(content, config, "Keras HDF5")
 
 
 def read_keras(file: BufferedReader) -> Weights:
@@ -56,7 +56,7 @@ def read_keras(file: BufferedReader) -> Weights:
                 raise BadArchive(f"its weights have over {limits.KERAS_BYTES >> 20} MiB")
             unpacked.write(part)
         unpacked.flush()
-        return _weights(read_hdf5(unpacked), config, "Keras archive")
+        return weights_of(read_hdf5(unpacked), config, "Keras archive")
 
 
 def _member(archive: Archive, name: str, most: int) -> bytes:
@@ -76,7 +76,12 @@ def _json(text: object) -> dict[str, Any] | None:
         raise BadHdf5(f"its configuration cannot be read: {error}") from error
 
 
-def _weights(content: Hdf5, config: dict[str, Any] | None, kind: str) -> Weights:
+def weights_of(content: Hdf5, config: dict[str, Any] | None, kind: str) -> Weights:
+    """The weights by name.
+
+    Raises:
+        BadHdf5: there are none, or a name is there twice.
+    """
     found: dict[str, Floats] = {}
     for name, array in _named(content):
         if name in found:

@@ -49,13 +49,18 @@ def read_weights(path: Path | str) -> Weights:
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
         try:
-            return read(path, file)
+            found = read(path, file)
         except (BadArchive, BadHdf5, Malformed) as error:
             raise ArtefactError(
                 f"{path} is refused.",
                 f"{str(error)[:1].upper()}{str(error)[1:]}.",
                 "Save it again.",
             ) from error
+    if not found.tensors:
+        raise ArtefactError(
+            f"{path} has no weights.", "There are no tensors in it.", "Save it again."
+        )
+    return found
 
 
 def _torch(path: Path, file: BufferedReader) -> Weights:

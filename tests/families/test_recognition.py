@@ -58,7 +58,9 @@ def test_an_unknown_file_is_described() -> None:
     tensors["digitcaps.weight"] = tensors["digitcaps.weight"][0]
     with pytest.raises(UnknownNetwork, match="no family") as caught:
         recognize(Weights(tensors, "PyTorch"))
-    assert any("digitcaps.weight" in line and "144 x 6 x 8" in line for line in caught.value.details)
+    assert any(
+        "digitcaps.weight" in line and "144 x 6 x 8" in line for line in caught.value.details
+    )
     nearest = next(line for line in caught.value.details if line.startswith("nearest: xifengguo"))
     assert "digitcaps.weight is 144 x 6 x 8, not J x I x O x D" in nearest
     assert "--module" in caught.value.fix
@@ -73,7 +75,9 @@ def test_a_long_list_is_cut() -> None:
 
 
 def test_the_family_that_was_named_does_not_fit() -> None:
-    with pytest.raises(UsageError, match=r"(?s)not of the family gram-ai.*digit_capsules") as caught:
+    with pytest.raises(
+        UsageError, match=r"(?s)not of the family gram-ai.*digit_capsules"
+    ) as caught:
         recognize(weights_of(networks.XifengGuo()), "gram-ai")
     assert "--map" in caught.value.fix
 
