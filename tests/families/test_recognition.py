@@ -15,6 +15,7 @@ from capsedge.families.recognition import UnknownNetwork, recognize
 from capsedge.families.shapes import fit
 from capsedge.formats.read import read_weights
 from capsedge.formats.stored import Weights
+from tests.conftest import ROOT
 from tests.families import networks
 
 
@@ -157,3 +158,10 @@ def test_steps_of_a_key_map_are_taken_in_their_order() -> None:
     made = keymap.apply(keys, given)
     assert made.tensors.keys() == {"x"}
     assert made.tensors["x"].tolist() == [0, 2, 4, 1, 3, 5]
+
+
+def test_the_page_lists_the_families() -> None:
+    page = (ROOT / "docs" / "import.md").read_text()
+    for family in FAMILIES:
+        row = f"| `{family.name}` | {family.source} | {family.licence or 'not stated'} | {family.dialect} |"
+        assert row in page
