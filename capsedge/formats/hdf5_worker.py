@@ -1,4 +1,4 @@
-"""The process that opens HDF5 files: ``python -m capsedge.formats.hdf5_worker SECONDS MEMORY OUTPUT``.
+"""The process that opens HDF5 files (`capsedge.runtime.files.confined` starts it).
 
 HDF5 files can name other files in many ways. Here nothing is resolved by name: groups are walked link by
 link, only hard links are followed, and every data set is judged by its creation properties before it is read.

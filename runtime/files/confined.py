@@ -15,6 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
+# Without the folder in which the user happens to be, where `python -m` looks for modules first: an h5py.py that
+# came with the file would run.
+_START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "import runpy; runpy.run_module(sys.argv[1], run_name='__main__')"
+)
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -53,7 +60,7 @@ def confined(
     """Run a module of the package on an open file, which it finds on its standard input.
 
     Args:
-        module: run as ``python -m MODULE SECONDS MEMORY OUTPUT``; its first act is `confine`.
+        module: run as the main module; its first act is `confine`.
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
         environment: variables to set.
     """
@@ -61,7 +68,7 @@ def confined(
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+            [sys.executable, "-c", _START, module, *words],
             stdin=file,
             stdout=answer,
             stderr=said,
@@ -81,7 +88,7 @@ def confined(
 
 def confine() -> None:
     """Take on the bounds that the arguments name, where the system has such bounds."""
-    seconds, memory, output = (int(word) for word in sys.argv[1:4])
+    seconds, memory, output = (int(word) for word in sys.argv[2:5])
     _limit({"RLIMIT_CPU": 4 * seconds, "RLIMIT_AS": memory, "RLIMIT_FSIZE": output})
 
 

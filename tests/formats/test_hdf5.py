@@ -274,6 +274,18 @@ def test_an_archive_in_disguise(tmp_path: Path) -> None:
         read_weights(tmp_path / "m.keras")
 
 
+@pytest.mark.parametrize("module", ["h5py", "numpy", "json", "runpy"])
+def test_modules_beside_the_file_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    """Whoever sends a file may send a folder."""
+    path = keras_files.keras2(tmp_path / "m.h5")
+    (tmp_path / f"{module}.py").write_text("open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    assert read_weights(path).tensors
+    assert not (tmp_path / "ran").exists()
+
+
 def test_reading_needs_no_name(tmp_path: Path) -> None:
     """The process gets an open file: a name that changes meanwhile means nothing to it."""
     path = keras_files.keras2(tmp_path / "m.h5")

@@ -1,4 +1,4 @@
-"""The process that takes a foreign file apart: ``python -m capsedge.graph.recognize.worker BOUNDS``.
+"""The process that takes a foreign file apart: `capsedge.runtime.files.confined`.
 
 The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
 the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
