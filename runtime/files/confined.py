@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-# Without the folder in which the user happens to be, where `python -m` looks for modules first: an h5py.py that
-# came with the file would run.
+# Without the folder that the user happens to be in, where `python -m` looks for modules first: an h5py.py
+# that came with the file would run.
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "import runpy; runpy.run_module(sys.argv[1], run_name='__main__')"
