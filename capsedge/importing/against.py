@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ def _both(
     """The output that both have, and its values of both."""
     a, b, kind = [], [], ""
     with torch.no_grad():
-        for part in torch.split(inputs, batch):
+        for part in _parts(inputs, batch):
             result = ours(part)
             try:
                 answer = theirs(part)
@@ -154,6 +154,14 @@ def _both(
             a.append((result.poses if kind == "poses" else result.scores).numpy())
             b.append(value.numpy())
     return kind, np.concatenate(a), np.concatenate(b)
+
+
+def _parts(inputs: Tensor, batch: int) -> Sequence[Tensor]:
+    """Batches; never of one image where the batch is free, since public code squeezes that axis away."""
+    if batch == 1:
+        return torch.split(inputs, 1)
+    several = inputs if len(inputs) > 1 else inputs.repeat(2, 1, 1, 1)
+    return torch.tensor_split(several, -(-len(several) // batch))
 
 
 def _matching(answer: Any, shape: tuple[int, ...]) -> tuple[str, Tensor]:

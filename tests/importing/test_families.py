@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge.errors import ParityError, UsageError
 from capsedge.families import FAMILIES
+from capsedge.importing.against import _parts
 from tests.families import networks as n
 
 FIRST = {"first": True}
@@ -176,6 +177,17 @@ def test_the_authors_code_agrees(
     assert report.comparison.largest_difference <= 1e-5
     assert report.comparison.flips == 0
     assert report.origin.compared == report.comparison.to_dict()
+
+
+@pytest.mark.parametrize("count", [1, 2, 33, 65])
+def test_no_image_is_alone_where_the_batch_is_free(count: int) -> None:
+    """Public code squeezes the batch away."""
+    inputs = torch.arange(float(count)).reshape(-1, 1, 1, 1)
+    parts = _parts(inputs, 32)
+    assert min(map(len, parts)) > 1
+    assert max(map(len, parts)) <= 32
+    assert torch.equal(torch.cat(list(parts))[:count], inputs)
+    assert [len(p) for p in _parts(inputs, 1)] == [1] * count
 
 
 def test_alternatives_that_are_better_on_data_are_named(tmp_path: Path) -> None:
