@@ -152,7 +152,8 @@ def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
         "The file is of no family that is known here.",
         f"It has {len(shapes):,} tensors ({weights.format}); capsedge import --list shows the families.",
         "If only the names differ, rename them with --map keys.toml (docs/import.md). Otherwise export the "
-        "PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE (docs/your-model.md)",
+        "PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE "
+        "(docs/your-model.md)",
         details,
     )
 

@@ -19,6 +19,7 @@ from capsedge.runtime.files.confined import close_doors, confine
 if TYPE_CHECKING:
     from h5py import h5d, h5g
 
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
 FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32"}
 TEXTS = ("model_config", "keras_version", "backend", "layer_names", "weight_names", "name")
 _DEPTH = 64
@@ -38,6 +39,8 @@ def main() -> None:
     _rehearse()
     try:
         data = sys.stdin.buffer.read(limits.KERAS_BYTES + 1)
+        if not data.startswith(SIGNATURE):
+            raise Refused("it is no HDF5 file")
         if len(data) > limits.KERAS_BYTES:
             raise Refused(f"it has over {limits.KERAS_BYTES >> 20} MiB")
         close_doors()

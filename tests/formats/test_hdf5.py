@@ -253,7 +253,9 @@ def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no HDF5", b"\x89HDF\r\n\x1a\n" + bytes(200)])
 def test_damaged(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.h5").write_bytes(content)
-    with pytest.raises(ArtefactError, match="refused"):
+    with pytest.raises(
+        ArtefactError, match="damaged" if content.startswith(b"\x89") else "no HDF5 file"
+    ):
         read_weights(tmp_path / "m.h5")
 
 
