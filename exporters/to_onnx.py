@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, build
+from capsedge.runtime.description import Description, described
 from capsedge.runtime.files.writing import check_writable, write_bytes
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.schema.names import DOMAIN
 from capsedge.schema.operators import OPERATORS
 
@@ -58,6 +59,10 @@ def export(
     atol: float = ATOL,
     rtol: float = RTOL,
     metadata: ModelMetadata | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    outputs: Outputs | None = None,
     checkpoint_sha256: str = "",
     dry_run: bool = False,
 ) -> ExportReport:
@@ -82,6 +87,10 @@ def export(
         rewrites: the exact rewrites to use; all by default.
         atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
         metadata: metadata for the file of a module of your own.
+        class_names: what the file says of itself: one name per class.
+        preprocessing: how an image becomes the input; a mapping changes some of the model's own.
+        task: ``single-label``, ``multi-label`` or ``regression``.
+        outputs: which outputs hold scores, poses or values, and the names and units of values.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
 
@@ -101,6 +110,7 @@ def export(
     """
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
+    description = Description(class_names, preprocessing, task, outputs)
     path = Path(path)
     if not dry_run:
         check_writable(path)
@@ -121,9 +131,17 @@ def export(
         lowered = _with_ops(lowered, ops, rewrites)
         checks.validate(lowered)
         parity = _prove(lowered, ops, rewrites, subject, batch, atol, rtol)
-    if subject.metadata is not None:
-        _write_metadata(lowered, subject.metadata, parity, atol, rtol)
+    stated = subject.metadata
+    if description and stated is None:
+        stated = ModelMetadata(type(model).__name__, {}, "", 0, (), None)
     data = lowered.SerializeToString()
+    if stated is not None:
+        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
+    if stated is not None and all(p.passed for p in parity):
+        # A fused file runs only with the kernels, so it is read with its function bodies.
+        whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
+        made = described(data, description, stated, path, runnable=whole.SerializeToString())
+        data = made.data
     report = ExportReport(
         path=path,
         size=len(data),
@@ -347,25 +365,17 @@ def _prove(
     return checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
 
 
-def _write_metadata(
-    model: onnx.ModelProto,
-    metadata: ModelMetadata,
-    parity: tuple[CaseParity, ...],
-    atol: float,
-    rtol: float,
-) -> None:
-    worst = max(parity, key=lambda p: p.excess)
-    measured = {
+def _measured(parity: tuple[CaseParity, ...], atol: float, rtol: float) -> dict[str, Any]:
+    """The comparison, for the metadata."""
+    return {
         "against": "PyTorch eager FP32",
         "torch": torch.__version__,
         "comparisons": len(parity),
         "max_abs": max(p.max_abs for p in parity),
-        "worst": dataclasses.asdict(worst),
+        "worst": dataclasses.asdict(max(parity, key=lambda p: p.excess)),
         "atol": atol,
         "rtol": rtol,
     }
-    properties = dataclasses.replace(metadata, parity=measured).to_properties()
-    onnx.helper.set_model_props(model, properties)
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:

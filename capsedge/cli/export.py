@@ -10,6 +10,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._describing import describing
 from capsedge.cli._places import READS, WRITES
 from capsedge.errors import UsageError
 
@@ -86,6 +87,7 @@ CalibImages = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Do everything except write the file.")]
 
 
+@describing
 def command(
     model: _options.Model = None,
     checkpoint: _options.Checkpoint = None,
@@ -106,6 +108,8 @@ def command(
     calib_images: CalibImages = 512,
     dry_run: DryRun = False,
     as_json: _options.Json = False,
+    *,
+    described: dict[str, Any],
 ) -> None:
     """Export a trained network to one ONNX file, compared with PyTorch before it is written."""
     _options.exclude(dynamic_batch=dynamic_batch, batch=batch)
@@ -129,6 +133,7 @@ def command(
             "initial weights. The file is for measuring speed; it classifies nothing."
         )
     options: dict[str, Any] = {
+        **described,
         "iterations": iters,
         "opset": opset,
         "ops": ops,
