@@ -118,6 +118,7 @@ def _check_values(metadata: ModelMetadata, ports: Sequence[Port]) -> None:
     named = len(metadata.outputs.names)
     counts = [elements(port) for port in ports]
     known = sum(count for count in counts if count is not None)
-    if known > named if None in counts else known != named:
+    wrong = known > named if None in counts else known != named
+    if wrong or not all(port.shape for port in ports):
         of = ", ".join(f"{port.name} {list(port.shape[1:])}" for port in ports)
         raise Unfit(f"It names {named} values, the outputs have {of}.")

@@ -62,6 +62,7 @@ class Description(ctypes.Structure):
         ("smallest_batch", _I64),
         ("largest_batch", _I64),
         ("no_graph_reason", _TEXT),
+        ("value_count", ctypes.c_size_t),
     )
 
 
@@ -103,6 +104,7 @@ class PreprocessingStruct(ctypes.Structure):
         ("mean_count", ctypes.c_size_t),
         ("std_count", ctypes.c_size_t),
         ("resize", _TEXT),
+        ("per_image", _TEXT),
     )
 
 
@@ -135,6 +137,8 @@ class Result(ctypes.Structure):
         ("class_count", _I32),
         ("pose_size", _I32),
         ("score_kind", _TEXT),
+        ("values", ctypes.POINTER(ctypes.c_double)),
+        ("value_count", ctypes.c_size_t),
     )
 
 

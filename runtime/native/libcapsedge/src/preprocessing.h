@@ -18,11 +18,17 @@ enum class Resize { kStretch, kPad, kCrop, kCenter, kUnknown };
 Resize resize_rule(const std::string& name);
 const char* name_of(Resize rule);
 
+// What is done to each image by itself: nothing; its mean and deviation become 0 and 1; its values go from 0 to 255.
+enum class PerImage { kNothing, kStandardize, kMinMax, kUnknown };
+PerImage per_image_rule(const std::string& name);
+const char* name_of(PerImage rule);
+
 struct Preprocessing {
   int32_t height = 0, width = 0, channels = 0;
   double scale = 1.0 / 255.0;
   std::vector<double> mean, std;
   Resize resize = Resize::kStretch;
+  PerImage per_image = PerImage::kNothing;
 
   int64_t values() const { return int64_t{height} * width * channels; }
 
