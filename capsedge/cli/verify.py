@@ -197,12 +197,12 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
     if "estimates" in part:
         print_table(
             "Values",
-            ("value", "unit", "mean error", "largest error", "spread"),
+            ("value", "unit", "mean error", "largest error", "range"),
             [
                 (
                     v["name"],
                     v["unit"],
-                    *(f"{v[k]:.3g}" for k in ("mean_error", "largest_error", "spread")),
+                    *(f"{v[k]:.3g}" for k in ("mean_error", "largest_error", "range")),
                 )
                 for v in part["estimates"]["values"]
             ],

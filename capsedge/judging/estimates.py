@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-# The mean error of a value may be this share of its spread: the standard deviation over the images.
-# INT8 changes about as much as the decisions of a classification may change (`tolerance.AGREEMENT`).
-SPREAD = {"fp16": 0.02, "int8": 0.1, "mixed": 0.1}
+# The mean error of a value may be this share of the range that the reference takes over the images.
+SHARE = {"fp16": 0.01, "int8": 0.05, "mixed": 0.05}
+_STILL = 1e-6  # a value that varies by less of its magnitude does not vary
 
 
 def allowed_share(metadata: ModelMetadata | None) -> float:
-    """The share of the spread that a value's mean error may have where a file is not meant to be exact."""
+    """The share of its range that a value's mean error may have where a file is not meant to be exact."""
     precision = "" if metadata is None else metadata.precision
-    return SPREAD.get(precision, SPREAD["int8"])
+    return SHARE.get(precision, SHARE["int8"])
 
 
 @dataclass
@@ -70,33 +70,33 @@ class Estimates:
         return np.asarray(self._all(self._errors).max(axis=0))
 
     @property
-    def spread(self) -> Array:
-        """Standard deviation of each value over the images ``[K]``; its size if it is the same for all."""
+    def range(self) -> Array:
+        """Largest less smallest value over the images ``[K]``; the magnitude of one that does not vary."""
         values = self._all(self._reference)
-        deviation = values.std(axis=0)
-        return np.asarray(np.where(deviation > 0, deviation, np.abs(values).max(axis=0)))
+        span, size = values.max(axis=0) - values.min(axis=0), np.abs(values).max(axis=0)
+        return np.asarray(np.where(span > _STILL * size, span, size))
 
     @property
     def share(self) -> Array:
-        """The mean error as a share of the spread ``[K]``; infinite for an error where there is no spread."""
-        error, spread = self.mean_error, self.spread
+        """The mean error as a share of the range ``[K]``; infinite where a value that is always 0 changed."""
+        error, range_ = self.mean_error, self.range
         unlimited = np.where(error > 0, np.inf, 0.0)
-        return np.asarray(np.divide(error, spread, out=unlimited, where=spread > 0))
+        return np.asarray(np.divide(error, range_, out=unlimited, where=range_ > 0))
 
     def failures(self, share: float, place: str) -> list[str]:
-        """A sentence for every value whose mean error is over ``share`` of its spread."""
-        rows = zip(self.names, self.units, self.mean_error, self.spread, self.share, strict=True)
+        """A sentence for every value whose mean error is over ``share`` of its range."""
+        rows = zip(self.names, self.units, self.mean_error, self.range, self.share, strict=True)
         return [
             f"{name}: a mean error of {f'{error:.3g} {unit}'.strip()} on the {place}, "
-            f"{100 * found:.3g} % of the spread ({spread:.3g}); allowed: {100 * share:g} %."
-            for name, unit, error, spread, found in rows
+            f"{100 * found:.3g} % of its range ({range_:.3g}); allowed: {100 * share:g} %."
+            for name, unit, error, range_, found in rows
             if not found <= share
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         rows = zip(
-            self.names, self.units, self.mean_error, self.largest_error, self.spread, strict=True
+            self.names, self.units, self.mean_error, self.largest_error, self.range, strict=True
         )
         return {
             "images": self.images,
@@ -106,8 +106,8 @@ class Estimates:
                     "unit": unit,
                     "mean_error": float(mean),
                     "largest_error": float(largest),
-                    "spread": float(spread),
+                    "range": float(range_),
                 }
-                for name, unit, mean, largest, spread in rows
+                for name, unit, mean, largest, range_ in rows
             ],
         }

@@ -50,7 +50,7 @@ class _Limits:
         approximate: whether the file is not meant to equal its source.
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
         max_drop: points of accuracy that the file was allowed to lose when it was made; None if not stated.
-        share: of the spread that the mean error of a regression's values may have.
+        share: of its range that the mean error of a regression's value may have.
     """
 
     tolerances: dict[str, Tolerance]
@@ -84,7 +84,7 @@ class _Limits:
         return {
             "min_agreement": self.min_agreement,
             "max_drop_points": self.max_drop,
-            "mean_error_of_spread": self.share,
+            "max_mean_error_percent": 100 * self.share,
             "judged_by": "numbers and decisions" if self.by_numbers else "decisions",
             "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
         }
