@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import typing
@@ -93,11 +92,16 @@ def describing(command: Callable[..., None]) -> Callable[..., None]:
     ]
     kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
 
-    @functools.wraps(command)
     def run(**values: Any) -> None:
         given = {name: values.pop(name, None) for name in _OPTIONS}
         command(**values, described=keywords(**given))
 
+    # Not a wrapper to `inspect`, which would then show the parameters of the command alone.
+    run.__name__, run.__doc__, run.__module__ = (
+        command.__name__,
+        command.__doc__,
+        command.__module__,
+    )
     run.__signature__ = inspect.Signature([*kept, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {**hints, **_OPTIONS}
     return run
@@ -190,11 +194,11 @@ def _preprocessing(given: dict[str, Any]) -> dict[str, Any]:
     if given["size"] is not None:
         changes["height"], changes["width"] = _size(given["size"])
     if any(given[name] is not None for name in ("pixel_range", "mean", "std")):
-        chosen = given["pixel_range"] or "0-1"
+        chosen = "0-1" if given["pixel_range"] is None else given["pixel_range"]
         _known("range", chosen, tuple(_RANGES))
         scale, offset = _RANGES[chosen]
-        mean = _numbers("mean", given["mean"] or "0")
-        std = _numbers("std", given["std"] or "1")
+        mean = _numbers("mean", "0" if given["mean"] is None else given["mean"])
+        std = _numbers("std", "1" if given["std"] is None else given["std"])
         if 0.0 in std:
             raise UsageError("Bad --std 0.", "Pixels are divided by it.", "Use another number.")
         changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}

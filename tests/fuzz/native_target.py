@@ -42,11 +42,15 @@ def _models() -> dict[str, bytes]:
 
 def _metadata() -> dict[str, bytes]:
     """Properties one by one, and all of them; the first byte tells the target which."""
+    from tests.fuzz.readers import SCORES, VALUES
     from tests.runtime.models import metadata
 
-    values = {k.removeprefix("capsedge."): v for k, v in metadata().to_properties().items()}
-    lines = "\n".join(f"{key}={value}" for key, value in values.items())
-    found = {"all": b"\x02" + lines.encode()}
+    found: dict[str, bytes] = {}
+    for name, said in (("all", metadata()), ("scores", SCORES), ("values", VALUES)):
+        values = {k.removeprefix("capsedge."): v for k, v in said.to_properties().items()}
+        lines = "\n".join(f"{key}={value}" for key, value in values.items())
+        found[name] = b"\x02" + lines.encode()
+    # "values" has the most of them
     for number, (key, value) in enumerate(sorted(values.items())):
         found[key] = b"\x00" + value.encode()
         found[f"{key} in place"] = bytes([3 + number % 8]) + value.encode()
