@@ -83,10 +83,8 @@ def _check_input(metadata: ModelMetadata, inputs: Sequence[Port]) -> None:
     if len(inputs) != 1 or len(inputs[0].shape) != 4:
         raise Unfit(f"It has {len(inputs)} inputs, not one, images [N, C, H, W].")
     p, found = metadata.preprocessing, inputs[0].shape[1:]
-    if p is not None and not fits((p.channels, p.height, p.width), found):
-        raise Unfit(
-            f"It prepares images {[p.channels, p.height, p.width]} for an input {list(found)}."
-        )
+    if p is not None and not fits(p.shape, found):
+        raise Unfit(f"It prepares images {list(p.shape)} for an input {list(found)}.")
 
 
 def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) -> None:

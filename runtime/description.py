@@ -177,7 +177,7 @@ def metadata_for(description: Description, session: Session, base: ModelMetadata
         shapes = ", ".join(f"{port.name} {list(port.shape)}" for port in session.inputs)
         raise UsageError(
             f"{session.path} does not take images.",
-            f"Its inputs: {shapes}; wanted one, [N, channels, height, width].",
+            f"Its inputs: {shapes}; wanted one, [N, channels, height, width] or with the channels last.",
             "Use `Session.run` with arrays.",
         )
     try:
@@ -212,7 +212,10 @@ def _preprocessing(
     if base is not None:
         return dataclasses.replace(base, **changes)
     names = ("channels", "height", "width")
-    for name, found in zip(names, session.inputs[0].shape[1:], strict=True):
+    sizes = session.inputs[0].shape[1:]
+    if changes.setdefault("layout", _layout(sizes)) == "NHWC":
+        sizes = (sizes[2], sizes[0], sizes[1])
+    for name, found in zip(names, sizes, strict=True):
         if isinstance(found, int):
             changes.setdefault(name, found)
     missing = [name for name in names if name not in changes]
@@ -223,6 +226,11 @@ def _preprocessing(
             "Give --size HEIGHTxWIDTH, or in Python a Preprocessing.",
         )
     return Preprocessing(**changes)
+
+
+def _layout(sizes: Sequence[int | str | None]) -> str:
+    """Pictures have one or three channels, and larger sides."""
+    return "NHWC" if sizes[2] in (1, 3) and sizes[0] not in (1, 3) else "NCHW"
 
 
 def _task(description: Description, base: ModelMetadata) -> str:
@@ -265,7 +273,7 @@ def _probe(session: Session, preprocessing: Preprocessing | None) -> Arrays:
     port = session.inputs[0]
     shape = [size if isinstance(size, int) else 32 for size in port.shape[1:]]
     if preprocessing is not None:
-        shape = [preprocessing.channels, preprocessing.height, preprocessing.width]
+        shape = list(preprocessing.shape)
     declared = [
         f for f, d in zip(shape, port.shape[1:], strict=True) if isinstance(d, int) and f != d
     ]

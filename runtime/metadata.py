@@ -17,6 +17,7 @@ PREFIX = "capsedge."
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
 PER_IMAGE = ("", "standardize", "min-max")
+LAYOUTS = ("NCHW", "NHWC")
 REGRESSION = "regression"
 CLASSIFICATION = ("single-label", "multi-label")
 TASKS = (*CLASSIFICATION, REGRESSION)
@@ -25,7 +26,7 @@ SCORE_KINDS = ("length", "logits", "probability")
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How pixels become the input tensor ``images [N, C, H, W]``.
+    """How pixels become the input tensor ``images [N, C, H, W]``, or ``[N, H, W, C]``.
 
     Attributes:
         height, width: input size in pixels.
@@ -39,6 +40,7 @@ class Preprocessing:
             ``per_image_standardization``; mean and std stay 0 and 1. ``min-max``: before the scale, the
             image's values are stretched to 0..255, as by OpenCV's ``NORM_MINMAX``; an image of one value
             becomes 0. Empty: neither.
+        layout: ``NCHW``, or ``NHWC`` if the input has the channels last, as networks from TensorFlow.
     """
 
     height: int
@@ -49,6 +51,7 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0,)
     resize: str = "stretch"
     per_image: str = ""
+    layout: str = "NCHW"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(v) for v in self.mean))
@@ -79,13 +82,24 @@ class Preprocessing:
             raise ValueError(f"per_image '{self.per_image}', known: {', '.join(PER_IMAGE[1:])}")
         if self.per_image == "standardize" and (any(self.mean) or set(self.std) != {1.0}):
             raise ValueError("an image that is standardized by itself takes no other mean and std")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout '{self.layout}', known: {', '.join(LAYOUTS)}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The input for one image, in its layout."""
+        c, h, w = self.channels, self.height, self.width
+        return (c, h, w) if self.layout == "NCHW" else (h, w, c)
+
+    @property
+    def schema(self) -> int:
+        """The oldest schema of metadata that can say this."""
+        return 2 if self.per_image or self.layout != "NCHW" else 1
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; what schema 1 does not have is left out where it is not used."""
-        values = asdict(self)
-        if not self.per_image:
-            del values["per_image"]
-        return values
+        newer = {"per_image": "", "layout": "NCHW"}
+        return {k: v for k, v in asdict(self).items() if k not in newer or v != newer[k]}
 
 
 @dataclass(frozen=True)
@@ -158,8 +172,8 @@ class ModelMetadata:
     @property
     def schema(self) -> int:
         """The oldest schema that can say this, so that older versions read all that they understand."""
-        newer = self.preprocessing is not None and self.preprocessing.per_image
-        return 2 if newer or self.outputs is not None else 1
+        of_images = 1 if self.preprocessing is None else self.preprocessing.schema
+        return 2 if self.outputs is not None else of_images
 
     def to_properties(self) -> dict[str, str]:
         """ONNX metadata properties: string keys under ``capsedge.``, JSON values."""
@@ -199,7 +213,7 @@ class ModelMetadata:
                 ]
             found = decode(cls, values)
             if found.schema > schema:
-                raise Malformed(f"schema {schema} has neither 'outputs' nor 'per_image'")
+                raise Malformed(f"schema {schema} has no 'outputs', 'per_image' and 'layout'")
             return found
         except Malformed as error:
             raise ArtefactError(

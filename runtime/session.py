@@ -316,7 +316,8 @@ class Session:
 
     def _undescribed(self, lacking: str) -> ArtefactError:
         """What a file lacks for a prediction, and the command that adds it."""
-        size = self.inputs[0].shape[2:] if self.inputs else ()
+        sizes = self.inputs[0].shape if self.inputs else ()
+        size = sizes[1:3] if sizes[-1:] in ((1,), (3,)) else sizes[2:]
         fixed = len(size) == 2 and all(isinstance(side, int) for side in size)
         words = "x".join(map(str, size)) if fixed else "HEIGHTxWIDTH"
         command = f"capsedge optimize {shlex.quote(str(self.path))} -o described.onnx"

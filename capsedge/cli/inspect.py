@@ -277,7 +277,7 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
         scaling = f"scale {p.scale:.6g}, mean {list(p.mean)}, std {list(p.std)}"
         if p.per_image:
             scaling += f", per image {p.per_image}"
-        size_of_image = f"{p.channels}x{p.height}x{p.width}"
+        size_of_image = "x".join(map(str, p.shape))
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
     return facts + [(f"parity {key}", str(value)) for key, value in meta.parity.items()]
 

@@ -121,6 +121,8 @@ def optimize(
     description = Description(class_names, preprocessing, task, outputs)
     with as_file(model) as source:
         data, summary = read_harmless(source)
+        if description:
+            described(data, description, name=source)  # what is wrong is said before the work
         if summary.capsedge_nodes:
             opset = summary.opsets.get("", 0)
             note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"

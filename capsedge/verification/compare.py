@@ -188,6 +188,12 @@ def verify(
     _check_arguments(limit, min_agreement)
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
     prep = session.metadata.preprocessing if session.metadata is not None else None
+    if prep is not None and prep.layout != "NCHW":
+        raise UsageError(
+            f"{session.path} takes images with the channels last.",
+            "PyTorch's networks have them first, so there is no reference to compare with.",
+            "Compare the arrays of `Session.run` yourself.",
+        )
     shape = _input_shape(session)
     link, module = _reference(reference, session)
     source = Reference(module, [port.name for port in session.outputs])

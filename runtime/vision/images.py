@@ -188,7 +188,7 @@ def prepare(
         name: the name in errors of an image that has no file name.
 
     Returns:
-        ``[C, H, W]`` float32.
+        ``[C, H, W]`` float32, or ``[H, W, C]`` if the preprocessing has that layout.
 
     Raises:
         UsageError: the image cannot be read or does not fit the model.
@@ -230,7 +230,10 @@ def prepare(
     result = resize(height, width, inner_height, inner_width, rows)
     if preprocessing.resize in ("pad", "center"):
         result = _pad(result, preprocessing.height, preprocessing.width)
-    return normalized(np.ascontiguousarray(result.transpose(2, 0, 1)), preprocessing)
+    values = normalized(np.ascontiguousarray(result.transpose(2, 0, 1)), preprocessing)
+    if preprocessing.layout == "NHWC":
+        return np.ascontiguousarray(values.transpose(1, 2, 0))
+    return values
 
 
 def normalized(image: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.float32]:

@@ -30,8 +30,10 @@ _SIDE = 224  # pictures are enlarged to at most this many pixels, and at least h
 
 
 def seen(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """The prepared input ``[C, H, W]`` as pixels ``[H, W, 3]`` again; where each image is standardized by
+    """The prepared input as pixels ``[H, W, 3]`` again; where each image is standardized by
     itself, from its darkest to its lightest value."""
+    if preprocessing.layout == "NHWC":
+        prepared = prepared.transpose(2, 0, 1)
     if preprocessing.per_image == "standardize":
         low, high = prepared.min(), prepared.max()
         return _pixels((prepared - low) / (high - low if high > low else 1.0))

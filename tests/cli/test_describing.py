@@ -190,12 +190,8 @@ def test_a_file_of_ours_changes_its_metadata_alone(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--classes", "a,b"], "could hold the scores of 2 classes"),
-        (["--size", "9x8"], "takes [1, 8, 8]"),
         (["--mean", "1,2,3"], "mean has 3 values for 1 channels"),
-        (["--task", "regression", "--classes", "a,b,c"], "no classes"),
-        (["--outputs", "yaw,pitch"], "2 values are named"),
         (["--classes", "a,b,c", "--outputs", "yaw,pitch,roll"], "belong to a regression"),
-        (["--classes", "a,b,c", "--scores", "q"], "no output q"),
     ],
 )
 def test_what_does_not_fit_writes_nothing(tmp_path: Path, words: list[str], said: str) -> None:

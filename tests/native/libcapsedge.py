@@ -105,6 +105,7 @@ class PreprocessingStruct(ctypes.Structure):
         ("std_count", ctypes.c_size_t),
         ("resize", _TEXT),
         ("per_image", _TEXT),
+        ("channels_last", _I32),
     )
 
 
@@ -237,9 +238,9 @@ def prepare(pixels: Array, preprocessing: Preprocessing, invert: bool = False) -
         std_count=len(std),
         resize=preprocessing.resize.encode(),
         per_image=preprocessing.per_image.encode(),
+        channels_last=int(preprocessing.layout == "NHWC"),
     )
-    shape = (preprocessing.channels, preprocessing.height, preprocessing.width)
-    values = np.full(shape, np.nan, np.float32)
+    values = np.full(preprocessing.shape, np.nan, np.float32)
     call(
         "capsedge_prepare",
         ctypes.byref(p),

@@ -86,6 +86,17 @@ def test_scores_and_poses(kind: str, task: str, poses: str, open_size: bool) -> 
         assert [label[:3] for label in c["labels"]] == labels
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("per_image", ["", "standardize", "min-max"])
+def test_channels_last(channels: int, per_image: str) -> None:
+    prep = Preprocessing(8, 8, channels, per_image=per_image, resize="pad", layout="NHWC")
+    model = foreign_model({"o": [3]}, channels=channels, last=True).SerializeToString()
+    data = described(model, Description(None, prep, "regression")).data
+    wanted, found = predict_both(data)
+    assert [p["values"] for p in found] == [[v.value for v in p.values] for p in wanted]
+    assert Session(data).preprocessing().channels_last == 1
+
+
 def test_half_precision_values() -> None:
     model = foreign_model({"o": [3]})
     for value in model.graph.output:
@@ -218,6 +229,10 @@ CORPUS: dict[str, tuple[dict[str, Any], bool]] = {
             ("whiten", {}, False),
             (None, {}, False),
             (1, {}, False),
+            ("", {"layout": "NCHW"}, True),
+            ("", {"layout": "NHWC"}, False),  # of an input with the channels first
+            ("", {"layout": "HWC"}, False),
+            ("", {"layout": None}, False),
         )
     },
 }

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import PER_IMAGE, RESIZE_RULES, Preprocessing
+from capsedge.runtime.metadata import LAYOUTS, PER_IMAGE, RESIZE_RULES, Preprocessing
 from capsedge.runtime.vision.images import prepare
 from tests.runtime.image_bits import BITS, Bits
 
@@ -24,8 +24,11 @@ def random_preprocessing(rng: np.random.Generator, rule: str, largest: int) -> P
     channels = int(rng.choice([1, 1, 3, 3, 2, 5]))
     per_image = str(rng.choice(["", "", *PER_IMAGE]))
     scale = float(rng.choice([1 / 255, 1.0, 0.017]))
+    layout = str(rng.choice(LAYOUTS))
     if per_image == "standardize":
-        return Preprocessing(height, width, channels, scale=scale, resize=rule, per_image=per_image)
+        return Preprocessing(
+            height, width, channels, scale=scale, resize=rule, per_image=per_image, layout=layout
+        )
     many = rng.random() < 0.5
     return Preprocessing(
         height,
@@ -36,6 +39,7 @@ def random_preprocessing(rng: np.random.Generator, rule: str, largest: int) -> P
         std=tuple(rng.uniform(0.1, 2, channels if many else 1)),
         resize=rule,
         per_image=per_image,
+        layout=layout,
     )
 
 

@@ -138,18 +138,20 @@ def foreign_model(
     channels: int = 1,
     side: int | str = SIDE,
     kinds: Mapping[str, str] | None = None,
+    last: bool = False,
 ) -> onnx.ModelProto:
     """A linear model with outputs of any names and shapes ``[N, ...]``, as another tool writes them.
 
     Args:
         outputs: the shape of each for one image, as the file declares it; a string leaves a size of 3 open.
         kinds: an operator to apply to an output, such as ``Softmax`` or ``Sigmoid``.
+        last: whether the input has the channels last.
     """
     rng = np.random.default_rng(7)
     sizes = {
         name: [3 if isinstance(d, str) else d for d in shape] for name, shape in outputs.items()
     }
-    initializers = [numpy_helper.from_array(np.array([2, 3]), "area")]
+    initializers = [numpy_helper.from_array(np.array([1, 2] if last else [2, 3]), "area")]
     nodes = [helper.make_node("ReduceMean", ["images", "area"], ["means"], keepdims=0)]
     for name, shape in sizes.items():
         weight = rng.normal(size=(channels, int(np.prod(shape)))).astype(np.float32)
@@ -168,7 +170,9 @@ def foreign_model(
         for name, shape in outputs.items()
     ]
     images = helper.make_tensor_value_info(
-        "images", TensorProto.FLOAT, [batch, channels, side, side]
+        "images",
+        TensorProto.FLOAT,
+        [batch, *((side, side, channels) if last else (channels, side, side))],
     )
     graph = helper.make_graph(nodes, "foreign", [images], declared, initializers)
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 18)])

@@ -121,6 +121,27 @@ def test_values_are_named(shapes: Any, stated: Outputs, names: list[str]):
     assert (prediction.label, prediction.score, prediction.labels) == (None, None, ())
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [8, "side"])
+def test_channels_last_are_told_from_the_shape(channels: int, side: int | str):
+    """The same network with its channels first computes the same of the same pictures."""
+    picture = np.random.default_rng(4).integers(0, 256, (9, 13, 3)).astype(np.uint8)
+    changes = {"height": 8, "width": 8, "per_image": "min-max", "resize": "pad"}
+    found = []
+    for last in (False, True):
+        model = foreign_model({"o": [3]}, channels=channels, side=side, last=last)
+        stated = Description(None, changes, "regression")
+        made = described(model.SerializeToString(), stated)
+        prep = made.metadata.preprocessing
+        assert prep is not None
+        assert prep.layout == ("NHWC" if last else "NCHW")
+        assert prep.channels == channels
+        session = load_bytes(made.data)
+        assert session.prepare(picture).shape == prep.shape
+        found.append([value.value for value in session.predict(picture)[0].values])
+    assert np.allclose(*found, atol=1e-6)
+
+
 def test_units_and_their_text():
     outputs = Outputs(names=("yaw", "depth", "age"), units=("degrees", "mm", ""))
     made = described(
@@ -253,7 +274,8 @@ def written(draw: st.DrawFn) -> ModelMetadata:
         changes["std"] = (draw(numbers.filter(lambda v: v != 0)),)
     prep = Preprocessing(
         draw(st.integers(1, 64)), draw(st.integers(1, 64)), channels,
-        scale=draw(numbers), per_image=per_image, **changes,
+        scale=draw(numbers), per_image=per_image, layout=draw(st.sampled_from(["NCHW", "NHWC"])),
+        **changes,
     )  # fmt: skip
     task = draw(st.sampled_from(["single-label", "multi-label", "regression"]))
     if task == "regression":

@@ -55,6 +55,7 @@ def test_missing_property():
         {"mean": (float("inf"),)},
         {"resize": "squeeze"},
         {"per_image": "whiten"},
+        {"layout": "NWHC"},
         {"per_image": "standardize", "mean": (0.5,)},
         {"per_image": "standardize", "std": (1.0, 2.0), "channels": 2},
     ],
@@ -79,6 +80,7 @@ def test_what_schema_1_can_say_stays_as_it_was():
     "changes",
     [
         {"preprocessing": Preprocessing(8, 8, 1, per_image="min-max")},
+        {"preprocessing": Preprocessing(8, 8, 1, layout="NHWC")},
         {"outputs": Outputs(scores="probs", kind="probability")},
         {"task": "regression", "class_names": (), "outputs": ANGLES},
     ],
@@ -88,7 +90,7 @@ def test_what_it_cannot_say_is_schema_2(changes: dict[str, object]):
     properties = written.to_properties()
     assert properties["capsedge.schema"] == "2"
     assert ModelMetadata.from_properties(properties) == written
-    with pytest.raises(ArtefactError, match="schema 1 has neither"):
+    with pytest.raises(ArtefactError, match="schema 1 has no"):
         ModelMetadata.from_properties(properties | {"capsedge.schema": "1"})
     with pytest.raises(ArtefactError, match="another schema"):
         ModelMetadata.from_properties(properties | {"capsedge.schema": "3"})

@@ -238,14 +238,15 @@ typedef struct capsedge_preprocessing {
   size_t std_count;
   const char* resize; /* "stretch", "pad", "crop" or "center" */
   const char* per_image; /* "standardize", "min-max", or "" (or NULL): nothing depends on the image */
+  int32_t channels_last; /* 1: the input is [height, width, channels] */
 } capsedge_preprocessing;
-#define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL}
+#define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0}
 
 /* As stated in the metadata of the model file. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedge_session* session,
                                                                          capsedge_preprocessing* preprocessing);
 
-/* One image as [channels, height, width] floats; `count` is how many there is room for. The same bits as Python's.
+/* One image as [channels, height, width] floats (or [height, width, channels]); `count` is how many there is room for. The same bits as Python's.
  * `invert`: dark ink on a light ground. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing,
                                                                 const capsedge_image* image, int32_t invert,

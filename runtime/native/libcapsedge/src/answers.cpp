@@ -36,10 +36,9 @@ std::string unfit_input(const Metadata& m, const std::vector<Port>& inputs) {
     return "It has " + std::to_string(inputs.size()) + " inputs, not one, images [N, C, H, W].";
   const std::vector<int64_t>& shape = inputs[0].shape;
   if (!m.preprocessing) return "";
-  const Preprocessing& p = *m.preprocessing;
-  if (fits(p.channels, shape[1]) && fits(p.height, shape[2]) && fits(p.width, shape[3])) return "";
-  return "It prepares images [" + std::to_string(p.channels) + ", " + std::to_string(p.height) + ", " +
-         std::to_string(p.width) + "] for an input " + shape_of(inputs[0]) + ".";
+  const std::array<int64_t, 3> made = m.preprocessing->shape();
+  if (fits(made[0], shape[1]) && fits(made[1], shape[2]) && fits(made[2], shape[3])) return "";
+  return "It prepares images " + shape_text(made.data(), 3) + " for an input " + shape_of(inputs[0]) + ".";
 }
 
 // An output that was left out when the model was opened has no shape to compare.

@@ -76,6 +76,11 @@ int32_t side(const Json& value) {
   return static_cast<int32_t>(whole);
 }
 
+bool is_channels_last(const std::string& layout) {
+  if (layout != "NCHW" && layout != "NHWC") throw JsonError("layout '" + layout.substr(0, 80) + "'");
+  return layout == "NHWC";
+}
+
 Preprocessing preprocessing_of(const Json& json) {
   Preprocessing p;
   p.scale = 1.0 / 255.0;
@@ -92,6 +97,7 @@ Preprocessing preprocessing_of(const Json& json) {
     else if (name == "std") p.std = reals(value);
     else if (name == "resize") p.resize = resize_rule(value.string());
     else if (name == "per_image") p.per_image = per_image_rule(value.string());
+    else if (name == "layout") p.channels_last = is_channels_last(value.string());
     else throw JsonError("'preprocessing' has '" + name + "', which this version does not know");
   }
   if (!sides[0] || !sides[1] || !sides[2]) throw JsonError("'preprocessing' has no size");
@@ -174,9 +180,9 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     const auto outputs = values.find("outputs");
     if (outputs != values.end() && outputs->second.kind != Json::kNull) m.outputs = outputs_of(outputs->second);
     if (m.outputs || m.regression()) check_outputs(m.outputs.value_or(StatedOutputs()), m);
-    const bool newer = m.outputs || (m.preprocessing && m.preprocessing->per_image != PerImage::kNothing);
+    const bool newer = m.outputs || (m.preprocessing && (m.preprocessing->channels_last || m.preprocessing->per_image != PerImage::kNothing));
     if (newer && schema < kNewestSchema)
-      throw JsonError("schema " + std::to_string(schema) + " has neither 'outputs' nor 'per_image'");
+      throw JsonError("schema " + std::to_string(schema) + " has no 'outputs', 'per_image' and 'layout'");
   } catch (const JsonError& error) {
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
                   "Export the model again with `capsedge export`.");

@@ -121,8 +121,8 @@ void Prediction::run(const Session& session, size_t rows, size_t used) {
   input.type = in.type;
   input.rank = 4;
   input.shape[0] = static_cast<int64_t>(rows);
-  const Preprocessing& p = session.preprocessing();
-  input.shape[1] = p.channels, input.shape[2] = p.height, input.shape[3] = p.width;
+  const std::array<int64_t, 3> shape = session.preprocessing().shape();
+  std::copy(shape.begin(), shape.end(), input.shape + 1);
   input.data = input_.data();
   input.bytes = input_.size() * 4;
   if (in.type == CAPSEDGE_FLOAT16) {

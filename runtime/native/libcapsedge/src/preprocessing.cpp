@@ -182,6 +182,11 @@ PerImage per_image_rule(const std::string& name) {
 
 const char* name_of(PerImage rule) { return kPerImage[static_cast<size_t>(rule)]; }
 
+std::array<int64_t, 3> Preprocessing::shape() const {
+  if (channels_last) return {height, width, channels};
+  return {channels, height, width};
+}
+
 std::string Preprocessing::wrong() const {
   const std::string size = std::to_string(channels) + "x" + std::to_string(height) + "x" + std::to_string(width);
   if (height < 1 || width < 1 || channels < 1) return "the input size " + size + " is not positive";
@@ -322,10 +327,16 @@ void prepare(const Preprocessing& p, const capsedge_image& image, bool invert, c
   check_image(image, p.channels, name);
   Rows rows(image, p.channels, invert, name, scratch.row);
   const Placement placed = place(p, image);
+  const bool permuted = p.channels_last && p.channels > 1;
+  if (permuted) scratch.planes.resize(static_cast<size_t>(p.values()));
+  float* const planes = permuted ? scratch.planes.data() : to;
   resize_height(placed, p.channels, rows, scratch);
-  resize_width(placed, p, scratch, to);
-  if (p.per_image == PerImage::kMinMax) stretch_levels(p, to);
-  if (p.per_image == PerImage::kStandardize) standardize(to, p.values());
+  resize_width(placed, p, scratch, planes);
+  if (p.per_image == PerImage::kMinMax) stretch_levels(p, planes);
+  if (p.per_image == PerImage::kStandardize) standardize(planes, p.values());
+  const int64_t area = int64_t{p.height} * p.width;
+  for (int64_t i = 0; permuted && i < area; ++i)
+    for (int64_t c = 0; c < p.channels; ++c) to[i * p.channels + c] = planes[c * area + i];
 }
 
 }  // namespace capsedge::libcapsedge
