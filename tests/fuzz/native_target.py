@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from capsedge.runtime.metadata import ModelMetadata
 from tests.fuzz.target import Budget, Outcome, Target
 
 SOURCE = Path(__file__).parent / "native"
@@ -24,9 +25,18 @@ def _models() -> dict[str, bytes]:
     """Small files: a whole model, and every operator as one node."""
     from tests.conformance.cases import CASES, make
     from tests.conformance.native import one_node
-    from tests.runtime.models import capsule_model
+    from tests.fuzz.readers import SCORES, VALUES
+    from tests.runtime.models import capsule_model, foreign_model
 
-    found = {"model": capsule_model().SerializeToString()}
+    def foreign(said: ModelMetadata) -> bytes:
+        shapes = {"s": [2], "p": [2, 4]} if said is SCORES else {"o": [1], "p": [1]}
+        return foreign_model(shapes, properties=said.to_properties()).SerializeToString()
+
+    found = {
+        "model": capsule_model().SerializeToString(),
+        "scores": foreign(SCORES),
+        "values": foreign(VALUES),
+    }
     for case in CASES:
         for dtype in case.dtypes:
             name = f"{case.operator}-{dtype}"
