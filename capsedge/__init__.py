@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.inspect import inspect
     from capsedge.runtime.loading import load
+    from capsedge.runtime.metadata import Outputs, Preprocessing
     from capsedge.runtime.profiling.profile_report import ProfileReport
     from capsedge.runtime.profiling.profiler import profile
     from capsedge.runtime.reading.inspection import Inspection
@@ -58,6 +59,8 @@ _HOMES = {
     "inspect": "capsedge.runtime.inspect",
     "Inspection": "capsedge.runtime.reading.inspection",
     "EngineInspection": "capsedge.runtime.backends.engine_inspection",
+    "Outputs": "capsedge.runtime.metadata",
+    "Preprocessing": "capsedge.runtime.metadata",
     "export": "capsedge.exporters.to_onnx",
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.api",
@@ -98,8 +101,10 @@ __all__ = [
     "ImportReport",
     "Inspection",
     "OptimizationReport",
+    "Outputs",
     "ParityError",
     "Prediction",
+    "Preprocessing",
     "ProfileReport",
     "QuantizationReport",
     "Session",

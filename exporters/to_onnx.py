@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -36,8 +37,9 @@ from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, build
+from capsedge.runtime.description import Description, described
 from capsedge.runtime.files.writing import check_writable, write_bytes
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
@@ -64,6 +66,10 @@ def export(
     rtol: float = RTOL,
     inputs: Inputs | None = None,
     metadata: ModelMetadata | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    outputs: Outputs | None = None,
     checkpoint_sha256: str = "",
     dry_run: bool = False,
 ) -> ExportReport:
@@ -91,6 +97,10 @@ def export(
         inputs: inputs of the user's own that are compared too (a file, arrays, or a mapping by input name);
             hard cases outside their range then only warn.
         metadata: metadata for the file of a module of your own.
+        class_names: what the file says of itself: one name per class.
+        preprocessing: how an image becomes the input; a mapping changes some of the model's own.
+        task: ``single-label``, ``multi-label`` or ``regression``.
+        outputs: which outputs hold scores, poses or values, and the names and units of values.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
 
@@ -111,6 +121,7 @@ def export(
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     batch = _batch(model, batch)
+    description = Description(class_names, preprocessing, task, outputs)
     path = Path(path)
     check_module(model)
     if not dry_run:
@@ -134,9 +145,18 @@ def export(
         own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
         cases = _cases(subject, batch, own)
         parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
-    if subject.metadata is not None:
-        _write_metadata(lowered, subject.metadata, parity, atol, rtol)
+    stated = subject.metadata
+    if description and stated is None:
+        name = type(model).__name__
+        stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
     data = lowered.SerializeToString()
+    if stated is not None:
+        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
+    if stated is not None and all(p.passed for p in parity):
+        # A fused file runs only with the kernels, so it is read with its function bodies.
+        whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
+        made = described(data, description, stated, path, runnable=whole.SerializeToString())
+        data = made.data
     report = ExportReport(
         path=path,
         size=len(data),
@@ -376,25 +396,17 @@ def _prove(
     return tuple(dataclasses.replace(p, outside=p.case in outside) for p in found)
 
 
-def _write_metadata(
-    model: onnx.ModelProto,
-    metadata: ModelMetadata,
-    parity: tuple[CaseParity, ...],
-    atol: float,
-    rtol: float,
-) -> None:
-    worst = max(parity, key=lambda p: p.excess)
-    measured = {
+def _measured(parity: tuple[CaseParity, ...], atol: float, rtol: float) -> dict[str, Any]:
+    """The comparison, for the metadata."""
+    return {
         "against": "PyTorch eager FP32",
         "torch": torch.__version__,
         "comparisons": len(parity),
         "max_abs": max(p.max_abs for p in parity),
-        "worst": dataclasses.asdict(worst),
+        "worst": dataclasses.asdict(max(parity, key=lambda p: p.excess)),
         "atol": atol,
         "rtol": rtol,
     }
-    properties = dataclasses.replace(metadata, parity=measured).to_properties()
-    onnx.helper.set_model_props(model, properties)
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:

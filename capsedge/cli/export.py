@@ -11,6 +11,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, WRITES
@@ -167,6 +168,7 @@ def command(
     form: Form,
     comparison: Comparison,
     frozen: Frozen,
+    described: Described,
     model: _options.Model = None,
     checkpoint: _options.Checkpoint = None,
     routing: Routing = None,
@@ -190,7 +192,7 @@ def command(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    options = form.resolved() | asdict(comparison)
+    options = form.resolved() | asdict(comparison) | described.keywords()
     options["rewrites"] = _rewrites(no_rewrite or [])
     if source is not None:
         _export_own(source, str(example), output, options, dry_run, as_json)
@@ -222,9 +224,10 @@ def _export_own(
         )
     target = output or Path(f"{own.name.lower()}.onnx")
     log("capturing, recognizing routing, and comparing; a large network takes minutes")
+    checksum = sha256(own.weights) if own.weights else ""
+    options["checkpoint_sha256"] = checksum
     report = export(own.module, target, example=inputs, **options, dry_run=dry_run)
-    sums = {"weights_sha256": sha256(own.weights) if own.weights else ""}
-    _show(report, Source(own.name, own.weights, source), as_json, sums)
+    _show(report, Source(own.name, own.weights, source), as_json, {"weights_sha256": checksum})
 
 
 def _export_known(

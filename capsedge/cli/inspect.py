@@ -264,16 +264,39 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
 def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
     """The network, as described by the file's metadata."""
     facts = [
-        ("architecture", meta.architecture),
-        ("routing", f"{meta.routing}, {meta.iterations} iterations"),
-        ("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"),
+        ("architecture", meta.architecture or "not stated"),
+        (
+            "routing",
+            f"{meta.routing}, {meta.iterations} iterations" if meta.routing else "not stated",
+        ),
         ("task", meta.task),
+        *_outputs(meta),
         ("precision", meta.precision),
         ("checkpoint", meta.checkpoint_sha256 or "not stated"),
     ]
     if meta.preprocessing is not None:
         p = meta.preprocessing
         scaling = f"scale {p.scale:.6g}, mean {list(p.mean)}, std {list(p.std)}"
-        size_of_image = f"{p.channels}x{p.height}x{p.width}"
+        if p.per_image:
+            scaling += f", per image {p.per_image}"
+        size_of_image = "x".join(map(str, p.shape))
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
     return facts + [(f"parity {key}", str(value)) for key, value in meta.parity.items()]
+
+
+def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
+    """What the outputs hold: classes or values."""
+    facts = []
+    if meta.class_names or meta.outputs is None:
+        facts.append(("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"))
+    stated = meta.outputs
+    if stated is None:
+        return facts
+    if stated.scores:
+        facts.append(("scores", f"{stated.scores} ({stated.kind})"))
+        facts.append(("poses", stated.poses or "none"))
+    else:
+        named = zip(stated.names, stated.units, strict=True)
+        values = ", ".join(f"{name} ({unit})" if unit else name for name, unit in named)
+        facts.append(("values", f"{values} in {', '.join(stated.values)}"))
+    return facts

@@ -9,6 +9,8 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._describing import Described
+from capsedge.cli._groups import grouped
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.runtime.quantities import size
@@ -30,8 +32,13 @@ Measure = Annotated[
 ]
 
 
+@grouped
 def command(
-    model: Model, output: Output = None, measure: Measure = 1.0, as_json: _options.Json = False
+    described: Described,
+    model: Model,
+    output: Output = None,
+    measure: Measure = 1.0,
+    as_json: _options.Json = False,
 ) -> None:
     """Find capsule routing in an ONNX file of any tool and replace it by operators, proven equal."""
     require(
@@ -45,6 +52,7 @@ def command(
         model,
         output or model.parent / f"{model.stem}.fused.onnx",
         measure=measure,
+        **described.keywords(),
         progress=(lambda _: None) if as_json else log,
     )
     if as_json:

@@ -205,6 +205,19 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
             for o in part["outputs"]
         ],
     )
+    if "estimates" in part:
+        print_table(
+            "Values",
+            ("value", "unit", "mean error", "largest error", "range"),
+            [
+                (
+                    v["name"],
+                    v["unit"],
+                    *(f"{v[k]:.3g}" for k in ("mean_error", "largest_error", "range")),
+                )
+                for v in part["estimates"]["values"]
+            ],
+        )
     d = part["decisions"]
     if d is None:
         return

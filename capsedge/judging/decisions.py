@@ -77,7 +77,7 @@ class Decisions:
         if session.score_output is None:
             return None
         # A logit of 0 is a probability of one half.
-        threshold = 0.0 if session.score_output == "logits" else DEFAULT_THRESHOLD
+        threshold = 0.0 if session.score_kind == "logits" else DEFAULT_THRESHOLD
         return cls(session.multi_label, threshold, tie)
 
     def update(self, reference: Array, found: Array, labels: Array | None = None) -> None:
@@ -103,10 +103,11 @@ class Decisions:
         self.images += len(reference)
 
     def update_poses(self, reference: Array, found: Array, scores: Array) -> None:
-        """Add the poses ``[n, J, P]`` of a batch; ``scores`` are the reference's.
+        """Add the poses ``[n, J, ...]`` of a batch; ``scores`` are the reference's.
 
         Poses that are not finite have no angle; ``OutputMetrics`` counts them.
         """
+        reference, found = (x.reshape(*x.shape[:2], -1) for x in (reference, found))
         finite = np.isfinite(reference).all((1, 2)) & np.isfinite(found).all((1, 2))
         if not finite.any():
             return

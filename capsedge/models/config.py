@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, check, decode
-from capsedge.runtime.metadata import TASKS, Preprocessing
+from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
 
 
 def _check(least: int, most: int, **values: object) -> None:
@@ -125,8 +125,8 @@ class ModelConfig:
                 "",
                 f"Ask for 1 to {limits.ITERATIONS}.",
             )
-        if self.task not in TASKS:
-            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(TASKS)}.")
+        if self.task not in CLASSIFICATION:
+            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(CLASSIFICATION)}.")
         if not self.class_names:
             raise UsageError("A model needs at least one class.")
         _check(1, limits.WIDTH, classes=len(self.class_names))
@@ -161,6 +161,7 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """JSON values that ``config_from_dict`` reads back."""
         values = dataclasses.asdict(self)
+        values["preprocessing"] = self.preprocessing.to_dict()
         values["stem"] = (
             {"resnet": self.stem.stages} if isinstance(self.stem, ResNet) else values["stem"]
         )

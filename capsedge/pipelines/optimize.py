@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ import numpy as np
 
 from capsedge import errors
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.runtime.description import Description, described
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.confined import Bounds, confined
 from capsedge.runtime.files.given import GivenModel, as_file
 from capsedge.runtime.files.writing import check_writable, write_bytes
+from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.worker import Specification
-from capsedge.runtime.reading.onnx_file import read_harmless
+from capsedge.runtime.reading.onnx_file import OnnxSummary, read_harmless
 
 _WORKER = "capsedge.graph.recognize.worker"
 Progress = Callable[[str], None]
@@ -81,6 +83,10 @@ def optimize(
     path: Path | str | None = None,
     *,
     measure: float = 1.0,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    outputs: Outputs | None = None,
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
     """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
@@ -92,6 +98,8 @@ def optimize(
         model: a file, or its bytes.
         path: the file to write; none by default.
         measure: seconds to measure before and after for; 0 for not at all.
+        class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
+            routing is recognized, the file gets this metadata and stays as it is otherwise.
         progress: told what is being done.
 
     Returns:
@@ -110,16 +118,23 @@ def optimize(
         check_writable(path)
     if not measure >= 0:
         raise UsageError(f"measure is {measure:g}.", "It is 0 seconds or more.", "Use 1.")
+    description = Description(class_names, preprocessing, task, outputs)
     with as_file(model) as source:
         data, summary = read_harmless(source)
+        if description:
+            described(data, description, name=source)  # what is wrong is said before the work
         if summary.capsedge_nodes:
             opset = summary.opsets.get("", 0)
             note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
             document, better = _unchanged(opset, note), data
         else:
-            document, better = _improved(data, str(source), progress)
+            document, better = _recognized(data, str(source), summary, description, progress)
+        if description:
+            made = described(better, description, name=source)
+            better = made.data
+            document["notes"] = [*document["notes"], str(made)]
         before = after = None
-        if measure and not summary.capsedge_nodes:
+        if measure and document["inputs"]:
             with as_file(better) as fresh:
                 before, after = _times(source, fresh, document, measure, progress)
     target = None if path is None else Path(path)
@@ -147,8 +162,26 @@ def optimize(
 
 def _unchanged(opset: int, note: str) -> dict[str, Any]:
     numbers = dict.fromkeys(("nodes_before", "nodes", "comparisons", "largest_difference"), 0)
-    same = {"opset_before": opset, "opset": opset, "batch": "as it is"}
+    same = {"opset_before": opset, "opset": opset, "batch": "as it is", "inputs": {}}
     return {"found": [], "left": [], "notes": [note], **numbers, **same}
+
+
+def _recognized(
+    data: bytes, name: str, summary: OnnxSummary, description: Description, progress: Progress
+) -> tuple[dict[str, Any], bytes]:
+    """As `_improved`; a file that is to be described and has no routing stays as it is."""
+    try:
+        document, better = _improved(data, name, progress)
+    except UnsupportedModelError as error:
+        if not description:
+            raise
+        note = f"only its metadata changes: {error.what} {error.why}"
+        return _unchanged(summary.opsets.get("", 0), note), data
+    if description and not document["found"]:
+        note = "no capsule routing was recognized; only its metadata changes"
+        left = _unchanged(document["opset_before"], note)
+        return left | {"left": document["left"]}, data
+    return document, better
 
 
 def _improved(data: bytes, name: str, progress: Progress) -> tuple[dict[str, Any], bytes]:

@@ -18,6 +18,7 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
+from capsedge.judging.estimates import Estimates, allowed_share
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
 from capsedge.pipelines.own_module import OwnModule
@@ -26,7 +27,7 @@ from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading.origin import origin_of
-from capsedge.runtime.session import SCORES, Session
+from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
 from capsedge.verification.reference import (
@@ -51,6 +52,7 @@ class _Limits:
         approximate: whether the file is not meant to equal its source.
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
         max_drop: points of accuracy that the file was allowed to lose when it was made; None if not stated.
+        share: of its range that the mean error of a regression's value may have.
     """
 
     tolerances: dict[str, Tolerance]
@@ -58,6 +60,7 @@ class _Limits:
     approximate: bool
     by_numbers: bool
     max_drop: float | None
+    share: float
 
     @classmethod
     def of(
@@ -75,6 +78,7 @@ class _Limits:
             approximate,
             by_numbers=not approximate or atol is not None or rtol is not None,
             max_drop=_max_drop(session) if approximate else None,
+            share=allowed_share(session.metadata),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +86,7 @@ class _Limits:
         return {
             "min_agreement": self.min_agreement,
             "max_drop_points": self.max_drop,
+            "max_mean_error_percent": 100 * self.share,
             "judged_by": "numbers and decisions" if self.by_numbers else "decisions",
             "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
         }
@@ -91,8 +96,10 @@ class _Limits:
 class _Comparison:
     """Metrics of one set of images."""
 
+    session: Session
     outputs: dict[str, OutputMetrics]
     decisions: Decisions | None
+    estimates: Estimates | None
 
     @classmethod
     def of(
@@ -100,7 +107,7 @@ class _Comparison:
     ) -> _Comparison:
         """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
-        return cls(outputs, Decisions.of(session, tie))
+        return cls(session, outputs, Decisions.of(session, tie), Estimates.of(session))
 
     def update(
         self,
@@ -122,17 +129,20 @@ class _Comparison:
                     "Name the checkpoint that the file was exported from with --checkpoint.",
                 )
             metrics.update(expected[name], found[name], 0.0 if noise is None else noise[name])
-        if self.decisions is not None:
-            scores = next(n for n in SCORES if n in expected)
+        scores, poses = self.session.score_output, self.session.pose_output
+        if self.decisions is not None and scores is not None:
             self.decisions.update(expected[scores], found[scores], labels)
-            if "poses" in expected:
-                self.decisions.update_poses(expected["poses"], found["poses"], expected[scores])
+            if poses is not None and expected[poses].ndim > 2:
+                self.decisions.update_poses(expected[poses], found[poses], expected[scores])
+        if self.estimates is not None:
+            self.estimates.update(self.session.values_of(expected), self.session.values_of(found))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return {
             "outputs": [m.to_dict() for m in self.outputs.values()],
             "decisions": None if self.decisions is None else self.decisions.to_dict(),
+            **({} if self.estimates is None else {"estimates": self.estimates.to_dict()}),
         }
 
 
@@ -180,6 +190,12 @@ def verify(
     _check_arguments(limit, min_agreement)
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
     prep = session.metadata.preprocessing if session.metadata is not None else None
+    if prep is not None and prep.layout != "NCHW":
+        raise UsageError(
+            f"{session.path} takes images with the channels last.",
+            "PyTorch's networks have them first, so there is no reference to compare with.",
+            "Compare the arrays of `Session.run` yourself.",
+        )
     shape = _input_shape(session)
     link, module = _reference(reference, session)
     ranks = {port.name: len(port.shape) for port in session.outputs}
@@ -419,6 +435,8 @@ def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> lis
     for place, comparison, images in parts:
         for metrics in comparison.outputs.values():
             failures += _output_failures(limits, place, metrics, images.names)
+        if limits.approximate and comparison.estimates is not None and place == "samples":
+            failures += comparison.estimates.failures(limits.share, place)
         decisions = comparison.decisions
         if limits.approximate and place == "hard cases":
             continue  # on them any precision other than the source's decides by rounding

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet, read_images
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.images import SUFFIXES, prepare
+from capsedge.runtime.vision.images import SUFFIXES, normalized, prepare
 
 Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given
@@ -120,5 +120,8 @@ def _prepared(images: NDArray[np.float64], prep: Preprocessing | None) -> Floats
     """Values in [0, 1] ``[..., C, H, W]`` as the model's input."""
     if prep is None:
         return images.astype(np.float32)
+    if prep.per_image:
+        levels = (images * 255).astype(np.float32).reshape(-1, *images.shape[-3:])
+        return np.stack([normalized(one, prep) for one in levels]).reshape(images.shape)
     mean, std = (np.reshape(v, (-1, 1, 1)) for v in (prep.mean, prep.std))
     return np.asarray((images * 255 * prep.scale - mean) / std, np.float32)

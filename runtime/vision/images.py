@@ -7,6 +7,7 @@ the same bits. Pillow only decodes.
 from __future__ import annotations
 
 import io
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -187,7 +188,7 @@ def prepare(
         name: the name in errors of an image that has no file name.
 
     Returns:
-        ``[C, H, W]`` float32.
+        ``[C, H, W]`` float32, or ``[H, W, C]`` if the preprocessing has that layout.
 
     Raises:
         UsageError: the image cannot be read or does not fit the model.
@@ -229,9 +230,33 @@ def prepare(
     result = resize(height, width, inner_height, inner_width, rows)
     if preprocessing.resize in ("pad", "center"):
         result = _pad(result, preprocessing.height, preprocessing.width)
-    mean, std = (np.asarray(v, np.float32) for v in (preprocessing.mean, preprocessing.std))
-    result = (result * np.float32(preprocessing.scale) - mean) / std
-    return np.ascontiguousarray(result.transpose(2, 0, 1))
+    values = normalized(np.ascontiguousarray(result.transpose(2, 0, 1)), preprocessing)
+    if preprocessing.layout == "NHWC":
+        return np.ascontiguousarray(values.transpose(1, 2, 0))
+    return values
+
+
+def normalized(image: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.float32]:
+    """Levels 0..255 ``[C, H, W]`` of an image in the model's size as the model's input."""
+    if preprocessing.per_image == "min-max":
+        low, high = image.min(), image.max()
+        span = high - low if high > low else np.float32(1)
+        image = (image - low) / span * np.float32(255)
+    mean, std = (
+        np.asarray(v, np.float32).reshape(-1, 1, 1) for v in (preprocessing.mean, preprocessing.std)
+    )
+    image = (image * np.float32(preprocessing.scale) - mean) / std
+    if preprocessing.per_image == "standardize":
+        values = image.astype(np.float64)
+        centred = values - _sum(values) / values.size
+        deviation = math.sqrt(_sum(centred * centred) / values.size)
+        image = (centred / max(deviation, 1 / math.sqrt(values.size))).astype(np.float32)
+    return image
+
+
+def _sum(values: NDArray[np.float64]) -> float:
+    """From the first value to the last, as C++ adds; numpy's ``sum`` adds in another order."""
+    return float(np.add.accumulate(values.ravel())[-1])
 
 
 def _is_pillow(image: object) -> bool:

@@ -16,14 +16,14 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from capsedge.errors import CapsedgeError, ExitCode
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 
 PREP = Preprocessing(8, 8, 1)
 
@@ -476,6 +476,19 @@ def metadata() -> ModelMetadata:
     return ModelMetadata("capsnet", {"a": [1, None]}, "dynamic", 3, ("a", "b"), PREP)
 
 
+SCORES = replace(
+    metadata(),
+    preprocessing=replace(PREP, per_image="min-max"),
+    outputs=Outputs(scores="s", kind="logits", poses="p"),
+)
+VALUES = replace(
+    metadata(),
+    task="regression",
+    class_names=(),
+    outputs=Outputs(values=("o", "p"), names=("yaw", "depth"), units=("degrees", "")),
+)
+
+
 def _read_metadata(data: bytes) -> None:
     properties = {}
     for line in data.split(b"\n"):
@@ -488,8 +501,9 @@ def _read_metadata(data: bytes) -> None:
 
 
 def _properties() -> Iterable[bytes]:
-    lines = [f"{k.removeprefix('capsedge.')}={v}" for k, v in metadata().to_properties().items()]
-    yield "\n".join(lines).encode()
+    for said in (metadata(), SCORES, VALUES):
+        lines = [f"{k.removeprefix('capsedge.')}={v}" for k, v in said.to_properties().items()]
+        yield "\n".join(lines).encode()
 
 
 def _read_table(data: bytes) -> None:

@@ -402,7 +402,7 @@ def test_weights_in_other_files_are_refused(small_model: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "2", "another schema"),
+        ("schema", "3", "another schema"),
         ("schema", "", "ends early"),
         ("class_names", '["a", "b", "c"', "ends early"),
         ("class_names", '["a", "b", "c"] 1', "follows the value"),

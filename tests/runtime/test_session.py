@@ -410,7 +410,7 @@ def test_foreign_file_runs_and_does_not_predict(tmp_path: Path):
     found = session.run({"x": np.ones((3, 2), np.float32), "k": np.array([5])})
     np.testing.assert_array_equal(found["y"], np.full((3, 2), 5))
     for call in (session.predict, session.reconstruct, session.prepare):
-        with pytest.raises(ArtefactError, match="was not made by capsedge"):
+        with pytest.raises(ArtefactError, match="states neither its classes nor its preprocessing"):
             call(LEFT)  # type: ignore[operator]
 
 
