@@ -27,13 +27,15 @@ class CapsedgeError(Exception):
     Args:
         what: what failed, in one sentence.
         why: the cause, with the numbers or names involved.
-        fix: the command or the change that fixes it.
+        fix: the change that fixes it, as a caller in Python makes it.
+        command: the same for the command line, where that differs.
     """
 
     exit_code: ExitCode = ExitCode.BUG
 
-    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, why: str = "", fix: str = "", *, command: str = "") -> None:
         self.what, self.why, self.fix = what, why, fix
+        self.command = command or fix
         super().__init__("\n".join(part for part in (what, why, fix) if part))
 
 
@@ -63,8 +65,10 @@ class ParityError(CapsedgeError):
 
     exit_code = ExitCode.PARITY
 
-    def __init__(self, what: str, why: str = "", fix: str = "", report: Any = None) -> None:
-        super().__init__(what, why, fix)
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", report: Any = None, *, command: str = ""
+    ) -> None:
+        super().__init__(what, why, fix, command=command)
         self.report = report
 
 

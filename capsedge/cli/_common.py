@@ -57,7 +57,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
         document = {
             "error": error.what,
             "why": error.why,
-            "fix": error.fix,
+            "fix": error.command,
             "exit_code": int(error.exit_code),
         }
         with suppress(OSError):  # printing itself may be what failed
@@ -67,7 +67,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
 
 def log_error(error: CapsedgeError) -> None:
     """Print an error for a person: what failed, why, and the fix, one line each."""
-    what, *more = (part for part in (error.what, error.why, error.fix) if part)
+    what, *more = (part for part in (error.what, error.why, error.command) if part)
     log(f"error: {what}", *more)
 
 
