@@ -83,13 +83,14 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     assert not target.exists()
 
     # As if every decision of the quantized file were another.
-    right = evaluate.scores
+    right = evaluate.answers
     monkeypatch.setattr(
         evaluate,
-        "scores",
-        lambda session, data, progress=None: (
-            (1 if session.path == model else -1) * right(session, data, progress)
-        ),
+        "answers",
+        lambda session, *rest: {
+            name: [part if session.path == model else -part for part in parts]
+            for name, parts in right(session, *rest).items()
+        },
     )
     with pytest.raises(capsedge.ParityError) as caught:
         capsedge.quantize(

@@ -81,8 +81,9 @@ class ImageSet:
 
         It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
         (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``
-        if there are none. Arrays of other inputs follow in the order of their names, as ``input NAME``. So it depends on the order, but neither on the origin of the images (source, names,
-        split) nor on a model's preprocessing.
+        if there are none. Arrays of other inputs follow in the order of their names, as ``input NAME``. So
+        it depends on the order, but neither on the origin of the images (source, names, split) nor on a
+        model's preprocessing.
         """
         total = hashlib.sha256()
         others = [(f"input {name}", self.others[name]) for name in sorted(self.others)]
@@ -137,7 +138,12 @@ class ImageSet:
         names = tuple(self.names[k] for k in indices) if self.names else ()
         others = {name: array[indices] for name, array in self.others.items()}
         return replace(
-            self, images=self.images[indices], labels=labels, names=names, whole=False, others=others
+            self,
+            images=self.images[indices],
+            labels=labels,
+            names=names,
+            whole=False,
+            others=others,
         )
 
     def first(self, count: int | None) -> ImageSet:

@@ -1,4 +1,4 @@
-"""Archives of numpy arrays (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
+"""Numpy arrays, single and in archives (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
 
 Read without numpy's own reader, which allocates what a header claims, and evaluates it as Python.
 """
@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +35,9 @@ _SIZE = re.compile(r"\s*([0-9]{1,18})L?\s*")
 class Arrays:
     """The arrays of an open npz file.
 
+    Attributes:
+        names: of the arrays.
+
     Args:
         path: its name, for errors.
         archive: its content.
@@ -42,10 +46,10 @@ class Arrays:
 
     def __init__(self, path: Path, archive: Archive, stored: int) -> None:
         self._path, self._archive, self._stored = path, archive, stored
-        self._names = set(archive.names)
+        self.names = [n.removesuffix(".npy") for n in archive.names if n.endswith(".npy")]
 
     def __contains__(self, name: str) -> bool:
-        return f"{name}.npy" in self._names
+        return name in self.names
 
     def read(self, name: str, count: int | None = None) -> NDArray[Any]:
         """An array of numbers.
@@ -58,11 +62,35 @@ class Arrays:
         """
         try:
             with self._archive.member(f"{name}.npy") as member:
-                return self._array(member, name, count)
+                return _Array(self._path, name, self._stored).read(member, count)
         except BadArchive as error:
             raise _unreadable(self._path, error) from error
 
-    def _array(self, member: IO[bytes], name: str, count: int | None) -> NDArray[Any]:
+
+def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
+    """The array of an npy file.
+
+    Args:
+        count: the first so many along the first axis; all with None.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or of another type.
+    """
+    with opened(path) as file:
+        return _Array(path, "the array", size(file)).read(file, count)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array to be read: its file and name, for errors, and the bytes of that file."""
+
+    _path: Path
+    _name: str
+    _stored: int
+
+    def read(self, member: IO[bytes], count: int | None) -> NDArray[Any]:
+        """The array, or its first ``count`` entries."""
+        name = self._name
         dtype, fortran, shape = self._header(member, name)
         partly = bool(shape) and count is not None and count < shape[0] and not fortran
         if partly and count is not None:

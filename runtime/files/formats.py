@@ -1,7 +1,8 @@
 """What a file is, told by its first bytes and never by its name, and what takes it.
 
-Only the standard library: every reader asks here when a file is not what it expected. Nothing is unpacked or
-interpreted: of an archive the list of members is read, and of a PyTorch file whether it names a configuration.
+Only the standard library: every reader asks here when a file is not what it expected. Nothing is unpacked
+or interpreted: of an archive the names of its members are read, and of a PyTorch file whether it names a
+configuration.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ _FORMATS = {
         Format(
             "pytorch-legacy",
             "a PyTorch file from before version 1.6, or saved in that format",
-            "Save it again, `torch.save(torch.load({path}, weights_only=True), 'new.pt')`, load that into your "
-            "module and export it: `capsedge.export(module, 'model.onnx', example=...)`.",
-            "Save it again in Python, `torch.save(torch.load(FILE, weights_only=True), 'new.pt')`, then export "
-            "it with the code of its network: `capsedge export --module FILE.py:CLASS --weights new.pt "
-            "--example 1x28x28 -o model.onnx`.",
+            "Save it again, `torch.save(torch.load({path}, weights_only=True), 'new.pt')`, load that into "
+            "your module and export it: `capsedge.export(module, 'model.onnx', example=...)`.",
+            "Save it again in Python, `torch.save(torch.load(FILE, weights_only=True), 'new.pt')`, then "
+            "export it with the code of its network: `capsedge export --module FILE.py:CLASS --weights "
+            "new.pt --example 1x28x28 -o model.onnx`.",
         ),
         Format(
             "torchscript",
@@ -103,11 +104,13 @@ _FORMATS = {
             "a program of torch.export (.pt2)",
             "Convert it with torch: `torch.onnx.export(torch.export.load({path}), f='model.onnx', "
             "dynamo=True)`, then `capsedge.optimize('model.onnx', ...)`.",
-            "Convert it in Python: `torch.onnx.export(torch.export.load(FILE), f='model.onnx', dynamo=True)`, "
-            "then `capsedge optimize model.onnx`.",
+            "Convert it in Python: `torch.onnx.export(torch.export.load(FILE), f='model.onnx', "
+            "dynamo=True)`, then `capsedge optimize model.onnx`.",
         ),
         Format("executorch", "an ExecuTorch program (.pte)", _SOURCE),
-        Format("pickle", "a Python pickle", "Nothing in a pickle is read: it could run code. Save its arrays."),
+        Format(
+            "pickle", "a Python pickle", "Pickles are not read, as they can run code: save arrays."
+        ),
         Format("hdf5", "an HDF5 file, such as a Keras model (.h5)", *_KERAS),
         Format("keras", "a Keras model (.keras)", *_KERAS),
         Format(
@@ -129,8 +132,8 @@ _FORMATS = {
         Format(
             "tensorrt",
             "a TensorRT engine",
-            "`capsedge.load` runs engines of `capsedge.build`; elsewhere name the ONNX file that it was built "
-            "from.",
+            "`capsedge.load` runs engines of `capsedge.build`; elsewhere name the ONNX file that it was "
+            "built from.",
             "`capsedge infer --model {path}` runs engines of `capsedge build`; elsewhere name the ONNX file "
             "that it was built from.",
         ),
