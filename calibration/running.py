@@ -32,7 +32,8 @@ def runs(
     Raises:
         UsageError: the arrays do not fit the inputs.
     """
-    if session.metadata is not None and len(session.inputs) == 1:
+    prepared = session.metadata is not None or data.preprocessing is not None
+    if prepared and len(session.inputs) == 1:
         name = session.inputs[0].name
         if not padded:
             data = data.first(len(data) - len(data) % (session.batch or 1))

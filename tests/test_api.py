@@ -57,7 +57,7 @@ def test_quantize_writes_the_file_that_is_named(model: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("images", [np.zeros((4, 10), np.uint8), np.zeros((4, 10, 10))])
 def test_quantize_refuses_other_arrays(model: Path, images: np.ndarray) -> None:
-    with pytest.raises(capsedge.UsageError, match="The images are an array of"):
+    with pytest.raises(capsedge.UsageError, match="The array: images are"):
         capsedge.quantize(model, calib_data=images, data=_labelled(model, 1))
 
 

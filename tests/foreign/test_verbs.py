@@ -1,0 +1,97 @@
+"""Every verb on files of other tools: no traceback, no dead end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import capsedge
+from capsedge.cli import app
+from tests.foreign.files import MADE, File
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("foreign")
+    for name, make in MADE.items():
+        made = make()
+        onnx.save(made.model, place / f"{name}.onnx")
+        np.savez(place / f"{name}.npz", **made.data)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(place / "image.png")
+    return place
+
+
+def _run(*words: object) -> tuple[int, str, capsedge.CapsedgeError | None]:
+    """Exit code, standard output, and the error, which is one of ours."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    error = result.exception
+    if isinstance(error, capsedge.CapsedgeError):
+        assert error.what
+        assert error.command, f"{words[0]}: {error} has no advice"
+        return int(error.exit_code), result.stdout, error
+    if error is not None and not isinstance(error, SystemExit):
+        raise error
+    return result.exit_code, result.stdout, None
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_quantize(folder: Path, tmp_path: Path, name: str, precision: str) -> None:
+    file: File = MADE[name]()
+    out = tmp_path / "q.onnx"
+    code, text, error = _run(
+        "quantize", folder / f"{name}.onnx", "--calib-data", folder / f"{name}.npz", "--precision", precision,
+        "--max-drop", 5, "--max-error", 50, "-o", out,
+    )  # fmt: skip
+    if file.refused and (precision == "int8" or "opset" not in file.refused):
+        assert error is not None
+        assert file.refused in str(error)
+        assert not out.exists()
+        return
+    assert code == 0, error
+    assert "judged by" in text
+    source, made = capsedge.load(folder / f"{name}.onnx"), capsedge.load(out)
+    assert [p.name for p in source.inputs] == [p.name for p in made.inputs]
+    record = {p.key: p.value for p in onnx.load(out).metadata_props}
+    assert f'"precision": "{precision}"' in record["capsedge_quantization"]
+    assert _run("quantize", out, "--calib-data", folder / f"{name}.npz")[0] == 6  # already is
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_inspect_and_forecast(folder: Path, name: str) -> None:
+    code, text, error = _run("inspect", folder / f"{name}.onnx")
+    assert code == 0, error
+    code, text, error = _run("inspect", folder / f"{name}.onnx", "--forecast")
+    assert code in (0, 5), error
+    if code == 0:
+        assert "traffic" in text
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_profile(folder: Path, name: str) -> None:
+    session = capsedge.load(folder / f"{name}.onnx")
+    batch = session.batch or 1
+    code, text, error = _run(
+        "profile", folder / f"{name}.onnx", "--batch", batch, "--warmup", 0, "--duration", 0, "--iterations", 1
+    )  # fmt: skip
+    if name == "named_dimensions":
+        assert code == 2
+        assert "free dimensions" in str(error)
+        return
+    assert code == 0, error
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_infer_and_verify_say_what_they_need(folder: Path, name: str) -> None:
+    for words in (
+        ("infer", "--model", folder / f"{name}.onnx", folder / "image.png"),
+        ("verify", folder / f"{name}.onnx"),
+    ):
+        code, _, error = _run(*words)
+        assert code in (2, 6), error
+        assert error is not None
