@@ -17,7 +17,7 @@ from capsedge.calibration.running import check_fits
 from capsedge.calibration.source import MADE, TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import Kept
+from capsedge.calibration.units import Kept, Unit
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import (
@@ -263,7 +263,7 @@ def quantize(
     content = made.model.SerializeToString()
     runs = executed(content, MADE)
     if request.precision != "fp16" and request.target == "ort-cpu":
-        _check_executed(runs, made.assignment)
+        _check_executed(runs, made.assignment, source.units)
     passed = request.gate.passes(outcome)
     place = output if passed or output is None else beside(output, REJECTED)
     report = _report(source, splits, request, made, outcome, place, content, runs)
@@ -407,8 +407,10 @@ def _searched(
     return result, best.assignment
 
 
-def _check_executed(runs: list[Executed], assignment: Mapping[str, str]) -> None:
-    integers = any(level in ("int8", "int4") for level in assignment.values())
+def _check_executed(runs: list[Executed], assignment: Mapping[str, str], units: list[Unit]) -> None:
+    """Refuse a file whose layers that compute in 8 bits are not executed so; others only store their weights."""
+    computing = {unit.name for unit in units if unit.kind != "linear"}
+    integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
     if integers and not any(e.precision.startswith("int8") for e in runs):
         raise ArtefactError(
             "ONNX Runtime runs nothing of this file in 8 bits.",

@@ -47,6 +47,11 @@ def plain(model: onnx.ModelProto) -> onnx.ModelProto:
             graph.initializer.append(value)
         else:
             nodes.append(node)
+    for (
+        node
+    ) in nodes:  # ONNX Runtime's own rewrites trip over outputs that are named empty at the end
+        while node.output and not node.output[-1]:
+            del node.output[-1]
     replace(graph.node, [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes])
     made.ir_version = max(made.ir_version, IR_VERSION)
     return made

@@ -68,7 +68,9 @@ def _model(
     stored = [numpy_helper.from_array(v, k) for k, v in weights.items()]
     graph = helper.make_graph(nodes, "foreign", inputs, outputs, stored)
     opsets = [helper.make_opsetid("", opset), *more.pop("opsets", [])]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=ir, producer_name="other", **more)
+    return helper.make_model(
+        graph, opset_imports=opsets, ir_version=ir, producer_name="other", **more
+    )
 
 
 IMAGES = {"x": _random(SAMPLES, 1, 8, 8, seed=9)}
@@ -93,8 +95,12 @@ def double_input() -> File:
 
 def double() -> File:
     """FP64 throughout."""
-    model = _model(_layers(), [_value("x", _X, DOUBLE)], [_value("y", _Y, DOUBLE)], _weights(np.float64))
-    return File(model, {"x": IMAGES["x"].astype(np.float64)}, "no layer that can be quantized")
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]), helper.make_node("MatMul", ["flat", "m"], ["y"])
+    ]  # fmt: skip
+    weights = {"m": _random(64, 5).astype(np.float64)}
+    model = _model(nodes, [_value("x", _X, DOUBLE)], [_value("y", _Y, DOUBLE)], weights)
+    return File(model, {"x": IMAGES["x"].astype(np.float64)}, "Its weights are DOUBLE, not FP32")
 
 
 def half() -> File:
@@ -152,7 +158,9 @@ def pixels() -> File:
     ]  # fmt: skip
     x = np.random.default_rng(0).integers(0, 256, (SAMPLES, 8, 8, 1), dtype=np.uint8)
     value = _value("x", ["n", 8, 8, 1], TensorProto.UINT8)
-    model = _model(nodes, [value], [_value("y", _Y)], _weights() | {"range": np.float32(255.0).reshape(1)})
+    model = _model(
+        nodes, [value], [_value("y", _Y)], _weights() | {"range": np.float32(255.0).reshape(1)}
+    )
     return File(model, {"x": x})
 
 
@@ -165,7 +173,11 @@ def loop() -> File:
             helper.make_node("Identity", ["going"], ["goes"]),
         ],
         "body",
-        [_value("i", [], INT64), _value("going", [], TensorProto.BOOL), _value("carried", ["n", 5])],
+        [
+            _value("i", [], INT64),
+            _value("going", [], TensorProto.BOOL),
+            _value("carried", ["n", 5]),
+        ],
         [_value("goes", [], TensorProto.BOOL), _value("next", ["n", 5])],
     )
     nodes = [*_layers(y="y0"), helper.make_node("Loop", ["trips", "", "y0"], ["y"], body=body)]
@@ -175,15 +187,21 @@ def loop() -> File:
 
 def branch() -> File:
     """An If with the convolution's result in both branches only."""
+
     def one(op: str) -> onnx.GraphProto:
-        return helper.make_graph([helper.make_node(op, ["relu"], [f"of_{op}"])], op, [], [_value(f"of_{op}", None)])
+        return helper.make_graph(
+            [helper.make_node(op, ["relu"], [f"of_{op}"])], op, [], [_value(f"of_{op}", None)]
+        )
 
     nodes = [
         *_layers()[:2],
         helper.make_node("If", ["yes"], ["z"], then_branch=one("Tanh"), else_branch=one("Neg")),
         helper.make_node("Flatten", ["z"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["y"]),
     ]  # fmt: skip
-    return File(_model(nodes, [_value("x", _X)], [_value("y", None)], _weights() | {"yes": np.array(True)}), IMAGES)
+    return File(
+        _model(nodes, [_value("x", _X)], [_value("y", None)], _weights() | {"yes": np.array(True)}),
+        IMAGES,
+    )
 
 
 def optional_outputs() -> File:
@@ -194,7 +212,9 @@ def optional_outputs() -> File:
         helper.make_node("Dropout", ["pooled"], ["kept", ""]),
         helper.make_node("Flatten", ["kept"], ["flat"]), helper.make_node("Gemm", ["flat", "w", "c"], ["y"]),
     ]  # fmt: skip
-    return File(_model(nodes, [_value("x", [None, 1, 8, 8])], [_value("y", [None, 5])], _weights()), IMAGES)
+    return File(
+        _model(nodes, [_value("x", [None, 1, 8, 8])], [_value("y", [None, 5])], _weights()), IMAGES
+    )
 
 
 def constants() -> File:
@@ -203,13 +223,20 @@ def constants() -> File:
         helper.make_node("Constant", [], [k], value=numpy_helper.from_array(v, k))
         for k, v in _weights().items()
     ]
-    return File(_model([*stored, *_layers()], [_value("x", _X)], [_value("y", _Y)], {}, opset=13), IMAGES)
+    return File(
+        _model([*stored, *_layers()], [_value("x", _X)], [_value("y", _Y)], {}, opset=13), IMAGES
+    )
 
 
 def functions() -> File:
     """A function of another domain that holds the layers."""
     function = helper.make_function(
-        "pkg.other", "Net", ["x", "k", "b", "w", "c"], ["y"], _layers(), [helper.make_opsetid("", 17)]
+        "pkg.other",
+        "Net",
+        ["x", "k", "b", "w", "c"],
+        ["y"],
+        _layers(),
+        [helper.make_opsetid("", 17)],
     )
     call = helper.make_node("Net", ["x", "k", "b", "w", "c"], ["y"], domain="pkg.other")
     model = _model(
@@ -221,14 +248,18 @@ def functions() -> File:
 
 def nothing() -> File:
     """No weights."""
-    model = _model([helper.make_node("Relu", ["x"], ["y"])], [_value("x", _X)], [_value("y", _X)], {})
+    model = _model(
+        [helper.make_node("Relu", ["x"], ["y"])], [_value("x", _X)], [_value("y", _X)], {}
+    )
     return File(model, IMAGES, "no layer that can be quantized")
 
 
 def sizes_by_value() -> File:
     """An output whose size depends on the values."""
     nodes = [*_layers(), helper.make_node("NonZero", ["relu"], ["where"])]
-    model = _model(nodes, [_value("x", _X)], [_value("y", _Y), _value("where", [4, "m"], INT64)], _weights())
+    model = _model(
+        nodes, [_value("x", _X)], [_value("y", _Y), _value("where", [4, "m"], INT64)], _weights()
+    )
     return File(model, IMAGES, "cannot be compared")
 
 
@@ -269,7 +300,9 @@ def masked() -> File:
         helper.make_node("Softmax", ["masked"], ["y"], axis=1),
     ]  # fmt: skip
     mask = np.array([0, 0, -np.inf, 0, -np.inf], np.float32)
-    return File(_model(nodes, [_value("x", _X)], [_value("y", _Y)], _weights() | {"mask": mask}), IMAGES)
+    return File(
+        _model(nodes, [_value("x", _X)], [_value("y", _Y)], _weights() | {"mask": mask}), IMAGES
+    )
 
 
 def types_between() -> File:
@@ -288,7 +321,7 @@ def sequence() -> File:
     """An output that is no tensor."""
     nodes = [*_layers(), helper.make_node("SplitToSequence", ["y"], ["parts"], axis=1)]
     parts = helper.make_tensor_sequence_value_info("parts", FLOAT, None)
-    return File(_model(nodes, [_value("x", _X)], [_value("y", _Y), parts], _weights()), IMAGES, "no tensor")
+    return File(_model(nodes, [_value("x", _X)], [_value("y", _Y), parts], _weights()), IMAGES)
 
 
 MADE: dict[str, Callable[[], File]] = {

@@ -15,6 +15,16 @@ from capsedge.cli import app
 from tests.foreign.files import MADE, File
 
 
+QUICK = ("two_inputs_and_outputs", "named_dimensions")
+    "two_inputs_and_outputs",
+    "no_batch",
+    "loop",
+    "named_dimensions",
+    "double_input",
+    "sequence",
+)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("foreign")
@@ -48,7 +58,9 @@ def test_quantize(folder: Path, tmp_path: Path, name: str, precision: str) -> No
         "quantize", folder / f"{name}.onnx", "--calib-data", folder / f"{name}.npz", "--precision", precision,
         "--max-drop", 5, "--max-error", 50, "-o", out,
     )  # fmt: skip
-    if file.refused and (precision == "int8" or "opset" not in file.refused):
+    if file.refused and (
+        precision == "int8" or file.refused.startswith(("no layer", "Its weights"))
+    ):
         assert error is not None
         assert file.refused in str(error)
         assert not out.exists()
@@ -72,8 +84,11 @@ def test_inspect_and_forecast(folder: Path, name: str) -> None:
         assert "traffic" in text
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MADE]
+)
 def test_profile(folder: Path, name: str) -> None:
+    """Starts a process for each."""
     session = capsedge.load(folder / f"{name}.onnx")
     batch = session.batch or 1
     code, text, error = _run(
