@@ -408,7 +408,7 @@ def _searched(
 
 
 def _check_executed(runs: list[Executed], assignment: Mapping[str, str], units: list[Unit]) -> None:
-    """Refuse a file whose layers that compute in 8 bits are not executed so; others only store their weights."""
+    """Refuse a file whose layers are not executed in 8 bits as they should; some only store weights."""
     computing = {unit.name for unit in units if unit.kind != "linear"}
     integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
     if integers and not any(e.precision.startswith("int8") for e in runs):

@@ -7,6 +7,7 @@ configuration.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 from collections.abc import Sequence
@@ -60,8 +61,8 @@ _DATA = (
     "It is data: name it with --data or --calib-data.",
 )
 _PICTURE = (
-    "Pass it to `Session.predict`.",
-    "Images go to `capsedge infer --model MODEL.onnx {path}`.",
+    "Images go to `Session.predict`; name the .onnx file of the model here.",
+    "Images go to `capsedge infer --model MODEL.onnx {path}`; name the .onnx file of the model here.",
 )
 _AGAIN = "Get the file again."
 
@@ -197,6 +198,16 @@ def tell(path: Path | str) -> Format | None:
     return tell_bytes(head)
 
 
+def tell_content(content: bytes) -> Format | None:
+    """What the whole content of a file is; None where nothing is recognized."""
+    if content.startswith(b"PK"):
+        try:
+            return _FORMATS[_archive(Archive(io.BufferedReader(io.BytesIO(content))))]
+        except BadArchive:
+            return _FORMATS["zip"]
+    return tell_bytes(content[:HEAD_BYTES])
+
+
 def tell_bytes(head: bytes) -> Format | None:
     """What a file is by its first bytes (`HEAD_BYTES` of them are enough); None where nothing is recognized.
 
@@ -283,7 +294,8 @@ def _archive(archive: Archive) -> str:
 def _states_configuration(archive: Archive, name: str) -> bool:
     """Whether a PyTorch file looks like ``{"config": ..., "state_dict": ...}``; its pickle is not run."""
     try:
-        content = archive.stored(name, limits.PICKLE_BYTES)
+        with archive.member(name) as member:
+            content = member.read(limits.PICKLE_BYTES)
     except BadArchive:
         return False
     return b"\x06\0\0\0config" in content and b"\x0a\0\0\0state_dict" in content
