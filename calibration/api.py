@@ -64,8 +64,8 @@ def quantize(
     """Quantize a model, subject to a gate.
 
     Without labels the gate is on the agreement with FP32: the share of answers that change, none of which
-    FP32 may have given with more than its median margin. Outputs that decide no class (a regression, a file of
-    another tool) are compared by number: mean and largest error in per cent of the output's range.
+    FP32 may have given with more than its median margin. Outputs that decide no class (a regression, a file
+    of another tool) are compared by number: mean and largest error in per cent of the output's range.
 
     Args:
         model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.

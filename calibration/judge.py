@@ -15,6 +15,7 @@ ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
 # Points: of accuracy lost; of answers changed, of which about half do no harm; per cent of the range.
 DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0}
 DEFAULT_MAX_ERROR = 10.0
+_ROUNDING = 1e-9  # one answer of a hundred is one point
 LOST = {
     ACCURACY: "points of accuracy lost",
     AGREEMENT: "% of the answers changed",
@@ -123,7 +124,7 @@ class Gate:
         """A sentence for everything that is not met."""
         found = []
         most = self.limit(outcome.judged_by)
-        if not outcome.drop <= most:
+        if not outcome.drop <= most + _ROUNDING:
             found.append(f"{outcome.drop:.2f} {LOST[outcome.judged_by]}, {most:g} allowed.")
         if outcome.judged_by == AGREEMENT and outcome.surest > outcome.typical:
             found.append(

@@ -69,8 +69,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         The model, on the CPU.
 
     Raises:
-        UsageError: there is no such file, or its suffix is not that of a checkpoint.
-        ArtefactError: the file is damaged, holds code (a pickle), or does not fit its configuration.
+        UsageError: there is no such file.
+        ArtefactError: the file is of another format, damaged, holds code (a pickle), or does not fit its configuration.
 
     Example:
         >>> model = capsedge.load_checkpoint("digits.safetensors")
@@ -99,7 +99,7 @@ def _reader(path: Path) -> Reader:
     """The reader of a file, by its first bytes; by its name where they say nothing.
 
     Raises:
-        UsageError: it is of another format.
+        ArtefactError: it is of another format.
     """
     found = formats.tell(path) if kind(path) == FILE else None
     key = "" if found is None else found.key
@@ -113,7 +113,7 @@ def _reader(path: Path) -> Reader:
         read is None or key not in ("empty", "text", "json", "pytorch-legacy")
     ):
         fix, command = found.advice(path)
-        raise UsageError(
+        raise ArtefactError(
             f"{path} is no checkpoint: it is {found.name}.",
             "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
             fix,

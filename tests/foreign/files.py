@@ -1,4 +1,4 @@
-"""Small ONNX files as other tools write them: opset 8 to 21, and everything that this package's own never have."""
+"""Small ONNX files as other tools write them: opset 8 to 21, and what this package's own never have."""
 
 from __future__ import annotations
 
@@ -306,10 +306,11 @@ def masked() -> File:
 
 
 def types_between() -> File:
-    """FP32 made of whole numbers: Cast, ConstantOfShape, Range, OneHot."""
+    """FP32 made of whole numbers, by Cast and ConstantOfShape."""
+    half_ = numpy_helper.from_array(np.array([0.5], np.float32))
     nodes = [
         *_layers(y="y0"), helper.make_node("Shape", ["y0"], ["shape"]),
-        helper.make_node("ConstantOfShape", ["shape"], ["full"], value=numpy_helper.from_array(np.array([0.5], np.float32))),
+        helper.make_node("ConstantOfShape", ["shape"], ["full"], value=half_),
         helper.make_node("Cast", ["five"], ["fives"], to=FLOAT),
         helper.make_node("Mul", ["y0", "full"], ["a"]), helper.make_node("Add", ["a", "fives"], ["y"]),
     ]  # fmt: skip
@@ -327,8 +328,8 @@ def sequence() -> File:
 MADE: dict[str, Callable[[], File]] = {
     f.__name__: f
     for f in (
-        double_input, double, half, two_inputs_and_outputs, no_batch, fixed_batch, scalar_output, pixels, loop,
-        branch, optional_outputs, constants, functions, nothing, sizes_by_value, named_dimensions, words, masked,
-        types_between, sequence,
+        double_input, double, half, two_inputs_and_outputs, no_batch, fixed_batch, scalar_output,
+        pixels, loop, branch, optional_outputs, constants, functions, nothing, sizes_by_value,
+        named_dimensions, words, masked, types_between, sequence,
     )
 } | {f"opset{n}": (lambda n=n: _opset(n)) for n in (8, 9, 11, 13, 17, 18, 21)}  # fmt: skip

@@ -14,15 +14,7 @@ import capsedge
 from capsedge.cli import app
 from tests.foreign.files import MADE, File
 
-
 QUICK = ("two_inputs_and_outputs", "named_dimensions")
-    "two_inputs_and_outputs",
-    "no_batch",
-    "loop",
-    "named_dimensions",
-    "double_input",
-    "sequence",
-)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +84,8 @@ def test_profile(folder: Path, name: str) -> None:
     session = capsedge.load(folder / f"{name}.onnx")
     batch = session.batch or 1
     code, text, error = _run(
-        "profile", folder / f"{name}.onnx", "--batch", batch, "--warmup", 0, "--duration", 0, "--iterations", 1
+        "profile", folder / f"{name}.onnx", "--batch", batch, "--warmup", 0, "--duration", 0,
+        "--iterations", 1,
     )  # fmt: skip
     if name == "named_dimensions":
         assert code == 2
