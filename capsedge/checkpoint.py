@@ -70,7 +70,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
 
     Raises:
         UsageError: there is no such file.
-        ArtefactError: the file is of another format, damaged, holds code (a pickle), or does not fit its configuration.
+        ArtefactError: the file is of another format, damaged, holds code (a pickle), or does not fit its
+            configuration.
 
     Example:
         >>> model = capsedge.load_checkpoint("digits.safetensors")

@@ -18,12 +18,12 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
+from capsedge.judging.errors import ErrorCount
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
-from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.session import SCORES, Session
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
@@ -48,7 +48,9 @@ class _Limits:
         min_agreement: least share of equal decisions.
         approximate: whether the file is not meant to equal its source.
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
-        max_drop: points of accuracy that the file was allowed to lose when it was made; None if not stated.
+        max_drop: points that the file was allowed to lose when it was made; None if not stated.
+        max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
+            when it was made; None for others.
     """
 
     tolerances: dict[str, Tolerance]
@@ -56,6 +58,7 @@ class _Limits:
     approximate: bool
     by_numbers: bool
     max_drop: float | None
+    max_error: float | None
 
     @classmethod
     def of(
@@ -72,15 +75,24 @@ class _Limits:
             least_agreement(session.metadata) if min_agreement is None else min_agreement,
             approximate,
             by_numbers=not approximate or atol is not None or rtol is not None,
-            max_drop=_max_drop(session) if approximate else None,
+            max_drop=_allowed(session, "max_drop") if approximate else None,
+            max_error=_allowed(session, "max_error") if approximate else None,
         )
+
+    @property
+    def judged_by(self) -> str:
+        """In words: numbers, decisions, or errors as allowed when the file was made."""
+        if self.by_numbers:
+            return "numbers and decisions"
+        return "decisions" if self.max_error is None else "errors by range"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return {
             "min_agreement": self.min_agreement,
             "max_drop_points": self.max_drop,
-            "judged_by": "numbers and decisions" if self.by_numbers else "decisions",
+            "max_error_percent": self.max_error,
+            "judged_by": self.judged_by,
             "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
         }
 
@@ -91,6 +103,7 @@ class _Comparison:
 
     outputs: dict[str, OutputMetrics]
     decisions: Decisions | None
+    errors: dict[str, ErrorCount]
 
     @classmethod
     def of(
@@ -98,7 +111,11 @@ class _Comparison:
     ) -> _Comparison:
         """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
-        return cls(outputs, Decisions.of(session, tie))
+        errors = {
+            port.name: ErrorCount(port.name, columns=len(port.shape) == 2)
+            for port in session.outputs
+        }
+        return cls(outputs, Decisions.of(session, tie), errors)
 
     def update(
         self,
@@ -120,6 +137,7 @@ class _Comparison:
                     "Name the checkpoint that the file was exported from with --checkpoint.",
                 )
             metrics.update(expected[name], found[name], 0.0 if noise is None else noise[name])
+            self.errors[name].update(expected[name], found[name])
         if self.decisions is not None:
             scores = next(n for n in SCORES if n in expected)
             self.decisions.update(expected[scores], found[scores], labels)
@@ -182,7 +200,7 @@ def verify(
     link, module = _reference(reference, session)
     source = Reference(module, [port.name for port in session.outputs])
     limits = _Limits.of(session, atol, rtol, min_agreement)
-    samples = _samples(data, prep, shape, limit)
+    samples = _samples(data, session, shape, limit)
     hard = hard_cases(shape, prep)
     step = _steps(progress, len(samples) + len(hard))
     on_samples = _on_samples(session, source, limits, samples, step)
@@ -354,11 +372,27 @@ def _approximate(session: Session) -> bool:
     return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
 
 
-def _max_drop(session: Session) -> float | None:
-    """The loss of accuracy, in points, that was allowed when a file was made."""
+def _allowed(session: Session, key: str) -> float | None:
+    """What the gate allowed when a file was quantized."""
     meta = session.metadata
-    stated = meta.calibration.get("evaluation", {}).get("max_drop") if meta is not None else None
+    stated = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
     return None if stated is None else float(stated)
+
+
+def _error_failures(limits: _Limits, comparison: _Comparison) -> list[str]:
+    """A sentence for every output whose error is beyond what was allowed when the file was made."""
+    if limits.max_error is None or limits.max_drop is None:
+        return []
+    failures = []
+    for count in comparison.errors.values():
+        found = count.result()
+        mean, largest = 100 * found.mean_share, 100 * found.largest_share
+        if not (mean <= limits.max_drop and largest <= limits.max_error):
+            failures.append(
+                f"{found.name}: mean error {mean:.3g} % of its range on the samples, {limits.max_drop:g} allowed; "
+                f"largest {largest:.3g} %, {limits.max_error:g} allowed when the file was made."
+            )
+    return failures
 
 
 def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
@@ -377,13 +411,14 @@ def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
 
 def _samples(
     data: Path | str | None,
-    prep: Preprocessing | None,
+    session: Session,
     shape: tuple[int, int, int],
     limit: int | None,
 ) -> ImageSet:
+    prep = session.metadata.preprocessing if session.metadata is not None else None
     if data is None:
         return shipped_samples(prep, shape, limit)
-    samples = load_samples(data, prep, limit)
+    samples = load_samples(data, prep, limit, {p.name: p.dtype for p in session.inputs})
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",
@@ -413,6 +448,7 @@ def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> lis
                 f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
                 f"{decisions.agreement:.6f}, wanted {limits.min_agreement:g}."
             )
+    failures += _error_failures(limits, parts[0][1])
     for _, comparison, _ in parts:
         if limits.max_drop is not None and comparison.decisions is not None:
             failures += _drop_failure(comparison.decisions, limits.max_drop)

@@ -68,7 +68,7 @@ def test_quantize(folder: Path, tmp_path: Path, name: str, precision: str) -> No
 
 @pytest.mark.parametrize("name", MADE)
 def test_inspect_and_forecast(folder: Path, name: str) -> None:
-    code, text, error = _run("inspect", folder / f"{name}.onnx")
+    code, _, error = _run("inspect", folder / f"{name}.onnx")
     assert code == 0, error
     code, text, error = _run("inspect", folder / f"{name}.onnx", "--forecast")
     assert code in (0, 5), error
@@ -103,3 +103,64 @@ def test_infer_and_verify_say_what_they_need(folder: Path, name: str) -> None:
         code, _, error = _run(*words)
         assert code in (2, 6), error
         assert error is not None
+
+
+def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
+    """Routing that a user wrote as a loop, after a capsule operator and between layers with weights."""
+    torch = pytest.importorskip("torch")
+    from capsedge.ops import squash
+    from capsedge.runtime.reading.attribution import places
+    from capsedge.runtime.reading.onnx_structure import read_structure
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.primary = torch.nn.Conv2d(1, 16, 3, stride=2)
+            self.weight_of_votes = torch.nn.Parameter(0.1 * torch.randn(1, 32, 3, 8, 8))
+            self.last = torch.nn.Linear(24, 3)
+
+        def forward(self, images):
+            u = squash(self.primary(images).relu().permute(0, 2, 3, 1).reshape(-1, 32, 8))
+            votes = (self.weight_of_votes @ u[:, :, None, :, None]).squeeze(-1)
+            logits = torch.zeros_like(votes[..., :1])
+            for _ in range(2):
+                poses = (logits.softmax(2) * votes).sum(1, keepdim=True)
+                logits = logits + (votes * poses).sum(-1, keepdim=True)
+            return self.last(poses.flatten(1))
+
+    path = tmp_path / "net.onnx"
+    capsedge.export(Net().eval(), path, example=torch.rand(2, 1, 10, 10))
+    model = read_structure(path)
+    found = dict(
+        zip([n.outputs[0] for n in model.graph.nodes], places(model, model.graph), strict=True)
+    )
+    kinds = {n.outputs[0]: n.op for n in model.graph.nodes}
+    for name, place in found.items():
+        if kinds[name] in ("Conv", "Relu", "Squash"):
+            assert (place.layer, place.group) == ("module.primary", "stem"), name
+        if kinds[name] in ("Softmax", "ReduceSum", "Mul"):
+            assert (place.layer, place.group) == (kinds[name], ""), name
+    assert "module.weight_of_votes" in {p.layer for p in found.values()}
+    assert [p.group for p in found.values() if p.layer == "module.last"] == [""]
+
+
+def test_forecast_of_a_portable_file_of_an_own_module(tmp_path: Path) -> None:
+    """The rows of a product may be a dimension that only this product names."""
+    torch = pytest.importorskip("torch")
+    from capsedge.ops import dynamic_routing, squash
+    from capsedge.runtime.reading.forecast import forecast
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = torch.nn.Conv2d(1, 16, 3, stride=2)
+            self.weight = torch.nn.Parameter(0.1 * torch.randn(32, 3, 8, 8))
+
+        def forward(self, images):
+            u = squash(self.stem(images).permute(0, 2, 3, 1).reshape(-1, 32, 8))
+            poses, _ = dynamic_routing(u, self.weight, iterations=2)
+            return {"lengths": poses.norm(dim=-1), "poses": poses}
+
+    path = tmp_path / "net.onnx"
+    capsedge.export(Net().eval(), path, example=torch.rand(2, 1, 10, 10), ops="portable")
+    assert forecast(path, 8).traffic > 4 * forecast(path, 1).traffic
