@@ -389,8 +389,9 @@ def _error_failures(limits: _Limits, comparison: _Comparison) -> list[str]:
         mean, largest = 100 * found.mean_share, 100 * found.largest_share
         if not (mean <= limits.max_drop and largest <= limits.max_error):
             failures.append(
-                f"{found.name}: mean error {mean:.3g} % of its range on the samples, {limits.max_drop:g} allowed; "
-                f"largest {largest:.3g} %, {limits.max_error:g} allowed when the file was made."
+                f"{found.name}: mean error {mean:.3g} % of its range on the samples, "
+                f"{limits.max_drop:g} allowed; largest {largest:.3g} %, {limits.max_error:g} allowed when "
+                "the file was made."
             )
     return failures
 
