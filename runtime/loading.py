@@ -68,7 +68,7 @@ def load(
             f"It must be 1 to {MAX_THREADS}.",
             "Leave it out for one per core.",
         )
-    if path.suffix == passport.SUFFIX:
+    if passport.is_engine(path):
         return _load_engine(path, device, ops, provider, contexts)
     if contexts is not None:
         raise UsageError(

@@ -58,7 +58,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
             "error": error.what,
             "why": error.why,
             **({"details": list(error.details)} if error.details else {}),
-            "fix": error.fix,
+            "fix": error.command,
             "exit_code": int(error.exit_code),
         }
         with suppress(OSError):  # printing itself may be what failed
@@ -68,7 +68,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
 
 def log_error(error: CapsedgeError) -> None:
     """Print an error for a person: what failed, why, details, and the fix, one line each."""
-    what, *more = (part for part in (error.what, error.why, *error.details, error.fix) if part)
+    what, *more = (part for part in (error.what, error.why, *error.details, error.command) if part)
     log(f"error: {what}", *more)
 
 

@@ -12,12 +12,13 @@ from capsedge.cli import _common, _options
 from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
-from capsedge.runtime.passport import SUFFIX
+from capsedge.runtime.passport import is_engine
 from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.metadata import ModelMetadata
+    from capsedge.runtime.reading.forecast import Forecast as ForecastData
     from capsedge.runtime.reading.inspection import Inspection, RoutingLayer
     from capsedge.runtime.reading.onnx_structure import Shape
 
@@ -70,7 +71,7 @@ def command(
 
 
 def _check(file: Path, forecast: bool, layers: bool, device: str | None) -> None:
-    engine = file.suffix == SUFFIX
+    engine = is_engine(file)
     if device is not None and not forecast:
         raise UsageError(
             "--device needs --forecast.", "It names the device of a forecast.", "Add --forecast."
@@ -133,10 +134,28 @@ def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
     ]
 
 
-def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
-    from capsedge.runtime.reading.forecast import forecast
+def _forecasts(file: Path, batches: list[int], device: str | None) -> list[ForecastData]:
+    """By the shapes that the file states; where some are missing, by those that onnx infers, if installed."""
+    from capsedge.runtime.files.given import as_file
+    from capsedge.runtime.reading.forecast import UnknownSizes, forecast
+    from capsedge.runtime.reading.onnx_file import read_harmless
 
-    found = [forecast(file, n, device) for n in batches]
+    try:
+        return [forecast(file, n, device) for n in batches]
+    except UnknownSizes as error:
+        try:
+            from capsedge.graph.shapes import with_shapes
+        except ModuleNotFoundError:
+            raise error from None
+        with as_file(with_shapes(read_harmless(file)[0])) as stated:
+            try:
+                return [forecast(stated, n, device) for n in batches]
+            except UnknownSizes:
+                raise error from None
+
+
+def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
+    found = _forecasts(file, batches, device)
     if as_json:
         _common.print_json(
             {"schema": 1, "path": str(file), "forecasts": [f.to_dict() for f in found]}

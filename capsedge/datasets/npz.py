@@ -1,4 +1,4 @@
-"""Archives of numpy arrays (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
+"""Numpy arrays, single and in archives (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
 
 Read without numpy's own reader, which allocates what a header claims, and evaluates it as Python.
 """
@@ -34,6 +34,9 @@ _SIZE = re.compile(r"\s*([0-9]{1,18})L?\s*")
 class Arrays:
     """The arrays of an open npz file.
 
+    Attributes:
+        names: of the arrays.
+
     Args:
         path: its name, for errors.
         archive: its content.
@@ -42,15 +45,10 @@ class Arrays:
 
     def __init__(self, path: Path, archive: Archive, stored: int) -> None:
         self._path, self._archive, self._stored = path, archive, stored
-        self._names = set(archive.names)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the arrays, in the file's order."""
-        return [n.removesuffix(".npy") for n in self._archive.names if n.endswith(".npy")]
+        self.names = [n.removesuffix(".npy") for n in archive.names if n.endswith(".npy")]
 
     def __contains__(self, name: str) -> bool:
-        return f"{name}.npy" in self._names
+        return name in self.names
 
     def read(self, name: str, count: int | None = None) -> NDArray[Any]:
         """An array of numbers.
@@ -66,6 +64,19 @@ class Arrays:
                 return read_array(self._path, member, name, self._stored, count)
         except BadArchive as error:
             raise _unreadable(self._path, error) from error
+
+
+def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
+    """The array of an npy file.
+
+    Args:
+        count: the first so many along the first axis; all with None.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or of another type.
+    """
+    with opened(path) as file:
+        return read_array(path, file, "the array", size(file), count)
 
 
 def read_array(
@@ -141,8 +152,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         UsageError: the file is missing, damaged, too large, or of another format.
     """
     if path.suffix == ".npy":
-        with opened(path) as file:
-            return {"array": read_array(path, file, "array", size(file))}
+        return {"array": read_single(path)}
     if path.suffix != ".npz":
         raise UsageError(
             f"{path} is no file of arrays.", f"Its suffix is '{path.suffix}'.", "Give .npy or .npz."

@@ -18,6 +18,7 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
+from capsedge.judging.errors import ErrorCount
 from capsedge.judging.estimates import Estimates, allowed_share
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
@@ -25,7 +26,6 @@ from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
-from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading.origin import origin_of
 from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Link
@@ -51,7 +51,9 @@ class _Limits:
         min_agreement: least share of equal decisions.
         approximate: whether the file is not meant to equal its source.
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
-        max_drop: points of accuracy that the file was allowed to lose when it was made; None if not stated.
+        max_drop: points that the file was allowed to lose when it was made; None if not stated.
+        max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
+            when it was made; None for others.
         share: of its range that the mean error of a regression's value may have.
     """
 
@@ -60,6 +62,7 @@ class _Limits:
     approximate: bool
     by_numbers: bool
     max_drop: float | None
+    max_error: float | None
     share: float
 
     @classmethod
@@ -77,17 +80,31 @@ class _Limits:
             least_agreement(session.metadata) if min_agreement is None else min_agreement,
             approximate,
             by_numbers=not approximate or atol is not None or rtol is not None,
-            max_drop=_max_drop(session) if approximate else None,
+            max_drop=_allowed(session, "max_drop") if approximate else None,
+            max_error=_allowed(session, "max_error") if approximate else None,
             share=allowed_share(session.metadata),
         )
+
+    @property
+    def by_share(self) -> bool:
+        """Whether ``share`` judges the values of a regression, because no limit was stated for them."""
+        return self.approximate and self.max_error is None
+
+    @property
+    def judged_by(self) -> str:
+        """In words: numbers, decisions, or errors as allowed when the file was made."""
+        if self.by_numbers:
+            return "numbers and decisions"
+        return "decisions" if self.max_error is None else "errors by range"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return {
             "min_agreement": self.min_agreement,
             "max_drop_points": self.max_drop,
+            "max_error_percent": self.max_error,
             "max_mean_error_percent": 100 * self.share,
-            "judged_by": "numbers and decisions" if self.by_numbers else "decisions",
+            "judged_by": self.judged_by,
             "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
         }
 
@@ -100,6 +117,7 @@ class _Comparison:
     outputs: dict[str, OutputMetrics]
     decisions: Decisions | None
     estimates: Estimates | None
+    errors: dict[str, ErrorCount]
 
     @classmethod
     def of(
@@ -107,7 +125,11 @@ class _Comparison:
     ) -> _Comparison:
         """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
-        return cls(session, outputs, Decisions.of(session, tie), Estimates.of(session))
+        errors = {
+            port.name: ErrorCount(port.name, columns=len(port.shape) == 2)
+            for port in session.outputs
+        }
+        return cls(session, outputs, Decisions.of(session, tie), Estimates.of(session), errors)
 
     def update(
         self,
@@ -129,6 +151,7 @@ class _Comparison:
                     "Name the checkpoint that the file was exported from with --checkpoint.",
                 )
             metrics.update(expected[name], found[name], 0.0 if noise is None else noise[name])
+            self.errors[name].update(expected[name], found[name])
         scores, poses = self.session.score_output, self.session.pose_output
         if self.decisions is not None and scores is not None:
             self.decisions.update(expected[scores], found[scores], labels)
@@ -201,7 +224,7 @@ def verify(
     ranks = {port.name: len(port.shape) for port in session.outputs}
     source = Reference(module, list(ranks), ranks)
     limits = _Limits.of(session, atol, rtol, min_agreement)
-    samples = _samples(data, prep, shape, limit)
+    samples = _samples(data, session, shape, limit)
     hard = hard_cases(shape, prep)
     step = _steps(progress, len(samples) + len(hard))
     on_samples = _on_samples(session, source, limits, samples, step)
@@ -384,11 +407,28 @@ def _approximate(session: Session) -> bool:
     return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
 
 
-def _max_drop(session: Session) -> float | None:
-    """The loss of accuracy, in points, that was allowed when a file was made."""
+def _allowed(session: Session, key: str) -> float | None:
+    """What the gate allowed when a file was quantized."""
     meta = session.metadata
-    stated = meta.calibration.get("evaluation", {}).get("max_drop") if meta is not None else None
+    stated = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
     return None if stated is None else float(stated)
+
+
+def _error_failures(limits: _Limits, comparison: _Comparison) -> list[str]:
+    """A sentence for every output whose error is beyond what was allowed when the file was made."""
+    if limits.max_error is None or limits.max_drop is None:
+        return []
+    failures = []
+    for count in comparison.errors.values():
+        found = count.result()
+        mean, largest = 100 * found.mean_share, 100 * found.largest_share
+        if not (mean <= limits.max_drop and largest <= limits.max_error):
+            failures.append(
+                f"{found.name}: mean error {mean:.3g} % of its range on the samples, "
+                f"{limits.max_drop:g} allowed; largest {largest:.3g} %, {limits.max_error:g} allowed when "
+                "the file was made."
+            )
+    return failures
 
 
 def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
@@ -407,13 +447,14 @@ def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
 
 def _samples(
     data: Path | str | None,
-    prep: Preprocessing | None,
+    session: Session,
     shape: tuple[int, int, int],
     limit: int | None,
 ) -> ImageSet:
+    prep = session.metadata.preprocessing if session.metadata is not None else None
     if data is None:
         return shipped_samples(prep, shape, limit)
-    samples = load_samples(data, prep, limit)
+    samples = load_samples(data, prep, limit, {p.name: p.dtype for p in session.inputs})
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",
@@ -435,7 +476,7 @@ def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> lis
     for place, comparison, images in parts:
         for metrics in comparison.outputs.values():
             failures += _output_failures(limits, place, metrics, images.names)
-        if limits.approximate and comparison.estimates is not None and place == "samples":
+        if limits.by_share and comparison.estimates is not None and place == "samples":
             failures += comparison.estimates.failures(limits.share, place)
         decisions = comparison.decisions
         if limits.approximate and place == "hard cases":
@@ -445,6 +486,7 @@ def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> lis
                 f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
                 f"{decisions.agreement:.6f}, wanted {limits.min_agreement:g}."
             )
+    failures += _error_failures(limits, parts[0][1])
     for _, comparison, _ in parts:
         if limits.max_drop is not None and comparison.decisions is not None:
             failures += _drop_failure(comparison.decisions, limits.max_drop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +17,21 @@ Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given
 
 
-def load_samples(source: Path | str, prep: Preprocessing | None, limit: int | None) -> ImageSet:
+def load_samples(
+    source: Path | str,
+    prep: Preprocessing | None,
+    limit: int | None,
+    inputs: Mapping[str, str] | None = None,
+) -> ImageSet:
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit: as for ``datasets.read_images``.
+        source, prep, limit, inputs: as for ``datasets.read_images``.
 
     Raises:
         UsageError: the source cannot be read, or does not fit the model.
     """
-    found = read_images(source, prep, "test", limit)
+    found = read_images(source, prep, "test", limit, inputs)
     name = str(source) if found.whole else f"{source} (first {len(found)})"
     return replace(found, source=name)
 

@@ -125,12 +125,6 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
         )
     with opened(path, "Name an ONNX file or a checkpoint that exists.") as file:
         head = file.read(9)
-    if head[:4] == b"PK\x03\x04":
-        raise UsageError(
-            f"{path} is a PyTorch archive (.pt).",
-            "Its content is a pickle, which inspect does not open.",
-            "Inspect the .safetensors checkpoint, or export it with `capsedge export --checkpoint`.",
-        )
     if head[8:9] == b"{":
         return _checkpoint(path)
     return _onnx(path, batches)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
-from capsedge.runtime.files import opening
+from capsedge.runtime.files import formats, opening
 from capsedge.runtime.reading.wire import MODEL, VARINT, Field, Malformed, Message, Wire
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
@@ -103,6 +103,9 @@ def read_bytes(path: Path | str) -> bytes:
     path = Path(path)
     found = opening.kind(path)
     if found == opening.FOLDER:
+        told = formats.tell(path)
+        if told is not None and told.key != "folder":
+            raise no_onnx(path, told, str(path))
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
     if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
@@ -135,12 +138,24 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         if not summary.has_graph or not summary.ir_version:
             raise Malformed("it has no graph")
     except (Malformed, UnicodeDecodeError) as error:
-        why, fix = _something_else(data) or (
+        told = formats.tell_content(data)
+        if told is not None and told.key != "onnx":
+            raise no_onnx(name, told, name) from error
+        raise ArtefactError(
+            f"{name} is not a complete ONNX file.",
             f"Read as one, {error}.",
-            "Fetch the file again, or export it again with `capsedge export`.",
-        )
-        raise ArtefactError(f"{name} is not a complete ONNX file.", why, fix) from error
+            "Fetch the file again, or export the model again with `capsedge.export`.",
+            command="Fetch the file again, or export the model again with `capsedge export`.",
+        ) from error
     return summary
+
+
+def no_onnx(name: Path | str, told: formats.Format, path: str) -> ArtefactError:
+    """The error for a file of another format."""
+    fix, command = told.advice(path)
+    return ArtefactError(
+        f"{name} is not an ONNX file: it is {told.name}.", "", fix, command=command
+    )
 
 
 def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
@@ -188,15 +203,6 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
             "that the file itself defines.",
             "Export the model again without them.",
         )
-
-
-def _something_else(data: bytes) -> tuple[str, str] | None:
-    """Why and fix for the files that are most often given instead."""
-    if data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
-        return "It is a picture.", "Name the .onnx file of the model."
-    if data.startswith(b"PK\x03\x04") or data[8:9] == b"{":  # a .pt is a zip; .safetensors has JSON
-        return "It looks like a checkpoint.", "Export it: `capsedge export --checkpoint FILE`."
-    return None
 
 
 class _Walker(Wire):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits, opening
+from capsedge.runtime.files import formats, limits, opening
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.vision.resize import resize
 
@@ -61,11 +61,7 @@ def read_image(path: Path | str) -> NDArray[Any]:
     except (Image.DecompressionBombError, MemoryError) as error:
         raise _too_large(str(path), str(error)) from error
     except PIL.UnidentifiedImageError as error:
-        raise UsageError(
-            f"{path} is not a readable image.",
-            "It is neither a PNG nor a JPEG file, or its header is damaged.",
-            "Convert it to PNG or JPEG.",
-        ) from error
+        raise _no_image(path, data) from error
     except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
         raise UsageError(
             f"{path} is damaged.", f"The decoder reports: {error}.", "Get the image again."
@@ -86,6 +82,23 @@ def _read_file(path: Path) -> bytes:
     if not data:
         raise UsageError(f"{path} is empty.", "It has 0 bytes.", "Get the image again.")
     return data
+
+
+def _no_image(path: Path, data: bytes) -> UsageError:
+    told = formats.tell_content(data)
+    if told is None or told.key == "image":
+        return UsageError(
+            f"{path} is not a readable image.",
+            "It is neither a PNG nor a JPEG file, or its header is damaged.",
+            "Convert it to PNG or JPEG.",
+        )
+    fix, command = told.advice(path)
+    return UsageError(
+        f"{path} is not a readable image: it is {told.name}.",
+        "PNG and JPEG files are read.",
+        fix,
+        command=command,
+    )
 
 
 def _too_large(name: str, why: str) -> UsageError:

@@ -504,7 +504,7 @@ def test_truncated_file_at_every_length(
 )
 def test_other_bytes(tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str]):
     (tmp_path / "x.onnx").write_bytes(content)
-    with pytest.raises(ArtefactError, match="not a complete ONNX file"):
+    with pytest.raises(ArtefactError, match=r"not a complete ONNX file|not an ONNX file: it is"):
         capsedge.load(tmp_path / "x.onnx")
     assert capfd.readouterr() == ("", "")
 

@@ -1,5 +1,6 @@
 #include "shapes.h"
 
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,14 @@ struct Dim {
   std::string name;
 };
 using Dims = std::vector<Dim>;
+
+// ONNX Runtime takes a dimension without a name for a number, even if that is -1, and folds it into the
+// constants of what follows (the Shape of torch.full_like). A name of its own says that it is free, and equal
+// to no other.
+std::string free_dimension() {
+  static std::atomic<uint64_t> count{0};
+  return "capsedge_free_" + std::to_string(++count);
+}
 
 class Context {
  public:
@@ -46,11 +55,13 @@ class Context {
     check(api_, CreateTensorTypeAndShapeInfo(api_)(&raw));
     const Info info(raw, {api_});
     std::vector<int64_t> sizes;
+    std::vector<std::string> named;
     std::vector<const char*> names;
     for (const Dim& d : dims) {
       sizes.push_back(d.size);
-      names.push_back(d.name.c_str());
+      named.push_back(d.size < 0 && d.name.empty() ? free_dimension() : d.name);
     }
+    for (const std::string& name : named) names.push_back(name.c_str());
     check(api_, SetTensorElementType(api_)(raw, type));
     check(api_, SetDimensions(api_)(raw, sizes.data(), sizes.size()));
     check(api_, SetSymbolicDimensions(api_)(raw, names.data(), names.size()));
