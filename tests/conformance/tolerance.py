@@ -85,13 +85,15 @@ def tolerance(operator: str, output: str, kind: str, dtype: str, size: float) ->
     if operator == "QuantizedConv":
         return Tolerance(0.5, 0.0, "whole numbers, specified to the last rounding: the same number")
     quantized = operator.startswith("Quantized")
-    operator = operator.removeprefix("Quantized").removesuffix("V2")
+    own = operator.removeprefix("Quantized")
+    operator = own.removesuffix("V2")
     base = _BASE[operator, "float32" if dtype == "float16" else dtype]
     atol, rtol, reason = base.atol, base.rtol, base.reason
     if quantized:
         reason += "; INT8 weights are exact, their scale is one rounding more"
-    if (operator, kind) in _KINDS:
-        factor, why = _KINDS[operator, kind]
+    amplified = _KINDS.get((own, kind)) or _KINDS.get((operator, kind))
+    if amplified is not None:
+        factor, why = amplified
         atol, rtol, reason = factor * atol, factor * rtol, f"{reason}; {why}"
     if operator == "EMRouting" and output == "pose":
         # A mean of votes of either sign: its rounding error is the votes', not their mean's.
