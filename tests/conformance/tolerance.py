@@ -87,7 +87,8 @@ def tolerance(operator: str, output: str, kind: str, dtype: str, size: float) ->
     quantized = operator.startswith("Quantized")
     own = operator.removeprefix("Quantized")
     operator = own.removesuffix("V2")
-    base = _BASE[operator, "float32" if dtype == "float16" else dtype]
+    figures = "float32" if dtype == "float16" else dtype
+    base = _BASE.get((own, figures)) or _BASE[operator, figures]
     atol, rtol, reason = base.atol, base.rtol, base.reason
     if quantized:
         reason += "; INT8 weights are exact, their scale is one rounding more"
