@@ -25,11 +25,6 @@ from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.reading.inspection import CONFIG_KEY
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
-_FOREIGN = (
-    "Weights of a network of your own come in with its code: capsedge export --module capsnet.py:CapsNet "
-    "--weights FILE --example 1x28x28 (docs/your-model.md)."
-)
-
 
 def save_checkpoint(
     model: CapsuleModel, path: Path | str, extra: Mapping[str, str] | None = None

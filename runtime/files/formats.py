@@ -45,9 +45,10 @@ class Format:
 
 
 _MODULE = (
-    "Load it into your module and export that: `capsedge.export(module, 'model.onnx', example=...)`.",
+    "Load it into your module and export that: `capsedge.export(module, 'model.onnx', example=...)` "
+    "(docs/your-model.md).",
     "Export it with the code of its network: `capsedge export --module FILE.py:CLASS --weights {path} "
-    "--example 1x28x28 -o model.onnx`.",
+    "--example 1x28x28 -o model.onnx` (docs/your-model.md).",
 )
 _KERAS = (
     "Convert it with tf2onnx: `python -m tf2onnx.convert --keras {path} --output model.onnx`, then "

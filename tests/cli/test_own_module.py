@@ -142,6 +142,7 @@ def test_the_way_from_the_checkpoint_error(user: Path) -> None:
     torch.save(own_nets.Plain().state_dict(), "caps.pt")
     code, _, error = run("export", "--checkpoint", "caps.pt")
     assert code == 6
-    assert "export --module" in str(error)
+    assert "export --module" in error.command
+    assert "docs/your-model.md" in error.command
     assert "docs/your-model.md" in str(error)
     assert (ROOT / "docs/your-model.md").is_file()

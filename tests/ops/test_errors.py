@@ -154,7 +154,7 @@ OPERATORS = {
 
 
 def test_every_operator_is_called_wrongly() -> None:
-    called = {OPERATORS[call] for call, *_ in WRONG_SHAPES + WRONG_ATTRIBUTES}
+    called = {OPERATORS[call].removesuffix("V2") for call, *_ in WRONG_SHAPES + WRONG_ATTRIBUTES}
     assert called == {o.name.removesuffix("V2") for o in TABLE.values() if o.torch}
 
 

@@ -77,6 +77,10 @@ WRITTEN = [p for p in parameters() if p.role is not None and p.role.written(Path
 
 def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
     """What every verb needs, by parameter: files of their own, which a verb may at worst destroy."""
+    import torch
+
+    from tests.families.networks import XifengGuo
+
     folder.mkdir(exist_ok=True)
     model, checkpoint, image = (
         folder / "model.onnx",
@@ -92,12 +96,17 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
     for split in ("train", "test"):
         pixels = rng.integers(0, 256, (48, 28, 28), dtype=np.uint8)
         np.savez(data / f"{split}.npz", images=pixels, labels=np.arange(48) % 10)
+    weights = folder / "weights.pth"
+    torch.save(XifengGuo().state_dict(), weights)
     out = folder / "out"
     out.mkdir(exist_ok=True)
     return {
         "train": {
             "model": ["--model", "digits-em"], "iters": ["--iters", "1"], "data": ["--data", data],
             "epochs": ["--epochs", "1"], "batch": ["--batch", "16"], "output": ["-o", out / "run"],
+        },
+        "import": {
+            "file": [weights], "iters": ["--iters", "3"], "output": ["-o", out / "new.safetensors"],
         },
         "export": {"checkpoint": ["--checkpoint", checkpoint], "output": ["-o", out / "new.onnx"]},
         "optimize": {
