@@ -227,7 +227,8 @@ def _export_own(
     checksum = sha256(own.weights) if own.weights else ""
     options["checkpoint_sha256"] = checksum
     report = export(own.module, target, example=inputs, **options, dry_run=dry_run)
-    _show(report, Source(own.name, own.weights, source), as_json, {"weights_sha256": checksum})
+    exported = Source(own.name, own.weights, source, "preprocessing" in options)
+    _show(report, exported, as_json, {"weights_sha256": checksum})
 
 
 def _export_known(
@@ -302,11 +303,16 @@ def _rewrites(left_out: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """What was exported: its name, the file of its weights, and the user's own code if it is that."""
+    """What was exported: its name, the file of its weights, and the user's own code if it is that.
+
+    Attributes:
+        pictures: whether the file states how pictures become its input.
+    """
 
     name: str
     weights: Path | None
     own: ModuleSource | None = None
+    pictures: bool = True
 
     def following(self, report: ExportReport) -> list[str]:
         """The commands to run next; untrained weights can be neither verified nor used to infer."""
@@ -320,8 +326,10 @@ class Source:
                 "args": self.own.args,
             }
             given = "".join(f" --{k} {shlex.quote(v)}" for k, v in options.items() if v)
+            pictures = [f"capsedge infer --model {file} image.png"] if self.pictures else []
             return [
                 f"capsedge verify {file}{given}",
+                *pictures,
                 f"capsedge profile {file} --compare torch{given}",
             ]
         if self.weights is None:
