@@ -114,7 +114,11 @@ def load_module(source: ModuleSource) -> OwnModule:
     notes: tuple[str, ...] = ()
     if source.weights:
         loaded = load_weights(module, source.weights)
-        notes = ((f"weights read from {Path(source.weights).name}{loaded.place}",) if loaded.place else ()) + loaded.notes
+        notes = (
+            (f"weights read from {Path(source.weights).name}{loaded.place}",)
+            if loaded.place
+            else ()
+        ) + loaded.notes
     with contextlib.suppress(TypeError, OSError):
         found = inspect.getsourcefile(made if callable(made) else type(made))
         return OwnModule(module.eval(), source, name, Path(found) if found else None, notes)

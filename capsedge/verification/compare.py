@@ -18,7 +18,7 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
-from capsedge.judging.errors import ErrorCount
+from capsedge.judging.errors import ErrorCount, has_columns
 from capsedge.judging.estimates import Estimates, allowed_share
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
@@ -126,7 +126,7 @@ class _Comparison:
         """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
         errors = {
-            port.name: ErrorCount(port.name, columns=len(port.shape) == 2)
+            port.name: ErrorCount(port.name, has_columns([port.shape], batched=True))
             for port in session.outputs
         }
         return cls(session, outputs, Decisions.of(session, tie), Estimates.of(session), errors)
