@@ -104,7 +104,10 @@ def split(
 def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
     found = data
     if not isinstance(found, ImageSet):
-        found = read_images(found, source.preprocessing, split, inputs=source.inputs)
+        classes = not source.session.value_outputs
+        found = read_images(
+            found, source.preprocessing, split, inputs=source.inputs, classes=classes
+        )
     missing = [name for name in list(source.inputs)[1:] if name not in found.others]
     if missing:
         raise UsageError(

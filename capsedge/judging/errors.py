@@ -22,7 +22,7 @@ COLUMNS = 64  # most values of one output that are judged each by its own range
 _STILL = 1e-6  # a value that varies by less of its magnitude does not vary
 
 
-def has_columns(shapes: Sequence[Sequence[int | str]], batched: bool) -> bool:
+def has_columns(shapes: Sequence[Sequence[int | str | None]], batched: bool) -> bool:
     """Whether each value of an output is judged by its own range.
 
     Args:

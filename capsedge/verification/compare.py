@@ -242,6 +242,7 @@ def verify(
             "source": Path(samples.source).name,
             "images": len(samples),
             "sha256": samples.digest(),
+            **({"ignored": samples.ignored} if samples.ignored else {}),
             **on_samples.to_dict(),
         },
         hard_cases={"names": list(hard.names), "noise_factor": NOISE, **on_hard.to_dict()},
@@ -454,7 +455,8 @@ def _samples(
     prep = session.metadata.preprocessing if session.metadata is not None else None
     if data is None:
         return shipped_samples(prep, shape, limit)
-    samples = load_samples(data, prep, limit, {p.name: p.dtype for p in session.inputs})
+    inputs = {port.name: port.dtype for port in session.inputs}
+    samples = load_samples(data, prep, limit, inputs, classes=not session.value_outputs)
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",
