@@ -311,7 +311,7 @@ def quantized_angles(angles, tmp_path_factory):
 def test_a_quantized_regression_is_held_to_the_limits_of_its_gate(
     angles, quantized_angles, tmp_path, off: float, max_error: float | None, failure: str
 ) -> None:
-    """``off`` is added to the first value, as a share of its range; ``max_error`` replaces the recorded one."""
+    """``off`` is added to the first value, as a share of its range; ``max_error`` replaces that recorded."""
     module, _ = angles
     path, data = quantized_angles
     model = onnx.load(path)
