@@ -12,7 +12,7 @@ from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS, READS_CODE, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
@@ -48,6 +48,7 @@ Against = Annotated[
         "--against",
         help="Compare with the author's own module, author.py:build. This runs that code.",
     ),
+    READS_CODE,
 ]
 Data = Annotated[
     Path | None,

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from capsedge.datasets.npz import read_arrays
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.exporters.user_code import is_user_code, on_cpu, place
+from capsedge.runtime.files.documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
 from capsedge.weights import load_weights
 
 _LARGEST = 2**28  # elements of an example
+_LINES = 20  # of a message, after the first
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,8 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
     if not text:
         return [], {}
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse(text)
+    except Malformed as error:
         raise UsageError(
             f"--args {text[:80]} is not JSON.",
             f"{error}.",
@@ -228,9 +230,10 @@ def _running(what: str, made: Any = None) -> Iterator[None]:
         lines = [place(f.filename, f.lineno or 0) for f in frames if is_user_code(f.filename)]
         if isinstance(error, SyntaxError) and error.filename:
             lines.append(place(error.filename, error.lineno or 0))
-        said = f"{type(error).__name__}: {error}"
+        said, *more = f"{type(error).__name__}: {error}".split("\n")
+        advice = _advice(error, made, bool(lines))
         raise UsageError(
-            f"The code of {what} fails.", said, _advice(error, made, bool(lines)), details=lines
+            f"The code of {what} fails.", said, advice, details=[*more[:_LINES], *lines]
         ) from error
 
 

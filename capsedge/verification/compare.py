@@ -334,7 +334,11 @@ def _input_shape(session: Session) -> tuple[int, int, int]:
         f"{session.path} does not take images.",
         f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
         "wanted one, [N, channels, height, width] with the last three fixed.",
-        "Verify files that take images; other inputs are compared at export, with --inputs (inputs=).",
+        "Files with other inputs are compared with PyTorch when they are exported, on your arrays with "
+        "`capsedge.export(..., inputs=)`, and with their FP32 file by `capsedge.quantize` "
+        "(docs/your-model.md).",
+        command="Files with other inputs are compared with PyTorch when they are exported, on your arrays "
+        "with --inputs, and with their FP32 file by `capsedge quantize` (docs/your-model.md).",
     )
 
 
