@@ -14,7 +14,7 @@ from capsedge.calibration.running import runs, samples_of_a_run
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
-from capsedge.judging.errors import COLUMNS, ErrorCount, OutputError
+from capsedge.judging.errors import ErrorCount, OutputError, has_columns
 from capsedge.runtime.files import limits
 from capsedge.runtime.profiling.measure import Limits, take_times
 from capsedge.runtime.profiling.profiler import random_inputs
@@ -151,7 +151,9 @@ def compare(reference: Answers, found: Answers, data: ImageSet, judge: Judge) ->
         ArtefactError: the file computes NaN or infinite values where its source does not.
     """
     if judge.scores is None:
-        outputs = tuple(_error(name, reference[name], found[name]) for name in judge.numbers)
+        outputs = tuple(
+            _error(name, reference[name], found[name], judge.batched) for name in judge.numbers
+        )
         error = max((o.rms_share for o in outputs), default=0.0)
         return Outcome(len(data), None, None, 1.0, error, outputs=outputs)
     expected, actual = (np.concatenate(a[judge.scores]) for a in (reference, found))
@@ -168,9 +170,8 @@ def compare(reference: Answers, found: Answers, data: ImageSet, judge: Judge) ->
     )
 
 
-def _error(name: str, reference: list[Array], found: list[Array]) -> OutputError:
-    columns = all(r.ndim in (1, 2) and 0 < r.shape[-1] <= COLUMNS for r in reference)
-    count = ErrorCount(name, columns)
+def _error(name: str, reference: list[Array], found: list[Array], batched: bool) -> OutputError:
+    count = ErrorCount(name, has_columns([r.shape for r in reference], batched))
     for expected, actual in zip(reference, found, strict=True):
         if expected.dtype.kind == "f" and expected.shape == actual.shape:
             lost = np.isfinite(expected) & ~np.isfinite(actual)

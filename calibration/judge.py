@@ -33,6 +33,7 @@ class Judge:
         multi_label: whether an answer is the set of classes with a score of at least ``threshold``.
         threshold: of the scores.
         why: why these, for a person.
+        batched: whether the first axis of ``numbers`` counts samples; otherwise each run is one sample.
     """
 
     scores: str | None
@@ -40,6 +41,7 @@ class Judge:
     multi_label: bool = False
     threshold: float = DEFAULT_THRESHOLD
     why: str = ""
+    batched: bool = False
 
     @classmethod
     def of(cls, session: Session, scores: str | None = None, classes: int = 0) -> Judge:
@@ -60,7 +62,8 @@ class Judge:
                 )
             return cls(scores, (), *_task(session, scores), "named as the scores")
         if session.value_outputs:
-            return cls(None, session.value_outputs, why="the file states a regression")
+            why = "the file states a regression"
+            return cls(None, session.value_outputs, why=why, batched=True)
         known = session.score_output
         if known is not None:
             return cls(known, (), *_task(session, known), "its name says that it decides")
@@ -83,7 +86,8 @@ class Judge:
                 )
             if wide:
                 return cls(wide[0], (), why="the only output with a score for every label")
-        return cls(None, names, why="the file names no output that decides a class")
+        why = "the file names no output that decides a class"
+        return cls(None, names, why=why, batched=session.metadata is not None)
 
 
 def _task(session: Session, scores: str) -> tuple[bool, float]:

@@ -27,6 +27,7 @@ from capsedge.runtime.files.writing import (
     check_writable,
     write_bytes,
 )
+from capsedge.runtime.metadata import ModelMetadata
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
@@ -103,7 +104,10 @@ def split(
 def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
     found = data
     if not isinstance(found, ImageSet):
-        found = read_images(found, source.preprocessing, split, inputs=source.inputs)
+        classes = not source.session.value_outputs
+        found = read_images(
+            found, source.preprocessing, split, inputs=source.inputs, classes=classes
+        )
     missing = [name for name in list(source.inputs)[1:] if name not in found.others]
     if missing:
         raise UsageError(
@@ -136,6 +140,7 @@ class QuantizationReport:
         warnings: warnings about the images, for the user.
         model: the file's bytes.
         foreign: whether the FP32 file is another tool's.
+        own_module: the class of the user's own module that the FP32 file was exported from; else empty.
         checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if not stated.
     """
 
@@ -157,6 +162,7 @@ class QuantizationReport:
     warnings: tuple[str, ...]
     model: bytes = field(repr=False)
     foreign: bool
+    own_module: str
     checkpoint_sha256: str
 
     @property
@@ -319,9 +325,15 @@ def _report(
         },
         warnings=splits.warnings,
         model=content,
-        foreign=source.metadata is None,
+        foreign=source.metadata is None or not source.metadata.architecture,
+        own_module=_own_module(source.metadata),
         checkpoint_sha256="" if source.metadata is None else source.metadata.checkpoint_sha256,
     )
+
+
+def _own_module(metadata: ModelMetadata | None) -> str:
+    """The class of the user's module; a model of the package has its configuration in the file."""
+    return "" if metadata is None or metadata.configuration else metadata.architecture
 
 
 def _judged(source: Source) -> str:

@@ -134,10 +134,10 @@ class Source:
         labels = data.labels
         classes = 0 if labels is None or len(labels) == 0 else int(labels.max()) + 1
         self.judge = Judge.of(self.session, self._named, classes)
+        if self.judge.scores is None and (labels is not None or data.ignored):
+            return [f"the labels are not used: {self.judge.why}"]
         if labels is None:
             return []
-        if self.judge.scores is None:
-            return [f"the labels are not used: {self.judge.why}"]
         port = next(p for p in self.session.outputs if p.name == self.judge.scores)
         wide = port.shape[-1] if len(port.shape) == 2 else None
         if isinstance(wide, int) and classes > wide:

@@ -89,7 +89,10 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
             described = config_from_dict(config)
             wanted = _shapes(described)
         except CapsedgeError as error:
-            raise ArtefactError(f"{path} does not describe a model.", str(error)) from error
+            why = (error.what, error.why, *error.details)
+            raise ArtefactError(
+                f"{path} does not describe a model.", " ".join(filter(None, why))
+            ) from error
         _compare(path, shapes, wanted)
         model = build(described)
         model.load_state_dict(tensors())

@@ -53,8 +53,9 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
     except Exception as error:  # ONNX Runtime's errors have no common public base
+        why, *more = str(error).strip().split("\n")
         raise CapsedgeError(
-            "ONNX Runtime cannot load the exported model.", str(error).strip()
+            "ONNX Runtime cannot load the exported model.", why, details=more
         ) from error
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsedge.cli._places import READS
+from capsedge.cli._places import READS, READS_CODE
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class OwnModule:
             "class or a function that returns a module.",
             rich_help_panel=_PANEL,
         ),
+        READS_CODE,
     ] = None
     weights: Annotated[
         Path | None,

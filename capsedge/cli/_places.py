@@ -20,22 +20,39 @@ from capsedge.runtime.files.writing import check_apart, check_writable
 
 @dataclass(frozen=True)
 class Role:
-    """How a verb uses a path.
+    """How a verb uses a path, or a text that names one.
 
     Attributes:
         reads: whether it is read.
         flat: whether a folder is read without its subfolders.
         written: returns the files that are written for it.
+        named: the path in the value; None if it names none.
     """
 
     reads: bool = False
     flat: bool = False
     written: Callable[[Path], list[Path]] = lambda _: []
+    named: Callable[[Any], Path | None] = Path
 
 
 READS = Role(reads=True)
 WRITES = Role(written=lambda path: [path])
 READS_FLAT = Role(reads=True, flat=True)
+
+
+def _code(text: str) -> Path | None:
+    """The file in ``file.py:Name``."""
+    place = text.rpartition(":")[0]
+    return Path(place) if place.endswith(".py") else None
+
+
+def _arrays(text: str) -> Path | None:
+    """The file among values that are shapes otherwise."""
+    return Path(text) if text.endswith((".npy", ".npz")) else None
+
+
+READS_CODE = Role(reads=True, named=_code)
+READS_ARRAYS = Role(reads=True, named=_arrays)
 UPDATES = Role(reads=True, written=lambda path: [path])  # read if it exists, written at the end
 
 
@@ -65,8 +82,8 @@ def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
     inputs, flat, outputs = _package(), list[Path](), list[Path]()
     for name, role in roles.items():
         value = values.get(name)
-        paths: list[Path] = value if isinstance(value, list) else [value] if value else []
-        for path in paths:
+        given = value if isinstance(value, list) else [value] if value else []
+        for path in filter(None, map(role.named, given)):
             written = role.written(path)
             # If the folder does not exist, the verb creates it or reports it.
             outputs += [p for p in written if opening.kind(p.parent) is not None]

@@ -14,7 +14,7 @@ from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ Example = Annotated[
         ".npy or .npz file.",
         rich_help_panel="A network of your own",
     ),
+    READS_ARRAYS,
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Do everything except write the file.")]
 
@@ -211,7 +212,7 @@ def _export_own(
 ) -> None:
     from capsedge.exporters.to_onnx import export
     from capsedge.pipelines.own_module import load_module, read_example
-    from capsedge.runtime.files.writing import sha256
+    from capsedge.runtime.files.writing import check_apart, sha256
 
     inputs = read_example(example)
     own = load_module(source)
@@ -223,11 +224,14 @@ def _export_own(
             "ones are drawn with seed 0)."
         )
     target = output or Path(f"{own.name.lower()}.onnx")
+    if own.code is not None and not dry_run:
+        check_apart([target], [own.code])
     log("capturing, recognizing routing, and comparing; a large network takes minutes")
     checksum = sha256(own.weights) if own.weights else ""
     options["checkpoint_sha256"] = checksum
     report = export(own.module, target, example=inputs, **options, dry_run=dry_run)
-    _show(report, Source(own.name, own.weights, source), as_json, {"weights_sha256": checksum})
+    exported = Source(own.name, own.weights, source, "preprocessing" in options)
+    _show(report, exported, as_json, {"weights_sha256": checksum})
 
 
 def _export_known(
@@ -302,11 +306,16 @@ def _rewrites(left_out: list[str]) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """What was exported: its name, the file of its weights, and the user's own code if it is that."""
+    """What was exported: its name, the file of its weights, and the user's own code if it is that.
+
+    Attributes:
+        pictures: whether the file states how pictures become its input.
+    """
 
     name: str
     weights: Path | None
     own: ModuleSource | None = None
+    pictures: bool = True
 
     def following(self, report: ExportReport) -> list[str]:
         """The commands to run next; untrained weights can be neither verified nor used to infer."""
@@ -320,8 +329,10 @@ class Source:
                 "args": self.own.args,
             }
             given = "".join(f" --{k} {shlex.quote(v)}" for k, v in options.items() if v)
+            pictures = [f"capsedge infer --model {file} image.png"] if self.pictures else []
             return [
                 f"capsedge verify {file}{given}",
+                *pictures,
                 f"capsedge profile {file} --compare torch{given}",
             ]
         if self.weights is None:

@@ -10,7 +10,9 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._describing import Described
+from capsedge.cli._groups import grouped
+from capsedge.cli._places import READS, READS_CODE, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
@@ -35,25 +37,6 @@ Iterations = Annotated[
 VariantName = Annotated[
     str | None, typer.Option("--variant", help="The family's variant, where the file fits several.")
 ]
-Size = Annotated[
-    str | None, typer.Option("--size", help="Height and width of the input, such as 28,28.")
-]
-Classes = Annotated[
-    str | None, typer.Option("--classes", help="Names of the classes, separated by commas.")
-]
-Mean = Annotated[
-    str | None, typer.Option("--mean", help="Mean of the input by channel, such as 0.1307.")
-]
-Std = Annotated[
-    str | None, typer.Option("--std", help="Standard deviation of the input by channel.")
-]
-Range = Annotated[
-    str | None,
-    typer.Option(
-        "--range", help="Values of a black and a white pixel, before mean and std: 0,1 or 0,255."
-    ),
-]
-Task = Annotated[str | None, typer.Option("--task", help="single-label or multi-label.")]
 KeyMap = Annotated[
     Path | None,
     typer.Option("--map", help="TOML file that renames and turns the tensors of other networks."),
@@ -65,6 +48,7 @@ Against = Annotated[
         "--against",
         help="Compare with the author's own module, author.py:build. This runs that code.",
     ),
+    READS_CODE,
 ]
 Data = Annotated[
     Path | None,
@@ -79,18 +63,14 @@ Output = Annotated[
 ]
 
 
+@grouped
 def command(
+    described: Described,
     file: File = None,
     listed: Listed = False,
     family: As = None,
     iters: Iterations = None,
     variant: VariantName = None,
-    size: Size = None,
-    classes: Classes = None,
-    mean: Mean = None,
-    std: Std = None,
-    span: Range = None,
-    task: Task = None,
     key_map: KeyMap = None,
     against: Against = None,
     data: Data = None,
@@ -113,8 +93,7 @@ def command(
     from capsedge.importing.api import import_checkpoint
 
     target = output or _beside(file)
-    sides = _numbers("--size", size, 2)
-    span_ = _numbers("--range", span, 2)
+    stated = described.keywords()
     try:
         report = import_checkpoint(
             file,
@@ -122,12 +101,7 @@ def command(
             family=family,
             iterations=iters,
             variant=variant,
-            size=None if sides is None else (int(sides[0]), int(sides[1])),
-            classes=None if classes is None else _options.words(classes),
-            mean=_numbers("--mean", mean),
-            std=_numbers("--std", std),
-            span=None if span_ is None else (span_[0], span_[1]),
-            task=task,
+            **stated,
             key_map=key_map,
             against=against,
             data=data,
@@ -151,22 +125,6 @@ def _beside(file: Path) -> Path:
             "Name the checkpoint with -o CHECKPOINT.safetensors.",
         )
     return target
-
-
-def _numbers(option: str, text: str | None, count: int | None = None) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or count not in (None, len(found)):
-        raise UsageError(
-            f"{option} {text} cannot be read.",
-            f"It wants {count or 'some'} numbers, separated by commas.",
-            "Use for example --size 28,28, --range 0,1, --mean 0.1307.",
-        )
-    return found
 
 
 def _list(as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -300,7 +300,14 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
             scaling += f", per image {p.per_image}"
         size_of_image = "x".join(map(str, p.shape))
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
-    return facts + [(f"parity {key}", str(value)) for key, value in meta.parity.items()]
+    return facts + [(f"parity {key}", _flat(value)) for key, value in meta.parity.items()]
+
+
+def _flat(value: Any) -> str:
+    """A value of the metadata in one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {part}" for key, part in value.items())
+    return str(value)
 
 
 def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,8 @@ from capsedge.runtime.charts import check_chart
 from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from capsedge.runtime.profiling import ProfileReport
     from capsedge.runtime.profiling.tables import Table
     from capsedge.runtime.session import Session
@@ -25,6 +27,14 @@ Models = Annotated[
     list[Path] | None,
     typer.Argument(
         help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."
+    ),
+    READS,
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        help="Arrays to run on, .npy or .npz, batch first, instead of random ones of the --batch.",
     ),
     READS,
 ]
@@ -72,6 +82,7 @@ def command(
     models: Models = None,
     compare: Compare = "",
     batch: _options.BatchSizes = "1",
+    inputs: Inputs = None,
     threads: _options.Threads = None,
     device: _options.Device = None,
     ops: _options.Ops = "auto",
@@ -107,6 +118,7 @@ def command(
     report = profile_models(
         sessions,
         batch=batches,
+        inputs=None if inputs is None else _arrays(inputs, sessions),
         warmup=warmup,
         duration=duration,
         iterations=iterations,
@@ -127,6 +139,23 @@ def command(
     if any(found.failed for found in report.comparisons):
         _common.log("error: a peer computes different outputs; it was not timed.")
         raise typer.Exit(int(ExitCode.PARITY))
+
+
+def _arrays(source: Path, sessions: list[Session]) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by the names of the first model's inputs; a single one needs no name."""
+    from capsedge.datasets.npz import read_arrays
+
+    names = [port.name for port in sessions[0].inputs]
+    arrays = read_arrays(source)
+    if len(names) == len(arrays) == 1:
+        arrays = dict(zip(names, arrays.values(), strict=True))
+    if set(arrays) != set(names) or any(a.ndim == 0 for a in arrays.values()):
+        raise UsageError(
+            f"{source} does not fit the inputs of {sessions[0].path}.",
+            f"It has {', '.join(arrays) or 'nothing'}; the inputs are {', '.join(names)}.",
+            "Save one array [N, ...] under the name of each input with numpy.savez.",
+        )
+    return arrays
 
 
 def _check_peers(

@@ -207,12 +207,14 @@ def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
             f"  capsedge profile {shlex.quote(str(model))} {shlex.quote(str(report.output))}",
         )
         return
-    known = checkpoint_by_sha256(report.checkpoint_sha256) is not None
     file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
-    log(
-        "next:",
-        f"  capsedge verify {file}{'' if known else ' --checkpoint CHECKPOINT'} --data {images}",
-    )
+    if report.own_module:
+        reference = f" --module CODE.py:{shlex.quote(report.own_module)} --weights WEIGHTS"
+    elif checkpoint_by_sha256(report.checkpoint_sha256) is not None:
+        reference = ""
+    else:
+        reference = " --checkpoint CHECKPOINT"
+    log("next:", f"  capsedge verify {file}{reference} --data {images}")
 
 
 def _show_damage(found: Sequence[Damage]) -> None:

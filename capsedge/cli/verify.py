@@ -171,6 +171,10 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
     ):
         _show_part(title, document[part])
+        if ignored := document[part].get("ignored"):
+            _common.say(
+                f"note: the {ignored} of the samples are not used: the file states a regression"
+            )
     if document["ledger"] is not None:
         _show_ledger(document["ledger"])
     for failure in document["failures"]:

@@ -33,6 +33,7 @@ class ImageSet:
         split: the split of a data set folder; empty for other sources.
         whole: whether these are all images of the source.
         others: what the model's other inputs take ``[N, ...]``, by name.
+        ignored: what the source has and nothing uses, such as a regression's labels; else empty.
     """
 
     source: str
@@ -43,6 +44,7 @@ class ImageSet:
     split: str = ""
     whole: bool = True
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    ignored: str = ""
 
     def __len__(self) -> int:
         return len(self.images)

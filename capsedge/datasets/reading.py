@@ -31,6 +31,7 @@ def read_images(
     split: str,
     limit: int | None = None,
     inputs: Mapping[str, str] | None = None,
+    classes: bool = True,
 ) -> ImageSet:
     """Images, or other inputs, to evaluate or to calibrate a model on, with labels if they are known.
 
@@ -42,6 +43,7 @@ def read_images(
         split: split of a data set folder: ``train`` or ``test``.
         limit: number of images to read, from the first on.
         inputs: the model's inputs: numpy's type by name; None where the model is not known.
+        classes: whether labels are numbers of classes. Those of an archive for a regression are not read.
 
     Raises:
         UsageError: the source cannot be read, is empty, or does not fit the model.
@@ -54,7 +56,7 @@ def read_images(
     if key and key not in _DATA:
         raise _no_data(source)
     if key in ("npz", "zip") or source.suffix == ".npz":
-        data = _archive(source, limit, prep, inputs or {})
+        data = _archive(source, limit, prep, inputs or {}, classes)
     elif key == "npy":
         data = _checked(ImageSet(source.name, npz.read_single(source, limit)), source, prep, inputs)
     elif prep is None:
@@ -142,17 +144,23 @@ def _labelled(data: ImageSet) -> ImageSet:
 
 
 def _archive(
-    source: Path, limit: int | None, prep: Preprocessing | None, inputs: Mapping[str, str]
+    source: Path,
+    limit: int | None,
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str],
+    classes: bool = True,
 ) -> ImageSet:
     with npz.opened_arrays(source) as arrays:
         first, *more = _named(source, arrays, list(inputs))
         images = arrays.read(first, limit)
         others = {name: arrays.read(name, limit) for name in more}
-        labels = _labels(source, arrays.read("labels", limit)) if "labels" in arrays else None
+        known = "labels" in arrays
+        labels = _labels(source, arrays.read("labels", limit)) if known and classes else None
     whole = limit is None or len(images) < limit if images.ndim else True
     if images.ndim and labels is not None and labels.shape != (len(images),):
         raise UsageError(f"{source} has labels {list(labels.shape)} for {len(images)} images.")
-    data = ImageSet(source.name, images, labels, whole=whole, others=others)
+    ignored = "labels" if known and not classes else ""
+    data = ImageSet(source.name, images, labels, whole=whole, others=others, ignored=ignored)
     return _checked(data, source, prep, inputs)
 
 
@@ -261,7 +269,11 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
     if not whole:
         raise UsageError(
             f"{source}: labels are {labels.dtype} {list(labels.shape)}.",
-            "They must be whole numbers, one per image.",
+            "They must be whole numbers, the class of each image counted from 0.",
+            "Leave them out; or, if they are values to estimate, describe the model's file as a regression: "
+            "`capsedge.optimize(model, path, task='regression')` (docs/metadata.md).",
+            command="Leave them out; or, if they are values to estimate, describe the model's file as a "
+            "regression: capsedge optimize MODEL.onnx -o NEW.onnx --task regression (docs/metadata.md)",
         )
     return labels.astype(np.int64)
 

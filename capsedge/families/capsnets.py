@@ -103,7 +103,8 @@ def _size(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> t
             raise UsageError(
                 f"The network does not take images of {answers.size[0]}x{answers.size[1]} pixels.",
                 f"It has {sizes['I']:,} primary capsules of {_types(sizes)} types: {places} positions.",
-                "Leave out --size, or give that of the training images (height,width).",
+                "Leave the size out, or give that of the training images.",
+                command="Leave out --size, or give that of the training images: HEIGHTxWIDTH.",
             )
         return answers.size
     side = math.isqrt(places)
@@ -123,7 +124,8 @@ def _size(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> t
         raise UsageError(
             "How large are the network's images?",
             f"The file leaves it open: {several}, with {places} positions of primary capsules.",
-            "Give --size HEIGHT,WIDTH of the training images (size= in Python).",
+            "Give that of the training images: preprocessing={'height': ..., 'width': ...}.",
+            command="Give that of the training images: --size HEIGHTxWIDTH.",
         )
     return possible[0], possible[0]
 

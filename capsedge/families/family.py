@@ -14,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.families.shapes import Fit, Patterns, Shapes, fit
 from capsedge.formats.stored import Floats
 from capsedge.models.config import ModelConfig
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata import Outputs, Preprocessing
 
 Sizes = Mapping[str, int]
 Tensors = dict[str, Floats]
@@ -27,23 +27,32 @@ class Answers:
     Attributes:
         iterations: routing iterations, as the author's code counts them.
         variant: a name of the family's variants.
-        size: height and width of the input.
         classes: names of the classes.
-        mean, std: of the input, per channel, as `Preprocessing` has them.
-        span: the values of the darkest and the brightest pixel before mean and std: (0, 1) or (0, 255).
-        task: ``single-label`` or ``multi-label``.
+        preprocessing: those fields of `Preprocessing` that are known.
+        task: ``single-label``, ``multi-label`` or ``regression``.
+        outputs: names and units of a regression's values.
         fields: fields of the configuration, from a key map.
     """
 
     iterations: int | None = None
     variant: str | None = None
-    size: tuple[int, int] | None = None
     classes: tuple[str, ...] | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    span: tuple[float, float] | None = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
+    outputs: Outputs | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of the input; None if they are not known."""
+        known = [self.preprocessing.get(name) for name in ("height", "width")]
+        return None if None in known else (int(str(known[0])), int(str(known[1])))
+
+    @property
+    def pixels(self) -> dict[str, Any]:
+        """The fields of `Preprocessing` that are known, but for those of the size."""
+        size = ("height", "width", "channels")
+        return {name: v for name, v in self.preprocessing.items() if name not in size}
 
 
 @dataclass(frozen=True)
@@ -197,32 +206,39 @@ def preprocessing_of(
     Raises:
         UsageError: nobody says.
     """
-    low, high = answers.span or (0.0, 1.0)
-    given = (answers.mean, answers.std, answers.span)
-    mean, std = answers.mean or (0.0,), answers.std or (1.0,)
-    if given == (None, None, None):
+    values: dict[str, Any] = {}
+    if not answers.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         own = data_set_of(family, size, channels)
         if own is None:
             raise UsageError(
                 "Which values does the network expect for a pixel?",
                 "The file does not tell; it is in the training code, usually where the data set is "
                 "loaded: ToTensor makes 0 to 1, Normalize(mean, std) comes after it.",
-                "Give --range 0,1 or --range 0,255, or --mean and --std (span=, mean=, std= in Python).",
+                "Give preprocessing={'scale': 1 / 255}, or 1, with 'mean' and 'std' as in training.",
+                command="Give --range 0-1, 0-255 or -1-1, with --mean and --std as in training.",
             )
         mean, std = own.mean, own.std
+        values = {"mean": mean, "std": std}
         notes.append(
             f"pixels as the author's code reads {own.name}: 0 to 1"
             + (f", mean {list(mean)}, std {list(std)}" if any(mean) or set(std) != {1.0} else "")
             + " (otherwise: --range, --mean, --std)"
         )
-    # Preprocessing has a factor and a mean; a darkest value other than 0 becomes part of the mean.
-    scale = (high - low) / 255.0
-    try:
-        return Preprocessing(
-            *size, channels, scale=scale, mean=tuple(m - low for m in mean), std=std
+    stated = answers.preprocessing.get("channels", channels)
+    if stated != channels:
+        raise UsageError(
+            f"The network takes images with {channels} channels.",
+            f"The preprocessing states {stated}.",
+            f"State {channels}, or leave the channels out.",
         )
-    except ValueError as error:
-        raise UsageError("The input cannot be described.", f"{error}.") from error
+    try:
+        return Preprocessing(*size, channels, **{**values, **answers.pixels})
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            "The input cannot be described.",
+            f"{error}.",
+            "State what docs/metadata.md lists; mean and std are tuples of one number or one per channel.",
+        ) from error
 
 
 def data_set_of(family: Family, size: tuple[int, int], channels: int) -> DataSet | None:
@@ -244,6 +260,13 @@ def classes_of(
     Raises:
         UsageError: the user names another number of them.
     """
+    if answers.outputs is not None or answers.task == "regression":
+        raise UsageError(
+            f"The networks of the family {family.name} decide classes.",
+            "The outputs that are stated are those of a regression, or have other names.",
+            "Leave out `outputs` and the task.",
+            command="Leave out --outputs, --units, --values, --scores, --poses and --task regression.",
+        )
     if answers.classes is not None:
         if len(answers.classes) != count:
             raise UsageError(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
+from capsedge.exporters.user_code import first_line
 from capsedge.models import CapsuleModel
 from capsedge.pipelines.own_module import ModuleSource, load_module
 from capsedge.verification.inputs import generated, hard_cases
@@ -147,7 +148,7 @@ def _both(
             except Exception as error:  # the user's code, of any kind
                 raise UsageError(
                     "The author's code fails on images.",
-                    f"{type(error).__name__}: {error}",
+                    f"{type(error).__name__}: {first_line(error)}",
                     "Give --against a function whose module takes images alone.",
                 ) from error
             kind, value = _matching(answer, tuple(result.poses.shape))

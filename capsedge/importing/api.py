@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from capsedge.importing.measuring import Measured, measure
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.files.writing import check_writable, sha256
+from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.reading.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 
 IMAGES = 1000  # of a data set, at most
@@ -82,12 +84,10 @@ def import_checkpoint(
     family: str | None = None,
     iterations: int | None = None,
     variant: str | None = None,
-    size: tuple[int, int] | None = None,
-    classes: Sequence[str] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    span: tuple[float, float] | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     task: str | None = None,
+    outputs: Outputs | None = None,
     key_map: Path | str | None = None,
     against: str | None = None,
     data: Path | str | None = None,
@@ -104,11 +104,11 @@ def import_checkpoint(
         family: its name, where it is not recognized.
         iterations: routing iterations, as the author's code counts them.
         variant: of the family, where the file fits several.
-        size: height and width of the input.
-        classes: names of the classes.
-        mean, std: of the input, per channel, after ``span``.
-        span: values of a black and of a white pixel before mean and std; (0, 1) by default.
-        task: ``single-label`` or ``multi-label``.
+        class_names: names of the classes.
+        preprocessing: of the input, or those of its fields that are known, such as
+            ``{"height": 28, "width": 28}``.
+        task: ``classification``, ``multi-label`` or ``regression``.
+        outputs: names and units of a regression's values.
         key_map: a TOML file that renames the tensors.
         against: ``author.py:build``: the author's module, which is run beside the network. This is code
             that you name, and it runs.
@@ -134,12 +134,10 @@ def import_checkpoint(
     answers = Answers(
         iterations,
         variant,
-        size,
-        None if classes is None else tuple(classes),
-        None if mean is None else tuple(mean),
-        None if std is None else tuple(std),
-        span,
-        task,
+        None if class_names is None else tuple(class_names),
+        _fields(preprocessing),
+        "single-label" if task == "classification" else task,
+        outputs,
     )
     weights = read_weights(file)
     if key_map is not None:
@@ -160,6 +158,21 @@ def import_checkpoint(
         target, model, origin, found.by, weights.format, comparison, measured,
         tuple(_warnings(model.config, comparison, measured)),
     )  # fmt: skip
+
+
+def _fields(given: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of the preprocessing that are known."""
+    if isinstance(given, Preprocessing):
+        return {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+    fields = dict(given or {})
+    known = {f.name for f in dataclasses.fields(Preprocessing)}
+    if unknown := sorted(fields.keys() - known):
+        raise UsageError(
+            f"There is no preprocessing '{unknown[0]}'.", "", f"Known: {', '.join(sorted(known))}."
+        )
+    if len(fields.keys() & {"height", "width"}) == 1:
+        raise UsageError("The size needs height and width.", "One is missing.", "Give both.")
+    return fields
 
 
 def _check_output(path: Path | str) -> None:

@@ -8,6 +8,7 @@ have one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,19 @@ from capsedge.errors import UnsupportedModelError
 Array = NDArray[Any]
 COLUMNS = 64  # most values of one output that are judged each by its own range
 _STILL = 1e-6  # a value that varies by less of its magnitude does not vary
+
+
+def has_columns(shapes: Sequence[Sequence[int | str | None]], batched: bool) -> bool:
+    """Whether each value of an output is judged by its own range.
+
+    Args:
+        shapes: of the output, in every run.
+        batched: whether the first axis counts samples; otherwise a run is one sample, and ``[K]`` its values.
+    """
+    ranks = (2,) if batched else (1, 2)
+    last = {shape[-1] if len(shape) in ranks else 0 for shape in shapes}
+    wide = last.pop() if len(last) == 1 else 0
+    return isinstance(wide, int) and 0 < wide <= COLUMNS
 
 
 @dataclass(frozen=True)
@@ -97,21 +111,35 @@ class ErrorCount:
             self._high, np.where(known, expected, -np.inf).max(0, initial=-np.inf)
         )
 
+    @property
+    def mean(self) -> Array:
+        """Mean absolute error ``[K]``, or ``[1]`` without columns."""
+        return np.asarray(self._sum / np.maximum(self._number, 1))
+
+    @property
+    def largest(self) -> Array:
+        """Largest absolute error, as ``mean``."""
+        return self._largest
+
+    @property
+    def range(self) -> Array:
+        """Largest less smallest value of the reference; the magnitude of one that does not vary."""
+        known = self._number > 0
+        span = np.subtract(self._high, self._low, out=np.zeros(known.shape), where=known)
+        size = np.where(known, np.maximum(np.abs(self._high), np.abs(self._low)), 0.0)
+        return np.where(span > _STILL * size, span, size)
+
+    def share(self, error: Array) -> Array:
+        """Errors as shares of the range; infinite where a value that is always 0 changed."""
+        range_ = self.range
+        unlimited = np.where(error > 0, np.inf, 0.0)
+        return np.asarray(np.divide(error, range_, out=unlimited, where=range_ > 0))
+
     def result(self) -> OutputError:
         """The errors over all runs."""
-        number = np.maximum(self._number, 1)
-        mean, rms = self._sum / number, np.sqrt(self._squares / number)
+        mean, largest = float(self.mean.max()), float(self.largest.max())
         if self._exact:
-            share = float(mean.max())
-            return OutputError(self.name, share, float(self._largest.max()), share, 0.0, share)
-        span = np.where(self._number > 0, self._high - self._low, 0.0)
-        size = np.where(self._number > 0, np.maximum(np.abs(self._high), np.abs(self._low)), 0.0)
-        range_ = np.where(span > _STILL * size, span, size)
-        shares = (_share(value, range_) for value in (mean, self._largest, rms))
-        return OutputError(self.name, float(mean.max()), float(self._largest.max()), *shares)
-
-
-def _share(error: Array, range_: Array) -> float:
-    """The largest error as a share of its range; infinite where a value that is always 0 changed."""
-    unlimited = np.where(error > 0, np.inf, 0.0)
-    return float(np.divide(error, range_, out=unlimited, where=range_ > 0).max())
+            return OutputError(self.name, mean, largest, mean, 0.0, mean)
+        rms = np.sqrt(self._squares / np.maximum(self._number, 1))
+        shares = (float(self.share(value).max()) for value in (self.mean, self.largest, rms))
+        return OutputError(self.name, mean, largest, *shares)

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from capsedge.datasets.npz import read_arrays
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.exporters.user_code import is_user_code, on_cpu, place
+from capsedge.runtime.files.documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
 from capsedge.weights import load_weights
 
 _LARGEST = 2**28  # elements of an example
+_LINES = 20  # of a message, after the first
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,11 @@ def load_module(source: ModuleSource) -> OwnModule:
     notes: tuple[str, ...] = ()
     if source.weights:
         loaded = load_weights(module, source.weights)
-        notes = ((f"the weights are its {loaded.place}",) if loaded.place else ()) + loaded.notes
+        notes = (
+            (f"weights read from {Path(source.weights).name}{loaded.place}",)
+            if loaded.place
+            else ()
+        ) + loaded.notes
     with contextlib.suppress(TypeError, OSError):
         found = inspect.getsourcefile(made if callable(made) else type(made))
         return OwnModule(module.eval(), source, name, Path(found) if found else None, notes)
@@ -134,8 +140,8 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
     if not text:
         return [], {}
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse(text)
+    except Malformed as error:
         raise UsageError(
             f"--args {text[:80]} is not JSON.",
             f"{error}.",
@@ -224,9 +230,10 @@ def _running(what: str, made: Any = None) -> Iterator[None]:
         lines = [place(f.filename, f.lineno or 0) for f in frames if is_user_code(f.filename)]
         if isinstance(error, SyntaxError) and error.filename:
             lines.append(place(error.filename, error.lineno or 0))
-        said = f"{type(error).__name__}: {error}"
+        said, *more = f"{type(error).__name__}: {error}".split("\n")
+        advice = _advice(error, made, bool(lines))
         raise UsageError(
-            f"The code of {what} fails.", said, _advice(error, made, bool(lines)), details=lines
+            f"The code of {what} fails.", said, advice, details=[*more[:_LINES], *lines]
         ) from error
 
 

@@ -18,7 +18,7 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
-from capsedge.judging.errors import ErrorCount
+from capsedge.judging.errors import ErrorCount, has_columns
 from capsedge.judging.estimates import Estimates, allowed_share
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
@@ -126,7 +126,7 @@ class _Comparison:
         """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
         errors = {
-            port.name: ErrorCount(port.name, columns=len(port.shape) == 2)
+            port.name: ErrorCount(port.name, has_columns([port.shape], batched=True))
             for port in session.outputs
         }
         return cls(session, outputs, Decisions.of(session, tie), Estimates.of(session), errors)
@@ -242,6 +242,7 @@ def verify(
             "source": Path(samples.source).name,
             "images": len(samples),
             "sha256": samples.digest(),
+            **({"ignored": samples.ignored} if samples.ignored else {}),
             **on_samples.to_dict(),
         },
         hard_cases={"names": list(hard.names), "noise_factor": NOISE, **on_hard.to_dict()},
@@ -333,7 +334,11 @@ def _input_shape(session: Session) -> tuple[int, int, int]:
         f"{session.path} does not take images.",
         f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
         "wanted one, [N, channels, height, width] with the last three fixed.",
-        "Verify files that take images; other inputs are compared at export, with --inputs (inputs=).",
+        "Files with other inputs are compared with PyTorch when they are exported, on your arrays with "
+        "`capsedge.export(..., inputs=)`, and with their FP32 file by `capsedge.quantize` "
+        "(docs/your-model.md).",
+        command="Files with other inputs are compared with PyTorch when they are exported, on your arrays "
+        "with --inputs, and with their FP32 file by `capsedge quantize` (docs/your-model.md).",
     )
 
 
@@ -454,7 +459,8 @@ def _samples(
     prep = session.metadata.preprocessing if session.metadata is not None else None
     if data is None:
         return shipped_samples(prep, shape, limit)
-    samples = load_samples(data, prep, limit, {p.name: p.dtype for p in session.inputs})
+    inputs = {port.name: port.dtype for port in session.inputs}
+    samples = load_samples(data, prep, limit, inputs, classes=not session.value_outputs)
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",

@@ -22,16 +22,17 @@ def load_samples(
     prep: Preprocessing | None,
     limit: int | None,
     inputs: Mapping[str, str] | None = None,
+    classes: bool = True,
 ) -> ImageSet:
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit, inputs: as for ``datasets.read_images``.
+        source, prep, limit, inputs, classes: as for ``datasets.read_images``.
 
     Raises:
         UsageError: the source cannot be read, or does not fit the model.
     """
-    found = read_images(source, prep, "test", limit, inputs)
+    found = read_images(source, prep, "test", limit, inputs, classes)
     name = str(source) if found.whole else f"{source} (first {len(found)})"
     return replace(found, source=name)
 

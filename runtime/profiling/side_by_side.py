@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
@@ -30,6 +33,7 @@ def profile_models(
     sessions: Sequence[Session],
     *,
     batch: Sequence[int] = (1,),
+    inputs: Mapping[str, NDArray[Any]] | None = None,
     warmup: float = 0.5,
     duration: float = 3.0,
     iterations: int = 10,
@@ -44,7 +48,7 @@ def profile_models(
 
     Args:
         sessions: one per model.
-        batch, warmup, duration, iterations, operators, progress: as for `profile`.
+        batch, inputs, warmup, duration, iterations, operators, progress: as for `profile`.
         peers: other runtimes of the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
             they must be installed (`check_installed`).
         checkpoints: for the peer ``torch``, one per session.
@@ -68,6 +72,7 @@ def profile_models(
         one = profile(
             session,
             batch=batch,
+            inputs=inputs,
             warmup=warmup,
             duration=duration,
             iterations=iterations,
@@ -77,9 +82,8 @@ def profile_models(
         report.runs += one.runs
         report.peaks, report.machine = report.peaks or one.peaks, one.machine
     if entrants:
-        for size in batch:
-            feeds = random_inputs(sessions[0], size)
-            report.comparisons.append(compare(entrants, feeds, limits, progress))
+        feeds = [dict(inputs)] if inputs else [random_inputs(sessions[0], size) for size in batch]
+        report.comparisons += [compare(entrants, each, limits, progress) for each in feeds]
     return report
 
 

@@ -14,7 +14,7 @@ from capsedge.calibration.evaluate import Outcome, compare
 from capsedge.calibration.judge import Gate, Judge
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.judging.errors import ErrorCount
+from capsedge.judging.errors import ErrorCount, has_columns
 from tests.foreign.files import IMAGES, MADE
 
 
@@ -203,3 +203,29 @@ def test_full_like(tmp_path: Path) -> None:
         report = capsedge.quantize(path, calib_data=x, precision=precision, max_drop=100)
         assert report.outcome.images == 30
         assert report.outcome.error < 0.05
+
+
+def test_an_output_with_one_value_a_sample_has_one_range() -> None:
+    """``[N]`` of a file with a batch, whose last run is smaller than the others."""
+    reference = [np.array([0, 100, 50], np.float32), np.array([100], np.float32)]
+    found = [part + np.float32(1) for part in reference]
+    data = ImageSet("test", np.zeros((4, 1)))
+    outcome = compare({"y": reference}, {"y": found}, data, Judge(None, ("y",), batched=True))
+    assert outcome.drop == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "batched", "expected"),
+    [
+        ([(5, 3), (2, 3)], True, True),
+        ([(5,), (2,)], True, False),
+        ([(5,), (5,)], False, True),
+        ([(5,), (2,)], False, False),
+        ([(5, 65)], True, False),
+        ([("N", 3)], True, True),
+        ([("N", "K")], True, False),
+        ([()], False, False),
+    ],
+)
+def test_values_with_ranges_of_their_own(shapes: list, batched: bool, expected: bool) -> None:
+    assert has_columns(shapes, batched) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,68 @@ def test_the_way_from_the_checkpoint_error(user: Path) -> None:
     assert "docs/your-model.md" in error.command
     assert "docs/your-model.md" in str(error)
     assert (ROOT / "docs/your-model.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("output", "option", "value"),
+    [
+        ("code/caps.py", "--module", "code/caps.py:make"),
+        ("link.py", "--module", "code/caps.py:make"),
+        ("hard.onnx", "--module", "code/caps.py:make"),
+        ("named.onnx", "--module", "code_by_name:make"),
+        ("example.npz", "--example", "example.npz"),
+        ("example.npz", "--inputs", "example.npz"),
+        ("weights.pt", "--weights", "weights.pt"),
+        ("labels.txt", "--classes", "labels.txt"),
+    ],
+)
+def test_no_output_replaces_what_the_command_reads(
+    user: Path, monkeypatch: pytest.MonkeyPatch, output: str, option: str, value: str
+) -> None:
+    Path("link.py").symlink_to(user / "caps.py")
+    Path("hard.onnx").hardlink_to(user / "caps.py")
+    (user / "code_by_name.py").write_text(CODE)
+    Path("named.onnx").hardlink_to(user / "code_by_name.py")
+    np.savez("example.npz", images=np.zeros((2, 1, 8, 8), np.float32))
+    torch.save({}, "weights.pt")
+    Path("labels.txt").write_text("a\nb\nc\nd\n")
+    monkeypatch.syspath_prepend(user)
+    before = Path(output).read_bytes()
+    given = {"--module": "code/caps.py:make", "--example": "1x8x8", option: value, "-o": output}
+    code, _, error = run("export", *(word for pair in given.items() for word in pair))
+    assert code == 2, error
+    assert "It is an input" in str(error)
+    assert Path(output).read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["--module", "--example", "--against"])
+def test_no_pipe_is_opened(user: Path, option: str) -> None:
+    """Reading one would wait forever."""
+    value = {"--module": "pipe.py:make", "--example": "pipe.npz", "--against": "pipe.py:make"}
+    os.mkfifo(value[option].partition(":")[0])
+    if option == "--against":
+        words: tuple[str, ...] = ("import", "weights.pt")
+    else:
+        words = ("export", "--module", "code/caps.py:make", "--example", "1x8x8")
+    code, _, error = run(*words, option, value[option])
+    assert code == 2, error
+    assert "It is a pipe" in str(error)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 5000, '{"width": NaN}', '{"width": 3, "width": 4}', "[1e999]"]
+)
+def test_arguments_that_are_not_json(user: Path, text: str) -> None:
+    code, _, error = run(
+        "export", "--module", "code/caps.py:make", "--args", text, "--example", "1x8x8"
+    )
+    assert code == 2
+    assert "is not JSON" in str(error)
+
+
+def test_lines_of_the_users_error_stay_lines(user: Path) -> None:
+    (user / "long.py").write_text("raise ValueError('first\\nsecond')\n")
+    code, _, error = run("export", "--module", "code/long.py:Net", "--example", "4")
+    assert code == 2
+    assert "\n" not in error.why
+    assert error.details[0] == "second"

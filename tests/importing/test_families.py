@@ -230,8 +230,7 @@ primary_grouping = "pixels"
         saved(module, tmp_path / "m.pt"),
         key_map=tmp_path / "keys.toml",
         iterations=3,
-        size=(28, 28),
-        span=(0, 1),
+        preprocessing={"height": 28, "width": 28, "scale": 1 / 255},
     )
     with torch.no_grad():
         wanted = module(images())
@@ -241,7 +240,7 @@ primary_grouping = "pixels"
 
 @pytest.mark.parametrize(
     ("missing", "says"),
-    [("iterations", "--iters"), ("size", "--size"), ("span", "--range")],
+    [("iterations", "--iters"), ("height", "--size"), ("scale", "--range")],
 )
 def test_what_the_file_cannot_tell_is_asked_for(missing: str, says: str, tmp_path: Path) -> None:
     module = n.VoteBias()
@@ -251,8 +250,51 @@ def test_what_the_file_cannot_tell_is_asked_for(missing: str, says: str, tmp_pat
         "classes.weight": module.W[0],
     }  # fmt: skip
     torch.save({k: v.detach().clone() for k, v in state.items()}, tmp_path / "m.pt")
-    answers: dict[str, Any] = {"iterations": 3, "size": (28, 28), "span": (0, 255)}
-    assert capsedge.import_checkpoint(tmp_path / "m.pt", **answers).origin.family == "textbook"
-    del answers[missing]
+    known: dict[str, Any] = {"iterations": 3, "height": 28, "width": 28, "scale": 1.0}
+
+    def imported() -> Any:
+        prep = {k: v for k, v in known.items() if k != "iterations"}
+        if len(prep.keys() & {"height", "width"}) == 1:
+            del prep["width"]
+        return capsedge.import_checkpoint(
+            tmp_path / "m.pt", iterations=known.get("iterations"), preprocessing=prep
+        )
+
+    assert imported().origin.family == "textbook"
+    assert imported().model.config.preprocessing.scale == 1.0
+    del known[missing]
+    with pytest.raises(UsageError) as refused:
+        imported()
+    assert says in refused.value.command
+
+
+@pytest.mark.parametrize(
+    ("stated", "says"),
+    [
+        ({"preprocessing": {"heigth": 28}}, "no preprocessing 'heigth'"),
+        ({"preprocessing": {"height": 28}}, "height and width"),
+        ({"preprocessing": {"scale": "1"}}, "cannot be described"),
+        ({"preprocessing": {"mean": (0.1, 0.2)}}, "2 values for 1 channels"),
+        ({"preprocessing": capsedge.Preprocessing(28, 28, 3)}, "1 channels"),
+        ({"task": "regression"}, "decide classes"),
+        ({"outputs": capsedge.Outputs(names=("yaw",))}, "decide classes"),
+        ({"class_names": ("a", "b")}, "5 classes"),
+    ],
+)
+def test_what_is_stated_and_does_not_fit(stated: dict, says: str, tmp_path: Path) -> None:
+    path = saved(n.XifengGuo(), tmp_path / "m.pt")
     with pytest.raises(UsageError, match=says):
-        capsedge.import_checkpoint(tmp_path / "m.pt", **answers)
+        capsedge.import_checkpoint(path, iterations=3, **stated)
+
+
+def test_the_preprocessing_that_is_stated(tmp_path: Path) -> None:
+    """All of it, or some fields over those of the author's code."""
+    path = saved(n.XifengGuo(), tmp_path / "m.pt")
+    whole = capsedge.Preprocessing(28, 28, 1, mean=(0.5,), std=(0.25,), resize="pad")
+    for given, wanted in (
+        (whole, whole),
+        ({"resize": "pad"}, capsedge.Preprocessing(28, 28, 1, resize="pad")),
+        ({"per_image": "min-max"}, capsedge.Preprocessing(28, 28, 1, per_image="min-max")),
+    ):
+        report = capsedge.import_checkpoint(path, iterations=3, preprocessing=given)
+        assert report.model.config.preprocessing == wanted

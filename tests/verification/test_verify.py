@@ -286,3 +286,55 @@ def test_a_regression_of_another_precision_is_judged_by_its_mean_error(
     if not passed:
         assert any(text.startswith("yaw: a mean error of") for text in certificate.failures)
         assert not any(text.startswith("pitch") for text in certificate.failures)
+
+
+@pytest.fixture(scope="module")
+def quantized_angles(angles, tmp_path_factory):
+    """The INT8 file and the images that its gate was held on."""
+    _, path = angles
+    folder = tmp_path_factory.mktemp("int8")
+    pixels = np.random.default_rng(0).integers(0, 256, (96, 16, 16), dtype=np.uint8)
+    values = np.linspace(-1, 1, 48 * 2).reshape(48, 2)
+    for name, part in (("train", pixels[:48]), ("test", pixels[48:])):
+        np.savez(folder / f"{name}.npz", images=part, labels=values)
+    train, test, made = (folder / name for name in ("train.npz", "test.npz", "angles.int8.onnx"))
+    report = capsedge.quantize(path, made, calib_data=train, data=test)
+    assert report.outcome.judged_by == "error"
+    assert any("labels are not used" in text for text in report.warnings)
+    return made, test
+
+
+@pytest.mark.parametrize(
+    ("off", "max_error", "failure"),
+    [(0.0, None, ""), (0.03, None, "mean error"), (0.0, 1e-3, "largest")],
+)
+def test_a_quantized_regression_is_held_to_the_limits_of_its_gate(
+    angles, quantized_angles, tmp_path, off: float, max_error: float | None, failure: str
+) -> None:
+    """``off`` is added to the first value, as a share of its range; ``max_error`` replaces that recorded."""
+    module, _ = angles
+    path, data = quantized_angles
+    model = onnx.load(path)
+    properties = {p.key: p.value for p in model.metadata_props}
+    calibration = json.loads(properties["capsedge.calibration"])
+    assert (calibration["evaluation"]["max_drop"], calibration["evaluation"]["max_error"]) == (
+        1.0,
+        10.0,
+    )
+    if max_error is not None:
+        calibration["evaluation"]["max_error"] = max_error
+    properties["capsedge.calibration"] = json.dumps(calibration)
+    onnx.helper.set_model_props(model, properties)
+    document = capsedge.verify(module, path, data).to_dict()
+    assert document["samples"]["ignored"] == "labels"
+    yaw = document["samples"]["estimates"]["values"][0]
+    (last,) = [n for n in model.graph.node if "angles" in n.output]
+    last.output[list(last.output).index("angles")] = "unshifted"
+    shift = np.array([off * yaw["range"], 0], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(shift, "shift"))
+    model.graph.node.append(onnx.helper.make_node("Add", ["unshifted", "shift"], ["angles"]))
+    onnx.save(model, tmp_path / "shifted.onnx")
+    certificate = capsedge.verify(module, tmp_path / "shifted.onnx", data)
+    assert certificate.limits["judged_by"] == "errors by range"
+    assert certificate.passed == (not failure), certificate.failures
+    assert all(failure in text for text in certificate.failures)
