@@ -12,6 +12,7 @@ from capsedge.families import (
     textbook,
     timomernick,
     xifengguo,
+    yl1993,
 )
 from capsedge.families.family import Family
 
@@ -25,5 +26,6 @@ FAMILIES: tuple[Family, ...] = (
     cedrickchee.FAMILY,
     jindongwang.FAMILY,
     timomernick.FAMILY,
+    yl1993.FAMILY,
     textbook.FAMILY,
 )

@@ -24,6 +24,7 @@ from capsedge.families.family import (
     preprocessing_of,
     sums_of,
     variant_of,
+    with_fields,
 )
 from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, Conv
@@ -75,13 +76,7 @@ def configure(
         task=answers.task or "single-label",
         epsilon=NO_EPSILON,
     )
-    known = {f.name for f in dataclasses.fields(config)}
-    unknown = sorted(fields.keys() - known)
-    if unknown:
-        raise UsageError(
-            f"A CapsNet has no '{unknown[0]}'.", "", f"Known: {', '.join(sorted(known))}."
-        )
-    changed = config.replace(**fields)
+    changed = with_fields(config, fields)
     assert isinstance(changed, CapsNetConfig)
     return changed
 
@@ -136,6 +131,11 @@ def _grid(n: int, sizes: Sizes) -> int:
 def layer(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
     """Weight and bias of a layer under another name."""
     return {f"{ours}.{part}": found[f"{theirs}.{part}"] for part in ("weight", "bias")}
+
+
+def renamed(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
+    """All tensors of a prefix, under another prefix."""
+    return {ours + k.removeprefix(theirs): v for k, v in found.items() if k.startswith(theirs)}
 
 
 def decoder(

@@ -5,6 +5,7 @@ A family is one module with a `Family`, and a line in ``capsedge/families/__init
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -187,6 +188,49 @@ def variant_of(family: Family, answers: Answers, notes: list[str]) -> Mapping[st
     if answers.variant is None:
         notes.append(f"variant '{wanted}': {known[wanted].words} (others: --variant)")
     return known[wanted].fields
+
+
+def size_of(
+    family: Family, classes: int, channels: int, answers: Answers, notes: list[str]
+) -> tuple[int, int]:
+    """Height and width of the input of a network that takes any.
+
+    As the user says, or as in the author's data set with so many classes and channels.
+
+    Raises:
+        UsageError: nobody says.
+    """
+    if answers.size is not None:
+        return answers.size
+    own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
+    if len(own) != 1:
+        raise UsageError(
+            "How large are the network's images?",
+            "The file does not tell: the same weights fit images of many sizes.",
+            "Give --size HEIGHT,WIDTH of the training images (size= in Python).",
+        )
+    side = own[0].side
+    notes.append(
+        f"images of {side}x{side} pixels, as the author's code reads {own[0].name} (otherwise: --size)"
+    )
+    return side, side
+
+
+def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    """A configuration with fields of a variant or a key map.
+
+    Raises:
+        UsageError: it has no such field.
+    """
+    known = {f.name for f in dataclasses.fields(config)}
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        raise UsageError(
+            f"A network of the architecture {config.architecture} has no '{unknown[0]}'.",
+            "",
+            f"Known: {', '.join(sorted(known))}.",
+        )
+    return config.replace(**fields)
 
 
 def preprocessing_of(

@@ -190,7 +190,8 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
             "Use an earlier checkpoint.",
         )
     with torch.device("meta"):
-        wanted = {k: tuple(v.shape) for k, v in build(config).state_dict().items()}
+        state = build(config).state_dict()
+    wanted = {k: tuple(v.shape) for k, v in state.items() if not k.endswith("num_batches_tracked")}
     wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
     if wrong:
         has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"
@@ -200,7 +201,8 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
             "Check --size, --map and the file.",
         )
     model = build(config)
-    model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in made.items()})
+    ready = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in made.items()}
+    model.load_state_dict(ready, strict=False)  # all but counters of batches are there
     return model.eval()
 
 

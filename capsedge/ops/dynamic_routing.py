@@ -158,8 +158,6 @@ def dynamic_routing(
     vote_bias = weight.new_zeros((1, j, out)) if vote_bias is None else vote_bias
     one = vote_bias.ndim == 3 and vote_bias.shape[0] == 1
     expect_shape(name, "vote_bias", vote_bias, [1 if one else children, j, out])
-    expect_same_dtype(
-        name, u=u, weight=weight, vote_bias=vote_bias, log_prior=log_prior, bias=bias
-    )
+    expect_same_dtype(name, u=u, weight=weight, vote_bias=vote_bias, log_prior=log_prior, bias=bias)
     result = _op_v2(u, weight, vote_bias, log_prior, bias, *how.arguments())
     return result

@@ -42,7 +42,13 @@ class Expressed:
     def first_version(self) -> bool:
         """Whether ``DynamicRouting`` has it."""
         plain = replace(
-            self.kind, over="j", axis="p", replace=False, normalize=False, norm_epsilon=0.0, scale=1.0
+            self.kind,
+            over="j",
+            axis="p",
+            replace=False,
+            normalize=False,
+            norm_epsilon=0.0,
+            scale=1.0,
         )
         return self.gain == 1 and plain == self.kind
 
