@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from capsedge.families import (
     adambielski,
+    attention,
     cedrickchee,
     danielhavir,
+    efficient,
     gram_ai,
     jindongwang,
     laubonghaudoi,
@@ -27,5 +29,10 @@ FAMILIES: tuple[Family, ...] = (
     jindongwang.FAMILY,
     timomernick.FAMILY,
     yl1993.FAMILY,
+    attention.APPLE,
+    attention.YAOHUNGT,
+    efficient.PYTORCH,
+    efficient.KERAS,
+    efficient.KERAS_SMALLNORB,
     textbook.FAMILY,
 )

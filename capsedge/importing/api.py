@@ -179,7 +179,8 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
         UsageError: an answer is missing or does not fit.
         ArtefactError: the weights are not those of the configuration, or not finite.
     """
-    tensors = {family.renamed(name): tensor for name, tensor in weights.tensors.items()}
+    names = family.names(weights.tensors)
+    tensors = {names[key]: tensor for key, tensor in weights.tensors.items()}
     config = family.configure(family, family.fit(weights.shapes).sizes, answers, notes)
     made = family.convert(tensors, config)
     broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
@@ -201,7 +202,7 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
             "Check --size, --map and the file.",
         )
     model = build(config)
-    ready = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in made.items()}
+    ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
     model.load_state_dict(ready, strict=False)  # all but counters of batches are there
     return model.eval()
 

@@ -53,7 +53,10 @@ class Conv:
         padding: pixels on each side, or ``same``: as much as makes the output ``ceil(in / stride)``,
             the odd pixel at the end.
         bias, batch_norm: which parameters there are.
-        norm_epsilon: added to the variance in the batch normalization.
+        norm_epsilon: added to the variance in the normalization.
+        norm_last: normalization after the ReLU instead of before it.
+        instance_norm: the normalization is one of each image (with weight and bias) instead of the batch's.
+        leak: slope of the ReLU below zero.
     """
 
     channels: int
@@ -63,6 +66,9 @@ class Conv:
     bias: bool = True
     batch_norm: bool = False
     norm_epsilon: float = 1e-5
+    norm_last: bool = False
+    instance_norm: bool = False
+    leak: float = 0.0
 
     def __post_init__(self) -> None:
         _check(1, limits.WIDTH, channels=self.channels)
@@ -72,6 +78,8 @@ class Conv:
             raise UsageError(
                 f"norm_epsilon is {self.norm_epsilon:g}.", "Wanted: a finite number above 0."
             )
+        if not 0 <= self.leak < 1:
+            raise UsageError(f"leak is {self.leak:g}.", "Wanted: 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -353,8 +361,49 @@ class AttentionCapsulesConfig(ModelConfig):
             _check(1, limits.WIDTH, dense_layers=size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EfficientCapsNetConfig(ModelConfig):
+    """Efficient-CapsNet (Mazzia, Salvetti, Chiaberge 2021): one pass of self-attention routing.
+
+    Attributes:
+        primary_dim: elements of a primary capsule's pose; the depthwise primary convolution covers its whole
+            input, so that there is one capsule of each type.
+        capsule_dim: elements of a class capsule's pose.
+        decoder: hidden sizes of the reconstruction decoder; none if empty.
+        epsilon: of both squashes.
+        length_epsilon: added under the root of the class capsules' lengths.
+    """
+
+    architecture: ClassVar[str] = "efficient-capsnet"
+    routing: ClassVar[str] = "self-attention"
+
+    primary_dim: int = 8
+    capsule_dim: int = 16
+    decoder: tuple[int, ...] = ()
+    iterations: int = 1
+    epsilon: float = 1e-20
+    length_epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(1, 1, iterations=self.iterations)
+        _check(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        _check(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
+        for size in self.decoder:
+            _check(1, limits.WIDTH, decoder=size)
+        for name in ("epsilon", "length_epsilon"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} is {getattr(self, name):g}.", "Wanted: a number above 0.")
+
+
 FAMILIES: dict[str, type[ModelConfig]] = {
-    c.architecture: c for c in (CapsNetConfig, MatrixCapsulesConfig, AttentionCapsulesConfig)
+    c.architecture: c
+    for c in (
+        CapsNetConfig,
+        MatrixCapsulesConfig,
+        AttentionCapsulesConfig,
+        EfficientCapsNetConfig,
+    )
 }
 
 

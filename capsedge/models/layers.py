@@ -111,11 +111,22 @@ def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequen
     else:
         for c in config:
             layers.append(Padded(channels, c.channels, c.kernel, c.stride, c.padding, c.bias))
-            if c.batch_norm:
-                layers.append(nn.BatchNorm2d(c.channels, eps=c.norm_epsilon))
-            layers.append(nn.ReLU())
+            layers += _activation_and_norm(c)
             channels = c.channels
     return nn.Sequential(*layers), channels
+
+
+def _activation_and_norm(conv: Conv) -> list[nn.Module]:
+    """What follows a convolution of the stem."""
+    made: list[nn.Module] = [nn.LeakyReLU(conv.leak) if conv.leak else nn.ReLU()]
+    norm: nn.Module | None = None
+    if conv.instance_norm:
+        norm = nn.InstanceNorm2d(conv.channels, eps=conv.norm_epsilon, affine=True)
+    elif conv.batch_norm:
+        norm = nn.BatchNorm2d(conv.channels, eps=conv.norm_epsilon)
+    if norm is not None:
+        made.insert(1 if conv.norm_last else 0, norm)
+    return made
 
 
 class PrimaryCapsules(nn.Module):
