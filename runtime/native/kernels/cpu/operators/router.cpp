@@ -55,7 +55,7 @@ class Run {
     p.scale = r_.scale;
     p.prior = t > 0 && r_.replace ? nullptr : r_.prior;
     p.leaky = r_.leaky;
-    p.bias = query ? r_.bias : nullptr;
+    p.bias = p.query ? r_.bias : nullptr;
     p.kept = kept;
     p.have_kept = t > 0 && kept != nullptr;
     p.sum_stride = unit_floats_;
