@@ -100,8 +100,16 @@ def test_a_level_that_is_not_there_is_named() -> None:
         ),
         (DYNAMIC, {"leaky": 2}, r"DynamicRouting: attribute 'leaky' is 2: wanted 0 or 1"),
         (DYNAMIC, {"iterations": (1, 2)}, r"attribute 'iterations' has 2 values: wanted one"),
-        (SECOND, {"over_children": 2}, r"DynamicRoutingV2: attribute 'over_children' is 2: wanted 0"),
-        (SECOND, {"leaky": 1, "over_children": 1}, r"'leaky' and 'over_children' exclude each other"),
+        (
+            SECOND,
+            {"over_children": 2},
+            r"DynamicRoutingV2: attribute 'over_children' is 2: wanted 0",
+        ),
+        (
+            SECOND,
+            {"leaky": 1, "over_children": 1},
+            r"'leaky' and 'over_children' exclude each other",
+        ),
         (VOTES, {"iterations": 0}, r"VoteRouting: attribute 'iterations' is 0: wanted 1 or more"),
         (EM, {"iterations": 3}, r"'iterations' is 3, but there are 2 inverse temperatures"),
         (EM, {"inverse_temperatures": ()}, r"'inverse_temperatures' is missing or empty"),

@@ -313,7 +313,9 @@ def test_defaults_are_zeros(iterations: int, leaky: bool) -> None:
 
 @pytest.mark.parametrize("children", [2, 40])
 def test_settings_of_the_paper_make_the_paper(children: int) -> None:
-    u, weight, prior, bias = _normal(7, (2, children, 3), (children, 4, 5, 3), (children, 4), (4, 5))
+    u, weight, prior, bias = _normal(
+        7, (2, children, 3), (children, 4, 5, 3), (children, 4), (4, 5)
+    )
     wanted = ops.dynamic_routing(u, weight, prior, bias)
     zeros = torch.zeros(children, 4, 5, dtype=u.dtype)
     votes = torch.einsum("ijoq,biq->bijo", weight, u)
