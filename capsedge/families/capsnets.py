@@ -27,7 +27,7 @@ from capsedge.families.family import (
     with_fields,
 )
 from capsedge.formats.stored import Floats
-from capsedge.models.config import CapsNetConfig, Conv
+from capsedge.models.config import CapsNetConfig, Conv, EfficientCapsNetConfig
 from capsedge.models.registry import CIFAR10, DIGITS
 
 MNIST = DataSet("MNIST", 1, 28, DIGITS)
@@ -139,7 +139,9 @@ def renamed(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
 
 
 def decoder(
-    found: Mapping[str, Floats], names: tuple[str, str, str], config: CapsNetConfig
+    found: Mapping[str, Floats],
+    names: tuple[str, str, str],
+    config: CapsNetConfig | EfficientCapsNetConfig,
 ) -> Tensors:
     """The decoder's three layers.
 

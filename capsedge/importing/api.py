@@ -183,11 +183,13 @@ def _chosen_by_data(
     whole = fitting(weights, family)
     for found in whole:
         f = found.family
-        asked = f.variants if not (answers.variant or f.variant) else ()
         name = f"family '{f.name}'" if len(whole) > 1 else ""
-        for variant in [v.name for v in asked] or [answers.variant]:
-            words = ", ".join(w for w in (name, f"variant '{variant}'" if asked else "") if w)
-            choices[words] = found, replace(answers, variant=variant)
+        if answers.variant or f.variant or not f.variants:
+            choices[name] = found, answers
+            continue
+        for variant in f.variants:
+            words = ", ".join(w for w in (name, f"variant '{variant.name}'") if w)
+            choices[words] = found, replace(answers, variant=variant.name)
     if len(choices) == 1:
         return next(iter(choices.values()))
     models = {words: _model(r.family, weights, a, []) for words, (r, a) in choices.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -63,7 +64,8 @@ def clearly_best(
 def _clearly_better(hits: Hits, own: Hits) -> bool:
     """McNemar: of the images on which they differ, each is as likely to win if they are equally good."""
     won, lost = int((hits & ~own).sum()), int((own & ~hits).sum())
-    return won - lost > max(GAIN * len(own), ERRORS * (won + lost) ** 0.5)
+    least = max(GAIN * len(own), ERRORS * math.sqrt(won + lost))
+    return won - lost > least
 
 
 def _hits(model: CapsuleModel, images: NDArray[np.float32], labels: NDArray[np.int64]) -> Hits:
