@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from capsedge.families import (
     adambielski,
+    attention,
     cedrickchee,
     danielhavir,
+    efficient,
     gram_ai,
     jindongwang,
     laubonghaudoi,
     textbook,
     timomernick,
     xifengguo,
+    yl1993,
 )
 from capsedge.families.family import Family
 
@@ -25,5 +28,11 @@ FAMILIES: tuple[Family, ...] = (
     cedrickchee.FAMILY,
     jindongwang.FAMILY,
     timomernick.FAMILY,
+    yl1993.FAMILY,
+    attention.APPLE,
+    attention.YAOHUNGT,
+    efficient.PYTORCH,
+    efficient.KERAS,
+    efficient.KERAS_SMALLNORB,
     textbook.FAMILY,
 )

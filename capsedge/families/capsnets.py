@@ -24,9 +24,10 @@ from capsedge.families.family import (
     preprocessing_of,
     sums_of,
     variant_of,
+    with_fields,
 )
 from capsedge.formats.stored import Floats
-from capsedge.models.config import CapsNetConfig, Conv
+from capsedge.models.config import CapsNetConfig, Conv, EfficientCapsNetConfig
 from capsedge.models.registry import CIFAR10, DIGITS
 
 MNIST = DataSet("MNIST", 1, 28, DIGITS)
@@ -75,13 +76,7 @@ def configure(
         task=answers.task or "single-label",
         epsilon=NO_EPSILON,
     )
-    known = {f.name for f in dataclasses.fields(config)}
-    unknown = sorted(fields.keys() - known)
-    if unknown:
-        raise UsageError(
-            f"A CapsNet has no '{unknown[0]}'.", "", f"Known: {', '.join(sorted(known))}."
-        )
-    changed = config.replace(**fields)
+    changed = with_fields(config, fields)
     assert isinstance(changed, CapsNetConfig)
     return changed
 
@@ -140,8 +135,15 @@ def layer(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
     return {f"{ours}.{part}": found[f"{theirs}.{part}"] for part in ("weight", "bias")}
 
 
+def renamed(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
+    """All tensors of a prefix, under another prefix."""
+    return {ours + k.removeprefix(theirs): v for k, v in found.items() if k.startswith(theirs)}
+
+
 def decoder(
-    found: Mapping[str, Floats], names: tuple[str, str, str], config: CapsNetConfig
+    found: Mapping[str, Floats],
+    names: tuple[str, str, str],
+    config: CapsNetConfig | EfficientCapsNetConfig,
 ) -> Tensors:
     """The decoder's three layers.
 

@@ -5,8 +5,9 @@ A family is one module with a `Family`, and a line in ``capsedge/families/__init
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +100,8 @@ class Family:
         licence: of the source, by its SPDX name; empty if the repository states none.
         dialect: its routing in one sentence.
         differences: from the paper.
-        keys: patterns of the tensors that are always there (`capsedge.families.shapes`).
+        keys: patterns of the tensors that are always there (`capsedge.families.shapes`); or, for networks
+            of a varying number of layers, a function that returns those for a file's shapes.
         optional: groups of tensors that may be there.
         configure: the configuration, of the sizes and the answers; the notes that it adds say what was
             assumed.
@@ -107,7 +109,8 @@ class Family:
         iterations: the number in the author's code, where it is fixed there; None where it is asked for.
         iterations_at: where authors usually state it.
         extra_iterations: weighted sums of the author's code beyond the number that it is given.
-        renames: regular expressions and their replacements, for keys that changed their name.
+        renames: regular expressions and their replacements, for keys that changed their name; or a function
+            that returns the names of all keys, where their order tells them (Keras counts its layers).
         data_sets: that the author's code reads.
         variants: functions that the file cannot tell apart; empty if there is only one.
         variant: the default; empty if it is asked for.
@@ -120,30 +123,34 @@ class Family:
     licence: str
     dialect: str
     differences: tuple[str, ...]
-    keys: Patterns
+    keys: Patterns | Callable[[Shapes], Patterns]
     configure: Callable[[Family, Sizes, Answers, list[str]], ModelConfig]
     convert: Callable[[Mapping[str, Floats], ModelConfig], Tensors]
     optional: Sequence[Patterns] = ()
     iterations: int | None = None
     iterations_at: str = ""
     extra_iterations: int = 0
-    renames: Sequence[tuple[str, str]] = ()
+    renames: Sequence[tuple[str, str]] | Callable[[Iterable[str]], Mapping[str, str]] = ()
     data_sets: tuple[DataSet, ...] = ()
     variants: tuple[Variant, ...] = ()
     variant: str = ""
     variant_at: str = ""
     lambdas: str = ""
 
-    def renamed(self, name: str) -> str:
-        """A key under its present name."""
-        for pattern, replacement in self.renames:
-            if re.fullmatch(pattern, name):
-                return re.sub(pattern, replacement, name)
-        return name
+    def names(self, keys: Iterable[str]) -> dict[str, str]:
+        """The name by which the family knows each key of a file."""
+        if callable(self.renames):
+            return dict(self.renames(keys))
+        named = {}
+        for key in keys:
+            fitting = [(p, r) for p, r in self.renames if re.fullmatch(p, key)]
+            named[key] = re.sub(*fitting[0], key) if fitting else key
+        return named
 
     def fit(self, shapes: Shapes) -> Fit:
         """How far a file is of this family."""
-        return fit({self.renamed(k): s for k, s in shapes.items()}, self.keys, self.optional)
+        named = {name: shapes[key] for key, name in self.names(shapes).items()}
+        return fit(named, self.keys(named) if callable(self.keys) else self.keys, self.optional)
 
 
 def sums_of(family: Family, answers: Answers, notes: list[str]) -> int:
@@ -196,6 +203,49 @@ def variant_of(family: Family, answers: Answers, notes: list[str]) -> Mapping[st
     if answers.variant is None:
         notes.append(f"variant '{wanted}': {known[wanted].words} (others: --variant)")
     return known[wanted].fields
+
+
+def size_of(
+    family: Family, classes: int, channels: int, answers: Answers, notes: list[str]
+) -> tuple[int, int]:
+    """Height and width of the input of a network that takes any.
+
+    As the user says, or as in the author's data set with so many classes and channels.
+
+    Raises:
+        UsageError: nobody says.
+    """
+    if answers.size is not None:
+        return answers.size
+    own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
+    if len(own) != 1:
+        raise UsageError(
+            "How large are the network's images?",
+            "The file does not tell: the same weights fit images of many sizes.",
+            "Give --size HEIGHT,WIDTH of the training images (size= in Python).",
+        )
+    side = own[0].side
+    notes.append(
+        f"images of {side}x{side} pixels, as the author's code reads {own[0].name} (otherwise: --size)"
+    )
+    return side, side
+
+
+def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    """A configuration with fields of a variant or a key map.
+
+    Raises:
+        UsageError: it has no such field.
+    """
+    known = {f.name for f in dataclasses.fields(config)}
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        raise UsageError(
+            f"A network of the architecture {config.architecture} has no '{unknown[0]}'.",
+            "",
+            f"Known: {', '.join(sorted(known))}.",
+        )
+    return config.replace(**fields)
 
 
 def preprocessing_of(

@@ -35,19 +35,20 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     }
 
 
+_KEYS = {
+    "Conv1.weight": "C A K K",
+    "Conv1.bias": "C",
+    "PrimaryCaps.capsules.{T}.weight": "D C P P",
+    "PrimaryCaps.capsules.{T}.bias": "D",
+    "DigitCaps.W": "1 I J D O",
+}
 FAMILY = Family(
     name="laubonghaudoi",
     source="github.com/laubonghaudoi/CapsNet_guide_PyTorch, DigitCaps.py",
     licence="Apache-2.0",
     dialect="dynamic routing as in the paper",
     differences=(capsnets.NAN, "class capsules without bias"),
-    keys={
-        "Conv1.weight": "C A K K",
-        "Conv1.bias": "C",
-        "PrimaryCaps.capsules.{T}.weight": "D C P P",
-        "PrimaryCaps.capsules.{T}.bias": "D",
-        "DigitCaps.W": "1 I J D O",
-    },
+    keys=_KEYS,
     optional=(
         {
             "Decoder.fc1.weight": "H1 M",
@@ -69,6 +70,6 @@ FIRST = replace(
     source="github.com/laubonghaudoi/CapsNet_guide_PyTorch, DigitCaps.py before 2018",
     dialect="dynamic routing; agreements summed over the batch",
     differences=(capsnets.BATCH.replace("averaged", "summed"), *FAMILY.differences),
-    keys={**FAMILY.keys, "DigitCaps.W": "I J O D"},
+    keys={**_KEYS, "DigitCaps.W": "I J O D"},
     configure=configure_first,
 )

@@ -60,24 +60,28 @@ def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
         UnknownNetwork: none does.
         UnsupportedModelError: its configuration has Lambda layers that the family does not know.
     """
+    whole = fitting(weights, wanted)
+    if len(whole) > 1:
+        names = " or ".join(r.family.name for r in whole)
+        dialects = "; ".join(f"{r.family.name}: {r.family.dialect}" for r in whole)
+        raise UsageError(
+            f"The file may be of the family {names}.",
+            f"Keys and shapes are the same, the functions are not: {dialects}.",
+            f"Say which with --as {'|'.join(r.family.name for r in whole)} (family= in Python), or let "
+            "--data FOLDER decide.",
+        )
+    return whole[0]
+
+
+def fitting(weights: Weights, wanted: str | None = None) -> list[Recognized]:
+    """All families that a file fits, at least one; see `recognize`."""
     fits = [Recognized(f, f.fit(weights.shapes)) for f in FAMILIES]
-    if wanted is not None:
-        found = _named(fits, wanted)
-    else:
-        whole = [r for r in fits if r.fit.whole]
-        if not whole:
-            raise _unknown(weights, fits)
-        if len(whole) > 1:
-            names = " or ".join(r.family.name for r in whole)
-            dialects = "; ".join(f"{r.family.name}: {r.family.dialect}" for r in whole)
-            raise UsageError(
-                f"The file may be of the family {names}.",
-                f"Keys and shapes are the same, the functions are not: {dialects}.",
-                f"Say which with --as {'|'.join(r.family.name for r in whole)} (family= in Python).",
-            )
-        found = whole[0]
-    _check_lambdas(weights, found.family)
-    return found
+    whole = [r for r in fits if r.fit.whole] if wanted is None else [_named(fits, wanted)]
+    if not whole:
+        raise _unknown(weights, fits)
+    for found in whole:
+        _check_lambdas(weights, found.family)
+    return whole
 
 
 def others(weights: Weights, family: Family) -> list[Family]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
@@ -20,6 +22,8 @@ from capsedge.runtime.files.documents import Malformed
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
 
+# Batches that a normalization has seen, and what the profiler thop leaves behind: no part of the function.
+_COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
 Read = Callable[[Path, BufferedReader], Weights]
 
 
@@ -56,6 +60,9 @@ def read_weights(path: Path | str) -> Weights:
                 f"{str(error)[:1].upper()}{str(error)[1:]}.",
                 "Save it again.",
             ) from error
+    found = replace(
+        found, tensors={k: v for k, v in found.tensors.items() if not _COUNTERS.search(k)}
+    )
     if not found.tensors:
         raise ArtefactError(
             f"{path} has no weights.", "There are no tensors in it.", "Save it again."

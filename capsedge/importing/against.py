@@ -24,6 +24,7 @@ DOUBLE = 1e-9  # the same in FP64, where FP32 differs by more
 RANDOM = 256  # images of noise
 STROKES = 256
 _BATCH = 32
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,11 @@ def _differences(
     apart = np.abs(a.astype(np.float64) - b).reshape(len(b), -1).max(1) / scale
     apart = np.where(np.isnan(apart), np.inf, apart)  # NaN of ours where theirs has a number
     wide = np.flatnonzero(finite & (apart > TOLERANCE))
-    same = len(wide) == 0 or _same_in_double(ours, theirs, inputs[wide], batch, scale)
+    same = all(
+        _same_in_double(ours, theirs, inputs[some], batch, scale)
+        for some in (wide[:_FEW], wide[_FEW:])  # the first few tell another function apart
+        if len(some)
+    )
     judged = finite.copy()
     judged[wide] = not same  # what FP32 rounding explains is not judged
     first, second = _scores(a, output)[judged], _scores(b, output)[judged]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from capsedge.checkpoint import save_checkpoint
 from capsedge.datasets import read_images
@@ -18,11 +19,11 @@ from capsedge.datasets.imageset import ImageSet
 from capsedge.errors import ArtefactError, CapsedgeError, ParityError, UsageError
 from capsedge.families.family import Answers, Family
 from capsedge.families.keymap import apply, read_key_map
-from capsedge.families.recognition import Recognized, others, recognize
+from capsedge.families.recognition import Recognized, fitting, others, recognize
 from capsedge.formats.read import read_weights
 from capsedge.formats.stored import Weights
 from capsedge.importing.against import TOLERANCE, Comparison, compare
-from capsedge.importing.measuring import Measured, measure
+from capsedge.importing.measuring import Measured, clearly_best, measure
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.files.writing import check_writable, sha256
@@ -144,8 +145,11 @@ def import_checkpoint(
         keys = read_key_map(key_map)
         weights, answers = apply(keys, weights), replace(answers, fields=keys.model)
         family = family or "textbook"
-    found = recognize(weights, family)
     notes = list(weights.notes)
+    if data is None:
+        found = recognize(weights, family)
+    else:
+        found, answers = _chosen_by_data(weights, family, answers, data, limit, notes)
     model = _model(found.family, weights, answers, notes)
     images = None if data is None else read_images(data, model.config.preprocessing, "test", limit)
     comparison = None if against is None else _compared(model, against, Path(file), images)
@@ -175,6 +179,57 @@ def _fields(given: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
     return fields
 
 
+def _chosen_by_data(
+    weights: Weights,
+    family: str | None,
+    answers: Answers,
+    data: Path | str,
+    limit: int,
+    notes: list[str],
+) -> tuple[Recognized, Answers]:
+    """Family and answers; where the file leaves several functions, the one that is clearly best on data.
+
+    Raises:
+        UsageError: none is.
+    """
+    choices: dict[str, tuple[Recognized, Answers]] = {}
+    whole = fitting(weights, family)
+    for found in whole:
+        f = found.family
+        name = f"family '{f.name}'" if len(whole) > 1 else ""
+        if answers.variant or f.variant or not f.variants:
+            choices[name] = found, answers
+            continue
+        for variant in f.variants:
+            words = ", ".join(w for w in (name, f"variant '{variant.name}'") if w)
+            choices[words] = found, replace(answers, variant=variant.name)
+    if len(choices) == 1:
+        return next(iter(choices.values()))
+    models = {words: _model(r.family, weights, a, []) for words, (r, a) in choices.items()}
+    prep = next(iter(models.values())).config.preprocessing
+    images = read_images(data, prep, "test", limit)
+    best, accuracies = clearly_best(models, np.stack(list(images.inputs())), _labels(images))
+    said = "; ".join(f"{words}: {100 * a:.2f} %" for words, a in accuracies.items())
+    if best is None:
+        raise UsageError(
+            "The data does not tell which function the network computes.",
+            f"Accuracy on {len(images)} images: {said}.",
+            "Give --as and --variant (family=, variant= in Python), or more images.",
+        )
+    notes.append(f"{best} by the data: {said}")
+    return choices[best]
+
+
+def _labels(images: ImageSet) -> NDArray[np.int64]:
+    if images.labels is None:
+        raise UsageError(
+            f"{images.source} has no labels.",
+            "Accuracy needs them.",
+            "Leave out --data, or add them.",
+        )
+    return images.labels
+
+
 def _check_output(path: Path | str) -> None:
     if Path(path).suffix != ".safetensors":
         raise UsageError(
@@ -192,7 +247,8 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
         UsageError: an answer is missing or does not fit.
         ArtefactError: the weights are not those of the configuration, or not finite.
     """
-    tensors = {family.renamed(name): tensor for name, tensor in weights.tensors.items()}
+    names = family.names(weights.tensors)
+    tensors = {names[key]: tensor for key, tensor in weights.tensors.items()}
     config = family.configure(family, family.fit(weights.shapes).sizes, answers, notes)
     made = family.convert(tensors, config)
     broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
@@ -203,7 +259,8 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
             "Use an earlier checkpoint.",
         )
     with torch.device("meta"):
-        wanted = {k: tuple(v.shape) for k, v in build(config).state_dict().items()}
+        state = build(config).state_dict()
+    wanted = {k: tuple(v.shape) for k, v in state.items() if not k.endswith("num_batches_tracked")}
     wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
     if wrong:
         has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"
@@ -213,7 +270,8 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
             "Check --size, --map and the file.",
         )
     model = build(config)
-    model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in made.items()})
+    ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
+    model.load_state_dict(ready, strict=False)  # all but counters of batches are there
     return model.eval()
 
 
@@ -234,14 +292,8 @@ def _compared(model: CapsuleModel, against: str, file: Path, images: ImageSet | 
 def _measured(
     model: CapsuleModel, found: Recognized, weights: Weights, answers: Answers, images: ImageSet
 ) -> Measured | None:
-    if images.labels is None:
-        raise UsageError(
-            f"{images.source} has no labels.",
-            "Accuracy needs them.",
-            "Leave out --data, or add them.",
-        )
     inputs = np.stack(list(images.inputs()))
-    return measure(model, _alternatives(model, found, weights, answers), inputs, images.labels)
+    return measure(model, _alternatives(model, found, weights, answers), inputs, _labels(images))
 
 
 def _alternatives(

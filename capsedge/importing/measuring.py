@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,11 +44,28 @@ def measure(
     better = {}
     for words, other in alternatives.items():
         hits = _hits(other, images, labels)
-        won, lost = int((hits & ~own).sum()), int((own & ~hits).sum())
-        # McNemar: of the images on which they differ, each is as likely to win if they are equally good.
-        if won - lost > max(GAIN * len(labels), ERRORS * (won + lost) ** 0.5):
+        if _clearly_better(hits, own):
             better[words] = float(hits.mean())
     return Measured(len(labels), float(own.mean()), better)
+
+
+def clearly_best(
+    models: Mapping[str, CapsuleModel],
+    images: NDArray[np.float32],
+    labels: NDArray[np.int64],
+) -> tuple[str | None, dict[str, float]]:
+    """Which of several networks is clearly better than all others, if any; and their accuracies."""
+    hits = {words: _hits(model, images, labels) for words, model in models.items()}
+    best = max(hits, key=lambda words: int(hits[words].sum()))
+    alone = all(_clearly_better(hits[best], hits[other]) for other in hits if other != best)
+    return best if alone else None, {words: float(h.mean()) for words, h in hits.items()}
+
+
+def _clearly_better(hits: Hits, own: Hits) -> bool:
+    """McNemar: of the images on which they differ, each is as likely to win if they are equally good."""
+    won, lost = int((hits & ~own).sum()), int((own & ~hits).sum())
+    least = max(GAIN * len(own), ERRORS * math.sqrt(won + lost))
+    return won - lost > least
 
 
 def _hits(model: CapsuleModel, images: NDArray[np.float32], labels: NDArray[np.int64]) -> Hits:

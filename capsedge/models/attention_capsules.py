@@ -27,23 +27,27 @@ class AttentionCapsules(CapsuleModel):
         grid, types = output_size(self._grid_after_stem(), *shape), c.primary_types
         layers: list[nn.Module] = []
 
-        def add(kernel: tuple[int, int], parents: int, stride: int = 1) -> None:
+        def add(
+            kernel: tuple[int, int], parents: int, stride: int = 1, patches: str = "windows"
+        ) -> None:
             nonlocal grid, types
             layers.append(
                 AttentionLayer(
+                    grid,
                     kernel,
                     types,
                     parents,
                     c.pose_dim,
                     stride=stride,
                     matrix_pose=c.matrix_pose,
+                    patches=patches,
                 )
             )
             grid = positions(grid, kernel, stride)
             types = parents
 
         for layer in c.capsule_layers:
-            add((layer.kernel, layer.kernel), layer.types, layer.stride)
+            add((layer.kernel, layer.kernel), layer.types, layer.stride, c.patches)
         for parents in (*c.dense_layers, c.classes):
             add(grid, parents)
         self.capsules = nn.ModuleList(layers)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -25,6 +28,12 @@ class CapsuleOutput(NamedTuple):
     scores: Tensor
     poses: Tensor
     couplings: Tensor
+
+
+def make_decoder(sizes: Sequence[int], picture: tuple[int, int, int]) -> nn.Sequential:
+    """Fully connected layers that draw a picture ``[C H W]`` of all class capsules."""
+    hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], math.prod(picture)), nn.Sigmoid())
 
 
 class CapsuleModel(nn.Module, ABC):

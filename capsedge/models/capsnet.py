@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor, nn
 
 from capsedge import ops
-from capsedge.models.base import CapsuleModel, CapsuleOutput
+from capsedge.models.base import CapsuleModel, CapsuleOutput, make_decoder
 from capsedge.models.config import CapsNetConfig
 from capsedge.models.layers import DynamicCapsules, PrimaryCapsules, output_size
 
@@ -69,12 +67,7 @@ class CapsNet(CapsuleModel):
         if self.classifier is not None:
             self.score_name = "logits"
         if c.decoder:
-            channels, height, width = self._picture
-            sizes = (c.classes * c.capsule_dim, *c.decoder)
-            hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
-            self.decoder = nn.Sequential(
-                *hidden, nn.Linear(sizes[-1], channels * height * width), nn.Sigmoid()
-            )
+            self.decoder = make_decoder((c.classes * c.capsule_dim, *c.decoder), self._picture)
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         """See ``CapsuleModel.forward``."""

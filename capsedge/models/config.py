@@ -30,7 +30,18 @@ _DIALECTS = {
     "primary_squash": ("pose", "children"),
     "softmax": ("parents", "children"),
     "class_squash": ("pose", "elements", "parents"),
+    "schedule": ("rising", "constant"),
+    "coordinates": ("centers", "corners", "none"),
+    "patches": ("windows", "kernel", "elements"),
 }
+
+
+def _check_dialects(config: object) -> None:
+    """Refuse unknown words in the fields that say how a network differs from its paper."""
+    for name, known in _DIALECTS.items():
+        value = getattr(config, name, known[0])
+        if value not in known:
+            raise UsageError(f"{name} is '{value}'.", f"Known: {', '.join(known)}.")
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,10 @@ class Conv:
         padding: pixels on each side, or ``same``: as much as makes the output ``ceil(in / stride)``,
             the odd pixel at the end.
         bias, batch_norm: which parameters there are.
+        norm_epsilon: added to the variance in the normalization.
+        norm_last: normalization after the ReLU instead of before it.
+        instance_norm: the normalization is one of each image (with weight and bias) instead of the batch's.
+        leak: slope of the ReLU below zero.
     """
 
     channels: int
@@ -50,11 +65,21 @@ class Conv:
     padding: int | str = 0
     bias: bool = True
     batch_norm: bool = False
+    norm_epsilon: float = 1e-5
+    norm_last: bool = False
+    instance_norm: bool = False
+    leak: float = 0.0
 
     def __post_init__(self) -> None:
         _check(1, limits.WIDTH, channels=self.channels)
         _check(1, limits.KERNEL, kernel=self.kernel, stride=self.stride)
         _check_padding(self.padding)
+        if not 0 < self.norm_epsilon < math.inf:
+            raise UsageError(
+                f"norm_epsilon is {self.norm_epsilon:g}.", "Wanted: a finite number above 0."
+            )
+        if not 0 <= self.leak < 1:
+            raise UsageError(f"leak is {self.leak:g}.", "Wanted: 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -221,11 +246,7 @@ class CapsNetConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, known in _DIALECTS.items():
-            if getattr(self, name) not in known:
-                raise UsageError(
-                    f"{name} is '{getattr(self, name)}'.", f"Known: {', '.join(known)}."
-                )
+        _check_dialects(self)
         if not 0 < self.epsilon < math.inf:
             raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
         if self.capsule_layers and self.primary_grouping != "channels":
@@ -259,6 +280,18 @@ class MatrixCapsulesConfig(ModelConfig):
         pose_side: side of the pose matrix.
         inverse_temperature: final λ of the schedule ``λ_t = final (1 - 0.95^t)``, t = 1, 2, ...
         epsilon: of the EM statistics.
+
+    The rest is where published networks differ from the paper (docs/import.md):
+
+    Attributes:
+        schedule: λ is ``rising``, or ``constant`` in all iterations.
+        coordinates: of the votes for the class capsules: the ``centers`` of the children's cells,
+            ``(i + 1/2) / H``, in the right-hand column of the vote; the ``corners``, ``i / H``, in the
+            first two elements of its first row; or ``none``.
+        normalized_activations: the children's activations are ``a / (a + epsilon)``, which is what code
+            computes that normalizes ``R a`` over the parents.
+        patches: of the convolutional capsule layers: ``windows``, or patches ``[K, K, H', W']`` read as
+            ``[H', W', K, K]``: ``kernel``.
     """
 
     architecture: ClassVar[str] = "matrix-capsules"
@@ -267,9 +300,14 @@ class MatrixCapsulesConfig(ModelConfig):
     pose_side: int = 4
     inverse_temperature: float = 0.01
     epsilon: float = 1e-4
+    schedule: str = "rising"
+    coordinates: str = "centers"
+    normalized_activations: bool = False
+    patches: str = "windows"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_dialects(self)
         _check(1, limits.KERNEL, pose_side=self.pose_side)
         if not (0 < self.epsilon < math.inf and math.isfinite(self.inverse_temperature)):
             raise UsageError(
@@ -280,6 +318,8 @@ class MatrixCapsulesConfig(ModelConfig):
     @property
     def inverse_temperatures(self) -> tuple[float, ...]:
         """λ of each iteration."""
+        if self.schedule == "constant":
+            return (self.inverse_temperature,) * self.iterations
         return tuple(
             self.inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)
         )
@@ -295,6 +335,8 @@ class AttentionCapsulesConfig(ModelConfig):
         dense_layers: types of fully connected capsule layers between the convolutional ones and the
             class capsules.
         concurrent: all layers route at once, pass by pass; otherwise one layer after the other.
+        patches: of the convolutional capsule layers: ``windows`` (the paper), or patches
+            ``[P, H' W']`` at each place of the kernel read as ``[H' W', P]``: ``elements``.
     """
 
     architecture: ClassVar[str] = "attention-capsules"
@@ -305,9 +347,11 @@ class AttentionCapsulesConfig(ModelConfig):
     dense_layers: tuple[int, ...] = ()
     concurrent: bool = True
     iterations: int = 2
+    patches: str = "windows"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_dialects(self)
         _check(1, limits.WIDTH, pose_dim=self.pose_dim)
         if self.matrix_pose and math.isqrt(self.pose_dim) ** 2 != self.pose_dim:
             raise UsageError(
@@ -318,8 +362,49 @@ class AttentionCapsulesConfig(ModelConfig):
             _check(1, limits.WIDTH, dense_layers=size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EfficientCapsNetConfig(ModelConfig):
+    """Efficient-CapsNet (Mazzia, Salvetti, Chiaberge 2021): one pass of self-attention routing.
+
+    Attributes:
+        primary_dim: elements of a primary capsule's pose; the depthwise primary convolution covers its whole
+            input, so that there is one capsule of each type.
+        capsule_dim: elements of a class capsule's pose.
+        decoder: hidden sizes of the reconstruction decoder; none if empty.
+        epsilon: of both squashes.
+        length_epsilon: added under the root of the class capsules' lengths.
+    """
+
+    architecture: ClassVar[str] = "efficient-capsnet"
+    routing: ClassVar[str] = "self-attention"
+
+    primary_dim: int = 8
+    capsule_dim: int = 16
+    decoder: tuple[int, ...] = ()
+    iterations: int = 1
+    epsilon: float = 1e-20
+    length_epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(1, 1, iterations=self.iterations)
+        _check(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        _check(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
+        for size in self.decoder:
+            _check(1, limits.WIDTH, decoder=size)
+        for name in ("epsilon", "length_epsilon"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} is {getattr(self, name):g}.", "Wanted: a number above 0.")
+
+
 FAMILIES: dict[str, type[ModelConfig]] = {
-    c.architecture: c for c in (CapsNetConfig, MatrixCapsulesConfig, AttentionCapsulesConfig)
+    c.architecture: c
+    for c in (
+        CapsNetConfig,
+        MatrixCapsulesConfig,
+        AttentionCapsulesConfig,
+        EfficientCapsNetConfig,
+    )
 }
 
 

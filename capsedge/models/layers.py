@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from capsedge import ops
 from capsedge.errors import UsageError
 from capsedge.models.config import Conv, ResNet
+from capsedge.models.patches import patch_index, patched
 from capsedge.ops._common import windows
 from capsedge.ops.attention_routing import EPSILON
 from capsedge.ops.squash import EPSILON as EPSILON_OF_SQUASH
@@ -110,11 +111,22 @@ def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequen
     else:
         for c in config:
             layers.append(Padded(channels, c.channels, c.kernel, c.stride, c.padding, c.bias))
-            if c.batch_norm:
-                layers.append(nn.BatchNorm2d(c.channels))
-            layers.append(nn.ReLU())
+            layers += _activation_and_norm(c)
             channels = c.channels
     return nn.Sequential(*layers), channels
+
+
+def _activation_and_norm(conv: Conv) -> list[nn.Module]:
+    """What follows a convolution of the stem."""
+    made: list[nn.Module] = [nn.LeakyReLU(conv.leak) if conv.leak else nn.ReLU()]
+    norm: nn.Module | None = None
+    if conv.instance_norm:
+        norm = nn.InstanceNorm2d(conv.channels, eps=conv.norm_epsilon, affine=True)
+    elif conv.batch_norm:
+        norm = nn.BatchNorm2d(conv.channels, eps=conv.norm_epsilon)
+    if norm is not None:
+        made.insert(1 if conv.norm_last else 0, norm)
+    return made
 
 
 class PrimaryCapsules(nn.Module):
@@ -227,11 +239,54 @@ class DynamicCapsules(nn.Module):
         return v, couplings
 
 
+class SideBySide(nn.Module):
+    """Patches that are no windows, laid side by side so that they are; otherwise the map as it is.
+
+    Attributes:
+        stride: of the windows over the result.
+    """
+
+    index: Tensor | None
+
+    def __init__(
+        self, grid: tuple[int, int], kernel: int, stride: int, elements: int, order: str
+    ) -> None:
+        super().__init__()
+        index = None
+        if order != "windows":
+            index = patch_index(grid, kernel, stride, elements, order)
+            h, w = positions(grid, (kernel, kernel), stride)
+            self.places = h * kernel, w * kernel
+        self.stride = stride if index is None else kernel
+        self.register_buffer("index", index, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, H, W, C, P]`` to ``[N, H'', W'', C, P]``."""
+        return x if self.index is None else patched(x, self.index, self.places)
+
+
+def corners(grid: tuple[int, int], side: int) -> Tensor:
+    """``i / H`` and ``j / W`` in the first two elements of the first row of a pose ``[H, W, P]``."""
+    h, w = grid
+    added = torch.zeros(h, w, side * side)
+    added[..., 0] = (torch.arange(h) / h)[:, None]
+    added[..., 1] = torch.arange(w) / w
+    return added
+
+
 class EMCapsules(nn.Module):
-    """Matrix capsules (Hinton et al. 2018), over a window or, ``shared``, as class capsules."""
+    """Matrix capsules (Hinton et al. 2018), over a window or, ``shared``, as class capsules.
+
+    Args:
+        grid: rows and columns of the children's map.
+        coordinates, normalized, patches: as in ``MatrixCapsulesConfig``.
+    """
+
+    added: Tensor | None
 
     def __init__(
         self,
+        grid: tuple[int, int],
         types_in: int,
         types: int,
         side: int,
@@ -241,9 +296,17 @@ class EMCapsules(nn.Module):
         shared: bool = False,
         inverse_temperatures: Sequence[float],
         epsilon: float,
+        coordinates: str = "none",
+        normalized: bool = False,
+        patches: str = "windows",
     ) -> None:
         super().__init__()
-        self.stride, self.shared, self.epsilon = stride, shared, epsilon
+        self.shared, self.epsilon = shared, epsilon
+        self.centers, self.normalized = coordinates == "centers", normalized
+        self.side_by_side = SideBySide(grid, kernel, stride, 1, patches)
+        self.stride = self.side_by_side.stride
+        added = corners(grid, side) if coordinates == "corners" else None
+        self.register_buffer("added", added, persistent=False)
         self.inverse_temperatures = tuple(inverse_temperatures)
         # A vote keeps the variance of the pose: it sums `side` products.
         self.weight = nn.Parameter(
@@ -255,24 +318,32 @@ class EMCapsules(nn.Module):
     def forward(self, pose: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``[N, H, W, C, P]`` and ``[N, H, W, C]`` to poses, activations and couplings."""
         return ops.em_routing(
-            pose,
-            a,
+            self.side_by_side(pose),
+            self.side_by_side(a.unsqueeze(-1)).squeeze(-1),
             self.weight,
             self.beta_u,
             self.beta_a,
             inverse_temperatures=self.inverse_temperatures,
             strides=(self.stride, self.stride),
-            coordinate_addition=self.shared,
+            coordinate_addition=self.centers,
+            coordinates=self.added,
             shared=self.shared,
+            normalize_activations=self.normalized,
             epsilon=self.epsilon,
         )
 
 
 class AttentionCapsules(nn.Module):
-    """Capsules routed by inverted dot-product attention (Tsai et al. 2020); one call is one pass."""
+    """Capsules routed by inverted dot-product attention (Tsai et al. 2020); one call is one pass.
+
+    Args:
+        grid: rows and columns of the children's map.
+        patches: as in ``AttentionCapsulesConfig``.
+    """
 
     def __init__(
         self,
+        grid: tuple[int, int],
         kernel: tuple[int, int],
         types_in: int,
         types: int,
@@ -280,9 +351,12 @@ class AttentionCapsules(nn.Module):
         *,
         stride: int = 1,
         matrix_pose: bool,
+        patches: str = "windows",
     ) -> None:
         super().__init__()
-        self.stride, self.matrix_pose = stride, matrix_pose
+        self.matrix_pose = matrix_pose
+        self.side_by_side = SideBySide(grid, kernel[0], stride, dim, patches)
+        self.stride = self.side_by_side.stride
         side = round(dim**0.5) if matrix_pose else dim
         children = kernel[0] * kernel[1] * types_in
         self.weight = nn.Parameter(
@@ -293,6 +367,7 @@ class AttentionCapsules(nn.Module):
 
     def forward(self, pose: Tensor, parent: Tensor | None) -> tuple[Tensor, Tensor]:
         """Poses ``[N, H, W, C, P]`` and the parents of the pass before to parents and couplings."""
+        pose = self.side_by_side(pose)
         if parent is None and self.training and self.matrix_pose:
             return self._uniform(pose)
         return ops.attention_routing(

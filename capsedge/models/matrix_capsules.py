@@ -30,6 +30,7 @@ class MatrixCapsules(CapsuleModel):
         for layer in c.capsule_layers:
             layers.append(
                 EMCapsules(
+                    grid,
                     types,
                     layer.types,
                     c.pose_side,
@@ -37,18 +38,23 @@ class MatrixCapsules(CapsuleModel):
                     stride=layer.stride,
                     inverse_temperatures=schedule,
                     epsilon=c.epsilon,
+                    normalized=c.normalized_activations,
+                    patches=c.patches,
                 )
             )
             grid = positions(grid, (layer.kernel, layer.kernel), layer.stride)
             types = layer.types
         self.capsules = nn.ModuleList(layers)
         self.classes = EMCapsules(
+            grid,
             types,
             c.classes,
             c.pose_side,
             shared=True,
             inverse_temperatures=schedule,
             epsilon=c.epsilon,
+            coordinates=c.coordinates,
+            normalized=c.normalized_activations,
         )
 
     def forward(self, images: Tensor) -> CapsuleOutput:
