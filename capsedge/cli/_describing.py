@@ -37,7 +37,9 @@ class Described:
         _option("classes", "Names of the classes: a text file with one a line, or a,b,c."),
         READS,
     ] = None
-    task: Annotated[str | None, _option("task", "classification, multi-label or regression.")] = None
+    task: Annotated[str | None, _option("task", "classification, multi-label or regression.")] = (
+        None
+    )
     size: Annotated[
         str | None,
         _option("size", "Height and width of the input, such as 28x28; else as the graph fixes."),

@@ -6,6 +6,7 @@ from capsedge.families import (
     adambielski,
     cedrickchee,
     danielhavir,
+    fsanet,
     gram_ai,
     jindongwang,
     laubonghaudoi,
@@ -25,5 +26,6 @@ FAMILIES: tuple[Family, ...] = (
     cedrickchee.FAMILY,
     jindongwang.FAMILY,
     timomernick.FAMILY,
+    fsanet.FAMILY,
     textbook.FAMILY,
 )

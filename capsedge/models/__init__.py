@@ -1,4 +1,4 @@
-"""The three families of capsule networks, built by name or from a configuration.
+"""The families of capsule networks, built by name or from a configuration.
 
 Configurations and names need no torch; ``build`` and the modules do, and are imported when asked for.
 """
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capsedge.models.attention_capsules import AttentionCapsules
     from capsedge.models.base import CapsuleModel, CapsuleOutput
     from capsedge.models.capsnet import CapsNet
+    from capsedge.models.fsanet import FSANet
     from capsedge.models.matrix_capsules import MatrixCapsules
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "CapsNet",
     "CapsuleModel",
     "CapsuleOutput",
+    "FSANet",
     "MatrixCapsules",
     "ModelConfig",
     "build",
@@ -34,12 +36,14 @@ _HOMES = {
     "CapsNet": "capsnet",
     "CapsuleModel": "base",
     "CapsuleOutput": "base",
+    "FSANet": "fsanet",
     "MatrixCapsules": "matrix_capsules",
 }
 _MODULES = {
     "capsnet": "CapsNet",
     "matrix-capsules": "MatrixCapsules",
     "attention-capsules": "AttentionCapsules",
+    "fsa-net": "FSANet",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, check, decode
-from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
+from capsedge.runtime.metadata import CLASSIFICATION, REGRESSION, Outputs, Preprocessing
 
 
 def _check(least: int, most: int, **values: object) -> None:
@@ -106,6 +106,7 @@ class ModelConfig:
 
     architecture: ClassVar[str]
     routing: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]] = CLASSIFICATION
 
     class_names: tuple[str, ...]
     preprocessing: Preprocessing
@@ -125,12 +126,12 @@ class ModelConfig:
                 "",
                 f"Ask for 1 to {limits.ITERATIONS}.",
             )
-        if self.task not in CLASSIFICATION:
-            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(CLASSIFICATION)}.")
-        if not self.class_names:
+        if self.task not in self.tasks:
+            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(self.tasks)}.")
+        if self.task != REGRESSION and not self.class_names:
             raise UsageError("A model needs at least one class.")
-        _check(1, limits.WIDTH, classes=len(self.class_names))
-        if max(map(len, self.class_names)) > limits.NAME_CHARACTERS:
+        _check(0, limits.WIDTH, classes=len(self.class_names))
+        if max(map(len, self.class_names), default=0) > limits.NAME_CHARACTERS:
             raise UsageError(f"A class name has over {limits.NAME_CHARACTERS:,} characters.")
         if not isinstance(self.stem, ResNet):
             _check(0, limits.LAYERS, layers_of_the_stem=len(self.stem))
@@ -152,6 +153,11 @@ class ModelConfig:
     @property
     def fixed_batch(self) -> int | None:
         """The only batch that the network is exported with; None where the batch is free."""
+        return None
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """Which outputs of an exported file hold the answer; None for scores of classes and poses."""
         return None
 
     def replace(self, **changes: Any) -> ModelConfig:
@@ -318,8 +324,88 @@ class AttentionCapsulesConfig(ModelConfig):
             _check(1, limits.WIDTH, dense_layers=size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FSANetConfig(ModelConfig):
+    """FSA-Net: head pose, or other values, by stage-wise regression (Yang et al. 2019).
+
+    Attributes:
+        value_names, units: of the values.
+        ranges: the largest size of each value.
+        scorings: one part for each, whose mean is the answer. How a part scores the places of its maps:
+            ``convolution`` (1x1, sigmoid), ``variance`` of the channels, ``uniform``, or ``none``: every
+            place is a capsule.
+        rows: capsules are mixed from the features of ``positions`` (the paper), or from ``channels``:
+            maps ``[C, H, W]`` read as ``[H·W, C]``.
+        primary_types: capsules of each stage that fine-grained mapping makes.
+        mixtures: rank of a mapping (m in the paper).
+        capsule_dim: elements of a stage's capsule.
+        bins: of each stage.
+        second_stream: activation of the second stream's first block.
+        depthwise_bias: whether depthwise convolutions have a bias.
+        norm_epsilon: of batch normalization.
+        epsilon: of the squash.
+    """
+
+    architecture: ClassVar[str] = "fsa-net"
+    routing: ClassVar[str] = "dynamic"
+    tasks: ClassVar[tuple[str, ...]] = (REGRESSION,)
+
+    class_names: tuple[str, ...] = ()
+    stem: tuple[Conv, ...] = ()
+    primary_types: int = 7
+    iterations: int = 2
+    task: str = REGRESSION
+    value_names: tuple[str, ...] = ("yaw", "pitch", "roll")
+    units: tuple[str, ...] = ("degrees", "degrees", "degrees")
+    ranges: tuple[float, ...] = (99.0, 99.0, 99.0)
+    scorings: tuple[str, ...] = ("convolution",)
+    rows: str = "positions"
+    mixtures: int = 5
+    capsule_dim: int = 16
+    bins: int = 3
+    second_stream: str = "tanh"
+    depthwise_bias: bool = False
+    norm_epsilon: float = 1e-3
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, values, known in (
+            ("scorings", self.scorings, ("convolution", "variance", "uniform", "none")),
+            ("rows", (self.rows,), ("positions", "channels")),
+            ("second_stream", (self.second_stream,), ("relu", "tanh")),
+        ):
+            unknown = [v for v in values if v not in known]
+            if unknown:
+                raise UsageError(f"{name} is '{unknown[0]}'.", f"Known: {', '.join(known)}.")
+        if self.class_names or self.stem or self.capsule_layers:
+            raise UsageError("FSA-Net has values, and neither classes nor layers to choose.")
+        if not len(self.value_names) == len(self.units) == len(self.ranges):
+            raise UsageError("FSA-Net needs as many units and ranges as values.")
+        if max(map(len, (*self.value_names, *self.units)), default=0) > limits.NAME_CHARACTERS:
+            raise UsageError(f"A name or unit has over {limits.NAME_CHARACTERS:,} characters.")
+        if not all(map(math.isfinite, self.ranges)):
+            raise UsageError("The ranges of FSA-Net are finite numbers.")
+        if not (0 < self.epsilon < math.inf and 0 < self.norm_epsilon < math.inf):
+            raise UsageError("epsilon and norm_epsilon are finite numbers above 0.")
+        _check(1, limits.LAYERS, parts=len(self.scorings))
+        _check(
+            1, limits.WIDTH, values=len(self.value_names), mixtures=self.mixtures, bins=self.bins
+        )
+        _check(9, limits.WIDTH, capsule_dim=self.capsule_dim)
+        _check(
+            8, limits.IMAGE_SIDE, height=self.preprocessing.height, width=self.preprocessing.width
+        )
+
+    @property
+    def outputs(self) -> Outputs:
+        """The values."""
+        return Outputs(values=("values",), names=self.value_names, units=self.units)
+
+
 FAMILIES: dict[str, type[ModelConfig]] = {
-    c.architecture: c for c in (CapsNetConfig, MatrixCapsulesConfig, AttentionCapsulesConfig)
+    c.architecture: c
+    for c in (CapsNetConfig, MatrixCapsulesConfig, AttentionCapsulesConfig, FSANetConfig)
 }
 
 
