@@ -7,12 +7,15 @@ from capsedge.families import (
     cedrickchee,
     danielhavir,
     fsanet,
+    fsanet_keras,
     gram_ai,
     jindongwang,
+    keras_capsule,
     laubonghaudoi,
     textbook,
     timomernick,
     xifengguo,
+    xifengguo_keras,
 )
 from capsedge.families.family import Family
 
@@ -27,5 +30,9 @@ FAMILIES: tuple[Family, ...] = (
     jindongwang.FAMILY,
     timomernick.FAMILY,
     fsanet.FAMILY,
+    fsanet_keras.FAMILY,
+    fsanet_keras.WITHOUT_MAPPING,
+    xifengguo_keras.FAMILY,
+    keras_capsule.FAMILY,
     textbook.FAMILY,
 )

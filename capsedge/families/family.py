@@ -6,13 +6,13 @@ A family is one module with a `Family`, and a line in ``capsedge/families/__init
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from capsedge.errors import UsageError
 from capsedge.families.shapes import Fit, Patterns, Shapes, fit
-from capsedge.formats.stored import Floats
+from capsedge.formats.stored import Floats, Weights
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.metadata import Preprocessing
 
@@ -33,6 +33,7 @@ class Answers:
         span: the values of the darkest and the brightest pixel before mean and std: (0, 1) or (0, 255).
         task: ``single-label`` or ``multi-label``.
         fields: fields of the configuration, from a key map.
+        stored: the configuration that the file stores.
     """
 
     iterations: int | None = None
@@ -44,6 +45,7 @@ class Answers:
     span: tuple[float, float] | None = None
     task: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,13 @@ class Family:
         iterations_at: where authors usually state it.
         extra_iterations: weighted sums of the author's code beyond the number that it is given.
         renames: regular expressions and their replacements, for keys that changed their name.
+        counted: regular expression of layers that are counted from wherever a session began, with the groups
+            ``name`` and ``number``; they are counted from 0 here.
         data_sets: that the author's code reads.
         variants: functions that the file cannot tell apart; empty if there is only one.
         variant: the default; empty if it is asked for.
         variant_at: how a user finds out.
+        by_configuration: recognizes files by the configuration that they store, instead of by ``keys``.
         lambdas: names of Lambda layers (regular expression) that ``configure`` accounts for.
     """
 
@@ -119,10 +124,12 @@ class Family:
     iterations_at: str = ""
     extra_iterations: int = 0
     renames: Sequence[tuple[str, str]] = ()
+    counted: str = ""
     data_sets: tuple[DataSet, ...] = ()
     variants: tuple[Variant, ...] = ()
     variant: str = ""
     variant_at: str = ""
+    by_configuration: Callable[[Mapping[str, Any], Shapes], Fit] | None = None
     lambdas: str = ""
 
     def renamed(self, name: str) -> str:
@@ -132,9 +139,23 @@ class Family:
                 return re.sub(pattern, replacement, name)
         return name
 
-    def fit(self, shapes: Shapes) -> Fit:
+    def names(self, keys: Iterable[str]) -> dict[str, str]:
+        """Every key of a file under its present name."""
+        found = {key: self.renamed(key) for key in keys}
+        counted = {key: m for key in keys if (m := re.match(self.counted, key)) and self.counted}
+        for key, m in counted.items():
+            same = {int(o["number"] or 0) for o in counted.values() if o["name"] == m["name"]}
+            at = sorted(same).index(int(m["number"] or 0))
+            found[key] = f"{m['name']}_{at}{key[m.end() :]}"
+        return found
+
+    def fit(self, weights: Weights) -> Fit:
         """How far a file is of this family."""
-        return fit({self.renamed(k): s for k, s in shapes.items()}, self.keys, self.optional)
+        shapes = weights.shapes
+        if self.by_configuration is not None and weights.config is not None:
+            return self.by_configuration(weights.config, shapes)
+        names = self.names(shapes)
+        return fit({names[k]: s for k, s in shapes.items()}, self.keys, self.optional)
 
 
 def sums_of(family: Family, answers: Answers, notes: list[str]) -> int:

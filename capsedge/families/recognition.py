@@ -42,9 +42,7 @@ class Recognized:
     @property
     def by(self) -> str:
         """What it was recognized by."""
-        first = [key for key in self.fit.matched if "weight" in key or key.endswith(("W", "b"))][
-            -1:
-        ]
+        first = [key for key in self.fit.matched if not key.endswith("bias")][-1:]
         sizes = ", ".join(f"{letter}={n}" for letter, n in self.fit.sizes.items())
         return f"{len(self.fit.matched)} keys ({', '.join(first)} ...) and their shapes ({sizes})"
 
@@ -60,7 +58,7 @@ def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
         UnknownNetwork: none does.
         UnsupportedModelError: its configuration has Lambda layers that the family does not know.
     """
-    fits = [Recognized(f, f.fit(weights.shapes)) for f in FAMILIES]
+    fits = [Recognized(f, f.fit(weights)) for f in FAMILIES]
     if wanted is not None:
         found = _named(fits, wanted)
     else:
@@ -82,7 +80,7 @@ def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
 
 def others(weights: Weights, family: Family) -> list[Family]:
     """Other families with the same keys and shapes."""
-    return [f for f in FAMILIES if f is not family and f.fit(weights.shapes).whole]
+    return [f for f in FAMILIES if f is not family and f.fit(weights).whole]
 
 
 def family_of(name: str) -> Family:

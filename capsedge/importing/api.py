@@ -179,9 +179,18 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
         UsageError: an answer is missing or does not fit.
         ArtefactError: the weights are not those of the configuration, or not finite.
     """
-    tensors = {family.renamed(name): tensor for name, tensor in weights.tensors.items()}
-    config = family.configure(family, family.fit(weights.shapes).sizes, answers, notes)
-    made = family.convert(tensors, config)
+    names = family.names(weights.tensors)
+    tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
+    answers = replace(answers, stored=weights.config)
+    config = family.configure(family, family.fit(weights).sizes, answers, notes)
+    try:
+        made = family.convert(tensors, config)
+    except ValueError as error:  # shapes that no pattern speaks of
+        raise ArtefactError(
+            f"The weights do not make a network of the family {family.name}.",
+            f"{str(error)[:1].upper()}{str(error)[1:]}.",
+            "Check --size, --map and the file.",
+        ) from error
     broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
     if broken:
         raise ArtefactError(
@@ -200,7 +209,7 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
             "Check --size, --map and the file.",
         )
     model = build(config)
-    model.load_state_dict({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in made.items()})
+    model.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in made.items()})
     return model.eval()
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capsedge.models.attention_capsules import AttentionCapsules
     from capsedge.models.base import CapsuleModel, CapsuleOutput
     from capsedge.models.capsnet import CapsNet
+    from capsedge.models.capsule_stack import CapsuleStack
     from capsedge.models.fsanet import FSANet
     from capsedge.models.matrix_capsules import MatrixCapsules
 
@@ -24,6 +25,7 @@ __all__ = [
     "CapsNet",
     "CapsuleModel",
     "CapsuleOutput",
+    "CapsuleStack",
     "FSANet",
     "MatrixCapsules",
     "ModelConfig",
@@ -36,6 +38,7 @@ _HOMES = {
     "CapsNet": "capsnet",
     "CapsuleModel": "base",
     "CapsuleOutput": "base",
+    "CapsuleStack": "capsule_stack",
     "FSANet": "fsanet",
     "MatrixCapsules": "matrix_capsules",
 }
@@ -44,6 +47,7 @@ _MODULES = {
     "matrix-capsules": "MatrixCapsules",
     "attention-capsules": "AttentionCapsules",
     "fsa-net": "FSANet",
+    "capsule-stack": "CapsuleStack",
 }
 
 

@@ -90,3 +90,109 @@ class FsaNet(nn.Module):
             share = stage.pred_fc(v[:, k, 8:]).relu().reshape(-1, 3, 3)
             answer = answer + sum((i - 1 + shift) * share[:, :, i] for i in range(3)) / width
         return answer * torch.tensor([self.yaw, 99.0, 99.0])
+
+
+def keras_fsanet(x: Tensor, w: dict[str, Tensor], scoring: str) -> Tensor:
+    """The Keras original, from images ``[N, H, W, C]`` and weights by their names."""
+
+    def conv(x: Tensor, kernel: Tensor, bias: Tensor | None, groups: int = 1) -> Tensor:
+        axes = (2, 3, 0, 1) if groups > 1 else (3, 2, 0, 1)
+        y = nn.functional.conv2d(
+            x.permute(0, 3, 1, 2), kernel.permute(axes), bias, padding="same", groups=groups
+        )
+        return y.permute(0, 2, 3, 1)
+
+    def pool(x: Tensor, name: str) -> Tensor:
+        f = nn.functional.avg_pool2d if name == "x" else nn.functional.max_pool2d
+        return f(x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)
+
+    def dense(x: Tensor, name: str) -> Tensor:
+        return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
+
+    maps: dict[str, list[Tensor]] = {}
+    for name, first, act in (("x", 1, torch.relu), ("s", 8, torch.tanh)):
+        y, maps[name] = x, []
+        for k in range(7):
+            p, q = (
+                f"ssr_G_model/separable_conv2d_{first + k}",
+                f"ssr_G_model/batch_normalization_{first + k}",
+            )
+            y = conv(y, w[f"{p}/depthwise_kernel"], None, y.shape[-1])
+            y = conv(y, w[f"{p}/pointwise_kernel"], w[f"{p}/bias"])
+            y = (y - w[f"{q}/moving_mean"]) / (w[f"{q}/moving_variance"] + 1e-3).sqrt()
+            y = act(y * w[f"{q}/gamma"] + w[f"{q}/beta"])
+            y = pool(y, name) if k in (0, 2, 4) else y
+            if k in (2, 4, 6):
+                # Numbered as they are made: the last stage's first, and of each stage the second stream's.
+                at = {2: 5, 4: 3, 6: 1}[k] + (name == "x")
+                c = f"ssr_G_model/conv2d_{at}"
+                maps[name].append(act(conv(y, w[f"{c}/kernel"], w[f"{c}/bias"])))
+    stages = [a * b for a, b in zip(maps["x"], maps["s"], strict=True)]
+    stages[0] = pool(stages[0], "x")
+    stages = stages[::-1]
+    n = len(x)
+    u = torch.cat([s.reshape(n, -1, 64) for s in stages], 1)
+    if scoring != "none":
+        if scoring == "convolution":
+            c = "ssr_S_model/conv2d_7"
+            scores = [
+                conv(s, w[f"{c}/kernel"], w[f"{c}/bias"]).sigmoid().reshape(n, -1) for s in stages
+            ]
+        else:
+            scores = [s.var(-1, correction=0).reshape(n, -1) for s in stages]
+        left = dense(torch.cat(scores, 1), "ssr_S_model/dense_2").sigmoid().reshape(n, -1, 5)
+        mixed = []
+        for s in scores:
+            m = left @ dense(s, "ssr_S_model/dense_1").sigmoid().reshape(n, 5, -1)
+            mixed.append((m @ u) / m.sum(-1, keepdim=True))
+        u = torch.cat(mixed, 1)
+    votes = torch.einsum("jiod,nid->nijo", w["ssr_Cap_model/caps/W"], u)
+    logits = votes.new_zeros(votes.shape[:3])
+    for _ in range(2):
+        s = (logits.softmax(2).unsqueeze(-1) * votes).sum(1)
+        square = (s * s).sum(-1, keepdim=True)
+        v = square / (1 + square) / (square + 1e-7).sqrt() * s
+        logits = logits + torch.einsum("nijo,njo->nij", votes, v)
+    f, first = "ssr_F_Cap_model", 1 if scoring == "none" else 3
+    answer, width = votes.new_zeros(n, 3), votes.new_ones(n, 3)
+    for k in range(3):
+        delta = dense(v[:, k, :4], f"{f}/delta_s{k + 1}").tanh()
+        local = dense(v[:, k, 4:8], f"{f}/local_delta_stage{k + 1}").tanh()
+        share = dense(v[:, k, 8:], f"{f}/dense_{first + k}").relu().reshape(n, 3, 3)
+        width = width * 3 * (1 + delta)
+        answer = answer + sum((i - 1 + local) * share[:, :, i] for i in range(3)) / width
+    return answer * 99
+
+
+def keras_weights(scoring: str) -> dict[str, Tensor]:
+    """Random weights under the names and in the order of the author's files."""
+    w: dict[str, Tensor] = {}
+    for k in range(1, 15):
+        a, b = WIDTHS[(k - 1) % 7], WIDTHS[(k - 1) % 7 + 1]
+        p, q = f"ssr_G_model/separable_conv2d_{k}", f"ssr_G_model/batch_normalization_{k}"
+        w[f"{p}/depthwise_kernel"] = torch.randn(3, 3, a, 1) / 3
+        w[f"{p}/pointwise_kernel"] = torch.randn(1, 1, a, b) / a**0.5
+        w[f"{p}/bias"], w[f"{q}/gamma"] = 0.1 * torch.randn(b), torch.rand(b) + 0.5
+        w[f"{q}/beta"], w[f"{q}/moving_mean"] = 0.1 * torch.randn(b), 0.1 * torch.randn(b)
+        w[f"{q}/moving_variance"] = torch.rand(b) + 0.5
+    for k, width in enumerate((128, 128, 64, 64, 32, 32), start=1):
+        w[f"ssr_G_model/conv2d_{k}/kernel"] = torch.randn(1, 1, width, 64) / width**0.5
+        w[f"ssr_G_model/conv2d_{k}/bias"] = 0.1 * torch.randn(64)
+    if scoring == "convolution":
+        w["ssr_S_model/conv2d_7/kernel"] = torch.randn(1, 1, 64, 1) / 8
+        w["ssr_S_model/conv2d_7/bias"] = torch.randn(1)
+    if scoring != "none":
+        w["ssr_S_model/dense_1/kernel"] = torch.randn(64, 960) / 8
+        w["ssr_S_model/dense_1/bias"] = torch.randn(960)
+        w["ssr_S_model/dense_2/kernel"] = torch.randn(192, 35) / 14
+        w["ssr_S_model/dense_2/bias"] = torch.randn(35)
+    w["ssr_Cap_model/caps/W"] = 0.3 * torch.randn(3, 192 if scoring == "none" else 21, 16, 64)
+    f, first = "ssr_F_Cap_model", 1 if scoring == "none" else 3
+    for k in range(3):
+        w[f"{f}/dense_{first + k}/kernel"], w[f"{f}/dense_{first + k}/bias"] = (
+            torch.randn(8, 9),
+            torch.randn(9),
+        )
+        for name in (f"delta_s{k + 1}", f"local_delta_stage{k + 1}"):
+            w[f"{f}/{name}/kernel"], w[f"{f}/{name}/bias"] = torch.randn(4, 3), 0.3 * torch.randn(3)
+    return w

@@ -112,3 +112,24 @@ def test_parts_are_averaged(tmp_path: Path) -> None:
     with torch.no_grad():
         mean = (alone[0](images()).scores + alone[1](images()).scores) / 2
         assert torch.allclose(both(images()).scores, mean, atol=1e-4)
+
+
+@pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
+def test_the_keras_original(scoring: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    from tests.families.keras_networks import write
+
+    torch.manual_seed(13)
+    weights = fsanet.keras_weights(scoring)
+    layers: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in weights.items():
+        layer, name = key.split("/", 1)
+        layers.setdefault(layer, {})[name] = value.numpy()
+    report = capsedge.import_checkpoint(write(tmp_path / "m.h5", layers))
+    assert report.origin.family == "fsanet-keras" + ("-no-mapping" if scoring == "none" else "")
+    x = torch.rand((4, 3, 64, 64), generator=torch.Generator().manual_seed(5)) * 2
+    with torch.no_grad():
+        wanted = fsanet.keras_fsanet(x.permute(0, 2, 3, 1), weights, scoring)
+        found = report.model(x).scores
+    assert wanted.abs().max() > 1
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
