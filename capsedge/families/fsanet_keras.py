@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,7 @@ _IMAGES = {"scale": 1.0, "order": "BGR"}
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
     """The configuration."""
+    parts: dict[str, Any]
     if "P" in sizes:
         scoring = "convolution" if "F1" in sizes else "variance"
         parts = {"primary_types": sizes["I"] // 3, "mixtures": sizes["Q"] // (3 * sizes["P"])}
