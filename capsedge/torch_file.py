@@ -1,7 +1,8 @@
 """PyTorch's own checkpoints (``.pt``): plain values and tensors, without torch's unpickler. Needs torch.
 
 A file of ``torch.save`` is a zip archive with the pickle ``data.pkl`` and one member for each storage
-(https://docs.pytorch.org/docs/stable/notes/serialization.html). `capsedge.runtime.files.pickles` interprets
+(https://docs.pytorch.org/docs/stable/notes/serialization.html); before PyTorch 1.6 it was another
+(`capsedge.legacy_torch_file`). `capsedge.runtime.files.pickles` interprets
 the pickle; type, shape and offset of every tensor are known before any of its bytes is read.
 """
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from capsedge.errors import ArtefactError
+from capsedge.legacy_torch_file import LegacyFile, is_legacy
 from capsedge.runtime.files import limits, pickles
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.opening import size
@@ -34,11 +36,16 @@ _DIMENSIONS = 16
 
 @dataclass(frozen=True)
 class Storage:
-    """A member of the archive: its name, and the type and number of its elements."""
+    """A storage: the name of its member in the archive, and the type and number of its elements."""
 
     member: str
     dtype: torch.dtype
     elements: int
+
+    @property
+    def bytes(self) -> int:
+        """Size of its elements in bytes."""
+        return self.elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -99,24 +106,58 @@ class TorchFile:
     file: BufferedReader
     beside: bool = False
     value: Any = field(init=False)
+    _load: Callable[[Storage], bytearray] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._archive = Archive(self.file)
-        found = [name for name in self._archive.names if name.endswith("/data.pkl")]
-        if len(found) != 1:
-            raise BadArchive("it has no 'data.pkl'")
-        self._folder = found[0].removesuffix("data.pkl")
-        order = f"{self._folder}byteorder"
-        if order in self._archive.names and self._archive.stored(order, 16) != b"little":
-            raise BadArchive("it was written on a big-endian machine")
         self._bytes = 0
         self._read: dict[str, bytearray] = {}
-        data = self._archive.stored(found[0], limits.PICKLE_BYTES)
-        form = pickles.Format(self._call, _set_state, self._storage)
-        self.value = pickles.loads(bytes(data), form)
+        if is_legacy(self.file):
+            self._legacy()
+        else:
+            self._archived()
         most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * size(self.file))
         if self._bytes > most:
             raise BadPickle(f"its tensors have {self._bytes:,} bytes, the limit is {most:,}")
+
+    def _archived(self) -> None:
+        archive = Archive(self.file)
+        found = [name for name in archive.names if name.endswith("/data.pkl")]
+        if len(found) != 1:
+            raise BadArchive("it has no 'data.pkl'")
+        folder = found[0].removesuffix("data.pkl")
+        order = f"{folder}byteorder"
+        if order in archive.names and archive.stored(order, 16) != b"little":
+            raise BadArchive("it was written on a big-endian machine")
+
+        def storage(reference: Any) -> Storage:
+            made = _storage(reference, 5, f"{folder}data/")
+            if archive.length(made.member) != made.bytes:
+                raise BadPickle(
+                    f"the storage '{made.member}' does not have the size that it claims"
+                )
+            return made
+
+        self._load = lambda made: archive.stored(made.member, limits.ARRAY_BYTES)
+        data = archive.stored(found[0], limits.PICKLE_BYTES)
+        self.value = pickles.loads(bytes(data), pickles.Format(self._call, _set_state, storage))
+
+    def _legacy(self) -> None:
+        known: dict[str, Storage] = {}
+
+        def storage(reference: Any) -> Storage:
+            made = _storage(reference, 6, "")
+            if known.setdefault(made.member, made) != made:
+                raise BadPickle(f"it says two things of the storage '{made.member}'")
+            return made
+
+        def length(key: str) -> int:
+            if key not in known:
+                raise BadPickle(f"it says nothing of the storage '{key}'")
+            return known[key].bytes
+
+        legacy = LegacyFile(self.file, pickles.Format(self._call, _set_state, storage), length)
+        self._load = lambda made: legacy.stored(made.member, made.elements)
+        self.value = legacy.value
 
     def read(self, tensor: StoredTensor) -> Tensor:
         """A tensor, with memory of its own.
@@ -128,22 +169,9 @@ class TorchFile:
         if not storage.elements:
             return torch.empty(tensor.shape, dtype=storage.dtype)
         if storage.member not in self._read:  # several tensors may share one storage
-            self._read[storage.member] = self._archive.stored(storage.member, limits.ARRAY_BYTES)
+            self._read[storage.member] = self._load(storage)
         flat = torch.frombuffer(self._read[storage.member], dtype=storage.dtype)
         return flat.as_strided(tensor.shape, tensor.stride, tensor.offset).clone()
-
-    def _storage(self, reference: Any) -> Storage:
-        if type(reference) is not tuple or len(reference) != 5 or reference[0] != "storage":
-            raise BadPickle("it refers to something other than a storage")
-        _, kind, key, _, elements = reference
-        if type(kind) is not Name or kind.module != "torch" or kind.name not in _STORAGES:
-            raise BadPickle(f"it has a storage of the type {kind}")
-        if type(key) is not str or type(elements) is not int or elements < 0:
-            raise BadPickle("it refers to a storage without name or size")
-        dtype, member = _STORAGES[kind.name], f"{self._folder}data/{key}"
-        if self._archive.length(member) != elements * dtype.itemsize:
-            raise BadPickle(f"the storage '{key}' does not have the size that it claims")
-        return Storage(member, dtype, elements)
 
     def _call(self, name: Name, arguments: tuple[Any, ...]) -> Any:
         made = _CALLS.get((name.module, name.name))
@@ -155,6 +183,20 @@ class TorchFile:
         if isinstance(value, StoredTensor):
             self._bytes += value.bytes
         return value
+
+
+def _storage(reference: Any, length: int, folder: str) -> Storage:
+    """What a reference of so many parts describes; the last of six is a view, which is not supported."""
+    if type(reference) is not tuple or len(reference) != length or reference[0] != "storage":
+        raise BadPickle("it refers to something other than a storage")
+    _, kind, key, _, elements = reference[:5]
+    if type(kind) is not Name or kind.module != "torch" or kind.name not in _STORAGES:
+        raise BadPickle(f"it has a storage of the type {kind}")
+    if type(key) is not str or type(elements) is not int or not 0 <= elements < 2**48:
+        raise BadPickle("it refers to a storage without name or size")
+    if reference[5:] not in ((), (None,)):
+        raise BadPickle(f"the storage '{key}' is a view of another")
+    return Storage(f"{folder}{key}", _STORAGES[kind.name], elements)
 
 
 def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
@@ -231,5 +273,5 @@ def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
     return ArtefactError(
         f"{path} is not a complete PyTorch file.",
         f"{error}.",
-        "Copy or train it again; load and save files of PyTorch before 1.6 again with torch.",
+        "Copy or train it again; load and save files of PyTorch before 0.4 again with torch.",
     )

@@ -120,6 +120,7 @@ def of_capsule_model(
             class_names=config.class_names,
             preprocessing=p,
             task=config.task,
+            outputs=config.outputs,
             checkpoint_sha256=checkpoint_sha256,
         ),
     )

@@ -18,6 +18,7 @@ PREFIX = "capsedge."
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
 PER_IMAGE = ("", "standardize", "min-max")
 LAYOUTS = ("NCHW", "NHWC")
+ORDERS = ("RGB", "BGR")
 REGRESSION = "regression"
 CLASSIFICATION = ("single-label", "multi-label")
 TASKS = (*CLASSIFICATION, REGRESSION)
@@ -41,6 +42,8 @@ class Preprocessing:
             image's values are stretched to 0..255, as by OpenCV's ``NORM_MINMAX``; an image of one value
             becomes 0. Empty: neither.
         layout: ``NCHW``, or ``NHWC`` if the input has the channels last, as networks from TensorFlow.
+        order: of three channels: ``RGB``, or ``BGR`` as networks trained on images of OpenCV take them; mean
+            and std are in this order too. Images are always given as RGB.
     """
 
     height: int
@@ -52,6 +55,7 @@ class Preprocessing:
     resize: str = "stretch"
     per_image: str = ""
     layout: str = "NCHW"
+    order: str = "RGB"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(v) for v in self.mean))
@@ -84,6 +88,8 @@ class Preprocessing:
             raise ValueError("an image that is standardized by itself takes no other mean and std")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout '{self.layout}', known: {', '.join(LAYOUTS)}")
+        if self.order not in ORDERS or (self.order == "BGR" and self.channels != 3):
+            raise ValueError(f"order '{self.order}', known: RGB, and BGR of three channels")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -94,11 +100,11 @@ class Preprocessing:
     @property
     def schema(self) -> int:
         """The oldest schema of metadata that can say this."""
-        return 2 if self.per_image or self.layout != "NCHW" else 1
+        return 2 if self.per_image or (self.layout, self.order) != ("NCHW", "RGB") else 1
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; what schema 1 does not have is left out where it is not used."""
-        newer = {"per_image": "", "layout": "NCHW"}
+        newer = {"per_image": "", "layout": "NCHW", "order": "RGB"}
         return {k: v for k, v in asdict(self).items() if k not in newer or v != newer[k]}
 
 
@@ -213,7 +219,9 @@ class ModelMetadata:
                 ]
             found = decode(cls, values)
             if found.schema > schema:
-                raise Malformed(f"schema {schema} has no 'outputs', 'per_image' and 'layout'")
+                raise Malformed(
+                    f"schema {schema} has no 'outputs', 'per_image', 'layout' and 'order'"
+                )
             return found
         except Malformed as error:
             raise ArtefactError(

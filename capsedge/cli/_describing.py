@@ -18,6 +18,7 @@ _PANEL = "What the file says of itself"
 _TASKS = ("classification", "single-label", "multi-label", "regression")
 _RESIZE = ("stretch", "pad", "crop", "center")
 _KINDS = ("length", "logits", "probability")
+_ORDERS = ("RGB", "BGR")
 _PER_IMAGE = ("standardize", "min-max")
 # Range of the pixels that the network was trained on: factor from 0..255, and what is subtracted.
 _RANGES = {"0-1": (1 / 255, 0.0), "0-255": (1.0, 0.0), "-1-1": (2 / 255, 1.0)}
@@ -55,6 +56,9 @@ class Described:
     per_image: Annotated[
         str | None,
         _option("per-image", "Each image by itself: standardize, or min-max (to the full range)."),
+    ] = None
+    order: Annotated[
+        str | None, _option("order", "Of the input's colours: RGB, or BGR as with OpenCV.")
     ] = None
     resize: Annotated[
         str | None, _option("resize", "How images get the size: stretch, pad, crop or center.")
@@ -179,7 +183,7 @@ def _preprocessing(given: dict[str, Any]) -> dict[str, Any]:
         if 0.0 in std:
             raise UsageError("Bad --std 0.", "Pixels are divided by it.", "Use another number.")
         changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
-    for name, known in (("per_image", _PER_IMAGE), ("resize", _RESIZE)):
+    for name, known in (("per_image", _PER_IMAGE), ("order", _ORDERS), ("resize", _RESIZE)):
         _known(name.replace("_", "-"), given[name], known)
         if given[name] is not None:
             changes[name] = given[name]

@@ -298,6 +298,8 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
         scaling = f"scale {p.scale:.6g}, mean {list(p.mean)}, std {list(p.std)}"
         if p.per_image:
             scaling += f", per image {p.per_image}"
+        if p.order != "RGB":
+            scaling += f", channels {p.order}"
         size_of_image = "x".join(map(str, p.shape))
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
     return facts + [(f"parity {key}", _flat(value)) for key, value in meta.parity.items()]

@@ -8,12 +8,16 @@ from capsedge.families import (
     cedrickchee,
     danielhavir,
     efficient,
+    fsanet,
+    fsanet_keras,
     gram_ai,
     jindongwang,
+    keras_capsule,
     laubonghaudoi,
     textbook,
     timomernick,
     xifengguo,
+    xifengguo_keras,
     yl1993,
 )
 from capsedge.families.family import Family
@@ -34,5 +38,10 @@ FAMILIES: tuple[Family, ...] = (
     efficient.PYTORCH,
     efficient.KERAS,
     efficient.KERAS_SMALLNORB,
+    fsanet.FAMILY,
+    fsanet_keras.FAMILY,
+    fsanet_keras.WITHOUT_MAPPING,
+    xifengguo_keras.FAMILY,
+    keras_capsule.FAMILY,
     textbook.FAMILY,
 )

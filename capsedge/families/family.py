@@ -13,7 +13,7 @@ from typing import Any
 
 from capsedge.errors import UsageError
 from capsedge.families.shapes import Fit, Patterns, Shapes, fit
-from capsedge.formats.stored import Floats
+from capsedge.formats.stored import Floats, Weights
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.metadata import Outputs, Preprocessing
 
@@ -33,6 +33,7 @@ class Answers:
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: names and units of a regression's values.
         fields: fields of the configuration, from a key map.
+        stored: the configuration that the file stores.
     """
 
     iterations: int | None = None
@@ -42,6 +43,7 @@ class Answers:
     task: str | None = None
     outputs: Outputs | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, Any] | None = None
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -111,10 +113,13 @@ class Family:
         extra_iterations: weighted sums of the author's code beyond the number that it is given.
         renames: regular expressions and their replacements, for keys that changed their name; or a function
             that returns the names of all keys, where their order tells them (Keras counts its layers).
+        counted: regular expression of layers that are counted from wherever a session began, with the groups
+            ``name`` and ``number``; they are counted from 0 here.
         data_sets: that the author's code reads.
         variants: functions that the file cannot tell apart; empty if there is only one.
         variant: the default; empty if it is asked for.
         variant_at: how a user finds out.
+        by_configuration: recognizes files by the configuration that they store, instead of by ``keys``.
         lambdas: names of Lambda layers (regular expression) that ``configure`` accounts for.
     """
 
@@ -131,24 +136,35 @@ class Family:
     iterations_at: str = ""
     extra_iterations: int = 0
     renames: Sequence[tuple[str, str]] | Callable[[Iterable[str]], Mapping[str, str]] = ()
+    counted: str = ""
     data_sets: tuple[DataSet, ...] = ()
     variants: tuple[Variant, ...] = ()
     variant: str = ""
     variant_at: str = ""
+    by_configuration: Callable[[Mapping[str, Any], Shapes], Fit] | None = None
     lambdas: str = ""
 
     def names(self, keys: Iterable[str]) -> dict[str, str]:
         """The name by which the family knows each key of a file."""
+        keys = list(keys)
         if callable(self.renames):
             return dict(self.renames(keys))
         named = {}
         for key in keys:
             fitting = [(p, r) for p, r in self.renames if re.fullmatch(p, key)]
             named[key] = re.sub(*fitting[0], key) if fitting else key
+        counted = {key: m for key in keys if self.counted and (m := re.match(self.counted, key))}
+        for key, m in counted.items():
+            same = {int(o["number"] or 0) for o in counted.values() if o["name"] == m["name"]}
+            at = sorted(same).index(int(m["number"] or 0))
+            named[key] = f"{m['name']}_{at}{key[m.end() :]}"
         return named
 
-    def fit(self, shapes: Shapes) -> Fit:
+    def fit(self, weights: Weights) -> Fit:
         """How far a file is of this family."""
+        shapes = weights.shapes
+        if self.by_configuration is not None and weights.config is not None:
+            return self.by_configuration(weights.config, shapes)
         named = {name: shapes[key] for key, name in self.names(shapes).items()}
         return fit(named, self.keys(named) if callable(self.keys) else self.keys, self.optional)
 

@@ -42,9 +42,7 @@ class Recognized:
     @property
     def by(self) -> str:
         """What it was recognized by."""
-        first = [key for key in self.fit.matched if "weight" in key or key.endswith(("W", "b"))][
-            -1:
-        ]
+        first = [key for key in self.fit.matched if not key.endswith("bias")][-1:]
         sizes = ", ".join(f"{letter}={n}" for letter, n in self.fit.sizes.items())
         return f"{len(self.fit.matched)} keys ({', '.join(first)} ...) and their shapes ({sizes})"
 
@@ -75,7 +73,7 @@ def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
 
 def fitting(weights: Weights, wanted: str | None = None) -> list[Recognized]:
     """All families that a file fits, at least one; see `recognize`."""
-    fits = [Recognized(f, f.fit(weights.shapes)) for f in FAMILIES]
+    fits = [Recognized(f, f.fit(weights)) for f in FAMILIES]
     whole = [r for r in fits if r.fit.whole] if wanted is None else [_named(fits, wanted)]
     if not whole:
         raise _unknown(weights, fits)
@@ -86,7 +84,7 @@ def fitting(weights: Weights, wanted: str | None = None) -> list[Recognized]:
 
 def others(weights: Weights, family: Family) -> list[Family]:
     """Other families with the same keys and shapes."""
-    return [f for f in FAMILIES if f is not family and f.fit(weights.shapes).whole]
+    return [f for f in FAMILIES if f is not family and f.fit(weights).whole]
 
 
 def family_of(name: str) -> Family:

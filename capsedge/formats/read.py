@@ -32,7 +32,7 @@ def read_weights(path: Path | str) -> Weights:
 
     Args:
         path: ``.pt``, ``.pth``, ``.pkl``, ``.chkpt``, ``.ckpt``, ``.tar``, ``.bin`` of PyTorch;
-            ``.safetensors``; ``.npz``; ``.h5``, ``.hdf5`` and ``.keras`` of Keras.
+            ``.safetensors``; ``.npz``; ``.h5``, ``.hd5``, ``.hdf5`` and ``.keras`` of Keras.
 
     Raises:
         UsageError: there is no such file, or its suffix is of no known format.
@@ -106,6 +106,6 @@ _READERS: dict[str, Read] = {
     **dict.fromkeys((".pt", ".pth", ".pkl", ".chkpt", ".ckpt", ".tar", ".bin"), _torch),
     ".safetensors": _safetensors,
     ".npz": _npz,
-    **dict.fromkeys((".h5", ".hdf5"), lambda _, file: keras.read_h5(file)),
+    **dict.fromkeys((".h5", ".hd5", ".hdf5"), lambda _, file: keras.read_h5(file)),
     ".keras": lambda _, file: keras.read_keras(file),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from capsedge.errors import UsageError
 from capsedge.exporters.user_code import first_line
 from capsedge.models import CapsuleModel
 from capsedge.pipelines.own_module import ModuleSource, load_module
+from capsedge.runtime.metadata import REGRESSION
 from capsedge.verification.inputs import generated, hard_cases
 
 TOLERANCE = 1e-5  # of the largest value
@@ -115,6 +116,8 @@ def _differences(
     ordered = np.sort(second, 1)
     margins = ordered[:, -1] - ordered[:, -2] if ordered.shape[1] > 1 else np.ones(len(ordered))
     flips = int((first.argmax(1) != second.argmax(1)).sum())
+    if ours.config.task == REGRESSION:  # values are no decision
+        flips, margins = 0, margins[:0]
     return {
         "output": output,
         "inputs": len(inputs),
@@ -156,7 +159,8 @@ def _both(
                     f"{type(error).__name__}: {first_line(error)}",
                     "Give --against a function whose module takes images alone.",
                 ) from error
-            kind, value = _matching(answer, tuple(result.poses.shape))
+            shapes = {"poses": tuple(result.poses.shape), "scores": tuple(result.scores.shape)}
+            kind, value = _matching(answer, shapes)
             a.append((result.poses if kind == "poses" else result.scores).numpy())
             b.append(value.numpy())
     return kind, np.concatenate(a), np.concatenate(b)
@@ -170,21 +174,22 @@ def _parts(inputs: Tensor, batch: int) -> Sequence[Tensor]:
     return torch.tensor_split(several, -(-len(several) // batch))
 
 
-def _matching(answer: Any, shape: tuple[int, ...]) -> tuple[str, Tensor]:
-    """The poses ``[N, J, P]`` among the outputs, else the scores ``[N, J]``.
+def _matching(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
+    """The poses ``[N, J, P]`` among the outputs, else the scores or values ``[N, J]``.
 
     Raises:
         UsageError: neither is there.
     """
     tensors = list(_tensors(answer))
-    for name, wanted in ("poses", shape), ("scores", shape[:2]):
+    for name, wanted in shapes.items():
         for tensor in tensors:
             ones = (1,) * (tensor.ndim - len(wanted))
             if tuple(tensor.shape) == (*wanted, *ones):
                 return name, tensor.reshape(wanted)
+    listed = " or ".join(str(list(wanted)) for wanted in shapes.values())
     raise UsageError(
         "The author's code returns neither poses nor scores.",
-        f"Wanted {list(shape)} or {list(shape[:2])}, found {[list(t.shape) for t in tensors]}.",
+        f"Wanted {listed}, found {[list(t.shape) for t in tensors]}.",
         "Give --against a function whose module returns one of them.",
     )
 

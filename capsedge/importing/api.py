@@ -248,9 +248,17 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
         ArtefactError: the weights are not those of the configuration, or not finite.
     """
     names = family.names(weights.tensors)
-    tensors = {names[key]: tensor for key, tensor in weights.tensors.items()}
-    config = family.configure(family, family.fit(weights.shapes).sizes, answers, notes)
-    made = family.convert(tensors, config)
+    tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
+    answers = replace(answers, stored=weights.config)
+    config = family.configure(family, family.fit(weights).sizes, answers, notes)
+    try:
+        made = family.convert(tensors, config)
+    except ValueError as error:  # shapes that no pattern speaks of
+        raise ArtefactError(
+            f"The weights do not make a network of the family {family.name}.",
+            f"{str(error)[:1].upper()}{str(error)[1:]}.",
+            "Check --size, --map and the file.",
+        ) from error
     broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
     if broken:
         raise ArtefactError(

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from capsedge.models.attention_capsules import AttentionCapsules
     from capsedge.models.base import CapsuleModel, CapsuleOutput
     from capsedge.models.capsnet import CapsNet
+    from capsedge.models.capsule_stack import CapsuleStack
     from capsedge.models.efficient_capsnet import EfficientCapsNet
+    from capsedge.models.fsanet import FSANet
     from capsedge.models.matrix_capsules import MatrixCapsules
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "CapsNet",
     "CapsuleModel",
     "CapsuleOutput",
+    "CapsuleStack",
     "EfficientCapsNet",
+    "FSANet",
     "MatrixCapsules",
     "ModelConfig",
     "build",
@@ -37,6 +41,8 @@ _HOMES = {
     "CapsuleModel": "base",
     "CapsuleOutput": "base",
     "EfficientCapsNet": "efficient_capsnet",
+    "CapsuleStack": "capsule_stack",
+    "FSANet": "fsanet",
     "MatrixCapsules": "matrix_capsules",
 }
 _MODULES = {
@@ -44,6 +50,8 @@ _MODULES = {
     "matrix-capsules": "MatrixCapsules",
     "attention-capsules": "AttentionCapsules",
     "efficient-capsnet": "EfficientCapsNet",
+    "fsa-net": "FSANet",
+    "capsule-stack": "CapsuleStack",
 }
 
 

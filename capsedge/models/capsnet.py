@@ -78,7 +78,10 @@ class CapsNet(CapsuleModel):
         poses, couplings = pose.flatten(1, 3), couplings.flatten(1, 3)
         if self.classifier is not None:
             return CapsuleOutput(self.classifier(poses).squeeze(-1), poses, couplings)
-        lengths = torch.linalg.vector_norm(poses, dim=-1)
+        if self.config.length_epsilon:
+            lengths = (poses.square().sum(-1) + self.config.length_epsilon).sqrt()
+        else:
+            lengths = torch.linalg.vector_norm(poses, dim=-1)
         scores = lengths.softmax(-1) if self.config.softmax_scores else lengths
         return CapsuleOutput(scores, poses, couplings)
 

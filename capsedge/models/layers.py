@@ -23,8 +23,8 @@ class Padded(nn.Conv2d):
         self,
         inputs: int,
         outputs: int,
-        kernel: int,
-        stride: int = 1,
+        kernel: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
         padding: int | str = 0,
         bias: bool = True,
     ) -> None:

@@ -243,7 +243,9 @@ def prepare(
     result = resize(height, width, inner_height, inner_width, rows)
     if preprocessing.resize in ("pad", "center"):
         result = _pad(result, preprocessing.height, preprocessing.width)
-    values = normalized(np.ascontiguousarray(result.transpose(2, 0, 1)), preprocessing)
+    planes = result.transpose(2, 0, 1)
+    planes = planes[::-1] if preprocessing.order == "BGR" else planes
+    values = normalized(np.ascontiguousarray(planes), preprocessing)
     if preprocessing.layout == "NHWC":
         return np.ascontiguousarray(values.transpose(1, 2, 0))
     return values

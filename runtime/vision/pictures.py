@@ -36,9 +36,11 @@ def seen(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray
         prepared = prepared.transpose(2, 0, 1)
     if preprocessing.per_image == "standardize":
         low, high = prepared.min(), prepared.max()
-        return _pixels((prepared - low) / (high - low if high > low else 1.0))
-    mean, std = (np.reshape(v, (-1, 1, 1)) for v in (preprocessing.mean, preprocessing.std))
-    return _pixels((prepared * std + mean) / preprocessing.scale / 255.0)
+        pixels = (prepared - low) / (high - low if high > low else 1.0)
+    else:
+        mean, std = (np.reshape(v, (-1, 1, 1)) for v in (preprocessing.mean, preprocessing.std))
+        pixels = (prepared * std + mean) / preprocessing.scale / 255.0
+    return _pixels(pixels[::-1] if preprocessing.order == "BGR" else pixels)
 
 
 def overlay(pictures: NDArray[np.float32], classes: Sequence[int]) -> NDArray[np.uint8]:

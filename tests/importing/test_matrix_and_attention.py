@@ -199,7 +199,7 @@ def test_keras(family: str, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     weights = keras_efficient.weights(family)
     file = keras_efficient.write(tmp_path / "m.h5", weights)
-    report = capsedge.import_checkpoint(file, mean=(0.0,), std=(1.0,))
+    report = capsedge.import_checkpoint(file, preprocessing={"mean": (0.0,), "std": (1.0,)})
     assert report.origin.family == family
     c, side = (2, 48) if family == "escvm-smallnorb" else (1, 28)
     x = images((c, side, side), 2)

@@ -106,6 +106,7 @@ class PreprocessingStruct(ctypes.Structure):
         ("resize", _TEXT),
         ("per_image", _TEXT),
         ("channels_last", _I32),
+        ("bgr", _I32),
     )
 
 
@@ -239,6 +240,7 @@ def prepare(pixels: Array, preprocessing: Preprocessing, invert: bool = False) -
         resize=preprocessing.resize.encode(),
         per_image=preprocessing.per_image.encode(),
         channels_last=int(preprocessing.layout == "NHWC"),
+        bgr=int(preprocessing.order == "BGR"),
     )
     values = np.full(preprocessing.shape, np.nan, np.float32)
     call(

@@ -232,6 +232,9 @@ CORPUS: dict[str, tuple[dict[str, Any], bool]] = {
             ("", {"layout": "NCHW"}, True),
             ("", {"layout": "NHWC"}, False),  # of an input with the channels first
             ("", {"layout": "HWC"}, False),
+            ("", {"order": "RGB"}, True),
+            ("", {"order": "BGR"}, False),  # of one channel
+            ("", {"order": "GBR"}, False),
             ("", {"layout": None}, False),
         )
     },

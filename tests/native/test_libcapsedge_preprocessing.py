@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import LAYOUTS, PER_IMAGE, RESIZE_RULES, Preprocessing
+from capsedge.runtime.metadata import LAYOUTS, ORDERS, PER_IMAGE, RESIZE_RULES, Preprocessing
 from capsedge.runtime.vision.images import prepare
 from tests.runtime.image_bits import BITS, Bits
 
@@ -25,10 +25,12 @@ def random_preprocessing(rng: np.random.Generator, rule: str, largest: int) -> P
     per_image = str(rng.choice(["", "", *PER_IMAGE]))
     scale = float(rng.choice([1 / 255, 1.0, 0.017]))
     layout = str(rng.choice(LAYOUTS))
+    order = str(rng.choice(ORDERS)) if channels == 3 else "RGB"
     if per_image == "standardize":
         return Preprocessing(
-            height, width, channels, scale=scale, resize=rule, per_image=per_image, layout=layout
-        )
+            height, width, channels,
+            scale=scale, resize=rule, per_image=per_image, layout=layout, order=order,
+        )  # fmt: skip
     many = rng.random() < 0.5
     return Preprocessing(
         height,
@@ -40,6 +42,7 @@ def random_preprocessing(rng: np.random.Generator, rule: str, largest: int) -> P
         resize=rule,
         per_image=per_image,
         layout=layout,
+        order=order,
     )
 
 

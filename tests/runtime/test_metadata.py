@@ -56,6 +56,8 @@ def test_missing_property():
         {"resize": "squeeze"},
         {"per_image": "whiten"},
         {"layout": "NWHC"},
+        {"order": "GBR"},
+        {"order": "BGR", "channels": 1},
         {"per_image": "standardize", "mean": (0.5,)},
         {"per_image": "standardize", "std": (1.0, 2.0), "channels": 2},
     ],
@@ -81,6 +83,7 @@ def test_what_schema_1_can_say_stays_as_it_was():
     [
         {"preprocessing": Preprocessing(8, 8, 1, per_image="min-max")},
         {"preprocessing": Preprocessing(8, 8, 1, layout="NHWC")},
+        {"preprocessing": Preprocessing(8, 8, 3, order="BGR")},
         {"outputs": Outputs(scores="probs", kind="probability")},
         {"task": "regression", "class_names": (), "outputs": ANGLES},
     ],

@@ -239,6 +239,7 @@ typedef struct capsedge_preprocessing {
   const char* resize; /* "stretch", "pad", "crop" or "center" */
   const char* per_image; /* "standardize", "min-max", or "" (or NULL): nothing depends on the image */
   int32_t channels_last; /* 1: the input is [height, width, channels] */
+  int32_t bgr;           /* 1: the input is blue, green, red; images are given as red, green, blue all the same */
 } capsedge_preprocessing;
 #define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0}
 

@@ -292,6 +292,7 @@ capsedge_status* capsedge_preprocessing_of(capsedge_session* session, capsedge_p
     found.resize = name_of(p.resize);
     found.per_image = name_of(p.per_image);
     found.channels_last = p.channels_last;
+    found.bgr = p.bgr;
     write_result(found, preprocessing, "preprocessing");
   });
 }
@@ -312,6 +313,7 @@ capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing, c
     p.resize = resize_rule(required(given.resize, "resize"));
     p.per_image = per_image_rule(given.per_image ? given.per_image : "");
     p.channels_last = given.channels_last != 0;
+    p.bgr = given.bgr != 0;
     const std::string wrong = p.wrong();
     if (!wrong.empty()) fail_usage("The preprocessing is wrong.", wrong + ".");
     if (count < static_cast<size_t>(p.values()))

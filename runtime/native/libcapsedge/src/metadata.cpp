@@ -81,6 +81,11 @@ bool is_channels_last(const std::string& layout) {
   return layout == "NHWC";
 }
 
+bool is_bgr(const std::string& order) {
+  if (order != "RGB" && order != "BGR") throw JsonError("order '" + order.substr(0, 80) + "'");
+  return order == "BGR";
+}
+
 Preprocessing preprocessing_of(const Json& json) {
   Preprocessing p;
   p.scale = 1.0 / 255.0;
@@ -98,6 +103,7 @@ Preprocessing preprocessing_of(const Json& json) {
     else if (name == "resize") p.resize = resize_rule(value.string());
     else if (name == "per_image") p.per_image = per_image_rule(value.string());
     else if (name == "layout") p.channels_last = is_channels_last(value.string());
+    else if (name == "order") p.bgr = is_bgr(value.string());
     else throw JsonError("'preprocessing' has '" + name + "', which this version does not know");
   }
   if (!sides[0] || !sides[1] || !sides[2]) throw JsonError("'preprocessing' has no size");

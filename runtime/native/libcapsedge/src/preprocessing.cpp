@@ -207,6 +207,7 @@ std::string Preprocessing::wrong() const {
       (std::any_of(mean.begin(), mean.end(), [](double v) { return v != 0; }) ||
        std::any_of(std.begin(), std.end(), [](double v) { return v != 1; })))
     return "an image that is standardized by itself takes no other mean and std";
+  if (bgr && channels != 3) return "only three channels can be blue, green, red";
   return "";
 }
 
@@ -287,7 +288,7 @@ void resize_width(const Placement& placed, const Preprocessing& p, PrepareScratc
       const Normalization n = normalization(p, c);
       float* column = to + (c * target.height + down) * target.width + right + j;
       for (int64_t i = 0; i < inner.height; ++i) {
-        const float* line = scratch.tall.data() + i * row + first * channels + c;
+        const float* line = scratch.tall.data() + i * row + first * channels + (p.bgr ? channels - 1 - c : c);
         float sum = weights[0] * line[0];
         for (size_t k = 1; k < count; ++k) sum = sum + weights[k] * line[static_cast<int64_t>(k) * channels];
         column[i * target.width] = levels ? sum : n.of(sum);

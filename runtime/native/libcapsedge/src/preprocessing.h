@@ -31,6 +31,7 @@ struct Preprocessing {
   Resize resize = Resize::kStretch;
   PerImage per_image = PerImage::kNothing;
   bool channels_last = false;
+  bool bgr = false;  // the input is blue, green, red; images are always red, green, blue
 
   int64_t values() const { return int64_t{height} * width * channels; }
   std::array<int64_t, 3> shape() const;  // of the input for one image

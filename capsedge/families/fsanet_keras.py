@@ -1,0 +1,151 @@
+"""FSA-Net of its first author, in Keras."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from capsedge.families import fsanet
+from capsedge.families.family import Answers, Family, Sizes, Tensors, sums_of
+from capsedge.formats.stored import Floats
+from capsedge.models.config import FSANetConfig, ModelConfig
+
+_G, _S, _F = "ssr_G_model", "ssr_S_model", "ssr_F_Cap_model"
+_BLOCKS = 7
+_STREAMS = {
+    "average": 0,
+    "largest": _BLOCKS,
+}  # separable convolutions of the one, then of the other
+_MAPS = {"average": (5, 3, 1), "largest": (4, 2, 0)}  # 1x1 convolutions, the last stage's first
+_NORM = {
+    "weight": "gamma",
+    "bias": "beta",
+    "running_mean": "moving_mean",
+    "running_var": "moving_variance",
+}
+_IMAGES = {"scale": 1.0, "order": "BGR"}
+
+
+def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+    """The configuration."""
+    parts: dict[str, Any]
+    if "P" in sizes:
+        scoring = "convolution" if "F1" in sizes else "variance"
+        parts = {"primary_types": sizes["I"] // 3, "mixtures": sizes["Q"] // (3 * sizes["P"])}
+    else:
+        scoring, parts = "none", {}
+    places = sizes.get("P", sizes["I"] // 3)
+    notes.append("the author's demo also stretches each face to 0..255 (--per-image of export)")
+    config = FSANetConfig(
+        preprocessing=fsanet.preprocessing(places, _IMAGES, answers, notes),
+        iterations=sums_of(family, answers, notes),
+        scorings=(scoring,),
+        capsule_dim=sizes["O"],
+        bins=sizes["B"] // sizes["V"],
+        **parts,
+        **fsanet.named(sizes["V"], answers, notes, {}),
+    )
+    return config.replace(**answers.fields)
+
+
+def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    """The package's tensors.
+
+    Shift is made of a capsule's elements 4 to 7 there, and scale of the first four; routing does not know
+    their order, so they change places in its weight.
+    """
+    assert isinstance(config, FSANetConfig)
+    made: Tensors = {}
+
+    def convolution(theirs: str, ours: str, kernel: str = "kernel", bias: bool = True) -> None:
+        axes = (2, 3, 0, 1) if kernel == "depthwise_kernel" else (3, 2, 0, 1)
+        made[f"{ours}.weight"] = found[f"{theirs}/{kernel}"].transpose(axes)
+        if bias:
+            made[f"{ours}.bias"] = found[f"{theirs}/bias"]
+
+    def dense(theirs: str, ours: str) -> None:
+        made[f"{ours}.weight"] = found[f"{theirs}/kernel"].T
+        made[f"{ours}.bias"] = found[f"{theirs}/bias"]
+
+    for stream, first in _STREAMS.items():
+        for k in range(_BLOCKS):
+            block, ours = f"{_G}/separable_conv2d_{first + k}", f"{stream}.blocks.{k}"
+            convolution(block, f"{ours}.depthwise", "depthwise_kernel", bias=False)
+            convolution(block, f"{ours}.pointwise", "pointwise_kernel")
+            for part, theirs in _NORM.items():
+                norm = f"{_G}/batch_normalization_{first + k}/{theirs}"
+                made[f"{ours}.norm.{part}"] = found[norm]
+            made[f"{ours}.norm.num_batches_tracked"] = np.zeros((), np.float32)
+        for k, at in enumerate(_MAPS[stream]):
+            convolution(f"{_G}/conv2d_{at}", f"{stream}.maps.{k}")
+    if config.scorings == ("convolution",):
+        convolution(f"{_S}/conv2d_0", "mapping.score")
+    if config.scorings != ("none",):
+        dense(f"{_S}/dense_0", "mapping.right")
+        dense(f"{_S}/dense_1", "mapping.left")
+    order = [4, 5, 6, 7, 0, 1, 2, 3, *range(8, config.capsule_dim)]
+    made["weight"] = found["ssr_Cap_model/caps/W"].swapaxes(0, 1)[:, :, order]
+    for k in range(3):
+        dense(f"{_F}/local_delta_stage{k + 1}", f"stages.{k}.shift")
+        dense(f"{_F}/delta_s{k + 1}", f"stages.{k}.scale")
+        dense(f"{_F}/dense_{k}", f"stages.{k}.share")
+    return {f"parts.0.{name}": value for name, value in made.items()}
+
+
+def _keys() -> dict[str, str]:
+    widths = (3, 16, 32, 32, 64, 64, 128, 128)
+    keys: dict[str, str] = {}
+    for k in range(2 * _BLOCKS):
+        a, b = widths[k % _BLOCKS], widths[k % _BLOCKS + 1]
+        block = f"{_G}/separable_conv2d_{k}"
+        keys |= {
+            f"{block}/depthwise_kernel": f"3 3 {a} 1",
+            f"{block}/pointwise_kernel": f"1 1 {a} {b}",
+            f"{block}/bias": f"{b}",
+            **{f"{_G}/batch_normalization_{k}/{part}": f"{b}" for part in _NORM.values()},
+        }
+    for k, width in enumerate((128, 128, 64, 64, 32, 32)):
+        keys |= {f"{_G}/conv2d_{k}/kernel": f"1 1 {width} 64", f"{_G}/conv2d_{k}/bias": "64"}
+    keys["ssr_Cap_model/caps/W"] = "3 I O 64"
+    for k in range(3):
+        for name in (f"delta_s{k + 1}", f"local_delta_stage{k + 1}"):
+            keys |= {f"{_F}/{name}/kernel": "4 V", f"{_F}/{name}/bias": "V"}
+        keys |= {f"{_F}/dense_{k}/kernel": "E B", f"{_F}/dense_{k}/bias": "B"}
+    return keys
+
+
+_MAPPING = {
+    f"{_S}/dense_0/kernel": "P Q",
+    f"{_S}/dense_0/bias": "Q",
+    f"{_S}/dense_1/kernel": "R L",
+    f"{_S}/dense_1/bias": "L",
+}
+
+FAMILY = Family(
+    name="fsanet-keras",
+    source="github.com/shamangary/FSA-Net, lib/FSANET_model.py",
+    licence="Apache-2.0",
+    dialect="FSA-Net as in the paper: dynamic routing of stages, regression of yaw, pitch and roll",
+    differences=(
+        "epsilon 1e-7 under the root of the squash",
+        "images are blue, green, red from 0 to 255",
+    ),
+    keys={**_keys(), **_MAPPING},
+    optional=({f"{_S}/conv2d_0/kernel": "1 1 64 F1", f"{_S}/conv2d_0/bias": "F1"},),
+    counted=rf"(?P<name>({_G}|{_S}|{_F})/(separable_conv2d|batch_normalization|conv2d|dense))"
+    r"(_(?P<number>\d+))?(?=/)",
+    configure=configure,
+    convert=convert,
+    iterations=2,
+    iterations_at="the third number of the file's name",
+)
+WITHOUT_MAPPING = dataclasses.replace(
+    FAMILY,
+    name="fsanet-keras-no-mapping",
+    dialect="FSA-Net without fine-grained mapping: every place of its maps is a capsule",
+    keys=_keys(),
+    optional=(),
+)

@@ -1,0 +1,171 @@
+"""FSA-Net: two streams, fine-grained mapping, routed stages, soft stagewise regression (Yang et al. 2019)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from capsedge import ops
+from capsedge.models.base import CapsuleModel, CapsuleOutput
+from capsedge.models.config import FSANetConfig
+
+STAGES = 3
+FEATURES = 64  # channels of each stage's map
+_WIDTHS = (16, 32, 32, 64, 64, 128, 128)  # of a stream's blocks
+_SMALL = 1e-8  # under the sums of a mapping
+
+
+class Block(nn.Module):
+    """A separable 3x3 convolution, batch normalization, activation."""
+
+    def __init__(self, inputs: int, outputs: int, activation: str, config: FSANetConfig) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(
+            inputs, inputs, 3, padding=1, groups=inputs, bias=config.depthwise_bias
+        )
+        self.pointwise = nn.Conv2d(inputs, outputs, 1)
+        self.norm = nn.BatchNorm2d(outputs, config.norm_epsilon)
+        self.activation = nn.Tanh() if activation == "tanh" else nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, C, H, W]`` to ``[N, C', H, W]``."""
+        y: Tensor = self.activation(self.norm(self.pointwise(self.depthwise(x))))
+        return y
+
+
+class Stream(nn.Module):
+    """Seven blocks with pooling between them; maps of three stages."""
+
+    def __init__(self, pool: nn.Module, first: str, activation: str, config: FSANetConfig) -> None:
+        super().__init__()
+        self.pool = pool
+        self.blocks = nn.ModuleList(
+            Block(a, b, first if k == 0 else activation, config)
+            for k, (a, b) in enumerate(pairwise((config.preprocessing.channels, *_WIDTHS)))
+        )
+        self.maps = nn.ModuleList(nn.Conv2d(width, FEATURES, 1) for width in _WIDTHS[2::2])
+        self.activation = nn.Tanh() if activation == "tanh" else nn.ReLU()
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """``[N, C, H, W]`` to the maps of the stages, the largest first."""
+        found = []
+        for k, block in enumerate(self.blocks):
+            x = block(x)
+            if k in (0, 2, 4):
+                x = self.pool(x)
+            if k in (2, 4, 6):
+                found.append(self.activation(self.maps[k // 2 - 1](x)))
+        return found
+
+
+class Mapping(nn.Module):
+    """Fine-grained structure mapping: capsules as means of features, weighted by learned scores."""
+
+    def __init__(self, scoring: str, places: int, config: FSANetConfig) -> None:
+        super().__init__()
+        self.scoring, self.places, self.rows = scoring, places, config.rows
+        self.shape = (config.primary_types, config.mixtures)
+        if scoring == "none":
+            return
+        if scoring == "convolution":
+            self.score = nn.Conv2d(FEATURES, 1, 1)
+        self.right = nn.Linear(places, config.mixtures * STAGES * places)
+        self.left = nn.Linear(STAGES * places, config.primary_types * config.mixtures)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        """Maps ``[N, 64, H, W]`` to capsules ``[N, I, 64]``."""
+        ordered = [m.permute(0, 2, 3, 1) if self.rows == "positions" else m for m in maps]
+        features = torch.cat([m.reshape(-1, self.places, FEATURES) for m in ordered], 1)
+        if self.scoring == "none":
+            return features
+        scores = torch.cat([self._scores(m).reshape(-1, 1, self.places) for m in maps], 1)
+        types, mixtures = self.shape
+        left = self.left(scores.flatten(1)).sigmoid().reshape(-1, 1, types, mixtures)
+        right = self.right(scores).sigmoid().reshape(-1, STAGES, mixtures, STAGES * self.places)
+        weights = (left @ right).reshape(-1, STAGES * types, STAGES * self.places)
+        capsules: Tensor = (weights @ features) / (weights.sum(-1, keepdim=True) + _SMALL)
+        return capsules
+
+    def _scores(self, x: Tensor) -> Tensor:
+        if self.scoring == "convolution":
+            scored: Tensor = self.score(x).sigmoid()
+            return scored
+        if self.scoring == "variance":
+            spread: Tensor = x.var(1, correction=0)
+            return spread
+        return torch.ones_like(x[:, 0])
+
+
+class Stage(nn.Module):
+    """Bins, shift and scale of one stage from its capsule: elements 8 on, 0 to 3, and 4 to 7."""
+
+    def __init__(self, config: FSANetConfig) -> None:
+        super().__init__()
+        values = len(config.value_names)
+        self.values, self.bins = values, config.bins
+        self.shift, self.scale = nn.Linear(4, values), nn.Linear(4, values)
+        self.share = nn.Linear(config.capsule_dim - 8, values * config.bins)
+
+    def forward(self, capsule: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, P]`` to the stage's value and the width of its bins, each ``[N, values]``."""
+        shift = self.shift(capsule[:, :4]).tanh()
+        width = self.bins * (1 + self.scale(capsule[:, 4:8]).tanh())
+        share = self.share(capsule[:, 8:]).relu().reshape(-1, self.values, self.bins)
+        bins = torch.arange(self.bins, dtype=capsule.dtype) - self.bins // 2
+        return ((bins + shift.unsqueeze(-1)) * share).sum(-1), width
+
+
+class Part(nn.Module):
+    """One network."""
+
+    ranges: Tensor
+
+    def __init__(self, scoring: str, config: FSANetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.average = Stream(nn.AvgPool2d(2), "relu", "relu", config)
+        self.largest = Stream(nn.MaxPool2d(2), config.second_stream, "tanh", config)
+        height, width = (n // 2 // 2 // 2 for n in config.preprocessing.shape[1:])
+        self.mapping = Mapping(scoring, height * width, config)
+        types = height * width if scoring == "none" else config.primary_types
+        self.weight = nn.Parameter(
+            0.1 * torch.randn(STAGES * types, STAGES, config.capsule_dim, FEATURES)
+        )
+        self.stages = nn.ModuleList(Stage(config) for _ in range(STAGES))
+        self.register_buffer("ranges", torch.tensor(config.ranges), persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values ``[N, values]``, capsules ``[N, 3, P]`` and couplings ``[N, I, 3]``."""
+        maps = [a * b for a, b in zip(self.average(images), self.largest(images), strict=True)]
+        maps[0] = nn.functional.avg_pool2d(maps[0], 2)
+        poses, couplings = ops.dynamic_routing(
+            self.mapping(maps[::-1]),
+            self.weight,
+            iterations=self.config.iterations,
+            epsilon=self.config.epsilon,
+        )
+        total, divisor = torch.zeros_like(poses[:, 0, :1]), torch.ones_like(poses[:, 0, :1])
+        for k, stage in enumerate(self.stages):
+            value, width = stage(poses[:, k])
+            divisor = divisor * width
+            total = total + value / divisor
+        return total * self.ranges, poses, couplings
+
+
+class FSANet(CapsuleModel):
+    """The mean of the values that its parts estimate."""
+
+    config: FSANetConfig
+    score_name = "values"
+
+    def __init__(self, config: FSANetConfig) -> None:
+        super().__init__(config)
+        self.parts = nn.ModuleList(Part(scoring, config) for scoring in config.scorings)
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        """Values as scores ``[N, values]``; poses of all parts, and couplings of the first."""
+        found = [part(images) for part in self.parts]
+        values = torch.stack([f[0] for f in found]).mean(0) if len(found) > 1 else found[0][0]
+        return CapsuleOutput(values, torch.cat([f[1] for f in found], 1), found[0][2])
