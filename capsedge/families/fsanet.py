@@ -71,7 +71,8 @@ def named(
             "FSA-Net has three: yaw, pitch and roll.",
             "Export its module with capsedge export --module.",
         )
-    names = answers.classes or ("yaw", "pitch", "roll")
+    stated = answers.outputs.names if answers.outputs is not None else ()
+    names = stated or ("yaw", "pitch", "roll")
     if len(names) != count:
         raise UsageError(f"The network has {count} values.", f"{len(names)} are named.", "")
     notes.append("values are yaw, pitch and roll in degrees, as in the author's code")
@@ -98,7 +99,7 @@ def preprocessing(
         notes.append("pixels as in the author's code (otherwise: --range, --mean, --std)")
     values = {**own, **answers.pixels}
     try:
-        return Preprocessing(*size, 3, **values)  # type: ignore[arg-type]
+        return Preprocessing(*size, 3, **values)
     except ValueError as error:
         raise UsageError("The input cannot be described.", f"{error}.") from error
 

@@ -268,6 +268,7 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
         )
     with torch.device("meta"):
         state = build(config).state_dict()
+    made = {k: v for k, v in made.items() if not k.endswith("num_batches_tracked")}
     wanted = {k: tuple(v.shape) for k, v in state.items() if not k.endswith("num_batches_tracked")}
     wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
     if wrong:

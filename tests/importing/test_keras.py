@@ -40,8 +40,11 @@ def scores(report: ImportReport, x: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(report.model(channels_first).scores)
 
 
+IMAGES = {"height": 12, "width": 12, "scale": 1 / 255}
+
+
 def imported(path: Path, **answers: Any) -> ImportReport:
-    return capsedge.import_checkpoint(path, **{"size": (12, 12), "span": (0, 1), **answers})
+    return capsedge.import_checkpoint(path, **{"preprocessing": IMAGES, **answers})
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -61,7 +64,7 @@ def test_variants_are_told_apart_and_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Which variant of keras-capsule"):
         imported(file)
     with pytest.raises(UsageError, match="--size"):
-        imported(file, variant="added", size=None)
+        imported(file, variant="added", preprocessing=None)
     found = [scores(imported(file, variant=v), example_images()) for v in VARIANTS]
     for i, one in enumerate(found):
         for other in found[:i]:
