@@ -29,9 +29,22 @@ Measure = Annotated[
     ),
 ]
 
+Batch = Annotated[
+    str,
+    typer.Option(
+        "--batch",
+        metavar="free|keep|N",
+        help="free: make a fixed batch free where that can be proven; keep: leave it; N: fix it at N images.",
+    ),
+]
+
 
 def command(
-    model: Model, output: Output = None, measure: Measure = 1.0, as_json: _options.Json = False
+    model: Model,
+    output: Output = None,
+    batch: Batch = "free",
+    measure: Measure = 1.0,
+    as_json: _options.Json = False,
 ) -> None:
     """Find capsule routing in an ONNX file of any tool and replace it by operators, proven equal."""
     require(
@@ -45,6 +58,7 @@ def command(
         model,
         output or model.parent / f"{model.stem}.fused.onnx",
         measure=measure,
+        batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
         progress=(lambda _: None) if as_json else log,
     )
     if as_json:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.worker import Specification
 from capsedge.runtime.reading.onnx_file import read_harmless
 
+LARGEST_BATCH = 4096
 _WORKER = "capsedge.graph.recognize.worker"
 Progress = Callable[[str], None]
 
@@ -81,6 +82,7 @@ def optimize(
     path: Path | str | None = None,
     *,
     measure: float = 1.0,
+    batch: int | Literal["free", "keep"] = "free",
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
     """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
@@ -92,6 +94,8 @@ def optimize(
         model: a file, or its bytes.
         path: the file to write; none by default.
         measure: seconds to measure before and after for; 0 for not at all.
+        batch: ``free`` makes a fixed batch free where that can be proven, ``keep`` leaves it, a number
+            fixes it.
         progress: told what is being done.
 
     Returns:
@@ -110,6 +114,14 @@ def optimize(
         check_writable(path)
     if not measure >= 0:
         raise UsageError(f"measure is {measure:g}.", "It is 0 seconds or more.", "Use 1.")
+    if batch not in ("free", "keep") and not (
+        isinstance(batch, int) and 1 <= batch <= LARGEST_BATCH
+    ):
+        raise UsageError(
+            f"batch is {batch!r}.",
+            f"It is 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
+            "Leave it out for a batch that is free where that can be proven.",
+        )
     with as_file(model) as source:
         data, summary = read_harmless(source)
         if summary.capsedge_nodes:
@@ -117,7 +129,7 @@ def optimize(
             note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
             document, better = _unchanged(opset, note), data
         else:
-            document, better = _improved(data, str(source), progress)
+            document, better = _improved(data, str(source), batch, progress)
         before = after = None
         if measure and not summary.capsedge_nodes:
             with as_file(better) as fresh:
@@ -151,13 +163,15 @@ def _unchanged(opset: int, note: str) -> dict[str, Any]:
     return {"found": [], "left": [], "notes": [note], **numbers, **same}
 
 
-def _improved(data: bytes, name: str, progress: Progress) -> tuple[dict[str, Any], bytes]:
+def _improved(
+    data: bytes, name: str, batch: int | str, progress: Progress
+) -> tuple[dict[str, Any], bytes]:
     """The worker's answer.
 
     Raises:
         CapsedgeError: the worker's own, or that it ended or did not end.
     """
-    words = [str(limits.OPTIMIZE_SECONDS), str(limits.OPTIMIZE_BYTES)]
+    words = [str(limits.OPTIMIZE_SECONDS), str(limits.OPTIMIZE_BYTES), str(batch)]
     progress("recognizing and proving, in a process of its own")
     try:
         done = subprocess.run(

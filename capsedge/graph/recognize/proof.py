@@ -17,6 +17,7 @@ TOLERANCE = Tolerance(1e-5, 1e-4)
 NOWHERE = "any"  # the case of an output that is finite in none
 ROUNDED = 2.0  # draws of the rounding are two, and others may do more
 _BATCHES = (1, 3)
+FREED = (1, 2, 3, 7)  # for a batch that the original does not have
 _ROUNDING = 2.0**-24
 
 
@@ -38,29 +39,70 @@ class Comparison:
     excess: float
 
 
-def prove(original: bytes, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
+class Original:
+    """The file as it came, for any number of images.
+
+    Args:
+        data: its bytes.
+        batch: the number of images that it is fixed at; 0 where it is free.
+
+    A file of a fixed batch is run as often as needed, every image once, among images of other inputs. So a
+    function in which images depend on each other is found out.
+    """
+
+    def __init__(self, data: bytes, batch: int = 0) -> None:
+        self.session = _session(data)
+        self.names = [o.name for o in self.session.get_outputs()]
+        self.batch = batch
+
+    def run(self, feeds: dict[str, Array]) -> list[Array]:
+        """All outputs."""
+        images = len(next(iter(feeds.values())))
+        if self.batch in (0, images):
+            return [np.asarray(v) for v in self.session.run(self.names, feeds)]
+        parts = []
+        for start in range(0, images, self.batch):
+            chunk = {name: x[start : start + self.batch] for name, x in feeds.items()}
+            parts.append(self.session.run(self.names, {k: self._full(v) for k, v in chunk.items()}))
+        return [
+            self._joined([np.asarray(p[k]) for p in parts], images) for k in range(len(self.names))
+        ]
+
+    def _full(self, rows: Array) -> Array:
+        """Rows and as many others as the batch wants."""
+        shape = (self.batch - len(rows), *rows.shape[1:])
+        floating = np.issubdtype(rows.dtype, np.floating)
+        drawn = np.random.default_rng(8).random(shape) if floating else np.ones(shape)
+        return np.concatenate([rows, drawn.astype(rows.dtype)])
+
+    def _joined(self, parts: list[Array], images: int) -> Array:
+        if parts[0].ndim == 0 or len(parts[0]) != self.batch:
+            return parts[0]
+        return np.concatenate(parts)[:images]
+
+
+def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
     """Run both on random and hard inputs; where the original is not finite nothing is compared.
 
     An output of the original that is nowhere finite proves nothing, and ends as an infinite excess.
 
     Args:
-        original: the bytes of the file as it came.
-        graph: tells inputs and batch.
+        original: the file as it came.
+        graph: tells inputs and batch of the new file.
     """
-    before, after = _session(original), session_of(model, optimized=True)
-    names = [o.name for o in before.get_outputs()]
+    after = session_of(model, optimized=True)
     found: list[Comparison] = []
     seen: set[str] = set()
-    for case, feeds in _cases(graph):
-        wanted, given = before.run(names, feeds), after.run(names, feeds)
-        moved = [before.run(names, _moved(feeds, seed)) for seed in range(2)]
-        for k, name in enumerate(names):
+    for case, feeds in _cases(graph, original.batch):
+        wanted, given = original.run(feeds), after.run(original.names, feeds)
+        moved = [original.run(_moved(feeds, seed)) for seed in range(2)]
+        for k, name in enumerate(original.names):
             others = [m[k] for m in moved]
-            found.append(_compare(case, name, given[k], wanted[k], others))
+            found.append(_compare(case, name, np.asarray(given[k]), wanted[k], others))
             if np.isfinite(wanted[k].astype(np.float64)).any():
                 seen.add(name)
     infinite = float("inf")
-    unseen = [name for name in names if name not in seen]
+    unseen = [name for name in original.names if name not in seen]
     return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
 
 
@@ -71,9 +113,10 @@ def _session(original: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
 
 
-def _cases(graph: Values) -> Iterator[tuple[str, dict[str, Array]]]:
+def _cases(graph: Values, fixed: int) -> Iterator[tuple[str, dict[str, Array]]]:
     rng = np.random.default_rng(11)
-    for batch in _BATCHES if graph.free else (graph.batch,):
+    free = FREED if fixed else _BATCHES
+    for batch in free if graph.free else (graph.batch,):
         for kind in ("uniform", "normal", "zero", "tiny", "large", "equal", "spike"):
             feeds = {}
             for name, plain in graph.feeds(batch, seed=12).items():

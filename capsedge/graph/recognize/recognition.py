@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 
@@ -21,7 +21,7 @@ from capsedge.graph.recognize.write_attention import write_attention
 from capsedge.graph.recognize.write_dynamic import write_dynamic
 from capsedge.graph.recognize.write_em import write_em
 
-_Made = tuple[Edit, Found]
+Made = tuple[Edit, Found]
 
 
 def recognize(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
@@ -30,11 +30,18 @@ def recognize(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
     Args:
         model: simplified, without functions and loops of a fixed number of passes.
     """
+    made, left = candidates(model)
+    model, found = applied(model, made)
+    return model, recognition_of(model, found, left)
+
+
+def candidates(model: onnx.ModelProto) -> tuple[list[Made], list[Left]]:
+    """What may be replaced, each with its edit, and what is left with its reason."""
     try:
         graph = Values(model)
     except NotRecognized as error:
-        return model, Recognition(left=(Left("the graph", str(error)),))
-    made: list[_Made] = []
+        return [], [Left("the graph", str(error))]
+    made: list[Made] = []
     left: list[Left] = []
     for group in groups(graph):
         _group(graph, group, made, left)
@@ -50,17 +57,30 @@ def recognize(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
             continue
         parameters = {"axis": str(each.axis), "epsilon": f"{each.epsilon:.3g}"}
         made.append((edit, Found("Squash", each.result, parameters)))
+    return made, left
+
+
+def applied(model: onnx.ModelProto, made: Iterable[Made]) -> tuple[onnx.ModelProto, list[Found]]:
+    """The model with edits put in, and which of them; one whose tensors are gone is none."""
     kept = []
+    inputs = {i.name for i in model.graph.input}
     for edit, found in made:
-        present = {o for n in model.graph.node for o in n.output} | graph.dims.keys()
+        present = {o for n in model.graph.node for o in n.output} | inputs
         if {*edit.results, *edit.reads} <= present:
             model = splice(model, [edit])
             kept.append(found)
+    return model, kept
+
+
+def recognition_of(
+    model: onnx.ModelProto, found: Iterable[Found], left: Iterable[Left]
+) -> Recognition:
+    """The report; of what is left that which the model still has."""
     alive = {o for n in model.graph.node for o in n.output}
-    return model, Recognition(tuple(kept), tuple(e for e in left if e.place in alive))
+    return Recognition(tuple(found), tuple(e for e in left if e.place in alive))
 
 
-def _group(graph: Values, group: Group, made: list[_Made], left: list[Left]) -> None:
+def _group(graph: Values, group: Group, made: list[Made], left: list[Left]) -> None:
     """Try what a group of softmaxes may be; say why it is nothing."""
     if not group.votes:
         reason = "a softmax that weighs no votes (attention, or scores)"
@@ -93,7 +113,7 @@ def _telling(reasons: list[str]) -> str:
     )
 
 
-def _em(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:
+def _em(graph: Values, votes: str, anchors: list[Anchor], number: int) -> Made:
     found = fit_em(graph, votes, anchors)
     edit, children = write_em(graph, found, f"routing_{number}")
     parameters = _grid(children, found.roles.sizes) | {
@@ -106,7 +126,7 @@ def _em(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:
     return edit, Found("EMRouting", found.pose, parameters)
 
 
-def _attention(graph: Values, votes: str, anchor: Anchor, number: int) -> _Made:
+def _attention(graph: Values, votes: str, anchor: Anchor, number: int) -> Made:
     found = fit_attention(graph, votes, anchor)
     edit, children = write_attention(graph, found, f"routing_{number}")
     parameters = _grid(children, found.roles.sizes) | {
@@ -116,7 +136,7 @@ def _attention(graph: Values, votes: str, anchor: Anchor, number: int) -> _Made:
     return edit, Found("AttentionRouting", found.result, parameters)
 
 
-def _uniform(graph: Values, number: int) -> Iterator[_Made]:
+def _uniform(graph: Values, number: int) -> Iterator[Made]:
     """First attention passes: layer normalizations of a plain sum of votes."""
     for node in graph.nodes:
         three = node.op_type == "LayerNormalization" and len(node.input) == 3
@@ -144,7 +164,7 @@ def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:
     }
 
 
-def _dynamic(graph: Values, votes: str, anchors: list[Anchor], number: int) -> _Made:
+def _dynamic(graph: Values, votes: str, anchors: list[Anchor], number: int) -> Made:
     found = fit_dynamic(graph, votes, anchors)
     source = linear_source(graph, votes, found.roles)
     edit, notes = write_dynamic(graph, found, source, f"routing_{number}")

@@ -6,6 +6,7 @@ inference is needed, and weights that are tiled, sliced or computed by the file 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,7 @@ Array = NDArray[Any]
 Function = Callable[..., list[Array]]
 
 BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
+_LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
 MOST_NODES = 20_000
 MOST_BYTES = 1 << 30  # of all values together, at the batch looked at
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
@@ -66,6 +68,7 @@ class Values:
     Attributes:
         batch: the batch that was run.
         free: whether the batch is free in the file.
+        dims_say_free: whether the file says so, be it true or not.
         value: every tensor by name.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         nodes: of the graph.
@@ -89,7 +92,7 @@ class Values:
         self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
         if not self.dims or not all(d for d in self.dims.values()):
             raise NotRecognized("an input has no dimensions")
-        self.free = all(d[0] == 0 for d in self.dims.values())
+        self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
         self.value = self._first_run()
         self._flow()
 
@@ -118,7 +121,7 @@ class Values:
             raise NotRecognized(f"ONNX Runtime cannot load it: {_first_line(error)}") from error
         names = [o.name for o in session.get_outputs()]
         why = ""
-        for batch in BATCHES if self.free else (0,):
+        for batch in (*BATCHES, *self._named_batches()) if self.free else (0,):
             feeds = self.feeds(batch)
             try:
                 found = session.run(names, feeds)
@@ -133,6 +136,17 @@ class Values:
             )
             return dict(zip(names, found, strict=True)) | feeds | self.weights
         raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
+
+    def _named_batches(self) -> list[int]:
+        """What the file may have been traced with: the numbers that its constants begin with."""
+        counts: Counter[int] = Counter()
+        for value in self.weights.values():
+            if value.ndim > 1:
+                counts[value.shape[0]] += 1
+            elif value.ndim == 1 and value.dtype == np.int64 and value.size:
+                counts[int(value[0])] += 1
+        likely = [b for b, _ in counts.most_common() if 1 < b <= _LARGEST_BATCH]
+        return [b for b in likely if b not in BATCHES][:_GUESSED]
 
     def _runs(self, session: onnxruntime.InferenceSession, batch: int) -> bool:
         """Whether a batch that is free in name is so indeed."""

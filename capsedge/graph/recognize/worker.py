@@ -1,4 +1,4 @@
-"""The process that takes a foreign file apart: ``python -m capsedge.graph.recognize.worker SECONDS BYTES``.
+"""The process that takes a foreign file apart: ``python -m MODULE SECONDS BYTES BATCH``.
 
 The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
 the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
@@ -14,6 +14,7 @@ import sys
 def main() -> None:
     """Improve the file on the standard input under the limits that the arguments name."""
     seconds, most = (int(word) for word in sys.argv[1:3])
+    batch = int(sys.argv[3]) if sys.argv[3].isdigit() else sys.argv[3]
     _confine(seconds, most)
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
@@ -23,7 +24,7 @@ def main() -> None:
     data = sys.stdin.buffer.read()
     model = b""
     try:
-        improved = improve(data, lambda what: print(f"stage: {what}", file=sys.stderr, flush=True))
+        improved = improve(data, _say, batch)  # type: ignore[arg-type]
         document, model = improved.to_dict(), improved.model
     except CapsedgeError as error:
         document = {"error": [type(error).__name__, error.what, error.why, error.fix]}
@@ -31,6 +32,10 @@ def main() -> None:
         document = {"error": ["UnsupportedModelError", "The file needs too much memory.", "", ""]}
     answer.write(json.dumps(document).encode() + b"\n" + model)
     answer.close()
+
+
+def _say(what: str) -> None:
+    print(f"stage: {what}", file=sys.stderr, flush=True)
 
 
 def _confine(seconds: int, most: int) -> None:
