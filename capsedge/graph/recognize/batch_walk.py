@@ -219,6 +219,7 @@ class Freeing:
             self._open(value)
         known = {k: np.asarray(v) for k, v in self.graph.value.items() if k in self.graph.constant}
         known |= self.stored
+        self._keep_integers()
         made = {o for n in self.nodes for o in n.output}
         used = {i for n in self.nodes for i in n.input} - made - {""}
         proto.replace(graph.node, self.nodes)
@@ -233,6 +234,17 @@ class Freeing:
         del graph.value_info[:]
         remove_dead_nodes(copy)
         return copy
+
+    def _keep_integers(self) -> None:
+        """Weights that are stored in integers stay so: the nodes that dequantize them go along."""
+        known: dict[int, onnx.NodeProto] = {}
+        for name in {
+            i for n in self.nodes for i in n.input
+        } & self.graph.constant - self.graph.weights.keys():
+            if self.graph.is_quantized(name):
+                known |= {id(n): n for n in self.graph.makers(name)}
+        kept = [n for n in self.graph.nodes if id(n) in known]
+        self.nodes = [*kept, *self.nodes]
 
     def _open(self, value: onnx.ValueInfoProto) -> None:
         """Give an output its free dimension."""

@@ -9,6 +9,7 @@ import onnx
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.proto import copy_of
+from capsedge.graph.recognize.half import store_halves
 from capsedge.graph.recognize.proof import Comparison, Original, prove
 from capsedge.graph.recognize.recognition import Made, applied, recognition_of
 from capsedge.graph.recognize.report import Left, Recognition
@@ -110,6 +111,8 @@ def _finished(
         if recognized:
             finished.ir_version = max(finished.ir_version, IR_VERSION)
             attach_functions(finished)
+        if original.truth is not None:
+            store_halves(finished)
         return finished, prove(original, finished, graph)
     except Exception as error:  # ONNX Runtime's errors have no common public base
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -16,6 +16,7 @@ from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.proto import copy_of, opset_of, replace
 from capsedge.graph.recognize.batching import with_batch
 from capsedge.graph.recognize.finishing import equal, recognized_and_proven
+from capsedge.graph.recognize.half import between_casts, has_halves, widened, widened_as
 from capsedge.graph.recognize.proof import NOWHERE, TOLERANCE, Comparison, Original, prove
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.recognition import candidates
@@ -100,13 +101,17 @@ def improve(
         raise UnsupportedModelError(
             "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
         ) from error
-    original = Original(data, 0 if graph.free else graph.batch)
+    wide = widened(converted) if has_halves(converted) else None
+    truth = None if wide is None else wide.SerializeToString()
+    original = Original(data, 0 if graph.free else graph.batch, truth)
     stage("looking for a free batch")
     as_it_is = graph
     cleaned, graph, said = with_batch(cleaned, graph, original, batch)
     notes += said
     stage("recognizing")
-    made, left = candidates(cleaned)
+    made, left = candidates(cleaned if wide is None else widened_as(cleaned, wide))
+    for edit, _ in made if wide is not None else ():
+        between_casts(edit, graph.kinds)
     stage("proving")
     finished, comparisons, recognition = recognized_and_proven(original, cleaned, made, left, graph)
     if not equal(comparisons):

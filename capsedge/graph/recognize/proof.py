@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 
 from capsedge.graph.recognize.values import Array, Values, session_of
-from capsedge.judging.tolerance import Tolerance, excess
+from capsedge.judging.tolerance import NOISE, Tolerance, excess
 from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
 TOLERANCE = Tolerance(1e-5, 1e-4)
@@ -19,6 +19,7 @@ ROUNDED = 2.0  # draws of the rounding are two, and others may do more
 _BATCHES = (1, 3)
 FREED = (1, 2, 3, 7)  # for a batch that the original does not have
 _ROUNDING = 2.0**-24
+_HALF_DIGIT = 2.0**-10  # of FP16
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ class Original:
     Args:
         data: its bytes.
         batch: the number of images that it is fixed at; 0 where it is free.
+        wide: of a file in FP16, the same in FP32: the truth that both files are compared with.
 
     A file of a fixed batch is run as often as needed, every image once, among images of other inputs. So a
     function in which images depend on each other is found out.
     """
 
-    def __init__(self, data: bytes, batch: int = 0) -> None:
+    def __init__(self, data: bytes, batch: int = 0, wide: bytes | None = None) -> None:
         self.session = _session(data)
+        self.truth = None if wide is None else Original(wide, batch)
         self.names = [o.name for o in self.session.get_outputs()]
         self.batch = batch
 
@@ -84,7 +87,8 @@ class Original:
 def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
     """Run both on random and hard inputs; where the original is not finite nothing is compared.
 
-    An output of the original that is nowhere finite proves nothing, and ends as an infinite excess.
+    A file in FP16 is compared with what it would give in FP32: the new file may be as far from that as the
+    original is. An output of the original that is nowhere finite proves nothing: its excess is infinite.
 
     Args:
         original: the file as it came.
@@ -95,10 +99,19 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
     seen: set[str] = set()
     for case, feeds in _cases(graph, original.batch):
         wanted, given = original.run(feeds), after.run(original.names, feeds)
-        moved = [original.run(_moved(feeds, seed)) for seed in range(2)]
+        if original.truth is None:
+            moved = [original.run(_moved(feeds, seed)) for seed in range(2)]
+            own = [_noise(wanted[k], [m[k] for m in moved]) for k in range(len(wanted))]
+            truth = wanted
+        else:
+            truth = original.truth.run(_wide(feeds))
+            own = [_error(wanted[k], truth[k]) for k in range(len(wanted))]
         for k, name in enumerate(original.names):
-            others = [m[k] for m in moved]
-            found.append(_compare(case, name, np.asarray(given[k]), wanted[k], others))
+            one = np.asarray(given[k])
+            if one.shape != wanted[k].shape or one.dtype != wanted[k].dtype:
+                found.append(Comparison(case, name, float("inf"), float("inf")))
+            else:
+                found.append(_compare(case, name, one, truth[k], wanted[k], own[k]))
             if np.isfinite(wanted[k].astype(np.float64)).any():
                 seen.add(name)
     infinite = float("inf")
@@ -149,17 +162,39 @@ def _moved(feeds: dict[str, Array], seed: int) -> dict[str, Array]:
     }
 
 
-def _compare(case: str, name: str, found: Array, wanted: Array, moved: list[Array]) -> Comparison:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return Comparison(case, name, float("inf"), float("inf"))
+def _wide(feeds: dict[str, Array]) -> dict[str, Array]:
+    """FP16 inputs as FP32."""
+    return {k: x if _is_exact(x) else x.astype(np.float32) for k, x in feeds.items()}
+
+
+def _is_exact(x: Array) -> bool:
+    """Whether its numbers have at least FP32's digits, or are whole."""
+    return x.dtype.itemsize != 2 or np.issubdtype(x.dtype, np.integer)
+
+
+def _noise(wanted: Array, moved: list[Array]) -> Array:
+    """How far rounding of the input moves each pose of the original."""
     reference = np.atleast_1d(wanted.astype(np.float64))
-    finite = np.isfinite(reference)
-    off = np.where(
-        finite, np.abs(np.atleast_1d(found.astype(np.float64)) - np.where(finite, reference, 0)), 0
-    )
+    own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
+    return np.asarray(ROUNDED * own.max(-1, keepdims=True, initial=0))
+
+
+def _error(wanted: Array, truth: Array) -> Array:
+    """How far an original in FP16 is from the truth, as noise: its largest error, and its last digit."""
+    off = np.abs(wanted.astype(np.float64) - truth.astype(np.float64))
+    largest = off[np.isfinite(off)].max(initial=0)
+    return np.asarray((largest + _HALF_DIGIT * np.abs(np.nan_to_num(truth)).max(initial=0)) / NOISE)
+
+
+def _compare(
+    case: str, name: str, found: Array, truth: Array, wanted: Array, noise: Array
+) -> Comparison:
+    """What was found against the truth, where the original is finite."""
+    reference = np.atleast_1d(truth.astype(np.float64))
+    finite = np.isfinite(reference) & np.isfinite(np.atleast_1d(wanted.astype(np.float64)))
+    clean = np.where(finite, reference, 0)
+    off = np.where(finite, np.abs(np.atleast_1d(found.astype(np.float64)) - clean), 0)
     if not np.isfinite(off).all():
         return Comparison(case, name, float("inf"), float("inf"))
-    own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
-    noise = ROUNDED * own.max(-1, keepdims=True, initial=0)
-    ratio = excess(off, np.where(finite, reference, 0), TOLERANCE, noise)
+    ratio = excess(off, clean, TOLERANCE, noise)
     return Comparison(case, name, float(off.max(initial=0)), float(ratio.max(initial=0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import onnx
 
@@ -57,7 +58,16 @@ def candidates(model: onnx.ModelProto) -> tuple[list[Made], list[Left]]:
             continue
         parameters = {"axis": str(each.axis), "epsilon": f"{each.epsilon:.3g}"}
         made.append((edit, Found("Squash", each.result, parameters)))
-    return made, left
+    return [(edit, _with_note_of_integers(graph, edit, found)) for edit, found in made], left
+
+
+def _with_note_of_integers(graph: Values, edit: Edit, found: Found) -> Found:
+    """What to say of a weight that was stored in integers: the operator has the same numbers in FP32."""
+    reads = [name for name in edit.reads if name in graph.sources]
+    if any(graph.is_quantized(c) for c in graph.between(reads, edit.results)[1]):
+        note = f"{found.operator}: the weight was stored in integers and is in FP32 now, with the same values"
+        return replace(found, notes=(*found.notes, note))
+    return found
 
 
 def applied(model: onnx.ModelProto, made: Iterable[Made]) -> tuple[onnx.ModelProto, list[Found]]:
@@ -87,6 +97,11 @@ def _group(graph: Values, group: Group, made: list[Made], left: list[Left]) -> N
         left += [Left(a.name, reason) for a in group.anchors]
         return
     reasons: list[str] = []
+    inside = _quantized_inside(graph, group)
+    if inside is not None:
+        reason = f"its own values are quantized inside ('{inside}'): no operator has that"
+        left += [Left(a.name, reason) for a in group.anchors]
+        return
     for votes in group.votes:
         for attempt in (_dynamic, _em):
             try:
@@ -104,6 +119,16 @@ def _group(graph: Values, group: Group, made: list[Made], left: list[Left]) -> N
                 why.append(str(error))
         else:
             left.append(Left(anchor.name, _telling(why)))
+
+
+def _quantized_inside(graph: Values, group: Group) -> str | None:
+    """The first node between votes and softmax that quantizes them."""
+    ahead = graph.distances(group.anchors[-1].name)
+    behind = set(group.votes).union(*(graph.after(v) for v in group.votes[:1]))
+    for node in graph.nodes:
+        if node.op_type == "QuantizeLinear" and node.input[0] in behind and node.output[0] in ahead:
+            return str(node.name or node.output[0])
+    return None
 
 
 def _telling(reasons: list[str]) -> str:

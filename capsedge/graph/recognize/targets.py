@@ -19,7 +19,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
     Such a value is made of shapes and constants and is looked at for three batches. One that never differs
     is constant; of a Reshape's target one entry may differ where no other is 0 or -1, and -1 in its place
-    says the same, since a Reshape keeps the number of elements.
+    says the same, since a Reshape keeps the number of elements. Dequantized weights stay integers.
     """
     try:
         graph = Values(model)
@@ -33,7 +33,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
             name
             for users in (n.input for n in graph.nodes if n.output[0] not in graph.constant)
             for name in users
-            if name in graph.constant and name not in graph.weights
+            if name in graph.constant and name not in graph.weights and not graph.is_quantized(name)
         }
     )
     if not wanted:

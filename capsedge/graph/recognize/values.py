@@ -121,7 +121,9 @@ class Values:
             raise NotRecognized(f"ONNX Runtime cannot load it: {_first_line(error)}") from error
         names = [o.name for o in session.get_outputs()]
         why = ""
-        for batch in (*BATCHES, *self._named_batches()) if self.free else (0,):
+        # One image last: broadcasting makes as many of it as the file was traced with.
+        batches = (*BATCHES[:-1], *self._named_batches(), BATCHES[-1])
+        for batch in batches if self.free else (0,):
             feeds = self.feeds(batch)
             try:
                 found = session.run(names, feeds)
@@ -176,6 +178,28 @@ class Values:
                     self.users.setdefault(name, []).append(node)
         self.order = {name: k for k, name in enumerate(self.sources)}
         self.twins: dict[str, list[str]] = {}
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Element type of every tensor."""
+        return {
+            name: helper.np_dtype_to_tensor_dtype(np.asarray(v).dtype)
+            for name, v in self.value.items()
+            if isinstance(v, np.ndarray)
+        }
+
+    def makers(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes that make a constant, in order."""
+        need, found = {name}, []
+        for node in reversed(self.nodes):
+            if any(o in need for o in node.output):
+                found.append(node)
+                need.update(inputs_of(node))
+        return found[::-1]
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether a constant is stored in integers that a node of the graph dequantizes."""
+        return any(n.op_type == "DequantizeLinear" for n in self.makers(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a value."""
