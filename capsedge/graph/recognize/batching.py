@@ -14,6 +14,8 @@ from capsedge.graph.recognize.proof import FREED, Original, prove
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Values
 
+_LARGEST = 512  # images of a file whose batch is fixed
+
 
 def with_batch(
     model: onnx.ModelProto,
@@ -65,6 +67,8 @@ def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
     Raises:
         NotRecognized: why there is none.
     """
+    if graph.batch > _LARGEST:
+        raise NotRecognized(f"more than {_LARGEST} images at once are not tried")
     freed = free_batch(graph)
     values = Values(freed)
     if not values.free or values.batch == original.batch:

@@ -87,6 +87,8 @@ def improve(
         UnsupportedModelError: its opset is too old, or it cannot be converted or run, or have that batch.
         ParityError: even the cleaned file would not compute what the original does.
     """
+    stage("loading")
+    original = Original(data)
     stage("reading")
     source = onnx.load_model_from_string(data)
     plain = _prepared(source)
@@ -102,8 +104,9 @@ def improve(
             "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
         ) from error
     wide = widened(converted) if has_halves(converted) else None
-    truth = None if wide is None else wide.SerializeToString()
-    original = Original(data, 0 if graph.free else graph.batch, truth)
+    original.batch = 0 if graph.free else graph.batch
+    if wide is not None:
+        original.truth = Original(wide.SerializeToString(), original.batch)
     stage("looking for a free batch")
     as_it_is = graph
     cleaned, graph, said = with_batch(cleaned, graph, original, batch)
@@ -208,10 +211,17 @@ def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     return cleaned, notes
 
 
+def _signature(model: onnx.ModelProto) -> list[str]:
+    return [v.name for v in (*model.graph.input, *model.graph.output)]
+
+
 def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
     """The model simplified; itself where that fails, as it may on what other tools write."""
     try:
-        return simplify(model)
+        simplified = simplify(model)
+        if _signature(simplified) != _signature(model):
+            raise ValueError("inputs and outputs would change their names")
+        return simplified
     except Exception as error:  # of many kinds, none of them ours
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         note = f"constants could not be folded: {why}"

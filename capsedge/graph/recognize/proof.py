@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from capsedge.graph.recognize.values import Array, Values, session_of
+from capsedge.errors import UnsupportedModelError
+from capsedge.graph.recognize.values import Array, Values, first_line, session_of
 from capsedge.judging.tolerance import NOISE, Tolerance, excess
 from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
@@ -45,16 +46,18 @@ class Original:
 
     Args:
         data: its bytes.
+
+    Attributes:
         batch: the number of images that it is fixed at; 0 where it is free.
-        wide: of a file in FP16, the same in FP32: the truth that both files are compared with.
+        truth: of a file in FP16, the same in FP32, which both files are compared with.
 
     A file of a fixed batch is run as often as needed, every image once, among images of other inputs. So a
     function in which images depend on each other is found out.
     """
 
-    def __init__(self, data: bytes, batch: int = 0, wide: bytes | None = None) -> None:
+    def __init__(self, data: bytes, batch: int = 0) -> None:
         self.session = _session(data)
-        self.truth = None if wide is None else Original(wide, batch)
+        self.truth: Original | None = None
         self.names = [o.name for o in self.session.get_outputs()]
         self.batch = batch
 
@@ -120,10 +123,22 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
 
 
 def _session(original: bytes) -> onnxruntime.InferenceSession:
+    """The original as ONNX Runtime loads it.
+
+    Raises:
+        UnsupportedModelError: it does not.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)
-    return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        raise UnsupportedModelError(
+            "ONNX Runtime cannot load the file.",
+            f"It says: {first_line(error)}",
+            "Only files that run can be proven; export it anew.",
+        ) from error
 
 
 def _cases(graph: Values, fixed: int) -> Iterator[tuple[str, dict[str, Array]]]:

@@ -77,7 +77,10 @@ def applied(model: onnx.ModelProto, made: Iterable[Made]) -> tuple[onnx.ModelPro
     for edit, found in made:
         present = {o for n in model.graph.node for o in n.output} | inputs
         if {*edit.results, *edit.reads} <= present:
-            model = splice(model, [edit])
+            try:
+                model = splice(model, [edit])
+            except NotRecognized:
+                continue  # it reads what is made of its own results
             kept.append(found)
     return model, kept
 

@@ -6,6 +6,7 @@ inference is needed, and weights that are tiled, sliced or computed by the file 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -27,6 +28,7 @@ Function = Callable[..., list[Array]]
 BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
 _LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
 MOST_NODES = 20_000
+MOST_ELEMENTS = 1 << 28  # of an input
 MOST_BYTES = 1 << 30  # of all values together, at the batch looked at
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
@@ -92,6 +94,10 @@ class Values:
         self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
         if not self.dims or not all(d for d in self.dims.values()):
             raise NotRecognized("an input has no dimensions")
+        if any(d < 0 for dims in self.dims.values() for d in dims):
+            raise NotRecognized("an input has a negative dimension")
+        if any(math.prod(d or 1 for d in dims) > MOST_ELEMENTS for dims in self.dims.values()):
+            raise NotRecognized(f"an input has more than {MOST_ELEMENTS:,} elements")
         self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
         self.value = self._first_run()
         self._flow()
@@ -118,7 +124,7 @@ class Values:
         try:
             session = session_of(model)
         except Exception as error:  # ONNX Runtime's errors have no common public base
-            raise NotRecognized(f"ONNX Runtime cannot load it: {_first_line(error)}") from error
+            raise NotRecognized(f"ONNX Runtime cannot load it: {first_line(error)}") from error
         names = [o.name for o in session.get_outputs()]
         why = ""
         # One image last: broadcasting makes as many of it as the file was traced with.
@@ -128,7 +134,7 @@ class Values:
             try:
                 found = session.run(names, feeds)
             except Exception as error:
-                why = _first_line(error)
+                why = first_line(error)
                 continue
             self.batch = batch or next(iter(self.dims.values()))[0]
             if sum(np.asarray(v).nbytes for v in found) > MOST_BYTES and batch > 2:
@@ -329,7 +335,7 @@ class Values:
             except Exception as error:
                 if not wide:
                     raise NotRecognized(
-                        f"a part of it does not run alone: {_first_line(error)}"
+                        f"a part of it does not run alone: {first_line(error)}"
                     ) from error
 
         def run(*given: Array) -> list[Array]:
@@ -340,7 +346,12 @@ class Values:
                 x = np.ascontiguousarray(array, kind).reshape(self.shape(name))
                 feeds.update(dict.fromkeys((name, *self.twins.get(name, ())), x))
             used = {i.name for i in session.get_inputs()}
-            found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
+            try:
+                found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
+            except Exception as error:  # as above
+                raise NotRecognized(
+                    f"a part of it does not run alone: {first_line(error)}"
+                ) from error
             return [np.asarray(v, np.float64) for v in found]
 
         return run
@@ -411,5 +422,6 @@ def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in a line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
     os.dup2(2, 1)  # libraries print
     from capsedge.errors import CapsedgeError
     from capsedge.graph.recognize.improving import improve
+    from capsedge.graph.recognize.values import first_line
 
     data = sys.stdin.buffer.read()
     model = b""
@@ -30,11 +32,20 @@ def main() -> None:
         document = {"error": [type(error).__name__, error.what, error.why, error.fix]}
     except MemoryError:
         document = {"error": ["UnsupportedModelError", "The file needs too much memory.", "", ""]}
+    except Exception as error:  # what other libraries raise on odd files
+        traceback.print_exc()
+        why = f"While {_stages[-1]}, {type(error).__name__} says: {first_line(error)}"
+        words = ["The file cannot be worked on.", why, "Use the file as it is."]
+        document = {"error": ["UnsupportedModelError", *words]}
     answer.write(json.dumps(document).encode() + b"\n" + model)
     answer.close()
 
 
+_stages = ["starting"]
+
+
 def _say(what: str) -> None:
+    _stages.append(what)
     print(f"stage: {what}", file=sys.stderr, flush=True)
 
 
