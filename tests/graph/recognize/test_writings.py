@@ -129,6 +129,11 @@ def test_what_resembles_routing_is_left(network: type) -> None:
     improved = improve(original.SerializeToString())
     assert not {"DynamicRouting", "EMRouting", "AttentionRouting"} & set(operators(improved))
     assert improved.recognition.left
+    found, wanted = (
+        session_of(m).run(None, {"x": x.numpy()})[0]
+        for m in (onnx.load_from_string(improved.model), original)
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_a_batch_that_is_fixed_stays_fixed() -> None:
