@@ -1,0 +1,145 @@
+"""Dynamic routing that no operator has, as standard operators in the form of the portable bodies, if faster.
+
+One matrix product a weighted sum, one for the agreements; logits from the running sum of the parents, since
+``b_t = b_0 + votes · (v_1 + ... + v_t)``; no agreement after the last sum. Nothing is approximated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime
+
+from capsedge.graph.recognize.edit import Edit, splice
+from capsedge.graph.recognize.fit_dynamic import FoundDynamic
+from capsedge.graph.recognize.formulas import Dynamic, softmax
+from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.values import Array, Values, session_of
+
+LEAST_GAIN = 1.05  # below it the nodes stay what they are
+_SECONDS, _LEAST = 0.3, 6  # of measuring, pairs of runs
+
+
+def write_standard(graph: Values, found: FoundDynamic, tag: str) -> tuple[Edit, float]:
+    """The nodes, and how many times as fast as the original ones they were.
+
+    Raises:
+        NotRecognized: they cannot be written, or are not faster.
+    """
+    kind = found.kind
+    if kind.leaky or kind.batch_mean:
+        raise NotRecognized("it is not written anew")
+    edit = Edit(graph, tag)
+    v = _Writer(edit, found.roles.sizes, kind).route(
+        edit.read(found.votes, found.roles, found.roles.sizes)
+    )
+    edit.write(v, found.layout, found.result)
+    gain = _gain(graph, edit)
+    if gain < LEAST_GAIN:
+        raise NotRecognized("standard operators in another form are no faster")
+    return edit, gain
+
+
+class _Writer:
+    """Routing of votes ``[n, j, i, p]``."""
+
+    def __init__(self, edit: Edit, sizes: Sequence[int], kind: Dynamic) -> None:
+        self.edit, self.kind = edit, kind
+        self.n, self.j, self.i, self.p = sizes
+
+    def route(self, votes: str) -> str:
+        """The parents ``[n, j, p]``."""
+        op, kind = self.edit.op, self.kind
+        agreed = ""  # sum of the parents so far, or the last one
+        for t in range(kind.iterations):
+            if t:
+                c = self.couplings(votes, agreed)
+                s = op("MatMul", [c, votes])  # [n, j, 1, p]
+            else:
+                s = op("MatMul", [self.first(), votes])
+            s = self.view(s, (self.n, self.j, self.p))
+            if kind.bias.any():
+                bias = np.broadcast_to(kind.bias, (self.j, self.p))
+                s = op("Add", [s, self.edit.constant(bias, "bias")])
+            v = self.squash(s)
+            if t + 1 < kind.iterations:
+                agreed = v if not agreed or kind.replace else op("Add", [agreed, v])
+        return v
+
+    def first(self) -> str:
+        """The couplings of the start logits ``[1, j, 1, i]``."""
+        start = np.broadcast_to(self.kind.prior, (self.j, self.i)).astype(np.float64)[None]
+        over = {"j": (1,), "i": (2,), "ji": (1, 2)}[self.kind.over]
+        return self.edit.constant(softmax(start, over)[:, :, None], "couplings")
+
+    def couplings(self, votes: str, agreed: str) -> str:
+        """``[n, j, 1, i]``, from ``[n, j, p]`` that the votes agree with."""
+        op, kind = self.edit.op, self.kind
+        if kind.scale != 1:
+            agreed = op("Mul", [agreed, self.edit.constant(np.float32(kind.scale), "scale")])
+        b = op("MatMul", [votes, self.view(agreed, (self.n, self.j, self.p, 1))])
+        shape = (self.n, self.j, 1, self.i)
+        if not kind.replace and kind.prior.any():
+            prior = np.broadcast_to(kind.prior, (self.j, self.i))[:, :, None]
+            b = op("Add", [b, self.edit.constant(prior, "prior")])
+        if kind.over == "ji":
+            both = op("Softmax", [self.view(b, (self.n, self.j * self.i))], axis=-1)
+            return self.view(both, shape)
+        return op("Softmax", [self.view(b, shape)], axis=1 if kind.over == "j" else 3)
+
+    def squash(self, s: str) -> str:
+        """Of ``[n, j, p]``, as ``formulas.squash``."""
+        op, kind = self.edit.op, self.kind
+        square = op("Mul", [s, s])
+        if kind.axis != "element":
+            axis = self.edit.constant(
+                np.array([-1 if kind.axis == "p" else -2]), f"axis_{kind.axis}"
+            )
+            square = op("ReduceSum", [square, axis], keepdims=1)
+        one = self.edit.constant(np.float32(1), "one")
+        epsilon = self.edit.constant(np.float32(kind.epsilon), "epsilon")
+        if kind.form == "D":
+            return op("Mul", [s, op("Div", [op("Sqrt", [square]), op("Add", [square, one])])])
+        inside = op("Add", [square, epsilon]) if kind.form == "B" and kind.epsilon else square
+        n = op("Sqrt", [inside])
+        if kind.form == "E":
+            length = op("Sub", [one, op("Exp", [op("Neg", [n])])])
+        else:
+            length = op("Div", [square, op("Add", [square, one])])
+        below = op("Add", [n, epsilon]) if kind.form in "AE" and kind.epsilon else n
+        return op("Mul", [s, op("Div", [length, below])])
+
+    def view(self, x: str, shape: tuple[int, ...]) -> str:
+        return self.edit.reshape(x, shape, 0)
+
+
+def _gain(graph: Values, edit: Edit) -> float:
+    """The time of the whole graph divided by that with the edit, in turns: the smaller of two batches.
+
+    Raises:
+        NotRecognized: the graph with the edit does not run.
+    """
+    try:
+        before, after = (
+            session_of(m, optimized=True) for m in (graph.model, splice(graph.model, [edit]))
+        )
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        raise NotRecognized("standard operators in another form do not run") from error
+    gains = []
+    for batch in sorted({1, graph.batch}) if graph.free else (graph.batch,):
+        feeds = graph.feeds(batch)
+        times: list[list[float]] = []
+        end = time.perf_counter() + _SECONDS
+        while len(times) < _LEAST or time.perf_counter() < end:
+            times.append([_seconds(s, feeds) for s in (before, after)])
+        best = np.min(times[1:], axis=0)
+        gains.append(float(best[0] / best[1]))
+    return min(gains)
+
+
+def _seconds(session: onnxruntime.InferenceSession, feeds: dict[str, Array]) -> float:
+    start = time.perf_counter()
+    session.run(None, feeds)
+    return time.perf_counter() - start
