@@ -88,9 +88,9 @@ def improve(
         ParityError: even the cleaned file would not compute what the original does.
     """
     stage("loading")
-    original = Original(data)
-    stage("reading")
     source = onnx.load_model_from_string(data)
+    _check_opset(source)
+    original = Original(data)
     plain = _prepared(source)
     before = opset_of(plain)
     stage(f"converting from opset {before}")
@@ -160,26 +160,29 @@ def _unprovable(comparisons: list[Comparison]) -> ParityError:
     )
 
 
+def _check_opset(source: onnx.ModelProto) -> None:
+    if not any(e.domain in ("", "ai.onnx") for e in source.opset_import):
+        raise UnsupportedModelError(
+            "The file imports no standard operators.", "", "Use the file as it is."
+        )
+    if opset_of(source) < OLDEST:
+        raise UnsupportedModelError(
+            f"The file has opset {opset_of(source)}.",
+            f"Files from opset {OLDEST} on are read.",
+            "Export it anew.",
+        )
+
+
 def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
     """Without functions of its own and without weights among the inputs (as IR version 3 has them)."""
     model = onnx.inliner.inline_local_functions(source) if source.functions else copy_of(source)
     stored = {t.name for t in model.graph.initializer}
     replace(model.graph.input, [i for i in model.graph.input if i.name not in stored])
-    if not any(e.domain in ("", "ai.onnx") for e in model.opset_import):
-        raise UnsupportedModelError(
-            "The file imports no standard operators.", "", "Use the file as it is."
-        )
     model.ir_version = max(model.ir_version, 8)
     return model
 
 
 def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    if opset < OLDEST:
-        raise UnsupportedModelError(
-            f"The file has opset {opset}.",
-            f"Files from opset {OLDEST} on are read.",
-            "Export it anew.",
-        )
     if opset >= LEAST:
         return model
     try:
