@@ -24,6 +24,7 @@ from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
 Array = NDArray[Any]
 Function = Callable[..., list[Array]]
+Session = onnxruntime.InferenceSession
 
 BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
 _LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name

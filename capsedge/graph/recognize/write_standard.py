@@ -10,13 +10,12 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import onnxruntime
 
 from capsedge.graph.recognize.edit import Edit, splice
 from capsedge.graph.recognize.fit_dynamic import FoundDynamic
 from capsedge.graph.recognize.formulas import Dynamic, softmax
 from capsedge.graph.recognize.reasons import NotRecognized
-from capsedge.graph.recognize.values import Array, Values, session_of
+from capsedge.graph.recognize.values import Array, Session, Values, session_of
 
 LEAST_GAIN = 1.05  # below it the nodes stay what they are
 _SECONDS, _LEAST = 0.3, 6  # of measuring, pairs of runs
@@ -139,7 +138,7 @@ def _gain(graph: Values, edit: Edit) -> float:
     return min(gains)
 
 
-def _seconds(session: onnxruntime.InferenceSession, feeds: dict[str, Array]) -> float:
+def _seconds(session: Session, feeds: dict[str, Array]) -> float:
     start = time.perf_counter()
     session.run(None, feeds)
     return time.perf_counter() - start
