@@ -17,6 +17,7 @@ from capsedge.graph.recognize.formulas import Dynamic, softmax
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Array, Session, Values, session_of
 
+_FORMS = "ABDE"  # squashes of ``formulas`` that are written here
 LEAST_GAIN = 1.05  # below it the nodes stay what they are
 _SECONDS, _LEAST = 0.3, 6  # of measuring, pairs of runs
 
@@ -28,7 +29,7 @@ def write_standard(graph: Values, found: FoundDynamic, tag: str) -> tuple[Edit, 
         NotRecognized: they cannot be written, or are not faster.
     """
     kind = found.kind
-    if kind.leaky or kind.batch_mean:
+    if kind.leaky or kind.batch_mean or kind.form not in _FORMS:
         raise NotRecognized("it is not written anew")
     edit = Edit(graph, tag)
     v = _Writer(edit, found.roles.sizes, kind).route(
