@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.calibration import quantize as quantization
+from capsedge.calibration.judge import DEFAULT_MAX_ERROR, Gate
 from capsedge.calibration.observers import observer
-from capsedge.calibration.quantize import QuantizationReport, Splits, split
+from capsedge.calibration.quantize import QuantizationReport, Request, Splits, split
 from capsedge.calibration.sensitivity import Damage
 from capsedge.calibration.sensitivity import sensitivity as measure_sensitivity
 from capsedge.calibration.source import Progress, Source
 from capsedge.datasets import ImageSet
-from capsedge.datasets.imageset import check_finite
+from capsedge.datasets.reading import as_images
 from capsedge.errors import UsageError
 from capsedge.graph.targets import TARGETS
 from capsedge.runtime.files.given import GivenModel, as_file
-from capsedge.runtime.metadata import Preprocessing
 
 OPS = ("auto", "fused")
-Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"
+Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
 
 
 @dataclass(frozen=True)
@@ -53,29 +53,39 @@ def quantize(
     method: str = "mse",
     target: str = "ort-cpu",
     ops: str = "auto",
-    max_drop: float = 0.1,
+    max_drop: float | None = None,
+    max_error: float = DEFAULT_MAX_ERROR,
+    scores: str | None = None,
     table: Path | None = None,
     prefer: str = "size",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Quantize an exported model, subject to an accuracy gate.
+    """Quantize a model, subject to a gate.
+
+    Without labels the gate is on the agreement with FP32: the share of answers that change, none of which
+    FP32 may have given with more than its median margin. Outputs that decide no class (a regression, a file
+    of another tool) are compared by number: mean and largest error in per cent of the output's range.
 
     Args:
-        model: the FP32 ONNX file of ``capsedge.export``, or its bytes.
+        model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
         path: the file to write; None for no file: the report has the bytes.
-        calib_data: images to calibrate on: a data set folder (its training split), an npz or idx file, a
+        calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
             folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
-            prepared floats ``[N, C, H, W]``.
+            prepared floats ``[N, C, H, W]``. For a file of another tool: arrays ``[N, ...]`` as the model
+            takes them, for several inputs by name.
         calib_images: number of images drawn from them.
-        data: labelled images to report accuracy on, given in the same ways; by default the test split of a
-            ``calib_data`` folder, or the images of a file that were not drawn.
+        data: images to compare with FP32 on, given in the same ways, with labels to report accuracy; by
+            default the test split of a ``calib_data`` folder, or the images that were not drawn.
         limit: the largest number of these to use, drawn at random.
         precision: ``int8``, ``fp16`` or ``mixed``.
         method: how a range is chosen: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
         target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
         ops: ``auto``: capsule operators with function bodies; ``fused``: without, for the operator library.
-        max_drop: allowed loss of accuracy, in points.
+        max_drop: allowed loss, in points: of accuracy (0.1 by default); without labels, of answers changed
+            (1); for numbers, the mean error in per cent of the output's range (1).
+        max_error: for numbers, the largest error allowed, in per cent of the output's range.
+        scores: the output whose largest value decides the class, for a file that does not say so.
         table: file of the calibration table: read if it exists, otherwise written.
         prefer: which file of the mixed-precision search: the smallest (``size``) or fastest (``speed``).
         seed: seed of the random choice of images.
@@ -85,35 +95,23 @@ def quantize(
         The settings and measurements; ``report.model`` is the file's bytes.
 
     Raises:
-        UsageError: an argument or the images are wrong, or accuracy would be reported on calibration images.
-        ParityError: the accuracy fell by more than ``max_drop``. Its ``report`` is the
+        UsageError: an argument or the images are wrong, or the file would be judged on calibration images.
+        ParityError: more was lost than the gate allows. Its ``report`` is the
             `QuantizationReport`; the file is kept as ``PATH.rejected``.
-        ArtefactError: the model or the table is damaged, not from capsedge, or stale.
+        ArtefactError: the model or the table is damaged or stale, or the model is quantized already.
         UnsupportedModelError: nothing in the model can be quantized.
 
     Example:
         >>> report = capsedge.quantize("digits.onnx", "digits.int8.onnx", calib_data="mnist")
         >>> print(report.size, report.outcome.drop)
     """
-    if not max_drop >= 0:
-        raise UsageError(
-            f"Bad --max-drop {max_drop:g}.", "It must be 0 points or more.", "Use for example 0.1."
-        )
+    gate = Gate(max_drop, max_error)
+    request = Request(precision, method, target, gate, table, prefer)
     with _prepared(
-        model, calib_data, calib_images, data, limit, method, target, ops, seed
-    ) as prepared:
-        source, splits = prepared
+        model, calib_data, calib_images, data, limit, method, target, ops, seed, scores
+    ) as (source, splits):
         return quantization.quantize(
-            source,
-            None if path is None else Path(path),
-            splits,
-            precision=precision,
-            method=method,
-            target=target,
-            max_drop=max_drop,
-            table=table,
-            prefer=prefer,
-            progress=progress,
+            source, None if path is None else Path(path), splits, request, progress
         )
 
 
@@ -126,6 +124,7 @@ def sensitivity(
     limit: int | None = None,
     method: str = "mse",
     target: str = "ort-cpu",
+    scores: str | None = None,
     table: Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -135,9 +134,9 @@ def sensitivity(
     Arguments and errors are those of `quantize`; only the table is written.
     """
     with _prepared(
-        model, calib_data, calib_images, data, limit, method, target, "auto", seed
-    ) as prepared:
-        source, splits = prepared
+        model, calib_data, calib_images, data, limit, method, target, "auto", seed, scores
+    ) as (source, splits):
+        source.check_opset("int8", target)
         ranges = source.calibrate(splits.calibration, method, table, progress)
         damage = measure_sensitivity(source, ranges, splits.evaluation, splits.calibration, target)
         return SensitivityReport(tuple(damage), splits.warnings)
@@ -154,6 +153,7 @@ def _prepared(
     target: str,
     ops: str,
     seed: int,
+    scores: str | None,
 ) -> Iterator[tuple[Source, Splits]]:
     """The model to quantize and the images, after a check of the arguments."""
     observer(method)
@@ -164,38 +164,28 @@ def _prepared(
         raise UsageError(
             f"A file for {runtime} cannot have the form 'fused'.",
             f"{runtime} does not know the operators of the domain capsedge.",
-            "Leave --ops out.",
+            "Leave `ops=` out.",
+            command="Leave --ops out.",
         )
     with as_file(model) as file:
-        source = Source(file, ops == "auto", runtime)
-        prep = source.preprocessing
-        evaluation = None if data is None else _images(data, prep)
+        source = Source(file, ops == "auto", runtime, scores)
+        evaluation = None if data is None else _images(data, source)
         yield (
             source,
-            split(source, _images(calib_data, prep), evaluation, calib_images, seed, limit),
+            split(source, _images(calib_data, source), evaluation, calib_images, seed, limit),
         )
 
 
-def _images(given: Images, prep: Preprocessing | None) -> Path | ImageSet:
+def _images(given: Images, source: Source) -> Path | ImageSet:
     """Images in a form that `split` accepts; pixels get the model's preprocessing.
 
     Raises:
-        UsageError: an array is neither pixels nor prepared images.
+        UsageError: arrays do not fit the model.
     """
     if isinstance(given, (str, Path)):
         return Path(given)
-    if isinstance(given, np.ndarray):
-        if given.dtype == np.uint8 and given.ndim in (3, 4):
-            given = ImageSet("an array", given if given.ndim == 4 else given[..., None])
-        elif given.dtype.kind == "f" and given.ndim == 4:
-            check_finite(given, "The array")
-            given = ImageSet("an array", given.astype(np.float32))
-        else:
-            raise UsageError(
-                f"The images are an array of {given.dtype} {list(given.shape)}.",
-                "It must be uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
-                "Convert the array, or give an image set of `capsedge.datasets`.",
-            )
+    if not isinstance(given, ImageSet):
+        given = as_images(given, source.preprocessing, source.inputs)
     if given.preprocessing is None and given.images.dtype == np.uint8:
-        return replace(given, preprocessing=prep)
+        return replace(given, preprocessing=source.preprocessing)
     return given

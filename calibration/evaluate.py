@@ -1,23 +1,30 @@
-"""Decisions of a file on images, compared with those of another file."""
+"""Answers of a file on samples, compared with those of another file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.calibration.judge import ACCURACY, AGREEMENT, ERROR, Judge
+from capsedge.calibration.running import runs, samples_of_a_run
 from capsedge.datasets import ImageSet
-from capsedge.errors import ArtefactError
+from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
+from capsedge.judging.errors import COLUMNS, ErrorCount, OutputError
+from capsedge.runtime.files import limits
 from capsedge.runtime.profiling.measure import Limits, take_times
 from capsedge.runtime.profiling.profiler import random_inputs
 from capsedge.runtime.profiling.statistics import summarize
 from capsedge.runtime.session import Session
 
 RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)
-Scores = NDArray[np.float32]
+Array = NDArray[Any]
+Answers = dict[str, list[Array]]
+"""The judged outputs: the results of every run, of as many samples as the run had."""
 Progress = Callable[[int, int], None]
 
 
@@ -26,11 +33,14 @@ class Outcome:
     """A file compared with its FP32 source.
 
     Attributes:
-        images: number of images compared.
+        images: number of images (samples) compared.
         accuracy: share of correct decisions; None without labels.
         reference: the source's accuracy; None without labels.
-        agreement: share of equal decisions.
-        error: root mean squared difference of the scores.
+        agreement: share of equal decisions; 1 where numbers are compared.
+        error: root mean squared difference of the scores; of numbers as a share of their range.
+        surest: the largest margin of the source's answers that changed; 0 if none did.
+        typical: the median of all of the source's margins.
+        outputs: the errors of outputs that are compared by number.
     """
 
     images: int
@@ -38,77 +48,148 @@ class Outcome:
     reference: float | None
     agreement: float
     error: float
+    surest: float = 0.0
+    typical: float = 0.0
+    outputs: tuple[OutputError, ...] = ()
+
+    @property
+    def judged_by(self) -> str:
+        """``accuracy``, ``agreement`` (without labels) or ``error`` (numbers)."""
+        if self.outputs:
+            return ERROR
+        return AGREEMENT if self.accuracy is None or self.reference is None else ACCURACY
 
     @property
     def drop(self) -> float:
-        """Points of accuracy lost; without labels, points of decisions changed."""
+        """Points of accuracy lost; without labels, points of decisions changed; for numbers, the largest mean
+        error of an output in per cent of its range."""
+        if self.outputs:
+            return 100.0 * max(o.mean_share for o in self.outputs)
         if self.accuracy is None or self.reference is None:
             return 100.0 * (1.0 - self.agreement)
         return 100.0 * (self.reference - self.accuracy)
 
-    def to_dict(self) -> dict[str, float | int | None]:
+    def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "images": self.images,
+        document: dict[str, Any] = {"judged_by": self.judged_by, "images": self.images}
+        if self.outputs:
+            return document | {
+                "mean_error_percent": self.drop,
+                "outputs": [o.to_dict() for o in self.outputs],
+            }
+        document |= {
             "accuracy": self.accuracy,
             "accuracy_fp32": self.reference,
             "drop_points": self.drop,
             "agreement": self.agreement,
             "score_rms_error": self.error,
         }
+        if self.judged_by == AGREEMENT:
+            document |= {"largest_margin_changed": self.surest, "median_margin": self.typical}
+        return document
 
 
-def scores(session: Session, data: ImageSet, progress: Progress | None = None) -> Scores:
-    """Scores ``[N, J]`` of all images.
+def answers(
+    session: Session, data: ImageSet, judge: Judge, progress: Progress | None = None
+) -> Answers:
+    """The judged outputs of all samples.
 
     Raises:
-        ArtefactError: no output decides the class, or a score is NaN or infinite.
+        ArtefactError: a score is NaN or infinite.
+        UsageError: the arrays do not fit, or the outputs are too large to be held.
     """
-    name = session.score_output
-    if name is None:
-        raise ArtefactError(
-            f"{session.path} has no output that decides the class.",
-            f"It needs lengths or logits; it has {', '.join(port.name for port in session.outputs)}.",
-            "Export the model with `capsedge export`.",
-        )
-    parts, done = [], 0
-    for images, outputs in session.run_batches(data.inputs(), [name]):
-        parts.append(outputs[name])
-        done += len(images)
+    names = [judge.scores] if judge.scores is not None else list(judge.numbers)
+    found: Answers = {name: [] for name in names}
+    done = held = 0
+    for count, _, outputs in runs(session, data):
+        done += count
+        for name in names:
+            value = np.asarray(outputs[name])
+            found[name].append(_scores(value, count) if judge.scores is not None else value)
+            held += found[name][-1].nbytes
+        if held > limits.ARRAY_BYTES:
+            raise UsageError(
+                "The outputs of these samples are too large to be compared.",
+                f"They take over {limits.ARRAY_BYTES // limits.GIB} GiB after {done} of {len(data)}.",
+                f"Use fewer samples: `limit={max(done // 2, 1)}`.",
+                command=f"Use fewer samples: --limit {max(done // 2, 1)}",
+            )
         if progress is not None:
             progress(done, len(data))
-    found = np.concatenate(parts).astype(np.float32)
-    if not np.isfinite(found).all():
-        raise ArtefactError(
-            f"{session.path} computes {name} that are NaN or infinite.",
-            f"On {int((~np.isfinite(found)).any(1).sum())} of {len(found)} images.",
-            "Keep more layers in FP32: --precision mixed.",
-        )
+    if judge.scores is not None:
+        _check_finite(session, judge.scores, found[judge.scores])
     return found
 
 
-def compare(reference: Scores, found: Scores, data: ImageSet, session: Session) -> Outcome:
-    """Decisions of a file against those of its source.
+def _scores(value: Array, count: int) -> Array:
+    """Scores ``[n, J]``: of a run of ``count`` samples, or of one without a batch."""
+    rows = value.shape[0] if value.ndim > 1 else 1
+    flat = value.reshape(rows, -1)
+    return flat[:count].astype(np.float32)
+
+
+def _check_finite(session: Session, name: str, found: list[Array]) -> None:
+    bad = sum(int((~np.isfinite(part)).any(1).sum()) for part in found)
+    if bad:
+        raise ArtefactError(
+            f"{session.path} computes {name} that are NaN or infinite.",
+            f"On {bad} of {sum(map(len, found))} images.",
+            "Keep more layers in FP32: `precision='mixed'`.",
+            command="Keep more layers in FP32: --precision mixed.",
+        )
+
+
+def compare(reference: Answers, found: Answers, data: ImageSet, judge: Judge) -> Outcome:
+    """Answers of a file against those of its source.
 
     Args:
-        reference, found: scores ``[N, J]`` of the source and of the file.
-        data: the images, with labels where they are known.
-        session: of either file; it defines how scores decide.
+        reference, found: of the source and of the file.
+        data: the samples, with labels where they are known.
+        judge: what the answers are.
+
+    Raises:
+        ArtefactError: the file computes NaN or infinite values where its source does not.
     """
-    decisions = Decisions.of(session)
-    assert decisions is not None  # the file computed scores
-    decisions.update(reference, found, data.labels)
-    error = float(np.sqrt(np.square(reference.astype(np.float64) - found).mean()))
+    if judge.scores is None:
+        outputs = tuple(_error(name, reference[name], found[name]) for name in judge.numbers)
+        error = max((o.rms_share for o in outputs), default=0.0)
+        return Outcome(len(data), None, None, 1.0, error, outputs=outputs)
+    expected, actual = (np.concatenate(a[judge.scores]) for a in (reference, found))
+    decisions = Decisions(judge.multi_label, judge.threshold)
+    decisions.update(expected, actual, data.labels)
     return Outcome(
         decisions.images,
         decisions.accuracy_found,
         decisions.accuracy_reference,
         decisions.agreement,
-        error,
+        float(np.sqrt(np.square(expected.astype(np.float64) - actual).mean())),
+        max((flip.margin for flip in decisions.flips), default=0.0),
+        float(np.median(decisions.margins(expected))),
     )
 
 
-def latency(session: Session) -> float:
-    """Median milliseconds per image; for ranking candidates, not for reports."""
-    feeds = random_inputs(session, session.smallest_batch)
+def _error(name: str, reference: list[Array], found: list[Array]) -> OutputError:
+    columns = all(r.ndim in (1, 2) and 0 < r.shape[-1] <= COLUMNS for r in reference)
+    count = ErrorCount(name, columns)
+    for expected, actual in zip(reference, found, strict=True):
+        if expected.dtype.kind == "f" and expected.shape == actual.shape:
+            lost = np.isfinite(expected) & ~np.isfinite(actual)
+            if lost.any():
+                raise ArtefactError(
+                    f"The file that was made computes '{name}' that are NaN or infinite.",
+                    f"{int(lost.sum())} values of one run, which are finite in FP32.",
+                    "Keep more layers in FP32: `precision='mixed'`.",
+                    command="Keep more layers in FP32: --precision mixed.",
+                )
+        count.update(expected, actual)
+    return count.result()
+
+
+def latency(session: Session, data: ImageSet) -> float:
+    """Median milliseconds of one run of the smallest batch; for ranking candidates, not for reports."""
+    if session.metadata is not None:
+        feeds: Mapping[str, Array] = random_inputs(session, session.smallest_batch)
+    else:  # sizes that the file leaves free are the data's
+        size = samples_of_a_run(session, data) or 1
+        _, feeds, _ = next(runs(session, data.first(size)))
     return summarize(take_times(lambda: session.run(feeds), RANKING)).median

@@ -64,7 +64,9 @@ def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]
     for node in routed:
         mean, deviation = couplings[node.output[0]]
         weight = node.input[ROUTING_OPERATORS[node.op_type].weight]
-        measured[title(weight)] = {"deviation": deviation, "uniform": 1 / mean.shape[-1]}
+        over_children = attributes_of(node).get("over_children", 0)
+        uniform = 1 / mean.shape[-2 if over_children else -1]
+        measured[title(weight)] = {"deviation": deviation, "uniform": uniform}
         if ROUTING_OPERATORS[node.op_type].first_pass:
             _freeze_in_weights(model, node, mean)
         else:

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from capsedge.calibration.units import Kept, is_sum
-from capsedge.graph.proto import initializer
+from capsedge.graph.proto import initializer, opset_of
 from capsedge.graph.shapes import values_of
 from capsedge.graph.wiring import Graph, replace_graph
 from capsedge.schema.names import DOMAIN
@@ -61,6 +61,7 @@ class _Emitter:
     def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
         self.graph = Graph(model)
         self.limits = limits
+        self.opset = opset_of(model)
         known = values_of(model)
         self.float_ = {
             name for name, v in known.items() if v.type.tensor_type.elem_type == TensorProto.FLOAT
@@ -75,7 +76,7 @@ class _Emitter:
         self.kept: list[Kept] = []
 
     def run(self) -> tuple[onnx.ModelProto, list[Kept]]:
-        outputs = self.graph.outputs
+        outputs = self.graph.outputs | self.graph.captured
         for node in self.graph.nodes:
             made = onnx.NodeProto()
             made.CopyFrom(node)
@@ -126,10 +127,14 @@ class _Emitter:
 
     def _reason(self, node: onnx.NodeProto) -> Kept | None:
         """Why a node stays in FP32; None if it does not."""
-        named = node.name or node.output[0]
+        named = node.name or next(filter(None, node.output), node.op_type)
         floats = [n for n in (*node.input, *node.output) if n in self.float_]
         if not floats:
             return None
+        if node.domain != DOMAIN and not self._follows(node):
+            return Kept(
+                named, node.op_type, "type", "it takes or makes FP32 whatever its inputs are"
+            )
         largest = max(self._largest(n) for n in floats)
         if largest * HEADROOM > LARGEST:
             numbers = (
@@ -160,8 +165,31 @@ class _Emitter:
             return Kept(named, node.op_type, "statistics", numbers)
         return None
 
+    def _follows(self, node: onnx.NodeProto) -> bool:
+        """Whether a standard operator takes FP16 in the place of its FP32 inputs and then makes FP16."""
+        if node.domain not in ("", "ai.onnx") or any(a.HasField("g") for a in node.attribute):
+            return False
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opset, "")
+        except onnx.defs.SchemaError:
+            return False
+        taken = set()
+        for k, name in enumerate(node.input):
+            if name in self.float_:
+                formal = schema.inputs[min(k, len(schema.inputs) - 1)]
+                if "tensor(float16)" not in formal.types:
+                    return False
+                taken.add(formal.type_str)
+        made = {
+            schema.outputs[min(k, len(schema.outputs) - 1)].type_str
+            for k, name in enumerate(node.output)
+            if name in self.float_
+        }
+        return made <= taken
+
     def _largest(self, name: str) -> float:
         if name in self.graph.initializers:
-            return float(np.abs(self.graph.array(name)).max(initial=0.0))
+            values = np.abs(self.graph.array(name))
+            return float(np.where(np.isfinite(values), values, 0.0).max(initial=0.0))
         low, high = self.limits.get(name, (0.0, 0.0))
         return max(abs(low), abs(high))

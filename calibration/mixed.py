@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.calibration.evaluate import Outcome, latency
-from capsedge.calibration.source import MADE, QDQ, Source, uniform
+from capsedge.calibration.judge import LOST, Gate
+from capsedge.calibration.source import MADE, Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
 from capsedge.runtime.charts import new_figure, save_figure
 from capsedge.runtime.loading import load_bytes
 
 DPI = 110
-LEVELS = {"ort-cpu": ("fp32", "int8", "int4"), **dict.fromkeys(QDQ, ("fp32", "int8"))}
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,19 @@ def search(
     table: Table,
     data: ImageSet,
     target: str,
-    max_drop: float,
+    gate: Gate,
     threads: int = 2,
     tried: Callable[[Candidate], None] | None = None,
 ) -> Search:
     """Lower one unit after another, starting with those that save most for their damage.
 
     From all-INT8 the units go to 4 bits in the order of score error per byte saved; each step is kept only
-    if the loss (``_loss``) stays within ``max_drop``. If INT8 itself does not fit, the units that do most
+    if it passes the gate (``_fits``). If INT8 itself does not fit, the units that do most
     damage first go back to FP32.
 
     Args:
         data: images to search on; accuracy is reported on other images.
-        max_drop: allowed loss of accuracy, in points.
+        gate: what may be lost.
     """
     units = source.quantizable(target)
     candidates: list[Candidate] = []
@@ -102,9 +102,9 @@ def search(
         model, _ = source.emit(assignment, table, target)
         outcome = source.outcome(model, data)
         content = model.SerializeToString()
-        time = latency(load_bytes(content, MADE, threads=threads))
+        time = latency(load_bytes(content, MADE, threads=threads), data)
         candidates.append(
-            Candidate(dict(assignment), len(content), time, outcome, _loss(outcome) <= max_drop)
+            Candidate(dict(assignment), len(content), time, outcome, _fits(gate, outcome))
         )
         if tried is not None:
             tried(candidates[-1])
@@ -117,7 +117,7 @@ def search(
         if current.fits:
             break
         current = candidate({**current.assignment, name: "fp32"})
-    if "int4" in LEVELS[target]:
+    if "int4" in source.levels(target):
         lower = {u.name: _alone(source, table, data, target, u.name, "int4") for u in units}
         price = {u.name: lower[u.name].error / u.elements for u in units}
         for name in sorted(price, key=lambda n: price[n]):
@@ -129,13 +129,14 @@ def search(
     return Search(candidates)
 
 
-def _loss(outcome: Outcome) -> float:
-    """Percentage points of accuracy lost or of decisions changed, whichever is larger.
+def _fits(gate: Gate, outcome: Outcome) -> bool:
+    """Whether an outcome passes the gate, and no more decisions changed than points may be lost.
 
     The network may have been trained on the search images. It is more certain of those than of others, so
     that accuracy alone would be too optimistic.
     """
-    return max(outcome.drop, 100.0 * (1.0 - outcome.agreement))
+    changed = 100.0 * (1.0 - outcome.agreement)
+    return gate.passes(outcome) and changed <= gate.limit(outcome.judged_by)
 
 
 def _alone(
@@ -145,12 +146,14 @@ def _alone(
     return source.outcome(model, data)
 
 
-def plot(result: Search, max_drop: float, path: Path) -> None:
+def plot(result: Search, gate: Gate, path: Path) -> None:
     """Plot drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
     whole = max(c.bytes for c in result.candidates)
+    judged_by = result.candidates[0].outcome.judged_by
+    label, max_drop = LOST[judged_by], gate.limit(judged_by)
     figure = new_figure(7, 4)
     axis = figure.subplots()
-    for fits, colour, label in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):
+    for fits, colour, title in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):
         some = [c for c in result.candidates if c.fits == fits]
         axis.scatter(
             [whole / c.bytes for c in some],
@@ -160,7 +163,7 @@ def plot(result: Search, max_drop: float, path: Path) -> None:
                 for c in some
             ],
             colour,
-            label=label,
+            label=title,
         )
     front = [c for c in result.pareto() if c.fits]
     axis.plot(
@@ -168,7 +171,7 @@ def plot(result: Search, max_drop: float, path: Path) -> None:
     )
     axis.axhline(max_drop, color="#c1121f", linewidth=0.8, linestyle="--")
     axis.set_xlabel("times smaller than FP32 (area: time per image)")
-    axis.set_ylabel("points of accuracy lost")
+    axis.set_ylabel(label)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
     save_figure(figure, path, DPI)

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from capsedge.calibration import mixed
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
+from capsedge.calibration.judge import AGREEMENT, ERROR, LOST, Gate
+from capsedge.calibration.running import check_fits
 from capsedge.calibration.source import MADE, TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
 from capsedge.calibration.table import Table
-from capsedge.calibration.units import Kept
+from capsedge.calibration.units import Kept, Unit
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import (
@@ -23,7 +27,6 @@ from capsedge.runtime.files.writing import (
     check_writable,
     write_bytes,
 )
-from capsedge.runtime.metadata import Preprocessing
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
@@ -57,63 +60,60 @@ def split(
 ) -> Splits:
     """Draw the calibration images and find the evaluation images.
 
-    Without evaluation data, the test split of the calibration data is used; if there is none, the images
-    that were not drawn.
+    Without evaluation data, the test split of a folder of calibration data is used; if there is none, the
+    images that were not drawn.
 
     Args:
         count: number of calibration images to draw.
         limit: largest number of evaluation images.
 
     Raises:
-        UsageError: the data cannot be read, is too little, has no labels, or the evaluation overlaps.
+        UsageError: the data cannot be read, is too little, does not fit, or the evaluation overlaps.
     """
-    prep = source.preprocessing
-    pool = _read(calibration, prep, "train")
+    pool = _read(source, calibration, "train")
     drawn = pool.draw(count + SEARCH_IMAGES, seed)
     if evaluation is not None:
-        tested = _read(evaluation, prep, "test")
-    elif isinstance(calibration, ImageSet):
-        raise UsageError(
-            "There is nothing to report accuracy on.", "", "Give evaluation images with labels."
-        )
+        tested = _read(source, evaluation, "test")
     else:
-        tested = read_images(calibration, prep, "test")
+        tested = pool if isinstance(calibration, ImageSet) else _read(source, calibration, "test")
         apart = drawn.without(tested)
         if len(apart) > len(drawn) // 2:
             drawn = apart  # a few images may be in both splits
         else:
             drawn = pool.draw(min(count, len(pool) // 2), seed)
             tested = pool.without(drawn)
-    _check_evaluation(tested, pool)
+    if len(tested) == 0:
+        raise UsageError(
+            "There is nothing left to compare the file with FP32 on.",
+            f"{pool.source} holds {len(pool)} images.",
+            "Give other images as `data=`, with labels for the accuracy.",
+            command="Give other images with --data, with labels for the accuracy.",
+        )
     if limit is not None:
         tested = tested.draw(limit, seed)
     chosen = drawn.draw(count, seed)
     rest = drawn.without(chosen)
-    warnings = check_calibration(chosen)
+    warnings = check_calibration(chosen) + source.judge_on(tested)
     check_disjoint(chosen if len(rest) == 0 else drawn, tested)
     if len(rest) < 100:
         rest = chosen
     return Splits(chosen, rest, tested, tuple(warnings))
 
 
-def _read(data: Path | ImageSet, prep: Preprocessing | None, split: str) -> ImageSet:
-    return data if isinstance(data, ImageSet) else read_images(data, prep, split)
-
-
-def _check_evaluation(tested: ImageSet, pool: ImageSet) -> None:
-    """Refuse images on which accuracy cannot be measured."""
-    if len(tested) == 0:
+def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
+    found = data
+    if not isinstance(found, ImageSet):
+        found = read_images(found, source.preprocessing, split, inputs=source.inputs)
+    missing = [name for name in list(source.inputs)[1:] if name not in found.others]
+    if missing:
         raise UsageError(
-            "There is nothing to report accuracy on.",
-            f"{pool.source} holds {len(pool)} images.",
-            "Give labelled images that are not calibrated on with --data.",
+            f"{found.source} has no arrays for the input {missing[0]}.",
+            f"The model's inputs are {', '.join(source.inputs)}.",
+            "Give one array [N, ...] by the name of each input (numpy.savez in a file).",
         )
-    if tested.labels is None:
-        raise UsageError(
-            f"{tested.source} has no labels, so accuracy cannot be measured.",
-            "",
-            "Give labelled images with --data: one sub-folder per class, or an npz file with 'labels'.",
-        )
+    if source.metadata is None:
+        check_fits(source.session, found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,12 @@ class QuantizationReport:
         executed_fp32: the same for the FP32 file.
         assignment: precision of every layer.
         search: all candidates, for mixed precision.
-        max_drop: the gate: allowed loss of accuracy, in points.
+        gate: what the file was allowed to lose.
+        judged: the outputs that it was judged by, in words.
         images: numbers of images for calibration, search and evaluation.
         warnings: warnings about the images, for the user.
         model: the file's bytes.
+        foreign: whether the FP32 file is another tool's.
         checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if not stated.
     """
 
@@ -149,16 +151,23 @@ class QuantizationReport:
     executed_fp32: list[Executed]
     assignment: dict[str, str]
     search: mixed.Search | None
-    max_drop: float
+    gate: Gate
+    judged: str
     images: dict[str, Any]
     warnings: tuple[str, ...]
     model: bytes = field(repr=False)
+    foreign: bool
     checkpoint_sha256: str
 
     @property
     def passed(self) -> bool:
-        """Whether the file passed the accuracy gate."""
-        return self.outcome.drop <= self.max_drop
+        """Whether the file passed the gate."""
+        return self.gate.passes(self.outcome)
+
+    @property
+    def max_drop(self) -> float:
+        """The allowed ``outcome.drop``."""
+        return self.gate.limit(self.outcome.judged_by)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -171,7 +180,9 @@ class QuantizationReport:
             "bytes": self.size,
             "bytes_fp32": self.source_size,
             "size_ratio": self.size / self.source_size,
+            "judged": self.judged,
             "max_drop_points": self.max_drop,
+            "max_error_percent": self.gate.max_error if self.outcome.judged_by == ERROR else None,
             "outcome": self.outcome.to_dict(),
             "assignment": self.assignment,
             "kept_in_fp32": [k.to_dict() for k in self.kept],
@@ -188,86 +199,156 @@ class QuantizationReport:
         }
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is to be made.
+
+    Attributes:
+        precision: ``int8``, ``fp16`` or ``mixed``.
+        method: method of the calibration.
+        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
+        gate: what may be lost on the evaluation images.
+        table: file of the calibration table: read if it exists, otherwise written.
+        prefer: which assignment of mixed precision to write: ``size`` or ``speed``.
+    """
+
+    precision: str = "int8"
+    method: str = "mse"
+    target: str = "ort-cpu"
+    gate: Gate = field(default_factory=Gate)
+    table: Path | None = None
+    prefer: str = "size"
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A quantized model: the nodes that stay, the precision of every layer, and the search for it."""
+
+    model: onnx.ModelProto
+    kept: list[Kept]
+    assignment: dict[str, str]
+    search: mixed.Search | None = None
+
+
 def quantize(
     source: Source,
     output: Path | None,
     splits: Splits,
-    *,
-    precision: str = "int8",
-    method: str = "mse",
-    target: str = "ort-cpu",
-    max_drop: float = 0.1,
-    table: Path | None = None,
-    prefer: str = "size",
-    threads: int = 2,
+    request: Request,
     progress: Progress | None = None,
 ) -> QuantizationReport:
-    """Make a quantized file and write it if it passes the accuracy gate.
+    """Make a quantized file and write it if it passes the gate.
 
     A file that does not pass is written with ``.rejected`` appended to its name.
 
     Args:
         output: the file to write; None for no file.
-        precision: ``int8``, ``fp16`` or ``mixed``.
-        method: method of the calibration.
-        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
-        max_drop: allowed loss of accuracy on the evaluation images, in points.
-        table: file of the calibration table: read if it exists, otherwise written.
-        prefer: which assignment of mixed precision to write: ``size`` or ``speed``.
 
     Raises:
         UsageError: an argument is wrong.
+        UnsupportedModelError: the file's operators are too old for the target.
         ArtefactError: the table is stale, or nothing runs in the requested precision.
-        ParityError: the accuracy fell too far; its attribute ``report`` is the report.
+        ParityError: too much is lost; its attribute ``report`` is the report.
     """
-    _check_choices(precision, target, prefer)
+    _check_choices(request.precision, request.target, request.prefer)
+    source.check_opset(request.precision, request.target)
     outputs = [] if output is None else [output, beside(output, REJECTED)]
     for file in outputs[:1]:
         check_writable(file)
-    check_apart([*outputs, *([table] if table is not None else [])], [source.path])
-    search: mixed.Search | None = None
-    if precision == "fp16":
-        model, kept = source.half(splits.calibration)
-        assignment = uniform(source.units, "fp16")
-    else:
-        ranges = source.calibrate(splits.calibration, method, table, progress)
-        assignment = uniform(source.quantizable(target), "int8")
-        if precision == "mixed":
-            search, assignment = _searched(
-                source, ranges, splits, target, max_drop, prefer, progress
-            )
-        model, kept = source.emit(assignment, ranges, target)
-    outcome = source.outcome(model, splits.evaluation, progress)
-    described = {
-        "target": target,
-        "method": "magnitudes" if precision == "fp16" else method,
-        **_data(splits, max_drop, outcome),
-        "kept_fp32": len(kept),
-    }
-    if precision == "mixed":
-        described["assignment"] = assignment
-    source.described(model, precision, described)
-    content = model.SerializeToString()
+    tables = [] if request.table is None else [request.table]
+    check_apart([*outputs, *tables], [source.path])
+    made = _made(source, splits, request, progress)
+    outcome = source.outcome(made.model, splits.evaluation, progress)
+    source.described(made.model, request.precision, _description(splits, request, outcome, made))
+    content = made.model.SerializeToString()
     runs = executed(content, MADE)
-    if precision != "fp16" and target == "ort-cpu":
-        _check_executed(runs, assignment)
-    passed = outcome.drop <= max_drop
+    if request.precision != "fp16" and request.target == "ort-cpu":
+        _check_executed(runs, made.assignment, source.units)
+    passed = request.gate.passes(outcome)
     place = output if passed or output is None else beside(output, REJECTED)
-    report = QuantizationReport(
-        place, precision, method, target, len(content), len(source.content), outcome, kept, runs,
-        executed(source.content, str(source.path)), assignment, search, max_drop,
-        {
-            "calibration": len(splits.calibration),
-            "search": len(splits.search) if search is not None else 0,
-            "evaluation": len(splits.evaluation),
-        },
-        splits.warnings, content, source.metadata.checkpoint_sha256,
-    )  # fmt: skip
+    report = _report(source, splits, request, made, outcome, place, content, runs)
     if place is not None:
         write_bytes(place, content)
     if not passed:
         raise Rejected(report)
     return report
+
+
+def _made(source: Source, splits: Splits, request: Request, progress: Progress | None) -> _Made:
+    if request.precision == "fp16":
+        model, kept = source.half(splits.calibration)
+        return _Made(model, kept, uniform(source.units, "fp16"))
+    ranges = source.calibrate(splits.calibration, request.method, request.table, progress)
+    search: mixed.Search | None = None
+    assignment = uniform(source.quantizable(request.target), "int8")
+    if request.precision == "mixed":
+        search, assignment = _searched(source, ranges, splits, request, progress)
+    model, kept = source.emit(assignment, ranges, request.target)
+    return _Made(model, kept, assignment, search)
+
+
+def _report(
+    source: Source,
+    splits: Splits,
+    request: Request,
+    made: _Made,
+    outcome: Outcome,
+    place: Path | None,
+    content: bytes,
+    runs: list[Executed],
+) -> QuantizationReport:
+    return QuantizationReport(
+        output=place,
+        precision=request.precision,
+        method=request.method,
+        target=request.target,
+        size=len(content),
+        source_size=len(source.content),
+        outcome=outcome,
+        kept=made.kept,
+        executed=runs,
+        executed_fp32=executed(source.content, str(source.path)),
+        assignment=made.assignment,
+        search=made.search,
+        gate=request.gate,
+        judged=_judged(source),
+        images={
+            "calibration": len(splits.calibration),
+            "search": len(splits.search) if made.search is not None else 0,
+            "evaluation": len(splits.evaluation),
+        },
+        warnings=splits.warnings,
+        model=content,
+        foreign=source.metadata is None,
+        checkpoint_sha256="" if source.metadata is None else source.metadata.checkpoint_sha256,
+    )
+
+
+def _judged(source: Source) -> str:
+    """The outputs that were judged, in words."""
+    judge = source.judge
+    if judge.scores is not None:
+        return f"the class of {judge.scores} ({judge.why})"
+    return f"the numbers of {', '.join(judge.numbers)} ({judge.why})"
+
+
+def _description(splits: Splits, request: Request, outcome: Outcome, made: _Made) -> dict[str, Any]:
+    """Data, gate and outcome, for a file's metadata."""
+    described: dict[str, Any] = {
+        "target": request.target,
+        "method": "magnitudes" if request.precision == "fp16" else request.method,
+        "images": len(splits.calibration),
+        "data": splits.calibration.source,
+        "data_sha256": splits.calibration.digest(),
+        "evaluation": {
+            "data": splits.evaluation.source,
+            "sha256": splits.evaluation.digest(),
+            **rounded(outcome),
+            **request.gate.to_dict(outcome),
+        },
+        "kept_fp32": len(made.kept),
+    }
+    return described | ({"assignment": made.assignment} if request.precision == "mixed" else {})
 
 
 def _check_choices(precision: str, target: str, prefer: str) -> None:
@@ -280,36 +361,28 @@ def _check_choices(precision: str, target: str, prefer: str) -> None:
             raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
 
 
-def _data(splits: Splits, max_drop: float, outcome: Outcome) -> dict[str, Any]:
-    """The calibration and evaluation data and the outcome, for a file's metadata."""
-    return {
-        "images": len(splits.calibration),
-        "data": splits.calibration.source,
-        "data_sha256": splits.calibration.digest(),
-        "evaluation": {
-            "data": splits.evaluation.source,
-            "sha256": splits.evaluation.digest(),
-            "max_drop": max_drop,
-            **rounded(outcome),
-        },
-    }
-
-
 class Rejected(ParityError):
-    """The accuracy fell too far."""
+    """More was lost than the gate allows."""
 
     def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
-        if o.accuracy is not None and o.reference is not None:
-            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
-        else:
+        lost = f"{o.drop:.2f} {LOST[o.judged_by]}"
+        if o.judged_by == AGREEMENT:
             measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
+        elif o.judged_by == ERROR or o.accuracy is None or o.reference is None:
+            measured = "Compared with FP32"
+        else:
+            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
         super().__init__(
-            f"The {report.precision} file loses {o.drop:.2f} points, more than {report.max_drop:g}.",
+            f"The {report.precision} file loses too much: {lost}.",
             f"{measured} on {o.images} images"
-            + (f"; kept as {report.output}." if report.output is not None else "."),
-            "Try --precision mixed, another --method, more --calib-images, or allow more with --max-drop.",
+            + (f"; kept as {report.output}. " if report.output is not None else ". ")
+            + " ".join(report.gate.failures(o)),
+            "Try `precision='mixed'`, another `method=`, more `calib_images=`, or allow more with "
+            "`max_drop=`" + (" and `max_error=`." if o.judged_by == ERROR else "."),
             report=report,
+            command="Try --precision mixed, another --method, more --calib-images, or allow more with "
+            "--max-drop" + (" and --max-error." if o.judged_by == ERROR else "."),
         )
 
 
@@ -317,9 +390,7 @@ def _searched(
     source: Source,
     table: Table,
     splits: Splits,
-    target: str,
-    max_drop: float,
-    prefer: str,
+    request: Request,
     progress: Progress | None,
 ) -> tuple[mixed.Search, dict[str, str]]:
     number = 0
@@ -330,14 +401,16 @@ def _searched(
         if progress is not None:
             progress("candidates", number, number)
 
-    result = mixed.search(source, table, splits.search, target, max_drop, tried=tried)
-    best = result.smallest if prefer == "size" else result.fastest
+    result = mixed.search(source, table, splits.search, request.target, request.gate, tried=tried)
+    best = result.smallest if request.prefer == "size" else result.fastest
     assert best is not None  # FP32 itself is a candidate
     return result, best.assignment
 
 
-def _check_executed(runs: list[Executed], assignment: Mapping[str, str]) -> None:
-    integers = any(level in ("int8", "int4") for level in assignment.values())
+def _check_executed(runs: list[Executed], assignment: Mapping[str, str], units: list[Unit]) -> None:
+    """Refuse a file whose layers are not executed in 8 bits as they should; some only store weights."""
+    computing = {unit.name for unit in units if unit.kind != "linear"}
+    integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
     if integers and not any(e.precision.startswith("int8") for e in runs):
         raise ArtefactError(
             "ONNX Runtime runs nothing of this file in 8 bits.",

@@ -43,5 +43,6 @@ def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
             "Accuracy would be reported on images that were calibrated on.",
             f"{common} of {len(evaluation)} evaluation images are among the {len(calibration)} "
             "calibration images.",
-            "Give other images with --data.",
+            "Give other images as `data=`.",
+            command="Give other images with --data.",
         )

@@ -80,7 +80,9 @@ def is_sum(graph: Graph, node: onnx.NodeProto) -> bool:
         return False
     for name in node.input:
         tensor = graph.initializers.get(name)
-        if tensor is not None and 1 in tensor.dims and np.ptp(numpy_helper.to_array(tensor)) == 0:
+        if tensor is None or 1 not in tensor.dims or 0 in tensor.dims:
+            continue
+        if np.ptp(numpy_helper.to_array(tensor)) == 0:
             return True
     return False
 
@@ -109,6 +111,7 @@ def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
     kinds: dict[str, str] = {}
     kept: list[Kept] = []
     for node in graph.nodes:
+        kept += _inside(node)
         place = weight_place(node)
         name = None if place is None else float_weight(graph, node, place)
         if name is None or is_sum(graph, node):
@@ -134,6 +137,21 @@ def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
         for name, kind in kinds.items()
     ]
     return units, kept
+
+
+def _inside(node: onnx.NodeProto) -> list[Kept]:
+    """The layers in the subgraphs of a node."""
+    found = []
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            for inner in graph.node:
+                if inner.domain == "" and inner.op_type in _STANDARD:
+                    numbers = f"inside a {node.op_type}"
+                    found.append(
+                        Kept(inner.name or inner.output[0], inner.op_type, "subgraph", numbers)
+                    )
+                found += _inside(inner)
+    return found
 
 
 def calibrated_tensors(graph: Graph, units: Iterable[Unit]) -> list[str]:

@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.api import build
     from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
+    from capsedge.importing.api import ImportReport, import_checkpoint
     from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.inspect import inspect
     from capsedge.runtime.loading import load
+    from capsedge.runtime.metadata import Outputs, Preprocessing
     from capsedge.runtime.profiling.profile_report import ProfileReport
     from capsedge.runtime.profiling.profiler import profile
     from capsedge.runtime.reading.inspection import Inspection
@@ -57,6 +59,8 @@ _HOMES = {
     "inspect": "capsedge.runtime.inspect",
     "Inspection": "capsedge.runtime.reading.inspection",
     "EngineInspection": "capsedge.runtime.backends.engine_inspection",
+    "Outputs": "capsedge.runtime.metadata",
+    "Preprocessing": "capsedge.runtime.metadata",
     "export": "capsedge.exporters.to_onnx",
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.api",
@@ -68,6 +72,8 @@ _HOMES = {
     "verify": "capsedge.verification.compare",
     "Certificate": "capsedge.verification.certificate",
     "load_checkpoint": "capsedge.checkpoint",
+    "import_checkpoint": "capsedge.importing.api",
+    "ImportReport": "capsedge.importing.api",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -92,10 +98,13 @@ __all__ = [
     "EnvironmentProblem",
     "ExitCode",
     "ExportReport",
+    "ImportReport",
     "Inspection",
     "OptimizationReport",
+    "Outputs",
     "ParityError",
     "Prediction",
+    "Preprocessing",
     "ProfileReport",
     "QuantizationReport",
     "Session",
@@ -106,6 +115,7 @@ __all__ = [
     "build",
     "datasets",
     "export",
+    "import_checkpoint",
     "inspect",
     "load",
     "load_checkpoint",

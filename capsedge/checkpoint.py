@@ -15,15 +15,20 @@ from torch import Tensor
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import ModelConfig, config_from_dict
-from capsedge.runtime.files import limits
+from capsedge.runtime.files import formats, limits
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.documents import Malformed, parse
-from capsedge.runtime.files.opening import opened, size
+from capsedge.runtime.files.opening import FILE, kind, opened, size
 from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.safetensors_file import read_header
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.reading.inspection import CONFIG_KEY
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
+
+_FOREIGN = (
+    "Weights of a network of your own come in with its code: capsedge export --module capsnet.py:CapsNet "
+    "--weights FILE --example 1x28x28 (docs/your-model.md)."
+)
 
 
 def save_checkpoint(
@@ -69,27 +74,21 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         The model, on the CPU.
 
     Raises:
-        UsageError: there is no such file, or its suffix is not that of a checkpoint.
-        ArtefactError: the file is damaged, holds code (a pickle), or does not fit its configuration.
+        UsageError: there is no such file.
+        ArtefactError: the file is of another format, damaged, holds code (a pickle), or does not fit its
+            configuration.
 
     Example:
         >>> model = capsedge.load_checkpoint("digits.safetensors")
         >>> model.config.routing
     """
     path = Path(path)
-    read = _READERS.get(path.suffix)
-    if read is None and not path.is_dir():
-        raise UsageError(
-            f"{path} is not named like a checkpoint.",
-            f"Its suffix is '{path.suffix}'.",
-            "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
-        )
+    read = _reader(path)
     with opened(path, "Check the path of the checkpoint.") as file:
         if size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
-        assert read is not None  # a folder is not opened
         config, shapes, tensors = read(path, file)
         try:
             described = config_from_dict(config)
@@ -102,9 +101,37 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     return model.eval()
 
 
+def _reader(path: Path) -> Reader:
+    """The reader of a file, by its first bytes; by its name where they say nothing.
+
+    Raises:
+        ArtefactError: it is of another format.
+    """
+    found = formats.tell(path) if kind(path) == FILE else None
+    key = "" if found is None else found.key
+    if key in ("pytorch", "torchscript", "zip"):
+        return _read_torch
+    if key in ("checkpoint", "safetensors"):
+        with opened(path) as file:
+            return _read_torch if file.read(2) == b"PK" else _read_safetensors
+    read = _READERS.get(path.suffix)
+    if found is not None and (
+        read is None or key not in ("empty", "text", "json", "pytorch-legacy")
+    ):
+        fix, command = found.advice(path)
+        raise ArtefactError(
+            f"{path} is no checkpoint: it is {found.name}.",
+            "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
+            fix,
+            command=command,
+        )
+    return read or _read_safetensors
+
+
 Shapes = Mapping[str, tuple[int, ...]]
 Content = tuple[object, Shapes, Callable[[], dict[str, Tensor]]]
 """The configuration in the file, the shapes of the tensors, and a function that reads the tensors."""
+Reader = Callable[[Path, BufferedReader], Content]
 
 
 def _shapes(config: ModelConfig) -> Shapes:
@@ -137,11 +164,7 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
     try:
         header = read_header(file)
         if CONFIG_KEY not in header.metadata:
-            raise ArtefactError(
-                f"{path} has no configuration.",
-                f"Its metadata lacks '{CONFIG_KEY}'.",
-                "Save it with capsedge.checkpoint.save_checkpoint.",
-            )
+            raise _foreign(path, f"Its metadata lacks '{CONFIG_KEY}'.")
         config = parse(header.metadata[CONFIG_KEY])
     except Malformed as error:
         raise _damaged(path, error) from error
@@ -153,6 +176,13 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
             raise _damaged(path, error) from error
 
     return config, {name: tensor.shape for name, tensor in header.tensors.items()}, tensors
+
+
+def _foreign(path: Path, why: str) -> ArtefactError:
+    """The error for weights that do not state their network."""
+    found = formats.tell(path)
+    fix, command = found.advice(path) if found is not None else ("", "")
+    return ArtefactError(f"{path} has no configuration.", why, fix, command=command)
 
 
 def _damaged(path: Path, error: Exception) -> ArtefactError:
@@ -168,11 +198,7 @@ def _read_torch(path: Path, file: BufferedReader) -> Content:
         raise unreadable(path, error) from error
     value = content.value
     if type(value) is not dict or not {"config", "state_dict"} <= value.keys():
-        raise ArtefactError(
-            f"{path} has no configuration.",
-            "A .pt checkpoint is {'config': ..., 'state_dict': ...}.",
-            "Save both, or use capsedge.checkpoint.save_checkpoint.",
-        )
+        raise _foreign(path, "A .pt checkpoint of capsedge is {'config': ..., 'state_dict': ...}.")
     stored = value["state_dict"]
     if (
         type(stored) is not dict

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 TYPE_CHECKING = False  # typing's own takes time to import, and a device needs only the errors
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
@@ -27,14 +28,25 @@ class CapsedgeError(Exception):
     Args:
         what: what failed, in one sentence.
         why: the cause, with the numbers or names involved.
-        fix: the command or the change that fixes it.
+        fix: the change that fixes it, as a caller in Python makes it.
+        command: the same for the command line, where that differs.
+        details: more of the cause, a line each, such as lines of the user's code.
     """
 
     exit_code: ExitCode = ExitCode.BUG
 
-    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
-        self.what, self.why, self.fix = what, why, fix
-        super().__init__("\n".join(part for part in (what, why, fix) if part))
+    def __init__(
+        self,
+        what: str,
+        why: str = "",
+        fix: str = "",
+        *,
+        command: str = "",
+        details: Sequence[str] = (),
+    ) -> None:
+        self.what, self.why, self.fix, self.details = what, why, fix, tuple(details)
+        self.command = command or fix
+        super().__init__("\n".join(part for part in (what, why, *details, fix) if part))
 
 
 class UsageError(CapsedgeError, ValueError):
@@ -63,8 +75,10 @@ class ParityError(CapsedgeError):
 
     exit_code = ExitCode.PARITY
 
-    def __init__(self, what: str, why: str = "", fix: str = "", report: Any = None) -> None:
-        super().__init__(what, why, fix)
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", report: Any = None, *, command: str = ""
+    ) -> None:
+        super().__init__(what, why, fix, command=command)
         self.report = report
 
 

@@ -56,18 +56,48 @@ class StoredTensor:
         return math.prod(self.shape) * self.storage.dtype.itemsize
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A value that is no weight and is not read."""
+
+    kind: str
+
+
+# Nothing of these names is imported or called: they only do not stop the weights beside them from being read.
+_BESIDE = frozenset(
+    (
+        *(
+            f"numpy.{core}.multiarray.{n}"
+            for core in ("core", "_core")
+            for n in ("scalar", "_reconstruct")
+        ),
+        *("numpy.dtype", "_codecs.encode", "argparse.Namespace", "torch.device", "builtins.set"),
+        *(
+            "collections.defaultdict",
+            "pathlib.PosixPath",
+            "pathlib.WindowsPath",
+            "datetime.datetime",
+        ),
+        *("torch.torch_version.TorchVersion", "torch._utils._rebuild_device_tensor_from_numpy"),
+    )
+)
+
+
 @dataclass
 class TorchFile:
     """An open file: its value, in which a `StoredTensor` stands for each tensor, and `read` for the tensors.
 
     Args:
         file: the content.
+        beside: whether values that training scripts save beside the weights (numpy numbers and arrays,
+            ``argparse.Namespace``, devices, types) are taken; a `Beside` stands for each.
 
     Raises:
         BadArchive, BadPickle: it is damaged, exceeds the limits, or holds more than values and tensors.
     """
 
     file: BufferedReader
+    beside: bool = False
     value: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +147,8 @@ class TorchFile:
 
     def _call(self, name: Name, arguments: tuple[Any, ...]) -> Any:
         made = _CALLS.get((name.module, name.name))
+        if made is None and self.beside and str(name) in _BESIDE:
+            return Beside(str(name))
         if made is None:
             raise NotPlain(f"it names {name}")
         value = made(arguments)
@@ -180,6 +212,8 @@ _CALLS: dict[tuple[str, str], Callable[[tuple[Any, ...]], Any]] = {
 
 def _set_state(value: Any, state: Any) -> None:
     """Ignore the state of an ordered dictionary, in which ``state_dict`` stores the modules' versions."""
+    if isinstance(value, Beside):
+        return
     if type(value) is not dict or type(state) is not dict:
         raise NotPlain("it sets the state of an object")
 
@@ -191,7 +225,8 @@ def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
             f"{path} holds more than tensors and plain values.",
             f"Its pickle is refused: {error}. Loading it would run code from the file.",
             "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
-            "or better a safetensors checkpoint.",
+            "or better a safetensors checkpoint. The weights alone of a network of your own: "
+            "torch.save(model.state_dict(), path), then capsedge export --module (docs/your-model.md).",
         )
     return ArtefactError(
         f"{path} is not a complete PyTorch file.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError
 from capsedge.exporters.export_report import CaseParity
+from capsedge.exporters.own_modules import in_double, run_double
 from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
 from capsedge.judging.tolerance import Tolerance, excess
@@ -58,6 +59,7 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
 
 
 Case = tuple[str, list[Tensor]]
+MOST_GIVEN = 64  # of the user's inputs that are compared
 
 
 def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
@@ -94,6 +96,32 @@ def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]
 
     kinds = ("uniform", "normal", "zero", "tiny", "huge", "equal", "spike")
     return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
+
+
+def given_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
+    """The user's own inputs in batches of these sizes, the first of them."""
+    cases: list[Case] = []
+    at, count = 0, len(inputs[0])
+    for n in itertools.cycle(batches):
+        if at + n > min(count, MOST_GIVEN):
+            break
+        cases.append((f"your inputs {at} to {at + n - 1}", [x[at : at + n] for x in inputs]))
+        at += n
+    if not cases:  # fewer than the least batch: repeated
+        n = batches[0]
+        rows = torch.arange(n) % count
+        cases.append((f"your inputs, repeated to batch {n}", [x[rows] for x in inputs]))
+    return cases
+
+
+def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
+    """The cases with values below the least or above the largest of the user's inputs."""
+    found = set()
+    for name, tensors in cases:
+        for x, own in zip(tensors, inputs, strict=True):
+            if x.dtype.is_floating_point and (x.min() < own.min() or x.max() > own.max()):
+                found.add(name)
+    return found
 
 
 def compare(
@@ -140,12 +168,10 @@ def _run_exact(
     module: nn.Module, tensors: Sequence[Tensor], wanted: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """The module's outputs in FP64; in FP32 if its code fixes a type and it cannot run in FP64."""
-    exact = copy.deepcopy(module).double()
-    doubles = [t.double() if t.dtype.is_floating_point else t for t in tensors]
     try:
         with torch.no_grad():
-            return [t.numpy() for t in exact(*doubles)]
-    except (RuntimeError, CapsedgeError):
+            return [t.numpy() for t in run_double(in_double(module), tensors)]
+    except Exception:  # of the user's code: any kind
         return list(wanted)
 
 

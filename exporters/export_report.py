@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ParityError
+from capsedge.graph.recognize.report import Recognition
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class CaseParity:
             output. Zero if the comparison passes without it.
         excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
         passed: whether it is within the tolerance.
+        outside: whether the case lies outside the range of the user's own inputs; it is then not required to
+            pass.
     """
 
     case: str
@@ -32,6 +35,7 @@ class CaseParity:
     reference_error: float
     excess: float
     passed: bool
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class ExportReport:
         operators: nodes by type.
         functions: function bodies in the file.
         rewrites: the effect of each exact rewrite.
+        recognition: routing of a user's own module that became capsule operators (``found``), and what
+            stayed as it was, with the reason (``left``).
+        notes: what a person should know of it.
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
         dry_run: whether the file was left unwritten.
@@ -62,6 +69,8 @@ class ExportReport:
     operators: dict[str, int]
     functions: int
     rewrites: dict[str, str]
+    recognition: Recognition
+    notes: tuple[str, ...]
     atol: float
     rtol: float
     parity: tuple[CaseParity, ...]
@@ -69,16 +78,33 @@ class ExportReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every comparison is within its tolerance; the file is written only then."""
-        return all(p.passed for p in self.parity)
+        """Whether every required comparison is within its tolerance; the file is written only then."""
+        return all(p.passed or p.outside for p in self.parity)
 
-    def check(self) -> None:
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each output that differs on hard cases outside the range of the user's inputs."""
+        failed = [p for p in self.parity if p.outside and not p.passed]
+        said = []
+        for name in dict.fromkeys(p.output for p in failed):
+            cases = [p for p in failed if p.output == name]
+            worst = max(cases, key=lambda p: p.excess)
+            said.append(
+                f"'{name}' differs on {len(cases)} hard cases outside the range of your inputs, at worst by "
+                f"{worst.max_abs:.3g} ({worst.case}, {worst.excess:.3g} times the tolerance)"
+            )
+        return tuple(said)
+
+    def check(self, cause: str = "") -> None:
         """Raise if a comparison failed.
+
+        Args:
+            cause: where the difference comes from, for the message.
 
         Raises:
             ParityError: a comparison failed; it states the worst one, and its ``report`` is this report.
         """
-        failed = [p for p in self.parity if not p.passed]
+        failed = [p for p in self.parity if not p.passed and not p.outside]
         if not failed:
             return
         worst = max(failed, key=lambda p: p.excess)
@@ -86,8 +112,10 @@ class ExportReport:
             "The exported model does not reproduce PyTorch's outputs; nothing was written.",
             f"Output '{worst.output}' on input '{worst.case}': largest difference {worst.max_abs:.3g}, "
             f"{worst.excess:.3g} times the tolerance (atol {self.atol:g}, rtol {self.rtol:g}); "
-            f"{len(failed)} of {len(self.parity)} comparisons failed.",
-            "Allow more with --atol or --rtol, or find the rewrite at fault with --no-rewrite.",
+            f"{len(failed)} of {len(self.parity)} comparisons failed."
+            + (f"\n{cause}" if cause else ""),
+            "Allow more with atol= or rtol= (--atol, --rtol), or state the range that matters with inputs= "
+            "(--inputs).",
             report=self,
         )
 
@@ -107,4 +135,5 @@ class ExportReport:
             "cases": values.pop("parity"),
         }
         del values["atol"], values["rtol"]
+        values["warnings"] = list(self.warnings)
         return values

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.runtime.metadata import ModelMetadata
 
@@ -27,6 +26,7 @@ class Subject:
         inputs, outputs: their names.
         example: one tensor per input, batch first, batch 2 or more.
         metadata: metadata of the file; None for a user's module without metadata.
+        batches: that a file with a free batch is compared at.
     """
 
     module: nn.Module
@@ -34,6 +34,7 @@ class Subject:
     outputs: tuple[str, ...]
     example: tuple[Tensor, ...]
     metadata: ModelMetadata | None
+    batches: tuple[int, ...] = (1, 3)
 
 
 class _WithExtras(nn.Module):
@@ -53,17 +54,6 @@ class _WithExtras(nn.Module):
         return tuple(outputs)
 
 
-class Flat(nn.Module):
-    """A user's module whose output (dict, named tuple, tuple or tensor) is made a plain tuple."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_named(self.module(*inputs)).values())
-
-
 class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the first output of every routing operator that is called."""
 
@@ -81,6 +71,8 @@ class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class KeepingAllPasses(nn.Module):
     """A module that also returns the poses of every routing pass, so that no pass is dropped as dead."""
 
+    variadic = True  # torch.export then wants the shapes of its inputs by their one name
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
@@ -89,25 +81,6 @@ class KeepingAllPasses(nn.Module):
         with RoutingCalls() as calls:
             outputs = self.module(*inputs)
         return (*outputs, *calls.outputs)
-
-
-def _named(result: Any) -> dict[str, Tensor]:
-    if isinstance(result, Mapping):
-        named = dict(result)
-    elif isinstance(result, tuple) and hasattr(result, "_fields"):
-        named = dict(zip(result._fields, result, strict=True))
-    elif isinstance(result, (tuple, list)):
-        named = {f"output_{i}": value for i, value in enumerate(result)}
-    else:
-        named = {"output": result}
-    wrong = [name for name, value in named.items() if not isinstance(value, Tensor)]
-    if wrong or not named:
-        raise UnsupportedModelError(
-            "The module's outputs cannot be exported.",
-            f"Not a tensor: {', '.join(map(str, wrong)) or 'there is no output'}.",
-            "Return a tensor, a tuple, a named tuple or a dict of tensors.",
-        )
-    return {str(k): v for k, v in named.items()}
 
 
 def of_capsule_model(
@@ -150,46 +123,3 @@ def of_capsule_model(
             checkpoint_sha256=checkpoint_sha256,
         ),
     )
-
-
-def of_module(
-    module: nn.Module,
-    example: Tensor | Sequence[Tensor] | None,
-    batch: int | None,
-    output_names: Sequence[str] | None,
-    metadata: ModelMetadata | None,
-) -> Subject:
-    """The subject for a user's own module.
-
-    Raises:
-        UsageError: there is no example, or the names do not fit the outputs.
-        UnsupportedModelError: an output is not a tensor.
-    """
-    if example is None:
-        raise UsageError(
-            "A module of your own needs an example input.",
-            "Its input shapes are otherwise unknown.",
-            "Pass example=torch.zeros(2, ...), or a tuple of tensors for several inputs.",
-        )
-    tensors = (example,) if isinstance(example, Tensor) else tuple(example)
-    if not tensors or any(t.ndim == 0 for t in tensors):
-        raise UsageError("Every input needs a batch dimension.", "", "Put the batch first.")
-    wanted = batch or max(2, tensors[0].shape[0])
-    # torch.export would treat a batch of one as a constant.
-    tensors = tuple(t[:1].expand(wanted, *t.shape[1:]).contiguous() for t in tensors)
-    parameters = [
-        p.name
-        for p in inspect.signature(module.forward).parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    inputs = [*parameters, *(f"input_{i}" for i in range(len(parameters), len(tensors)))]
-    with torch.no_grad():
-        names = tuple(_named(module(*tensors)))
-    if output_names is not None:
-        if len(output_names) != len(names):
-            raise UsageError(
-                f"{len(output_names)} output names were given.",
-                f"The module has {len(names)} outputs: {', '.join(names)}.",
-            )
-        names = tuple(output_names)
-    return Subject(Flat(module).eval(), tuple(inputs[: len(tensors)]), names, tensors, metadata)

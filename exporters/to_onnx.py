@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,34 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
+from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import checks, modules
+from capsedge.exporters.arguments import Inputs, check_module, own_inputs
+from capsedge.exporters.capture import capture
+from capsedge.exporters.diagnosis import diagnose
 from capsedge.exporters.emit import lower
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.translation import TORCH_DOMAIN, translation_table
+from capsedge.exporters.own_modules import of_module, sized
+from capsedge.exporters.recognizing import recognize_routing
+from capsedge.exporters.translation import TORCH_DOMAIN
 from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.first_pass import replace_uniform_passes
 from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import copy_of, operator_counts, operator_nodes
+from capsedge.graph.recognize.report import Recognition
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, build
+from capsedge.runtime.description import Description, described
 from capsedge.runtime.files.writing import check_writable, write_bytes
-from capsedge.runtime.metadata import ModelMetadata
-from capsedge.schema.names import DOMAIN
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
 IR_VERSION = 10
@@ -57,7 +64,12 @@ def export(
     rewrites: Rewrites | None = None,
     atol: float = ATOL,
     rtol: float = RTOL,
+    inputs: Inputs | None = None,
     metadata: ModelMetadata | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    outputs: Outputs | None = None,
     checkpoint_sha256: str = "",
     dry_run: bool = False,
 ) -> ExportReport:
@@ -67,7 +79,8 @@ def export(
     compared with the module on random and hard inputs before anything is written.
 
     Args:
-        model: one of the package's models, or any module that uses ``capsedge.ops``.
+        model: one of the package's models, or any module: routing that it writes with ``capsedge.ops``, or as
+            a loop of standard operations, becomes capsule operators.
         path: the file to write.
         example: input of a module of your own: a tensor, or a tuple of them, batch first.
         iterations: routing iterations, instead of the model's own (the package's models).
@@ -81,7 +94,13 @@ def export(
         output_names: output names of a module of your own, instead of those of its dict or named tuple.
         rewrites: the exact rewrites to use; all by default.
         atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
+        inputs: inputs of the user's own that are compared too (a file, arrays, or a mapping by input name);
+            hard cases outside their range then only warn.
         metadata: metadata for the file of a module of your own.
+        class_names: what the file says of itself: one name per class.
+        preprocessing: how an image becomes the input; a mapping changes some of the model's own.
+        task: ``single-label``, ``multi-label`` or ``regression``.
+        outputs: which outputs hold scores, poses or values, and the names and units of values.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
 
@@ -101,7 +120,10 @@ def export(
     """
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
+    batch = _batch(model, batch)
+    description = Description(class_names, preprocessing, task, outputs)
     path = Path(path)
+    check_module(model)
     if not dry_run:
         check_writable(path)
     rewrites = rewrites or Rewrites()
@@ -117,13 +139,24 @@ def export(
             metadata,
             checkpoint_sha256,
         )
-        lowered, rewritten = to_proto(subject, opset, batch, rewrites)
-        lowered = _with_ops(lowered, ops, rewrites)
+        found = to_proto(subject, opset, batch, rewrites)
+        lowered = _with_ops(found.model, ops, rewrites)
         checks.validate(lowered)
-        parity = _prove(lowered, ops, rewrites, subject, batch, atol, rtol)
-    if subject.metadata is not None:
-        _write_metadata(lowered, subject.metadata, parity, atol, rtol)
+        own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
+        cases = _cases(subject, batch, own)
+        parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
+    stated = subject.metadata
+    if description and stated is None:
+        name = type(model).__name__
+        stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
     data = lowered.SerializeToString()
+    if stated is not None:
+        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
+    if stated is not None and all(p.passed for p in parity):
+        # A fused file runs only with the kernels, so it is read with its function bodies.
+        whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
+        made = described(data, description, stated, path, runnable=whole.SerializeToString())
+        data = made.data
     report = ExportReport(
         path=path,
         size=len(data),
@@ -134,13 +167,18 @@ def export(
         outputs=_signature(lowered.graph.output),
         operators=operator_counts(lowered),
         functions=len(lowered.functions),
-        rewrites=rewritten,
+        rewrites=found.rewrites,
+        recognition=found.recognition,
+        notes=found.notes,
         atol=atol,
         rtol=rtol,
         parity=parity,
         dry_run=dry_run,
     )
-    report.check()
+    if not report.passed:
+        with _evaluating(model):
+            make = functools.partial(_again, subject, opset)
+            report.check(diagnose(subject, make, batch, rewrites, cases, report))
     if not dry_run:
         write_bytes(path, data)
     return report
@@ -162,6 +200,22 @@ def _check_arguments(
             raise UsageError(f"{name} is {value}.", "It must be at least 1.")
     if not (atol >= 0 and rtol >= 0 and atol + rtol > 0):
         raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
+
+
+def _batch(model: nn.Module, batch: int | None) -> int | None:
+    """The batch to fix; a network whose author's code averages over the batch has only one.
+
+    Raises:
+        UsageError: another one is asked for.
+    """
+    fixed = model.config.fixed_batch if isinstance(model, CapsuleModel) else None
+    if fixed is not None and batch not in (None, fixed):
+        raise UsageError(
+            f"This network is exported with batch {fixed} only, not {batch}.",
+            "Its author's code averages agreements over the batch, so that other batches give other results.",
+            f"Leave the batch out, or make it {fixed}.",
+        )
+    return batch if fixed is None else fixed
 
 
 def _check_parameters(model: nn.Module) -> None:
@@ -193,7 +247,7 @@ def _subject(
                 "",
                 "Set them in the module; leave out 'iterations' and 'extra_outputs'.",
             )
-        return modules.of_module(model, example, batch, output_names, metadata)
+        return of_module(model, example, batch, output_names, metadata)
     if iterations is not None and iterations != model.config.iterations:
         changed = build(model.config, iterations=iterations)
         changed.load_state_dict(model.state_dict())
@@ -213,10 +267,31 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A graph of ``capsedge`` nodes without functions.
+
+    Attributes:
+        model: the graph.
+        rewrites: the effect of each exact rewrite.
+        recognition: what was found and left in the user's own routing.
+        notes: on both, for a person.
+        program: what torch captured.
+    """
+
+    model: onnx.ModelProto
+    rewrites: dict[str, str]
+    recognition: Recognition
+    notes: tuple[str, ...]
+    program: torch.export.ExportedProgram
+
+
 def to_proto(
-    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites
-) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """Capture the module and lower it to ``capsedge`` nodes without functions; says what was rewritten.
+    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, recognize: bool = True
+) -> Lowered:
+    """Capture the module and lower it to ``capsedge`` nodes without functions.
+
+    A module without capsule operators has its own routing recognized, unless ``recognize`` is False.
 
     Raises:
         UnsupportedModelError: torch cannot capture the module, or a shape depends on more than the batch.
@@ -227,30 +302,8 @@ def to_proto(
         module = modules.KeepingAllPasses(module).eval()
     with torch.no_grad(), modules.RoutingCalls() as calls:
         subject.module(*subject.example)
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                subject.example,
-                dynamo=True,
-                opset_version=opset,
-                dynamic_shapes=_free_batch(module, subject) if batch is None else None,
-                input_names=list(subject.inputs),
-                output_names=list(subject.outputs),
-                custom_translation_table=translation_table(),
-                optimize=False,
-                verbose=False,
-            )
-    except CapsedgeError:
-        raise
-    except Exception as error:  # torch raises many kinds of errors here, none of them ours
-        raise UnsupportedModelError(
-            "PyTorch cannot capture this module as a graph.",
-            _first_lines(error),
-            "Remove data-dependent control flow, or fix the batch with batch= (--batch).",
-        ) from error
-    assert program is not None
-    model = simplify(program.model_proto)
+    raw, program = capture(module, subject, opset, batch)
+    model = simplify(raw)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
     captured = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
@@ -265,56 +318,34 @@ def to_proto(
     # The passes kept alive as outputs go on as ordinary tensors.
     model.graph.value_info.extend(model.graph.output[len(subject.outputs) :])
     del model.graph.output[len(subject.outputs) :]
-    said = {name: "on" if on else "off" for name, on in dataclasses.asdict(rewrites).items()}
-    if rewrites.light_cone:
-        said["light_cone"] = _effect(len(calls.outputs) - captured, "dead passes left out")
-    if rewrites.first_pass_uniform:
-        linear = replace_uniform_passes(model)
-        said["first_pass_uniform"] = _effect(linear, "attention passes made linear layers")
+    recognition, notes = Recognition(), tuple[str, ...]()
+    if recognize and not calls.outputs and not operator_nodes(model):
+        model, recognition, notes = recognize_routing(model)
+    linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
     replace_layer_norms(model)
+    write_exact_sigmoids(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
-    return model, said
+    said = _effects(rewrites, model, len(calls.outputs) - captured, linear)
+    return Lowered(model, said, recognition, notes, program)
 
 
-def _effect(count: int, what: str) -> str:
-    return f"on: {count} {what}" if count else "on"
-
-
-def _free_batch(module: nn.Module, subject: Subject) -> Any:
-    """Names the first dimension of every input ``N``, in the form of the module's signature."""
-    batch = torch.export.Dim("N")
-    dims = tuple({0: batch} for _ in subject.example)
-    variadic = isinstance(module, (modules.Flat, modules.KeepingAllPasses))
-    return {"inputs": dims} if variadic else dims
+def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int) -> dict[str, str]:
+    """The effect of each rewrite; one without an operator to work on has none."""
+    routing = any(OPERATORS[operator_of(n.op_type)].layout for n in operator_nodes(model))
+    on = "on" if routing else "on, without effect: there is no capsule operator that routes"
+    said = {k: on if v else "off" for k, v in dataclasses.asdict(rewrites).items()}
+    if rewrites.light_cone and dead:
+        said["light_cone"] = f"on: {dead} dead passes left out"
+    if rewrites.first_pass_uniform and linear:
+        said["first_pass_uniform"] = f"on: {linear} attention passes made linear layers"
+    return said
 
 
 def _version() -> str:
     from capsedge import __version__
 
     return __version__
-
-
-def _first_lines(error: BaseException) -> str:
-    cause = error.__cause__ or error
-    text = str(cause).strip() or type(cause).__name__
-    return "\n".join(text.splitlines()[:3])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence torch's notes about torchvision and its own deprecations; errors are still raised."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.filterwarnings("ignore", message=".*The axis name")
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.ModelProto:
@@ -328,12 +359,29 @@ def _with_ops(model: onnx.ModelProto, ops: str, rewrites: Rewrites) -> onnx.Mode
     return inlined
 
 
+def _again(
+    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, recognize: bool
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """The graph made anew in another way, for `diagnose`."""
+    if batch is not None:
+        subject = dataclasses.replace(subject, example=sized(subject.example, batch))
+    made = to_proto(subject, opset, batch, rewrites, recognize)
+    return made.model, made.program
+
+
+def _cases(subject: Subject, batch: int | None, own: Sequence[Tensor]) -> list[checks.Case]:
+    batches = subject.batches if batch is None else (batch,)
+    given = checks.given_cases(own, batches) if own else []
+    return [*given, *checks.input_cases(subject.example, batches)]
+
+
 def _prove(
     model: onnx.ModelProto,
     ops: str,
     rewrites: Rewrites,
     subject: Subject,
-    batch: int | None,
+    cases: Sequence[checks.Case],
+    own: Sequence[Tensor],
     atol: float,
     rtol: float,
 ) -> tuple[CaseParity, ...]:
@@ -342,30 +390,23 @@ def _prove(
         # A fused file runs only with the kernels; its graph is verified with the function bodies.
         runnable = copy_of(model)
         attach_functions(runnable, rewrites)
-    cases = checks.input_cases(subject.example, (1, 3) if batch is None else (batch,))
     session = checks.session_of(runnable)
-    return checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
+    found = checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
+    outside = checks.outside(cases, own) if own else set[str]()
+    return tuple(dataclasses.replace(p, outside=p.case in outside) for p in found)
 
 
-def _write_metadata(
-    model: onnx.ModelProto,
-    metadata: ModelMetadata,
-    parity: tuple[CaseParity, ...],
-    atol: float,
-    rtol: float,
-) -> None:
-    worst = max(parity, key=lambda p: p.excess)
-    measured = {
+def _measured(parity: tuple[CaseParity, ...], atol: float, rtol: float) -> dict[str, Any]:
+    """The comparison, for the metadata."""
+    return {
         "against": "PyTorch eager FP32",
         "torch": torch.__version__,
         "comparisons": len(parity),
         "max_abs": max(p.max_abs for p in parity),
-        "worst": dataclasses.asdict(worst),
+        "worst": dataclasses.asdict(max(parity, key=lambda p: p.excess)),
         "atol": atol,
         "rtol": rtol,
     }
-    properties = dataclasses.replace(metadata, parity=measured).to_properties()
-    onnx.helper.set_model_props(model, properties)
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:

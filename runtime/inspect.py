@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capsedge.runtime.files.given import GivenModel, as_file
-from capsedge.runtime.passport import SUFFIX
+from capsedge.runtime.passport import is_engine
 from capsedge.runtime.reading import inspection
 from capsedge.runtime.reading.inspection import Inspection
 
@@ -36,7 +36,7 @@ def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection 
         >>> found = capsedge.inspect("digits.onnx", batch=8)
         >>> found.parameters, found.operators["capsedge"]
     """
-    if not isinstance(model, bytes) and Path(model).suffix == SUFFIX:
+    if not isinstance(model, bytes) and is_engine(Path(model)):
         from capsedge.runtime.backends.engine_inspection import inspect_engine
 
         return inspect_engine(Path(model))

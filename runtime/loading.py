@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem, UsageError
@@ -16,6 +17,7 @@ from capsedge.runtime.session import Session
 
 OPS = ("auto", "fused", "portable")
 MAX_THREADS = 1024
+_VERSION = re.compile(r"[0-9.]{1,19}")
 
 
 def load(
@@ -66,7 +68,7 @@ def load(
             f"It must be 1 to {MAX_THREADS}.",
             "Leave it out for one per core.",
         )
-    if path.suffix == passport.SUFFIX:
+    if passport.is_engine(path):
         return _load_engine(path, device, ops, provider, contexts)
     if contexts is not None:
         raise UsageError(
@@ -146,8 +148,32 @@ def _load_engine(
     return Session(path, backend, built.model, ops, built, gpu)
 
 
+def _known_operators(path: Path, summary: onnx_file.OnnxSummary) -> None:
+    """Refuse operators of a later version of capsedge that have no function body.
+
+    Raises:
+        EnvironmentProblem: names them and the version to install.
+    """
+    if not summary.unknown_operators:
+        return
+    from capsedge import __version__
+
+    ours = summary.producer == "capsedge" and _VERSION.fullmatch(summary.producer_version)
+    wrote = f"The file was written by capsedge {summary.producer_version}. " if ours else ""
+    wanted = f"'capsedge>={summary.producer_version}'" if ours else "capsedge"
+    raise EnvironmentProblem(
+        f"{path} needs operators that this version of capsedge does not have: "
+        f"{', '.join(summary.unknown_operators)}.",
+        f"{wrote}This is capsedge {__version__}, and the nodes carry no function bodies that could run "
+        "instead.",
+        f"Install a later version, `pip install --upgrade {wanted}`, or export the file again with "
+        "`capsedge export --ops auto`, which writes the bodies.",
+    )
+
+
 def _library(path: Path, summary: onnx_file.OnnxSummary, ops: str) -> Path | None:
     """The library to register for ``ops``."""
+    _known_operators(path, summary)
     if not summary.capsedge_nodes:
         if ops == "fused":
             raise UsageError(

@@ -12,16 +12,21 @@ from capsedge.errors import ArtefactError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
 
-SCHEMA = 1
+SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
 PREFIX = "capsedge."
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
-TASKS = ("single-label", "multi-label")
+PER_IMAGE = ("", "standardize", "min-max")
+LAYOUTS = ("NCHW", "NHWC")
+REGRESSION = "regression"
+CLASSIFICATION = ("single-label", "multi-label")
+TASKS = (*CLASSIFICATION, REGRESSION)
+SCORE_KINDS = ("length", "logits", "probability")
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How pixels become the input tensor ``images [N, C, H, W]``.
+    """How pixels become the input tensor ``images [N, C, H, W]``, or ``[N, H, W, C]``.
 
     Attributes:
         height, width: input size in pixels.
@@ -30,6 +35,12 @@ class Preprocessing:
         mean, std: per channel, applied after the scale: ``(pixel * scale - mean) / std``.
         resize: ``stretch`` to the size, ``pad`` to keep the aspect ratio within it, ``crop`` to keep the
             aspect ratio and fill it, ``center`` to take the middle without scaling.
+        per_image: ``standardize``: ``(x - m) / max(s, 1 / sqrt(n))`` of ``x = pixel * scale``, with the mean
+            and the standard deviation of the image's ``n`` values, as TensorFlow's
+            ``per_image_standardization``; mean and std stay 0 and 1. ``min-max``: before the scale, the
+            image's values are stretched to 0..255, as by OpenCV's ``NORM_MINMAX``; an image of one value
+            becomes 0. Empty: neither.
+        layout: ``NCHW``, or ``NHWC`` if the input has the channels last, as networks from TensorFlow.
     """
 
     height: int
@@ -39,6 +50,8 @@ class Preprocessing:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     resize: str = "stretch"
+    per_image: str = ""
+    layout: str = "NCHW"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(v) for v in self.mean))
@@ -65,6 +78,54 @@ class Preprocessing:
                 raise ValueError(f"{name} has {len(values)} values for {self.channels} channels")
         if self.resize not in RESIZE_RULES:
             raise ValueError(f"resize rule '{self.resize}', known: {', '.join(RESIZE_RULES)}")
+        if self.per_image not in PER_IMAGE:
+            raise ValueError(f"per_image '{self.per_image}', known: {', '.join(PER_IMAGE[1:])}")
+        if self.per_image == "standardize" and (any(self.mean) or set(self.std) != {1.0}):
+            raise ValueError("an image that is standardized by itself takes no other mean and std")
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout '{self.layout}', known: {', '.join(LAYOUTS)}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The input for one image, in its layout."""
+        c, h, w = self.channels, self.height, self.width
+        return (c, h, w) if self.layout == "NCHW" else (h, w, c)
+
+    @property
+    def schema(self) -> int:
+        """The oldest schema of metadata that can say this."""
+        return 2 if self.per_image or self.layout != "NCHW" else 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; what schema 1 does not have is left out where it is not used."""
+        newer = {"per_image": "", "layout": "NCHW"}
+        return {k: v for k, v in asdict(self).items() if k not in newer or v != newer[k]}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Which outputs of the graph hold the answer, where that is not ``lengths`` or ``logits``, and ``poses``.
+
+    Attributes:
+        scores: the output ``[N, classes]`` that decides the class; empty for a regression.
+        kind: what the scores are: ``length`` of a capsule, ``logits`` (softmax makes them probabilities,
+            sigmoid for several labels), or ``probability``.
+        poses: the output ``[N, classes, ...]`` with a pose for each class; empty if there is none.
+        values: the outputs of a regression ``[N, ...]``; empty for a classification.
+        names: of the values, in the order of the outputs and of their elements.
+        units: of the values; one for each, possibly empty.
+    """
+
+    scores: str = ""
+    kind: str = ""
+    poses: str = ""
+    values: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("values", "names", "units"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -75,15 +136,16 @@ class ModelMetadata:
         architecture: name of the model family's architecture (``capsnet``, ``matrix-capsules``,
             ``attention-capsules``, or the class name of a user's own module).
         configuration: the configuration that builds the model, as JSON values.
-        routing: ``dynamic``, ``em`` or ``attention``.
-        iterations: routing iterations that the graph is unrolled to.
-        class_names: one per class.
+        routing: ``dynamic``, ``em`` or ``attention``; empty if the file's maker did not state it.
+        iterations: routing iterations that the graph is unrolled to; 0 if not stated.
+        class_names: one per class; empty for a regression.
         preprocessing: how an image becomes the input; None for a user's own module without one.
-        task: ``single-label`` or ``multi-label``.
+        task: ``single-label``, ``multi-label`` or ``regression``.
         precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``.
         calibration: what the precision was calibrated with; empty for FP32.
         checkpoint_sha256: checksum of the checkpoint file; empty if there was none.
         parity: the measurements of the comparison at export.
+        outputs: which outputs hold the answer; None for ``lengths`` or ``logits``, and ``poses``.
     """
 
     architecture: str
@@ -97,14 +159,29 @@ class ModelMetadata:
     calibration: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_sha256: str = ""
     parity: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Outputs | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise ValueError(f"task '{self.task}', known: {', '.join(TASKS)}")
+        if self.iterations not in range(-(2**31), 2**31):
+            raise ValueError(f"iterations {self.iterations}")
+        if self.outputs is not None or self.task == REGRESSION:
+            _check_outputs(self.outputs or Outputs(), self.task, self.class_names)
+
+    @property
+    def schema(self) -> int:
+        """The oldest schema that can say this, so that older versions read all that they understand."""
+        of_images = 1 if self.preprocessing is None else self.preprocessing.schema
+        return 2 if self.outputs is not None else of_images
 
     def to_properties(self) -> dict[str, str]:
         """ONNX metadata properties: string keys under ``capsedge.``, JSON values."""
-        values = {"schema": SCHEMA, **asdict(self)}
+        values = {"schema": self.schema, **asdict(self)}
+        if self.outputs is None:
+            del values["outputs"]
+        if self.preprocessing is not None:
+            values["preprocessing"] = self.preprocessing.to_dict()
         return {PREFIX + k: json.dumps(v, sort_keys=True) for k, v in values.items()}
 
     @classmethod
@@ -122,10 +199,10 @@ class ModelMetadata:
                 raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
             values = {k: parse(v, nan="null") for k, v in ours.items()}
             schema = decode(int, values.pop("schema", None), "schema")
-            if schema != SCHEMA:
+            if schema not in SCHEMAS:
                 raise ArtefactError(
                     "The model's metadata has another schema.",
-                    f"It has {schema}, this version of capsedge reads {SCHEMA}.",
+                    f"It has {schema}, this version of capsedge reads up to {SCHEMAS[-1]}.",
                     "Export the model again, or install the capsedge that made it.",
                 )
             if isinstance(
@@ -134,10 +211,35 @@ class ModelMetadata:
                 values["class_names"] = [
                     str(n) if type(n) is int else n for n in values["class_names"]
                 ]
-            return decode(cls, values)
+            found = decode(cls, values)
+            if found.schema > schema:
+                raise Malformed(f"schema {schema} has no 'outputs', 'per_image' and 'layout'")
+            return found
         except Malformed as error:
             raise ArtefactError(
                 "The model's metadata cannot be read.",
                 f"{error}.",
                 "Export the model again with `capsedge export`.",
             ) from error
+
+
+def _check_outputs(outputs: Outputs, task: str, class_names: tuple[str, ...]) -> None:
+    """Raise a ValueError for outputs that contradict themselves or the task."""
+    if task == REGRESSION:
+        if not outputs.values or outputs.scores or outputs.kind or outputs.poses or class_names:
+            raise ValueError("a regression has outputs for values, and neither scores nor classes")
+        if not outputs.names or len(outputs.units) != len(outputs.names):
+            raise ValueError(
+                f"the values have {len(outputs.names)} names and {len(outputs.units)} units"
+            )
+    elif not outputs.scores or outputs.values or outputs.names or outputs.units:
+        raise ValueError("a classification has an output for scores, and no values")
+    elif outputs.kind not in SCORE_KINDS:
+        raise ValueError(f"kind of scores '{outputs.kind}', known: {', '.join(SCORE_KINDS)}")
+    named = [name for name in (outputs.scores, outputs.poses, *outputs.values) if name]
+    if len(set(named)) != len(named) or "" in outputs.values:
+        raise ValueError("an output is named twice, or has no name")
+    if len(outputs.names) > limits.WIDTH:
+        raise ValueError(f"there are over {limits.WIDTH} values")
+    if any(len(text) > limits.NAME_CHARACTERS for text in (*outputs.names, *outputs.units)):
+        raise ValueError(f"a name or unit has over {limits.NAME_CHARACTERS} characters")

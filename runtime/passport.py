@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files import documents
+from capsedge.runtime.files import documents, formats
 from capsedge.runtime.files.documents import Malformed, decode
-from capsedge.runtime.files.opening import kind, opened, size
+from capsedge.runtime.files.opening import FILE, kind, opened, size
 from capsedge.runtime.files.writing import beside, sha256, write_text
 from capsedge.runtime.metadata import ModelMetadata
 
@@ -159,6 +159,14 @@ class Passport:
     def to_json(self) -> str:
         """The document."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, sort_keys=True) + "\n"
+
+
+def is_engine(path: Path | str) -> bool:
+    """Whether a file is an engine: by its first bytes, and by its name where they say nothing."""
+    found = formats.tell(path) if kind(path) == FILE else None
+    if found is not None and found.key != "text":
+        return found.key == "tensorrt"
+    return Path(path).suffix == SUFFIX
 
 
 def path_of(engine: Path) -> Path:

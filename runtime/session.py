@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
+from capsedge.runtime.answers import Unfit, answers_of
 from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files import limits
-from capsedge.runtime.inputs import LARGEST, checked, fits, fixed_bytes, stacked
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.inputs import LARGEST, checked, fixed_bytes, stacked
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.vision.images import prepare
-from capsedge.runtime.vision.prediction import Label, Prediction, choose, scores_of
+from capsedge.runtime.vision.prediction import Label, Prediction, Value, choose, scores_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 OneImage: TypeAlias = "str | os.PathLike[str] | Image | NDArray[Any]"
 
-SCORES = ("lengths", "logits")
 RECONSTRUCTION = "reconstruction"
 DEFAULT_THRESHOLD = (
     0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
@@ -70,8 +71,15 @@ class Session:
         # Nothing is known about models of other tools: some use the most negative number as a mask.
         self._bound = math.inf if metadata is None else LARGEST
         self._check_sizes()
-        if metadata is not None:
-            self._check_metadata(metadata)
+        try:
+            self._answers = answers_of(metadata, self.inputs, self.outputs)
+        except Unfit as error:
+            raise ArtefactError(
+                f"The metadata of {path} does not fit its graph.",
+                str(error),
+                "Export the model again with `capsedge export`, or describe it again with "
+                "`capsedge optimize`.",
+            ) from error
 
     def __repr__(self) -> str:
         return f"<capsedge.Session {self.path} ops={self.ops}>"
@@ -85,30 +93,6 @@ class Session:
                     f"One run would take over {limits.RUN_BYTES // limits.MIB} MiB of {kind}.",
                     "Export it with a free batch, or a smaller one.",
                 )
-
-    def _check_metadata(self, metadata: ModelMetadata) -> None:
-        """Compare the file's metadata with its graph."""
-        names = [port.name for port in self.outputs]
-        scores = [port for port in self.outputs if port.name in SCORES]
-        why = ""
-        if len(self.inputs) != 1 or len(self.inputs[0].shape) != 4:
-            why = f"It has {len(self.inputs)} inputs, not one, images [N, C, H, W]."
-        elif len(scores) != 1 or "poses" not in names:
-            why = f"It needs the outputs lengths or logits, and poses; it has {', '.join(names)}."
-        else:
-            p = metadata.preprocessing
-            found = self.inputs[0].shape[1:]
-            if p is not None and not fits((p.channels, p.height, p.width), found):
-                why = f"It prepares images {[p.channels, p.height, p.width]} for an input {list(found)}."
-            classes = scores[0].shape[1:]
-            if metadata.class_names and not fits((len(metadata.class_names),), classes):
-                why = f"It names {len(metadata.class_names)} classes, {scores[0].name} has {list(classes)}."
-        if why:
-            raise ArtefactError(
-                f"The metadata of {self.path} does not fit its graph.",
-                why,
-                "Export the model again with `capsedge export`.",
-            )
 
     @property
     def batch(self) -> int | None:
@@ -129,8 +113,23 @@ class Session:
 
     @property
     def score_output(self) -> str | None:
-        """The output that decides the class, ``lengths`` or ``logits``; None if there is neither."""
-        return next((port.name for port in self.outputs if port.name in SCORES), None)
+        """The output that decides the class; None if there is none, as for a regression."""
+        return self._answers.scores
+
+    @property
+    def score_kind(self) -> str:
+        """What `score_output` holds: ``length``, ``logits`` or ``probability``; empty if there is none."""
+        return self._answers.kind
+
+    @property
+    def pose_output(self) -> str | None:
+        """The output with a pose for each class; None if there is none."""
+        return self._answers.poses
+
+    @property
+    def value_outputs(self) -> tuple[str, ...]:
+        """The outputs of a regression; empty for a classification."""
+        return self._answers.values
 
     @property
     def multi_label(self) -> bool:
@@ -307,21 +306,28 @@ class Session:
     def _preprocessing(self) -> Preprocessing:
         metadata = self._metadata()
         if metadata.preprocessing is None:
-            raise ArtefactError(
-                f"{self.path} does not state how to prepare an image.",
-                "Its metadata has no preprocessing.",
-                "Give prepared float arrays [N, C, H, W], or name the preprocessing when exporting.",
-            )
+            raise self._undescribed("no preprocessing: not how to prepare an image")
         return metadata.preprocessing
 
     def _metadata(self) -> ModelMetadata:
         if self.metadata is None:
-            raise ArtefactError(
-                f"{self.path} was not made by capsedge: it names neither its classes nor its preprocessing.",
-                "The file has no metadata under 'capsedge.'.",
-                "Use `Session.run(arrays)`, or export the model with `capsedge export`.",
-            )
+            raise self._undescribed("neither its classes nor its preprocessing")
         return self.metadata
+
+    def _undescribed(self, lacking: str) -> ArtefactError:
+        """What a file lacks for a prediction, and the command that adds it."""
+        sizes = self.inputs[0].shape if self.inputs else ()
+        size = sizes[1:3] if sizes[-1:] in ((1,), (3,)) else sizes[2:]
+        fixed = len(size) == 2 and all(isinstance(side, int) for side in size)
+        words = "x".join(map(str, size)) if fixed else "HEIGHTxWIDTH"
+        command = f"capsedge optimize {shlex.quote(str(self.path))} -o described.onnx"
+        return ArtefactError(
+            f"{self.path} states {lacking}.",
+            "Its metadata lacks them." if self.metadata else "It has no metadata of capsedge.",
+            f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
+            "--outputs in place of --classes; --range, --mean and --std as in training (docs/metadata.md). "
+            "In Python, `capsedge.optimize` takes the same, and `Session.run` prepared arrays.",
+        )
 
     def predict(
         self,
@@ -330,7 +336,7 @@ class Session:
         threshold: float | None = None,
         invert: bool = False,
     ) -> list[Prediction]:
-        """Classify images.
+        """Classify images, or compute the values of a regression.
 
         Args:
             images: one image (a file, a Pillow image, an array of pixels ``[H, W]`` or ``[H, W,
@@ -346,9 +352,11 @@ class Session:
 
         Raises:
             UsageError: an image cannot be read or does not fit, or an argument is wrong.
-            ArtefactError: the file was not made by capsedge.
+            ArtefactError: the file does not state its classes and its preprocessing, or computes NaN.
         """
-        self._metadata()
+        outputs = self._metadata().outputs
+        if outputs is not None and outputs.values:
+            return self._estimate(outputs, images, top_k, threshold, invert)
         if top_k is not None and top_k < 1:
             raise UsageError(
                 f"top_k is {top_k}.", "It must be 1 or more.", "Leave it out for the best label."
@@ -366,9 +374,47 @@ class Session:
                 top_k = 1
         predictions: list[Prediction] = []
         for batch in self._batches(images, invert):
-            outputs = self._run_batch(batch, [self._score_name(), "poses"])
-            predictions += self._read(outputs, top_k, threshold)
+            found = self._run_batch(batch, self._answers.all)
+            predictions += self._read(found, top_k, threshold)
         return predictions
+
+    def _estimate(
+        self,
+        outputs: Outputs,
+        images: OneImage | Sequence[OneImage],
+        top_k: int | None,
+        threshold: float | None,
+        invert: bool,
+    ) -> list[Prediction]:
+        """The predictions of a regression."""
+        if top_k is not None or threshold is not None:
+            raise UsageError(
+                f"{self.path} estimates {', '.join(outputs.names[:8])}.",
+                "top_k and threshold choose among classes, and it has none.",
+                "Leave them out.",
+            )
+        none = np.zeros(0), np.zeros((0, 0), np.float32)
+        predictions: list[Prediction] = []
+        for batch in self._batches(images, invert):
+            for row in self.values_of(self._run_batch(batch, self._answers.all)):
+                named = zip(outputs.names, row.tolist(), outputs.units, strict=True)
+                values = tuple(Value(name, value, unit) for name, value, unit in named)
+                predictions.append(Prediction((), *none, "", values))
+        return predictions
+
+    def values_of(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """The values of a regression ``[N, K]``, in the order of their names, from the model's outputs.
+
+        Raises:
+            ArtefactError: one is NaN or infinite, or there are more or fewer than the metadata names.
+        """
+        parts = [outputs[name].astype(np.float64) for name in self.value_outputs]
+        rows = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+        self._check_finite(", ".join(self.value_outputs), rows)
+        stated = self._metadata().outputs
+        if stated is None or rows.shape[1] != len(stated.names):
+            raise self._other_size(rows.shape[1], len(stated.names) if stated else 0, "values")
+        return rows
 
     def _batches(
         self, images: OneImage | Sequence[OneImage], invert: bool
@@ -414,7 +460,12 @@ class Session:
 
     def check_reconstruction(self) -> None:
         """Raise a UsageError if the file has no decoder."""
-        self._metadata()
+        if self._metadata().task == REGRESSION:
+            raise UsageError(
+                f"{self.path} cannot reconstruct images.",
+                "It estimates values; pictures belong to classes.",
+                "Leave the reconstruction out.",
+            )
         if RECONSTRUCTION not in [port.name for port in self.outputs]:
             raise UsageError(
                 f"{self.path} cannot reconstruct images.",
@@ -434,10 +485,20 @@ class Session:
             return found
         return {name: value[:count] for name, value in found.items()}
 
-    def _score_name(self) -> str:
-        name = self.score_output
-        assert name is not None  # a file with metadata has one
-        return name
+    def _check_finite(self, name: str, values: NDArray[Any]) -> None:
+        if not np.isfinite(values).all():
+            raise ArtefactError(
+                f"{self.path} computed {name} that are NaN or infinite.",
+                "The weights may be damaged, or their range too large for the file's precision.",
+                "Run `capsedge verify` on the file.",
+            )
+
+    def _other_size(self, found: int, named: int, what: str) -> ArtefactError:
+        return ArtefactError(
+            f"{self.path} computed {found} {what} of an image.",
+            f"Its metadata names {named}.",
+            "Describe it again with `capsedge optimize`.",
+        )
 
     def _read(
         self,
@@ -445,16 +506,18 @@ class Session:
         top_k: int | None,
         threshold: float | None,
     ) -> Iterator[Prediction]:
-        name = self._score_name()
-        if not np.isfinite(outputs[name]).all():
-            raise ArtefactError(
-                f"{self.path} computed {name} that are NaN or infinite.",
-                "The weights may be damaged, or their range too large for the file's precision.",
-                "Run `capsedge verify` on the file.",
-            )
-        scores, kind = scores_of(outputs[name], name, self.multi_label)
-        for row, poses in zip(scores, outputs["poses"], strict=True):
-            poses = poses.astype(np.float32)
+        answers = self._answers
+        assert answers.scores is not None  # a classification has one
+        found = outputs[answers.scores]
+        self._check_finite(answers.scores, found)
+        named = len(self._metadata().class_names)
+        if found.ndim != 2 or (named and found.shape[1] != named):
+            raise self._other_size(int(np.prod(found.shape[1:])), named, "scores")
+        scores, kind = scores_of(found, answers.kind, self.multi_label)
+        none = np.zeros((*scores.shape, 0), np.float32)
+        of_poses = none if answers.poses is None else outputs[answers.poses]
+        for row, poses in zip(scores, of_poses, strict=True):
+            poses = poses.astype(np.float32).reshape(len(row), -1)
             labels = tuple(
                 Label(self.class_name(j), j, float(row[j]), poses[j])
                 for j in choose(row, top_k, threshold)

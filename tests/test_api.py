@@ -57,7 +57,7 @@ def test_quantize_writes_the_file_that_is_named(model: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("images", [np.zeros((4, 10), np.uint8), np.zeros((4, 10, 10))])
 def test_quantize_refuses_other_arrays(model: Path, images: np.ndarray) -> None:
-    with pytest.raises(capsedge.UsageError, match="The images are an array of"):
+    with pytest.raises(capsedge.UsageError, match="The array: images are"):
         capsedge.quantize(model, calib_data=images, data=_labelled(model, 1))
 
 
@@ -83,13 +83,14 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     assert not target.exists()
 
     # As if every decision of the quantized file were another.
-    right = evaluate.scores
+    right = evaluate.answers
     monkeypatch.setattr(
         evaluate,
-        "scores",
-        lambda session, data, progress=None: (
-            (1 if session.path == model else -1) * right(session, data, progress)
-        ),
+        "answers",
+        lambda session, *rest: {
+            name: [part if session.path == model else -part for part in parts]
+            for name, parts in right(session, *rest).items()
+        },
     )
     with pytest.raises(capsedge.ParityError) as caught:
         capsedge.quantize(

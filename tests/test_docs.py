@@ -1,7 +1,8 @@
 """The commands of README and docs are run: each page in a folder of its own, from top to bottom.
 
 A ``console`` block holds ``$ command`` lines and what they print (not compared); a ``python`` block is a
-program. A block that cannot run here has ``<!-- not run: reason -->`` on the line before it.
+program, or, after ``<!-- file: name -->``, a file that later blocks use. A block that cannot run here comes
+after ``<!-- not run: reason -->``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tests.conftest import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(
-    r"(?:<!-- not run: (?P<reason>[^>]+?) -->\n+)?^```(?P<language>console|python|bash|sh)\n"
+    r"(?:<!-- (?:not run: (?P<reason>[^>]+?)|file: (?P<file>\S+)) -->\n+)?"
+    r"^```(?P<language>console|python|bash|sh)\n"
     r"(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -31,10 +33,14 @@ class Block:
     language: str
     body: str
     reason: str | None
+    file: str | None
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(m["language"], m["body"], m["reason"]) for m in FENCE.finditer(page.read_text())]
+    return [
+        Block(m["language"], m["body"], m["reason"], m["file"])
+        for m in FENCE.finditer(page.read_text())
+    ]
 
 
 def commands(body: str) -> list[str]:
@@ -54,6 +60,9 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     ran = 0
     for block in found:
         if block.reason:
+            continue
+        if block.file:
+            (tmp_path / block.file).write_text(block.body)
             continue
         if block.language == "console":
             steps = [["bash", "-ec", c] for c in commands(block.body)]

@@ -19,6 +19,7 @@ from capsedge.cli import (
     config,
     doctor,
     export,
+    import_,
     infer,
     inspect,
     optimize,
@@ -97,13 +98,13 @@ DEVICE = "On the device"
 LOOK = "Information"
 
 for panel, verbs in {
-    MODELS: (train, export, optimize, verify),
+    MODELS: (train, import_, export, optimize, verify),
     SMALLER: (quantize, sweep, build),
     DEVICE: (infer, profile),
     LOOK: (inspect, config, doctor),
 }.items():
     for verb in verbs:
-        name = verb.__name__.rpartition(".")[2]
+        name = verb.__name__.rpartition(".")[2].rstrip("_")  # `import` is a word of Python
         app.command(name, rich_help_panel=panel)(_places.judged(verb.command))
 
 

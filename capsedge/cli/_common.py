@@ -57,7 +57,8 @@ def report(error: CapsedgeError, as_json: bool) -> None:
         document = {
             "error": error.what,
             "why": error.why,
-            "fix": error.fix,
+            **({"details": list(error.details)} if error.details else {}),
+            "fix": error.command,
             "exit_code": int(error.exit_code),
         }
         with suppress(OSError):  # printing itself may be what failed
@@ -66,8 +67,8 @@ def report(error: CapsedgeError, as_json: bool) -> None:
 
 
 def log_error(error: CapsedgeError) -> None:
-    """Print an error for a person: what failed, why, and the fix, one line each."""
-    what, *more = (part for part in (error.what, error.why, error.fix) if part)
+    """Print an error for a person: what failed, why, details, and the fix, one line each."""
+    what, *more = (part for part in (error.what, error.why, *error.details, error.command) if part)
     log(f"error: {what}", *more)
 
 

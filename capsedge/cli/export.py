@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +11,15 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._describing import Described
+from capsedge.cli._groups import grouped
+from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, WRITES
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.pipelines.find import FoundModel
+    from capsedge.pipelines.own_module import ModuleSource
 
 REWRITES = {
     "first-pass": "first_pass_uniform",
@@ -34,27 +38,6 @@ Output = Annotated[
     typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
     WRITES,
 ]
-Runtime = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        help="Write the file for another runtime, openvino, litert or mnn: sets --ops, --batch and "
-        "--opset.",
-    ),
-]
-Opset = Annotated[int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")]
-FileOps = Annotated[
-    str | None,
-    typer.Option(
-        "--ops",
-        help="auto (the default): capsule operators with function bodies; fused: without bodies; "
-        "portable: standard operators only.",
-    ),
-]
-FixedBatch = Annotated[
-    int | None, typer.Option("--batch", min=1, help="Fixed batch, instead of a free one.")
-]
-DynamicBatch = Annotated[bool, typer.Option("--dynamic-batch", help="Free batch (the default).")]
 Extra = Annotated[
     str,
     typer.Option("--with", help="More outputs: reconstruction, couplings (separated by commas)."),
@@ -63,64 +46,205 @@ NoRewrite = Annotated[
     list[str] | None,
     typer.Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
 ]
-Atol = Annotated[float, typer.Option("--atol", help="Absolute tolerance of the comparison.")]
-Rtol = Annotated[float, typer.Option("--rtol", help="Tolerance relative to the size of a pose.")]
-FreezeCouplings = Annotated[
-    bool,
+Example = Annotated[
+    str | None,
     typer.Option(
-        "--freeze-couplings",
-        help="Approximation, with a measured error: replace routing by couplings averaged over "
-        "--calib-data.",
+        "--example",
+        help="Input of --module without the batch, such as 1x28x28; several separated by commas; or an "
+        ".npy or .npz file.",
+        rich_help_panel="A network of your own",
     ),
-]
-CalibData = Annotated[
-    Path | None,
-    typer.Option(
-        "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
-    ),
-    READS,
-]
-CalibImages = Annotated[
-    int, typer.Option("--calib-images", min=2, help="Number of images drawn from --calib-data.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Do everything except write the file.")]
 
 
+@dataclass(frozen=True)
+class Form:
+    """The form of the file."""
+
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Write the file for another runtime, openvino, litert or mnn: sets --ops, --batch and "
+            "--opset.",
+        ),
+    ] = None
+    opset: Annotated[
+        int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")
+    ] = None
+    ops: Annotated[
+        str | None,
+        typer.Option(
+            "--ops",
+            help="auto (the default): capsule operators with function bodies; fused: without bodies; "
+            "portable: standard operators only.",
+        ),
+    ] = None
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Fixed batch, instead of a free one.")
+    ] = None
+    dynamic_batch: Annotated[
+        bool, typer.Option("--dynamic-batch", help="Free batch (the default).")
+    ] = False
+
+    def resolved(self) -> dict[str, Any]:
+        """The arguments of ``export``."""
+        from capsedge.graph.targets import resolve
+
+        _options.exclude(dynamic_batch=self.dynamic_batch, batch=self.batch)
+        found = resolve(self.runtime, self.ops, self.opset, self.batch, self.dynamic_batch)
+        return dict(zip(("ops", "opset", "batch"), found, strict=True))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison with PyTorch."""
+
+    atol: Annotated[float, typer.Option("--atol", help="Absolute tolerance of the comparison.")] = (
+        1e-5
+    )
+    rtol: Annotated[
+        float, typer.Option("--rtol", help="Tolerance relative to the size of a pose.")
+    ] = 1e-4
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs",
+            help="Your own inputs, .npy or .npz, batch first: they are compared too, and hard cases outside "
+            "their range only warn.",
+        ),
+        READS,
+    ] = None
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Frozen couplings, an approximation."""
+
+    freeze_couplings: Annotated[
+        bool,
+        typer.Option(
+            "--freeze-couplings",
+            help="Approximation, with a measured error: replace routing by couplings averaged over "
+            "--calib-data.",
+        ),
+    ] = False
+    calib_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
+        ),
+        READS,
+    ] = None
+    calib_images: Annotated[
+        int,
+        typer.Option("--calib-images", min=2, help="Number of images drawn from --calib-data."),
+    ] = 512
+
+    def check(self, converted: bool) -> None:
+        """Refuse what does not go together.
+
+        Args:
+            converted: whether the file is written for another runtime, in another form, or not at all.
+        """
+        if self.freeze_couplings != (self.calib_data is not None):
+            raise UsageError(
+                "--freeze-couplings and --calib-data need each other.",
+                "Couplings are averaged over the images of --calib-data.",
+                "Give both, or neither.",
+            )
+        if self.freeze_couplings and converted:
+            raise UsageError(
+                "Frozen couplings need a file with capsule operators.",
+                "--dry-run does not write it, and --ops portable, --ops fused and --for convert it.",
+                "Leave out --dry-run, --ops and --for.",
+            )
+
+
+@grouped
 def command(
+    own: OwnModule,
+    form: Form,
+    comparison: Comparison,
+    frozen: Frozen,
+    described: Described,
     model: _options.Model = None,
     checkpoint: _options.Checkpoint = None,
     routing: Routing = None,
     iters: _options.Iterations = None,
+    example: Example = None,
     output: Output = None,
-    runtime: Runtime = None,
-    opset: Opset = None,
-    ops: FileOps = None,
-    batch: FixedBatch = None,
-    dynamic_batch: DynamicBatch = False,
     extra: Extra = "",
     no_rewrite: NoRewrite = None,
-    atol: Atol = 1e-5,
-    rtol: Rtol = 1e-4,
-    freeze_couplings: FreezeCouplings = False,
-    calib_data: CalibData = None,
-    calib_images: CalibImages = 512,
     dry_run: DryRun = False,
     as_json: _options.Json = False,
 ) -> None:
     """Export a trained network to one ONNX file, compared with PyTorch before it is written."""
-    _options.exclude(dynamic_batch=dynamic_batch, batch=batch)
-    _check(iters, freeze_couplings, calib_data, dry_run or runtime is not None, ops)
+    _check_iterations(iters)
+    frozen.check(dry_run or form.runtime is not None or form.ops not in (None, "auto"))
+    source = own.source(
+        model=model, checkpoint=checkpoint, routing=routing, iters=iters, **{"with": extra},
+        **{"freeze-couplings": frozen.freeze_couplings},
+    )  # fmt: skip
+    _check_example(source, example)
     require(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
     )  # fmt: skip
+    options = form.resolved() | asdict(comparison) | described.keywords()
+    options["rewrites"] = _rewrites(no_rewrite or [])
+    if source is not None:
+        _export_own(source, str(example), output, options, dry_run, as_json)
+        return
+    options |= {"iterations": iters, "extra_outputs": _options.words(extra)}
+    _export_known(model, checkpoint, routing, output, frozen, options, dry_run, as_json)
+
+
+def _export_own(
+    source: ModuleSource,
+    example: str,
+    output: Path | None,
+    options: dict[str, Any],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
     from capsedge.exporters.to_onnx import export
-    from capsedge.graph.targets import resolve
+    from capsedge.pipelines.own_module import load_module, read_example
+    from capsedge.runtime.files.writing import sha256
+
+    inputs = read_example(example)
+    own = load_module(source)
+    for note in own.notes:
+        log(f"note: {note}")
+    if own.weights is None:
+        log(
+            f"warning: no --weights: exporting {own.name} with the weights that its code gives it (random "
+            "ones are drawn with seed 0)."
+        )
+    target = output or Path(f"{own.name.lower()}.onnx")
+    log("capturing, recognizing routing, and comparing; a large network takes minutes")
+    checksum = sha256(own.weights) if own.weights else ""
+    options["checkpoint_sha256"] = checksum
+    report = export(own.module, target, example=inputs, **options, dry_run=dry_run)
+    _show(report, Source(own.name, own.weights, source), as_json, {"weights_sha256": checksum})
+
+
+def _export_known(
+    model: str | None,
+    checkpoint: Path | None,
+    routing: str | None,
+    output: Path | None,
+    frozen: Frozen,
+    options: dict[str, Any],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from capsedge.exporters.to_onnx import export
     from capsedge.pipelines.find import find_model
     from capsedge.pipelines.frozen_export import export_frozen
     from capsedge.runtime.files.writing import sha256
 
-    ops, opset, batch = resolve(runtime, ops, opset, batch, dynamic_batch)
     found = find_model(model, checkpoint, routing)
     target = output or Path(f"{found.name}.onnx")
     if not found.trained:
@@ -128,45 +252,39 @@ def command(
             f"warning: {found.name} has no trained weights in this package: exporting its random "
             "initial weights. The file is for measuring speed; it classifies nothing."
         )
-    options: dict[str, Any] = {
-        "iterations": iters,
-        "opset": opset,
-        "ops": ops,
-        "batch": batch,
-        "extra_outputs": _options.words(extra),
-        "rewrites": _rewrites(no_rewrite or []),
-        "atol": atol,
-        "rtol": rtol,
-        "checkpoint_sha256": sha256(found.checkpoint) if found.checkpoint else "",
-    }
-    if calib_data is None:
-        report, measured = export(found.model, target, **options, dry_run=dry_run), None
-    else:
-        frozen = export_frozen(found.model, target, calib_data, calib_images, **options)
-        report, measured = frozen.report, frozen.measured
-        for warning in frozen.warnings:
-            log(f"warning: {warning}")
-    (_print_json if as_json else _print)(report, found, measured)
+    if found.model.config.fixed_batch is not None:
+        log(
+            f"note: the batch is fixed to {found.model.config.fixed_batch}, because the author's code "
+            "averages over the batch"
+        )
+    options["checkpoint_sha256"] = sha256(found.checkpoint) if found.checkpoint else ""
+    source = Source(found.name, found.checkpoint)
+    if frozen.calib_data is None:
+        _show(export(found.model, target, **options, dry_run=dry_run), source, as_json)
+        return
+    made = export_frozen(found.model, target, frozen.calib_data, frozen.calib_images, **options)
+    for warning in made.warnings:
+        log(f"warning: {warning}")
+    _show(made.report, source, as_json, {"frozen_couplings": made.measured})
 
 
-def _check(
-    iters: int | None, frozen: bool, calib_data: Path | None, elsewhere: bool, ops: str | None
-) -> None:
+def _check_iterations(iters: int | None) -> None:
     if iters is not None and iters < 1:
         raise UsageError(
             f"Routing cannot run {iters} iterations.", "", "Give --iters a number of 1 or more."
         )
-    if frozen != (calib_data is not None):
+
+
+def _check_example(source: ModuleSource | None, example: str | None) -> None:
+    if source is not None and example is None:
         raise UsageError(
-            "--freeze-couplings and --calib-data need each other.",
-            "Couplings are averaged over the images of --calib-data.",
-            "Give both, or neither.",
+            "--module needs --example.",
+            "The shape of its input is otherwise unknown.",
+            "Add the size of one image, channels first: --example 1x28x28",
         )
-    if frozen and (elsewhere or ops not in (None, "auto")):
+    if source is None and example is not None:
         raise UsageError(
-            "Frozen couplings need a file with capsule operators.",
-            "--dry-run does not write it, and --ops portable, --ops fused and --for convert it.",
-            "Leave out --dry-run, --ops and --for.",
+            "--example needs --module.", "The package's models know their input.", "Leave it out."
         )
 
 
@@ -182,56 +300,103 @@ def _rewrites(left_out: list[str]) -> Any:
     return Rewrites(**{REWRITES[name]: False for name in left_out})
 
 
-def _next_commands(report: ExportReport, checkpoint: Path | None) -> list[str]:
-    """The commands to run next; a file with untrained weights can be neither verified nor used to infer."""
-    file = shlex.quote(str(report.path))
-    if report.dry_run:
-        return []
-    if checkpoint is None:
-        return [f"capsedge inspect {file}"]
-    return [
-        f"capsedge verify {file} --checkpoint {shlex.quote(str(checkpoint))}",
-        f"capsedge infer --model {file} image.png",
-    ]
+@dataclass(frozen=True)
+class Source:
+    """What was exported: its name, the file of its weights, and the user's own code if it is that."""
+
+    name: str
+    weights: Path | None
+    own: ModuleSource | None = None
+
+    def following(self, report: ExportReport) -> list[str]:
+        """The commands to run next; untrained weights can be neither verified nor used to infer."""
+        file = shlex.quote(str(report.path))
+        if report.dry_run:
+            return []
+        if self.own is not None:
+            options = {
+                "module": self.own.module,
+                "weights": self.own.weights,
+                "args": self.own.args,
+            }
+            given = "".join(f" --{k} {shlex.quote(v)}" for k, v in options.items() if v)
+            return [
+                f"capsedge verify {file}{given}",
+                f"capsedge profile {file} --compare torch{given}",
+            ]
+        if self.weights is None:
+            return [f"capsedge inspect {file}"]
+        return [
+            f"capsedge verify {file} --checkpoint {shlex.quote(str(self.weights))}",
+            f"capsedge infer --model {file} image.png",
+        ]
 
 
-def _print_json(report: ExportReport, found: FoundModel, frozen: dict[str, Any] | None) -> None:
-    print_json(
-        {
-            **report.to_dict(),
-            "model": found.name,
-            "checkpoint": str(found.checkpoint) if found.checkpoint else None,
-            "trained": found.trained,
-            **({"frozen_couplings": frozen} if frozen is not None else {}),
-            "next": _next_commands(report, found.checkpoint),
-        }
-    )
+def _show(
+    report: ExportReport, source: Source, as_json: bool, more: dict[str, Any] | None = None
+) -> None:
+    more = more or {}
+    for warning in report.warnings:
+        log(f"warning: {warning}")
+    if as_json:
+        print_json(
+            {
+                **report.to_dict(),
+                "model": source.name,
+                "checkpoint": str(source.weights) if source.weights else None,
+                "trained": source.weights is not None,
+                **more,
+                "next": source.following(report),
+            }
+        )
+        return
+    if "frozen_couplings" in more:
+        _print_frozen(more["frozen_couplings"])
+    _print(report, source)
+    if following := source.following(report):
+        log("next:", *(f"  {line}" for line in following))
 
 
-def _print(report: ExportReport, found: FoundModel, frozen: dict[str, Any] | None) -> None:
+def _print(report: ExportReport, source: Source) -> None:
     def shapes(values: dict[str, list[int | str]]) -> str:
         return ", ".join(f"{k} {v}".replace("'", "") for k, v in values.items())
 
-    if frozen is not None:
-        _print_frozen(frozen)
     worst = max(report.parity, key=lambda p: p.excess)
     lines: dict[str, Any] = {
-        "model": f"{found.name} ({found.checkpoint or 'untrained weights'})",
+        "model": f"{source.name} ({source.weights or 'untrained weights'})",
         "file": f"{report.path}{' (not written: dry run)' if report.dry_run else ''}",
         "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
         "inputs": shapes(report.inputs),
         "outputs": shapes(report.outputs),
         "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
         + f"; function bodies: {report.functions}",
-        "rewrites": "; ".join(f"{k} {report.rewrites[v]}" for k, v in REWRITES.items()),
+        "rewrites": _said(report.rewrites),
         "parity": f"{len(report.parity)} comparisons with PyTorch; the worst ({worst.output}, {worst.case}) "
         f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
     }
     for key, value in lines.items():
         say(f"{key:<10} {value}")
-    following = _next_commands(report, found.checkpoint)
-    if following:
-        log("next:", *(f"  {line}" for line in following))
+    _print_recognition(report)
+
+
+def _said(rewrites: dict[str, str]) -> str:
+    """Each rewrite and its effect; once where it is the same for all."""
+    effects = set(rewrites.values())
+    if len(effects) == 1 and "without effect" in (only := next(iter(effects))):
+        return only
+    return "; ".join(f"{k} {rewrites[v]}" for k, v in REWRITES.items())
+
+
+def _print_recognition(report: ExportReport) -> None:
+    """What became of the user's own routing."""
+    for found in report.recognition.found:
+        read = ", ".join(f"{k} {v}" for k, v in found.parameters.items())
+        say(f"recognized {found.operator}: {read}")
+    for left in report.recognition.left:
+        say(f"left       {left.place}, as standard operators: {left.reason}")
+    notes = (*report.notes, *(n for f in report.recognition.found for n in f.notes))
+    for note in dict.fromkeys(notes):
+        say(f"note       {note}")
 
 
 def _print_frozen(frozen: dict[str, Any]) -> None:

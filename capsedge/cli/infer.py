@@ -65,7 +65,7 @@ def command(
     provider: Provider = "auto",
     as_json: _options.Json = False,
 ) -> None:
-    """Classify images.
+    """Classify images, or compute the values of a regression.
 
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     """
@@ -145,7 +145,16 @@ def _print_json(session: Session, found: Classified, reconstruct: Path | None) -
 def _print_table(session: Session, found: Classified) -> None:
     from capsedge.cli._tables import print_table
 
-    kind = next(iter(found.predictions.values())).score_kind
+    title = f"{session.path.name}, {session.ops} operators"
+    first = next(iter(found.predictions.values()))
+    if first.values:
+        estimates = [
+            [str(found.files[number]), ", ".join(map(str, prediction.values))]
+            for number, prediction in found.predictions.items()
+        ]
+        print_table(title, ["image", "values"], estimates)
+        return
+    kind = first.score_kind
     columns = ["image", "class", kind] + (["drawn"] if found.drawn else [])
     rows: list[list[str]] = []
     for number, prediction in found.predictions.items():
@@ -158,4 +167,4 @@ def _print_table(session: Session, found: Classified) -> None:
             row = [str(found.files[number]) if position == 0 else ""]
             row += [session.class_name(j), f"{prediction.scores[j]:.4f}"]
             rows.append(row + ([colours.get(j, "")] if found.drawn else []))
-    print_table(f"{session.path.name}, {session.ops} operators", columns, rows)
+    print_table(title, columns, rows)

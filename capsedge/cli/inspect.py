@@ -12,12 +12,13 @@ from capsedge.cli import _common, _options
 from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
-from capsedge.runtime.passport import SUFFIX
+from capsedge.runtime.passport import is_engine
 from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.metadata import ModelMetadata
+    from capsedge.runtime.reading.forecast import Forecast as ForecastData
     from capsedge.runtime.reading.inspection import Inspection, RoutingLayer
     from capsedge.runtime.reading.onnx_structure import Shape
 
@@ -70,7 +71,7 @@ def command(
 
 
 def _check(file: Path, forecast: bool, layers: bool, device: str | None) -> None:
-    engine = file.suffix == SUFFIX
+    engine = is_engine(file)
     if device is not None and not forecast:
         raise UsageError(
             "--device needs --forecast.", "It names the device of a forecast.", "Add --forecast."
@@ -133,10 +134,28 @@ def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
     ]
 
 
-def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
-    from capsedge.runtime.reading.forecast import forecast
+def _forecasts(file: Path, batches: list[int], device: str | None) -> list[ForecastData]:
+    """By the shapes that the file states; where some are missing, by those that onnx infers, if installed."""
+    from capsedge.runtime.files.given import as_file
+    from capsedge.runtime.reading.forecast import UnknownSizes, forecast
+    from capsedge.runtime.reading.onnx_file import read_harmless
 
-    found = [forecast(file, n, device) for n in batches]
+    try:
+        return [forecast(file, n, device) for n in batches]
+    except UnknownSizes as error:
+        try:
+            from capsedge.graph.shapes import with_shapes
+        except ModuleNotFoundError:
+            raise error from None
+        with as_file(with_shapes(read_harmless(file)[0])) as stated:
+            try:
+                return [forecast(stated, n, device) for n in batches]
+            except UnknownSizes:
+                raise error from None
+
+
+def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
+    found = _forecasts(file, batches, device)
     if as_json:
         _common.print_json(
             {"schema": 1, "path": str(file), "forecasts": [f.to_dict() for f in found]}
@@ -254,6 +273,8 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         facts += _model(found.metadata)
     elif found.kind == "onnx":
         facts.append(("metadata", "none: a file of another tool"))
+    if found.origin is not None:
+        facts += found.origin.facts()
     for key, value in (found.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts
@@ -262,16 +283,39 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
 def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
     """The network, as described by the file's metadata."""
     facts = [
-        ("architecture", meta.architecture),
-        ("routing", f"{meta.routing}, {meta.iterations} iterations"),
-        ("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"),
+        ("architecture", meta.architecture or "not stated"),
+        (
+            "routing",
+            f"{meta.routing}, {meta.iterations} iterations" if meta.routing else "not stated",
+        ),
         ("task", meta.task),
+        *_outputs(meta),
         ("precision", meta.precision),
         ("checkpoint", meta.checkpoint_sha256 or "not stated"),
     ]
     if meta.preprocessing is not None:
         p = meta.preprocessing
         scaling = f"scale {p.scale:.6g}, mean {list(p.mean)}, std {list(p.std)}"
-        size_of_image = f"{p.channels}x{p.height}x{p.width}"
+        if p.per_image:
+            scaling += f", per image {p.per_image}"
+        size_of_image = "x".join(map(str, p.shape))
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
     return facts + [(f"parity {key}", str(value)) for key, value in meta.parity.items()]
+
+
+def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
+    """What the outputs hold: classes or values."""
+    facts = []
+    if meta.class_names or meta.outputs is None:
+        facts.append(("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"))
+    stated = meta.outputs
+    if stated is None:
+        return facts
+    if stated.scores:
+        facts.append(("scores", f"{stated.scores} ({stated.kind})"))
+        facts.append(("poses", stated.poses or "none"))
+    else:
+        named = zip(stated.names, stated.units, strict=True)
+        values = ", ".join(f"{name} ({unit})" if unit else name for name, unit in named)
+        facts.append(("values", f"{values} in {', '.join(stated.values)}"))
+    return facts

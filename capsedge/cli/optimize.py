@@ -9,6 +9,8 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._describing import Described
+from capsedge.cli._groups import grouped
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.runtime.quantities import size
@@ -39,7 +41,9 @@ Batch = Annotated[
 ]
 
 
+@grouped
 def command(
+    described: Described,
     model: Model,
     output: Output = None,
     batch: Batch = "free",
@@ -59,6 +63,7 @@ def command(
         output or model.parent / f"{model.stem}.fused.onnx",
         measure=measure,
         batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
+        **described.keywords(),
         progress=(lambda _: None) if as_json else log,
     )
     if as_json:

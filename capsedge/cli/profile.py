@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsedge.cli import _common, _options
+from capsedge.cli._groups import grouped
+from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode, UsageError
@@ -64,7 +66,9 @@ Trace = Annotated[
 ]
 
 
+@grouped
 def command(
+    own: OwnModule,
     models: Models = None,
     compare: Compare = "",
     batch: _options.BatchSizes = "1",
@@ -92,7 +96,8 @@ def command(
 
     peers = _options.words(compare)
     check_installed(peers)
-    _check_peers(peers, checkpoint, peer_model)
+    source = own.source(checkpoint=checkpoint)
+    _check_peers(peers, checkpoint, peer_model, own.module)
     batches = _options.batch_sizes(batch)
     checked_limits(warmup, duration, iterations)
     _check_places(html, png, markdown, trace, operators)
@@ -107,7 +112,10 @@ def command(
         iterations=iterations,
         operators=operators,
         peers=peers,
-        checkpoints=_checkpoints(sessions, checkpoint) if "torch" in peers else [],
+        checkpoints=_checkpoints(sessions, checkpoint)
+        if "torch" in peers and source is None
+        else [],
+        module=source.to_json() if source is not None else "",
         peer_model=peer_model,
         progress=_common.log,
     )
@@ -121,10 +129,13 @@ def command(
         raise typer.Exit(int(ExitCode.PARITY))
 
 
-def _check_peers(peers: list[str], checkpoint: Path | None, peer_model: Path | None) -> None:
+def _check_peers(
+    peers: list[str], checkpoint: Path | None, peer_model: Path | None, module: str | None
+) -> None:
     for option, value, needed, fix in (
         ("--peer-model", peer_model, bool(peers), "Add --compare ort,openvino."),
         ("--checkpoint", checkpoint, "torch" in peers, "Add --compare torch."),
+        ("--module", module, "torch" in peers, "Add --compare torch."),
     ):
         if value is not None and not needed:
             raise UsageError(f"{option} needs a peer.", "It is for the peers of --compare.", fix)

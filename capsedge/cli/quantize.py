@@ -30,7 +30,8 @@ CalibData = Annotated[
     Path,
     typer.Option(
         "--calib-data",
-        help="Images to calibrate on: data set folder (its training split), npz, idx or images.",
+        help="Images to calibrate on: data set folder (its training split), npz, npy, idx or images; "
+        "prepared arrays for a file that does not state the preprocessing.",
     ),
     READS,
 ]
@@ -42,8 +43,8 @@ Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        help="Labelled images to report accuracy on; by default the test split of --calib-data, or "
-        "its images that were not drawn.",
+        help="Images to compare with FP32 on, labelled for accuracy; by default the test split of "
+        "--calib-data, or its images that were not drawn.",
     ),
     READS,
 ]
@@ -53,7 +54,26 @@ FileOps = Annotated[
     str,
     typer.Option("--ops", help="auto, or fused: smaller, but runs only with the operator library."),
 ]
-MaxDrop = Annotated[float, typer.Option("--max-drop", help="Allowed loss of accuracy, in points.")]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option(
+        "--max-drop",
+        help="Allowed loss in points: of accuracy (default 0.1); without labels, of answers changed (1); "
+        "for numbers, the mean error in % of an output's range (1).",
+    ),
+]
+MaxError = Annotated[
+    float,
+    typer.Option(
+        "--max-error", help="For numbers: the largest error allowed, in % of an output's range."
+    ),
+]
+Scores = Annotated[
+    str | None,
+    typer.Option(
+        "--scores", help="The output that decides the class, for a file that does not say so."
+    ),
+]
 CalibTable = Annotated[
     Path | None,
     typer.Option("--table", help="Calibration table: read if it exists, otherwise written."),
@@ -88,7 +108,9 @@ def command(
     method: Method = "mse",
     target: Target = "ort-cpu",
     ops: FileOps = "auto",
-    max_drop: MaxDrop = 0.1,
+    max_drop: MaxDrop = None,
+    max_error: MaxError = 10.0,
+    scores: Scores = None,
     table: CalibTable = None,
     sensitivity: Sensitivity = False,
     prefer: Prefer = "size",
@@ -97,14 +119,12 @@ def command(
     seed: Seed = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Quantize an exported file; if it loses too much accuracy, write .rejected and exit with code 4."""
+    """Quantize an FP32 file; if it loses too much, write .rejected and exit with code 4."""
     require(
         "onnx", "onnxruntime", "onnxscript",
         what="Quantizing needs onnx, onnxscript and ONNX Runtime.",
         fix="pip install 'capsedge[build,cpu]'",
     )  # fmt: skip
-    from capsedge.calibration import api
-
     if plot is not None:
         _check_plot(plot, precision == "mixed" and not sensitivity)
     options: dict[str, Any] = {
@@ -114,20 +134,42 @@ def command(
         "limit": limit,
         "method": method,
         "target": target,
+        "scores": scores,
         "table": table,
         "seed": seed,
     }
     if sensitivity:
-        with _progress() as progress:
-            ranked = api.sensitivity(model, **options, progress=progress)
-        _log_warnings(ranked.warnings)
-        if as_json:
-            print_json({"model": str(model), "damage": [d.to_dict() for d in ranked.damage]})
-        else:
-            _show_damage(ranked.damage)
+        _rank(model, options, as_json)
         return
-    options |= {"precision": precision, "ops": ops, "max_drop": max_drop, "prefer": prefer}
-    place = output or model.with_name(f"{model.stem}.{precision}.onnx")
+    options |= {"precision": precision, "ops": ops, "prefer": prefer}
+    options |= {"max_drop": max_drop, "max_error": max_error}
+    report = _quantized(model, output or model.with_name(f"{model.stem}.{precision}.onnx"), options)
+    if plot is not None and report.search is not None:
+        from capsedge.calibration.mixed import plot as draw
+
+        draw(report.search, report.gate, plot)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show(report)
+        _log_next(report, model, data or calib_data)
+
+
+def _rank(model: Path, options: dict[str, Any], as_json: bool) -> None:
+    from capsedge.calibration import api
+
+    with _progress() as progress:
+        ranked = api.sensitivity(model, **options, progress=progress)
+    _log_warnings(ranked.warnings)
+    if as_json:
+        print_json({"model": str(model), "damage": [d.to_dict() for d in ranked.damage]})
+    else:
+        _show_damage(ranked.damage)
+
+
+def _quantized(model: Path, place: Path, options: dict[str, Any]) -> QuantizationReport:
+    from capsedge.calibration import api
+
     try:
         with _progress() as progress:
             report = api.quantize(model, place, **options, progress=progress)
@@ -135,15 +177,7 @@ def command(
         _log_warnings(error.report.warnings)
         raise
     _log_warnings(report.warnings)
-    if plot is not None and report.search is not None:
-        from capsedge.calibration.mixed import plot as draw
-
-        draw(report.search, max_drop, plot)
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        show(report)
-        _log_next(report, data or calib_data)
+    return report
 
 
 def _check_plot(plot: Path, searched: bool) -> None:
@@ -163,10 +197,16 @@ def _log_warnings(warnings: Sequence[str]) -> None:
         log(f"warning: {warning}")
 
 
-def _log_next(report: QuantizationReport, data: Path) -> None:
+def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
     """Print the next command; ``verify`` finds the checkpoint itself if the model is from the zoo."""
     from capsedge.zoo import checkpoint_by_sha256
 
+    if report.foreign:
+        log(
+            "next:",
+            f"  capsedge profile {shlex.quote(str(model))} {shlex.quote(str(report.output))}",
+        )
+        return
     known = checkpoint_by_sha256(report.checkpoint_sha256) is not None
     file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
     log(
@@ -195,7 +235,6 @@ def _show_damage(found: Sequence[Damage]) -> None:
 
 def show(report: QuantizationReport) -> None:
     """Print a report for a person."""
-    o = report.outcome
     rows = [
         ("file", str(report.output)),
         ("precision", f"{report.precision} for {report.target}"),
@@ -205,16 +244,9 @@ def show(report: QuantizationReport) -> None:
             f"({report.source_size / report.size:.2f} times smaller)",
         ),
         ("calibration", f"{report.images['calibration']} images, {report.method}"),
-        ("agreement", f"{100 * o.agreement:.2f} % of {o.images} images"),
+        ("judged by", report.judged),
+        *_verdict(report),
     ]
-    if o.accuracy is not None and o.reference is not None:
-        rows.append(
-            (
-                "accuracy",
-                f"{100 * o.accuracy:.2f} %, FP32 {100 * o.reference:.2f} %: "
-                f"{o.drop:.2f} points lost (allowed {report.max_drop:g})",
-            )
-        )
     print_table("Quantized", ("", ""), rows)
     print_table(
         "Executed by ONNX Runtime on this machine (read back from its optimized graph)",
@@ -231,6 +263,31 @@ def show(report: QuantizationReport) -> None:
             say(f"and {len(report.kept) - LISTED} more, listed by --json", "")
     if report.search is not None:
         show_search(report.search)
+
+
+def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
+    """What was lost, and what was allowed."""
+    o, allowed = report.outcome, f"allowed {report.max_drop:g}"
+    if o.outputs:
+        most = f"allowed {report.gate.max_error:g}"
+        return [
+            (
+                e.name,
+                f"mean error {e.mean:.4g}, {100 * e.mean_share:.3f} % of its range ({allowed}); largest "
+                f"{e.largest:.4g}, {100 * e.largest_share:.2f} % ({most}); {o.images} samples",
+            )
+            for e in o.outputs
+        ]
+    agreement = f"{100 * o.agreement:.2f} % of {o.images} images"
+    if o.accuracy is None or o.reference is None:
+        agreement += f": {o.drop:.2f} points of answers changed ({allowed})"
+        margins = f"changed answers up to {o.surest:.3g}, median of all {o.typical:.3g}"
+        return [("agreement", agreement), ("FP32's margins", margins)]
+    accuracy = (
+        f"{100 * o.accuracy:.2f} %, FP32 {100 * o.reference:.2f} %: "
+        f"{o.drop:.2f} points lost ({allowed})"
+    )
+    return [("agreement", agreement), ("accuracy", accuracy)]
 
 
 def show_search(search: Search) -> None:

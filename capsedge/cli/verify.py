@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsedge.cli import _common, _options
+from capsedge.cli._groups import grouped
+from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
@@ -63,7 +65,9 @@ Output = Annotated[
 ]
 
 
+@grouped
 def command(
+    own: OwnModule,
     model: Model,
     checkpoint: Checkpoint = None,
     name: Name = None,
@@ -96,7 +100,12 @@ def command(
         )
     if output is not None:
         check_writable(output)
-    reference = trained_checkpoint(name) if name is not None else checkpoint
+    source = own.source(checkpoint=checkpoint, model=name)
+    reference: Any = trained_checkpoint(name) if name is not None else checkpoint
+    if source is not None:
+        from capsedge.pipelines.own_module import load_module
+
+        reference = load_module(source)
     with _progress() as progress:
         certificate = verify(
             reference,
@@ -173,8 +182,10 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
 
 def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
-    for key in ("architecture", "precision", "ops"):
-        if key in link:
+    if link.get("own_module"):
+        facts.append(f"the user's own {link.get('code', 'module')}")
+    for key in ("weights", "architecture", "precision", "ops", "family", "author's code"):
+        if link.get(key):
             facts.append(f"{key} {link[key]}")
     return link["kind"], link["file"], ", ".join(facts)
 
@@ -194,6 +205,19 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
             for o in part["outputs"]
         ],
     )
+    if "estimates" in part:
+        print_table(
+            "Values",
+            ("value", "unit", "mean error", "largest error", "range"),
+            [
+                (
+                    v["name"],
+                    v["unit"],
+                    *(f"{v[k]:.3g}" for k in ("mean_error", "largest_error", "range")),
+                )
+                for v in part["estimates"]["values"]
+            ],
+        )
     d = part["decisions"]
     if d is None:
         return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -25,12 +25,14 @@ class ImageSet:
 
     Attributes:
         source: where they come from.
-        images: pixels ``[N, H, W, C]`` uint8, or prepared floats ``[N, C, H, W]``.
+        images: pixels ``[N, H, W, C]`` uint8, or what a model's first input takes: prepared floats
+            ``[N, C, H, W]``, or arrays ``[N, ...]`` of any shape for a file of another tool.
         labels: their classes ``[N]``; None if not known.
         preprocessing: how pixels become a model's input; None if they are prepared, or without a model.
         names: file names of single images; empty for other sources.
         split: the split of a data set folder; empty for other sources.
         whole: whether these are all images of the source.
+        others: what the model's other inputs take ``[N, ...]``, by name.
     """
 
     source: str
@@ -40,6 +42,7 @@ class ImageSet:
     names: tuple[str, ...] = ()
     split: str = ""
     whole: bool = True
+    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -60,10 +63,10 @@ class ImageSet:
         return self.labels
 
     def inputs(self) -> Iterator[Floats]:
-        """The images as a model's input ``[C, H, W]``, prepared one by one."""
+        """The images as a model's input ``[C, H, W]``, prepared one by one; whole numbers as they are."""
         for image in self.images:
             if self.preprocessing is None:
-                yield image.astype(np.float32)
+                yield image.astype(np.float32) if image.dtype.kind == "f" else image
             else:
                 yield prepare(image, self.preprocessing)
 
@@ -78,11 +81,13 @@ class ImageSet:
 
         It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
         (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``
-        if there are none. So it depends on the order, but neither on the origin of the images (source, names,
-        split) nor on a model's preprocessing.
+        if there are none. Arrays of other inputs follow in the order of their names, as ``input NAME``. So
+        it depends on the order, but neither on the origin of the images (source, names, split) nor on a
+        model's preprocessing.
         """
         total = hashlib.sha256()
-        for name, array in (("images", self.images), ("labels", self.labels)):
+        others = [(f"input {name}", self.others[name]) for name in sorted(self.others)]
+        for name, array in (("images", self.images), ("labels", self.labels), *others):
             if array is None:
                 total.update(f"{name} none\n".encode())
                 continue
@@ -111,25 +116,49 @@ class ImageSet:
 
     @cached_property
     def _pixel_checksums(self) -> list[bytes]:
-        return [hashlib.sha256(x.tobytes()).digest() for x in self.images]
+        return self._checksums(self.images)
 
     @cached_property
     def _input_checksums(self) -> list[bytes]:
-        return [hashlib.sha256(x.tobytes()).digest() for x in self.inputs()]
+        return self._checksums(self.inputs())
+
+    def _checksums(self, images: Iterable[NDArray[Any]]) -> list[bytes]:
+        others = [self.others[name] for name in sorted(self.others)]
+        found = []
+        for image, *rest in zip(images, *others, strict=True):
+            total = hashlib.sha256(image.tobytes())
+            for value in rest:
+                total.update(value.tobytes())
+            found.append(total.digest())
+        return found
 
     def take(self, indices: NDArray[np.intp]) -> ImageSet:
         """Some of the images, in the order given."""
         labels = None if self.labels is None else self.labels[indices]
         names = tuple(self.names[k] for k in indices) if self.names else ()
-        return replace(self, images=self.images[indices], labels=labels, names=names, whole=False)
+        others = {name: array[indices] for name, array in self.others.items()}
+        return replace(
+            self,
+            images=self.images[indices],
+            labels=labels,
+            names=names,
+            whole=False,
+            others=others,
+        )
 
     def first(self, count: int | None) -> ImageSet:
         """At most ``count`` of the images, the first ones; all with None."""
         if count is None or count >= len(self):
             return self
         labels = None if self.labels is None else self.labels[:count]
+        others = {name: array[:count] for name, array in self.others.items()}
         return replace(
-            self, images=self.images[:count], labels=labels, names=self.names[:count], whole=False
+            self,
+            images=self.images[:count],
+            labels=labels,
+            names=self.names[:count],
+            whole=False,
+            others=others,
         )
 
     def draw(self, count: int, seed: int = 0) -> ImageSet:

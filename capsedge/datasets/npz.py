@@ -1,4 +1,4 @@
-"""Archives of numpy arrays (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
+"""Numpy arrays, single and in archives (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
 
 Read without numpy's own reader, which allocates what a header claims, and evaluates it as Python.
 """
@@ -34,6 +34,9 @@ _SIZE = re.compile(r"\s*([0-9]{1,18})L?\s*")
 class Arrays:
     """The arrays of an open npz file.
 
+    Attributes:
+        names: of the arrays.
+
     Args:
         path: its name, for errors.
         archive: its content.
@@ -42,10 +45,10 @@ class Arrays:
 
     def __init__(self, path: Path, archive: Archive, stored: int) -> None:
         self._path, self._archive, self._stored = path, archive, stored
-        self._names = set(archive.names)
+        self.names = [n.removesuffix(".npy") for n in archive.names if n.endswith(".npy")]
 
     def __contains__(self, name: str) -> bool:
-        return f"{name}.npy" in self._names
+        return name in self.names
 
     def read(self, name: str, count: int | None = None) -> NDArray[Any]:
         """An array of numbers.
@@ -58,60 +61,104 @@ class Arrays:
         """
         try:
             with self._archive.member(f"{name}.npy") as member:
-                return self._array(member, name, count)
+                return read_array(self._path, member, name, self._stored, count)
         except BadArchive as error:
             raise _unreadable(self._path, error) from error
 
-    def _array(self, member: IO[bytes], name: str, count: int | None) -> NDArray[Any]:
-        dtype, fortran, shape = self._header(member, name)
-        partly = bool(shape) and count is not None and count < shape[0] and not fortran
-        if partly and count is not None:
-            shape = (count, *shape[1:])
-        expected = check_bytes(self._path, shape, dtype.itemsize, self._stored)
-        data = np.empty(expected, np.uint8)
-        view, at = data.data, 0
-        while at < expected and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
-            at += found
-        if at < expected:
-            raise UsageError(
-                f"{self._path} is not whole.", f"'{name}' has {at:,} bytes of {expected:,}."
-            )
-        if not partly and member.read(1):  # also checks the sum of what was read
-            raise UsageError(f"{self._path} cannot be read.", f"'{name}' goes on after its end.")
-        array = data.view(dtype).reshape(shape, order="F" if fortran else "C")
-        native = array.astype(dtype.newbyteorder("="), copy=False)
-        return native if count is None else native[:count] if native.ndim else native
 
-    def _header(self, member: IO[bytes], name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-        head = member.read(8)
-        wide = len(head) == 8 and head[6] > 1
-        packed = member.read(4 if wide else 2)
-        if not head.startswith(_MAGIC) or len(packed) < (4 if wide else 2) or head[6] > 3:
-            raise self._foreign(name, "it is not a NumPy array")
-        (length,) = struct.unpack("<I" if wide else "<H", packed)
-        if length > _HEADER_BYTES:
-            raise self._foreign(name, f"its header has {length:,} bytes")
-        text = member.read(length).decode("latin-1").strip()
-        found: dict[str, str] = {}
-        at = 1
-        while match := _FIELD.match(text, at):
-            at = match.end()
-            found |= {key: value for key, value in match.groupdict().items() if value is not None}
-        if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
-            raise self._foreign(name, "its header is not one of plain numbers")
-        sizes = [part for part in found["shape"].split(",") if part.strip()]
-        matches = [_SIZE.fullmatch(part) for part in sizes]
-        shape = tuple(int(match[1]) for match in matches if match)
-        if len(shape) != len(sizes) or len(shape) > 8:
-            raise self._foreign(name, f"its shape is ({found['shape'].strip()[:80]})")
-        return np.dtype(found["descr"]), found["order"] == "True", shape
+def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
+    """The array of an npy file.
 
-    def _foreign(self, name: str, why: str) -> UsageError:
-        return UsageError(
-            f"'{name}' of {self._path} cannot be read.",
-            f"{why[0].upper()}{why[1:]}.",
-            "Save arrays of whole or floating-point numbers with numpy.savez.",
+    Args:
+        count: the first so many along the first axis; all with None.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or of another type.
+    """
+    with opened(path) as file:
+        return read_array(path, file, "the array", size(file), count)
+
+
+def read_array(
+    path: Path, member: IO[bytes], name: str, stored: int, count: int | None = None
+) -> NDArray[Any]:
+    """One array of numbers in numpy's format.
+
+    Args:
+        path, name: what it is called in errors.
+        stored: bytes of the file that it is in.
+        count: as for `Arrays.read`.
+
+    Raises:
+        UsageError: it is damaged, too large, or of another type.
+    """
+    dtype, fortran, shape = _header(path, member, name)
+    partly = bool(shape) and count is not None and count < shape[0] and not fortran
+    if partly and count is not None:
+        shape = (count, *shape[1:])
+    expected = check_bytes(path, shape, dtype.itemsize, stored)
+    data = np.empty(expected, np.uint8)
+    view, at = data.data, 0
+    while at < expected and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
+        at += found
+    if at < expected:
+        raise UsageError(f"{path} is not whole.", f"'{name}' has {at:,} bytes of {expected:,}.")
+    if not partly and member.read(1):  # also checks the sum of what was read
+        raise UsageError(f"{path} cannot be read.", f"'{name}' goes on after its end.")
+    array = data.view(dtype).reshape(shape, order="F" if fortran else "C")
+    native = array.astype(dtype.newbyteorder("="), copy=False)
+    return native if count is None else native[:count] if native.ndim else native
+
+
+def _header(
+    path: Path, member: IO[bytes], name: str
+) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    head = member.read(8)
+    wide = len(head) == 8 and head[6] > 1
+    packed = member.read(4 if wide else 2)
+    if not head.startswith(_MAGIC) or len(packed) < (4 if wide else 2) or head[6] > 3:
+        raise _foreign(path, name, "it is not a NumPy array")
+    (length,) = struct.unpack("<I" if wide else "<H", packed)
+    if length > _HEADER_BYTES:
+        raise _foreign(path, name, f"its header has {length:,} bytes")
+    text = member.read(length).decode("latin-1").strip()
+    found: dict[str, str] = {}
+    at = 1
+    while match := _FIELD.match(text, at):
+        at = match.end()
+        found |= {key: value for key, value in match.groupdict().items() if value is not None}
+    if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
+        raise _foreign(path, name, "its header is not one of plain numbers")
+    sizes = [part for part in found["shape"].split(",") if part.strip()]
+    matches = [_SIZE.fullmatch(part) for part in sizes]
+    shape = tuple(int(match[1]) for match in matches if match)
+    if len(shape) != len(sizes) or len(shape) > 8:
+        raise _foreign(path, name, f"its shape is ({found['shape'].strip()[:80]})")
+    return np.dtype(found["descr"]), found["order"] == "True", shape
+
+
+def _foreign(path: Path, name: str, why: str) -> UsageError:
+    return UsageError(
+        f"'{name}' of {path} cannot be read.",
+        f"{why[0].upper()}{why[1:]}.",
+        "Save arrays of whole or floating-point numbers with numpy.savez.",
+    )
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an npz file by name, or the one of an npy file under the name ``array``.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or of another format.
+    """
+    if path.suffix == ".npy":
+        return {"array": read_single(path)}
+    if path.suffix != ".npz":
+        raise UsageError(
+            f"{path} is no file of arrays.", f"Its suffix is '{path.suffix}'.", "Give .npy or .npz."
         )
+    with opened_arrays(path) as arrays:
+        return {name: arrays.read(name) for name in arrays.names}
 
 
 def _unreadable(path: Path, error: BadArchive) -> UsageError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,25 +15,33 @@ from capsedge.datasets import cifar, folder, idx, npz
 from capsedge.datasets.imageset import ImageSet, check_finite
 from capsedge.datasets.sizes import check_bytes
 from capsedge.errors import UsageError
+from capsedge.runtime.files.formats import tell
 from capsedge.runtime.files.opening import listing
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.images import SUFFIXES
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k"}
+# What may be read as data; other formats that are recognized are refused by name.
+_DATA = ("npz", "zip", "npy", "image", "idx", "compressed", "folder")
 
 
 def read_images(
-    source: Path | str, prep: Preprocessing | None, split: str, limit: int | None = None
+    source: Path | str,
+    prep: Preprocessing | None,
+    split: str,
+    limit: int | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> ImageSet:
-    """Images to evaluate or to calibrate a model on, with labels if they are known.
+    """Images, or other inputs, to evaluate or to calibrate a model on, with labels if they are known.
 
     Args:
-        source: a data set folder as `read_split` reads, an npz file with ``images`` (and ``labels``), an idx
-            file of images (its labels beside it), a folder of images, or one image.
-        prep: the model's preprocessing; with None only prepared float arrays are accepted.
+        source: a data set folder as `read_split` reads, an npz file with ``images`` or an array for each of
+            the model's inputs (and ``labels``), an npy file, an idx file of images (its labels beside it), a
+            folder of images, or one image.
+        prep: the model's preprocessing; with None only prepared arrays are accepted.
         split: split of a data set folder: ``train`` or ``test``.
         limit: number of images to read, from the first on.
+        inputs: the model's inputs: numpy's type by name; None where the model is not known.
 
     Raises:
         UsageError: the source cannot be read, is empty, or does not fit the model.
@@ -40,22 +49,26 @@ def read_images(
     source = Path(source)
     if not os.path.lexists(source):
         raise UsageError(f"There is no {source}.", "", "Name a folder or file with images.")
-    if source.suffix == ".npz":
-        data = _archive(source, limit)
-        if data.images.dtype == np.uint8 and prep is None:
-            raise _unfit(source, data.images)
+    found = tell(source)
+    key = "" if found is None else found.key
+    if key and key not in _DATA:
+        raise _no_data(source)
+    if key in ("npz", "zip") or source.suffix == ".npz":
+        data = _archive(source, limit, prep, inputs or {})
+    elif key == "npy":
+        data = _checked(ImageSet(source.name, npz.read_single(source, limit)), source, prep, inputs)
     elif prep is None:
         raise UsageError(
             f"{source} cannot be prepared for this model.",
             "The model's file does not state the preprocessing.",
-            "Give prepared float arrays [N, C, H, W] in an npz file.",
+            _PREPARED,
         )
-    elif os.path.isdir(source):
+    elif key == "folder":
         files = folder.images_of(source)
         data = (
             _images(source, files, prep, limit) if files else read_split(source, split, prep, limit)
         )
-    elif source.suffix.lower() in SUFFIXES:
+    elif key == "image":
         data = _images(source, [source], prep, None)
     else:
         data = _idx(source, limit)
@@ -86,8 +99,11 @@ def read_split(
         UsageError: there is no data in a known format, or it is damaged.
     """
     source = Path(source)
-    if source.suffix == ".npz":
-        return _labelled(_archive(source, limit))
+    found = tell(source) if os.path.lexists(source) else None
+    if source.suffix == ".npz" or (found is not None and found.key == "npz"):
+        return _labelled(_archive(source, limit, prep, {}))
+    if found is not None and found.key != "folder":
+        raise _no_data(source)
     names = listing(source)
     for ending in (".gz", ""):
         images = f"{_IDX_STEMS[split]}{_IDX_IMAGES}{ending}"
@@ -100,7 +116,7 @@ def read_split(
         return replace(_cifar(source, batches, limit), split=split)
     archives = [n for n in names if n.startswith(split) and n.endswith(".npz")]
     if archives:
-        return replace(_labelled(_archive(source / archives[0], limit)), split=split)
+        return replace(_labelled(_archive(source / archives[0], limit, prep, {})), split=split)
     inside = source / split if os.path.isdir(source / split) else source
     pixels, labels = folder.read_classes(inside, prep, limit)
     if len(pixels) == 0:
@@ -125,26 +141,114 @@ def _labelled(data: ImageSet) -> ImageSet:
     return data
 
 
-def _archive(source: Path, limit: int | None) -> ImageSet:
+def _archive(
+    source: Path, limit: int | None, prep: Preprocessing | None, inputs: Mapping[str, str]
+) -> ImageSet:
     with npz.opened_arrays(source) as arrays:
-        images = arrays.read("images", limit)
+        first, *more = _named(source, arrays, list(inputs))
+        images = arrays.read(first, limit)
+        others = {name: arrays.read(name, limit) for name in more}
         labels = _labels(source, arrays.read("labels", limit)) if "labels" in arrays else None
     whole = limit is None or len(images) < limit if images.ndim else True
     if images.ndim and labels is not None and labels.shape != (len(images),):
         raise UsageError(f"{source} has labels {list(labels.shape)} for {len(images)} images.")
-    if images.dtype.kind == "f" and images.ndim == 4:
-        check_finite(images, source)
-    elif images.dtype == np.uint8 and images.ndim in (3, 4):
-        images = images[..., None] if images.ndim == 3 else images
-    else:
-        raise _unfit(source, images)
-    return ImageSet(source.name, images, labels, whole=whole)
+    data = ImageSet(source.name, images, labels, whole=whole, others=others)
+    return _checked(data, source, prep, inputs)
 
 
-def _unfit(source: Path, images: NDArray[Any]) -> UsageError:
+def _named(source: Path, arrays: npz.Arrays, inputs: list[str]) -> list[str]:
+    """The names of the arrays for the model's inputs: their own, or for a single one ``images``, or any."""
+    if inputs and all(name in arrays for name in inputs):
+        return inputs
+    given = [name for name in arrays.names if name != "labels"]
+    if len(inputs) > 1:
+        raise UsageError(
+            f"{source} does not have an array for every input of the model.",
+            f"It has {', '.join(given) or 'none'}; the inputs are {', '.join(inputs)}.",
+            "Save the arrays under the names of the inputs with numpy.savez.",
+        )
+    return given if inputs and len(given) == 1 else ["images"]
+
+
+def as_images(
+    given: NDArray[Any] | Mapping[str, NDArray[Any]],
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str],
+) -> ImageSet:
+    """Arrays as `read_images` reads them from files: one for a single input, or one by the name of each.
+
+    Raises:
+        UsageError: an array is missing or unknown, or does not fit the model.
+    """
+    named = dict(given) if isinstance(given, Mapping) else {next(iter(inputs), "images"): given}
+    if set(named) != set(inputs):
+        raise UsageError(
+            "The arrays do not match the model's inputs.",
+            f"Given: {', '.join(map(str, named))}; the inputs are {', '.join(inputs)}.",
+            "Give one array [N, ...] by the name of each input.",
+        )
+    first, *more = inputs
+    others = {name: np.asarray(named[name]) for name in more}
+    return _checked(
+        ImageSet("an array", np.asarray(named[first]), others=others), "The array", prep, inputs
+    )
+
+
+def _checked(
+    data: ImageSet,
+    source: Path | str,
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str] | None,
+) -> ImageSet:
+    """The set, if its arrays are pixels that can be prepared, or prepared.
+
+    Raises:
+        UsageError: they are neither.
+    """
+    images = data.images
+    takes = next(iter((inputs or {}).values()), "")
+    if prep is not None or not inputs:
+        if images.dtype == np.uint8 and images.ndim in (3, 4):
+            images = images[..., None] if images.ndim == 3 else images
+        elif images.dtype.kind != "f" or images.ndim != 4:
+            raise UsageError(
+                f"{source}: images are {images.dtype} {list(images.shape)}.",
+                "They must be uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
+            )
+    elif images.dtype.kind in "iu" and takes.startswith("float"):
+        raise UsageError(
+            f"{source} has whole numbers, {images.dtype} {list(images.shape)}; the model takes {takes}.",
+            "The model's file does not state the preprocessing, so pixels cannot be prepared for it.",
+            _PREPARED,
+        )
+    for name, array in (
+        (source, images),
+        *((f"'{n}' of {source}", a) for n, a in data.others.items()),
+    ):
+        if array.ndim < 1 or (images.ndim and len(array) != len(images)):
+            raise UsageError(
+                f"{name} has the shape {list(array.shape)}.",
+                "The first axis of every array counts the samples.",
+                "Save arrays [N, ...] with the same N.",
+            )
+        check_finite(array, name)
+    return replace(data, images=images)
+
+
+_PREPARED = (
+    "Give the arrays as the model takes them, such as floats [N, C, H, W], in an npz or npy file."
+)
+
+
+def _no_data(source: Path) -> UsageError:
+    found = tell(source)
+    assert found is not None
+    fix, command = found.advice(source)
     return UsageError(
-        f"{source}: images are {images.dtype} {list(images.shape)}.",
-        "They must be uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
+        f"{source} is {found.name}.",
+        "Data are folders of images, npz, npy and idx files (docs/data.md).",
+        fix,
+        command=command,
     )
 
 

@@ -31,6 +31,7 @@ def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | 
         raise UsageError(
             f"{path} is too large.",
             f"It claims {claimed:,} bytes, and {most:,}{packed} are read.",
-            "Read fewer images with --limit, or store fewer in one file.",
+            "Read fewer images with `limit=`, or store fewer in one file.",
+            command="Read fewer images with --limit, or store fewer in one file.",
         )
     return math.prod(shape) * width

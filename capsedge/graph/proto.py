@@ -34,6 +34,21 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
+def captured_by(node: onnx.NodeProto) -> set[str]:
+    """Tensors of the graphs outside that the subgraphs of a node (If, Loop, Scan) read."""
+    found: set[str] = set()
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+            own |= {o for inner in graph.node for o in inner.output}
+            read = {i for inner in graph.node for i in inner.input if i}
+            read |= {o.name for o in graph.output}
+            for inner in graph.node:
+                read |= captured_by(inner)
+            found |= read - own
+    return found
+
+
 def initializer(name: str, value: NDArray[Any] | np.generic) -> onnx.TensorProto:
     """An initializer of a numpy array or number."""
     return numpy_helper.from_array(np.asarray(value, order="C"), name)

@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from capsedge.graph.proto import copy_of, replace
+from capsedge.graph.proto import captured_by, copy_of, replace
 from capsedge.graph.shapes import values_of
 from capsedge.schema.names import DOMAIN, operator_of
 
@@ -20,6 +20,7 @@ class Graph:
     Attributes:
         model: as it was given.
         nodes: of its graph, capsule operators under the operator's own name instead of their body's.
+        captured: tensors that subgraphs read.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -29,8 +30,11 @@ class Graph:
         self.outputs = {o.name for o in model.graph.output}
         self.producers = {o: n for n in self.nodes for o in n.output}
         self.consumers: dict[str, list[onnx.NodeProto]] = {}
+        self.captured: set[str] = set()
         for node in self.nodes:
-            for name in node.input:
+            inner = captured_by(node)
+            self.captured |= inner
+            for name in (*node.input, *inner):
                 self.consumers.setdefault(name, []).append(node)
 
     def array(self, name: str) -> NDArray[Any]:
@@ -82,7 +86,8 @@ def replace_graph(
     copy, nodes = copy_of(model), list(nodes)
     replace(copy.graph.node, nodes)
     replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
-    used = {i for n in nodes for i in n.input} | {o.name for o in copy.graph.output}
+    used = {i for n in nodes for i in (*n.input, *captured_by(n))}
+    used |= {o.name for o in copy.graph.output}
     tensors = {t.name: t for t in model.graph.initializer} | dict(more)
     replace(copy.graph.initializer, (t for name, t in tensors.items() if name in used))
     known = values_of(model)

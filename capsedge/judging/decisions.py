@@ -77,14 +77,14 @@ class Decisions:
         if session.score_output is None:
             return None
         # A logit of 0 is a probability of one half.
-        threshold = 0.0 if session.score_output == "logits" else DEFAULT_THRESHOLD
+        threshold = 0.0 if session.score_kind == "logits" else DEFAULT_THRESHOLD
         return cls(session.multi_label, threshold, tie)
 
     def update(self, reference: Array, found: Array, labels: Array | None = None) -> None:
         """Add the scores ``[n, J]`` of a batch."""
         expected, actual = self._decide(reference), self._decide(found)
         for k in np.flatnonzero((expected != actual).any(1)):
-            margin = self._margin(reference[k].astype(np.float64))
+            margin = float(self.margins(reference[k : k + 1])[0])
             if margin <= self.tie:
                 self.ties += 1
                 continue
@@ -103,10 +103,11 @@ class Decisions:
         self.images += len(reference)
 
     def update_poses(self, reference: Array, found: Array, scores: Array) -> None:
-        """Add the poses ``[n, J, P]`` of a batch; ``scores`` are the reference's.
+        """Add the poses ``[n, J, ...]`` of a batch; ``scores`` are the reference's.
 
         Poses that are not finite have no angle; ``OutputMetrics`` counts them.
         """
+        reference, found = (x.reshape(*x.shape[:2], -1) for x in (reference, found))
         finite = np.isfinite(reference).all((1, 2)) & np.isfinite(found).all((1, 2))
         if not finite.any():
             return
@@ -126,13 +127,15 @@ class Decisions:
             return np.asarray(scores >= self.threshold)
         return np.asarray(np.eye(scores.shape[1], dtype=bool)[scores.argmax(1)])
 
-    def _margin(self, scores: Array) -> float:
+    def margins(self, scores: Array) -> NDArray[np.float64]:
+        """How far each decision ``[n]`` for scores ``[n, J]`` is from another one; infinite for one class."""
+        values = scores.astype(np.float64)
         if self.multi_label:
-            return float(np.abs(scores - self.threshold).min())
-        if len(scores) < 2:
-            return math.inf
-        second, first = np.partition(scores, -2)[-2:]
-        return float(first - second)
+            return np.asarray(np.abs(values - self.threshold).min(1))
+        if values.shape[1] < 2:
+            return np.full(len(values), math.inf)
+        parts = np.partition(values, -2, axis=1)
+        return np.asarray(parts[:, -1] - parts[:, -2])
 
     @property
     def accuracy_reference(self) -> float | None:

@@ -28,6 +28,7 @@ class CapsNet(CapsuleModel):
             c.primary_kernel,
             c.primary_stride,
             c.primary_padding,
+            grouping=c.primary_grouping,
         )
         grid = output_size(
             self._grid_after_stem(), c.primary_kernel, c.primary_stride, c.primary_padding
@@ -44,6 +45,7 @@ class CapsNet(CapsuleModel):
                 kernel=layer.kernel,
                 stride=layer.stride,
                 iterations=c.iterations,
+                epsilon=c.epsilon,
             )
             layers.append(routed)
             grid, types, dim = routed.grid, layer.types, c.capsule_dim
@@ -58,6 +60,10 @@ class CapsNet(CapsuleModel):
             leaky=c.leaky,
             bias=c.class_bias,
             learned_priors=c.learned_priors,
+            vote_bias=c.vote_bias,
+            softmax=c.softmax,
+            squashed=c.class_squash,
+            epsilon=c.epsilon,
         )
         self.classifier = nn.Linear(c.capsule_dim, 1) if c.linear_classifier else None
         if self.classifier is not None:
@@ -72,11 +78,20 @@ class CapsNet(CapsuleModel):
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         """See ``CapsuleModel.forward``."""
-        pose = ops.squash(self.primary(self.stem(images)))
+        pose = self._squashed(self.primary(self.stem(images)))
         for layer in self.capsules:
             pose, _ = layer(pose)
         pose, couplings = self.classes(pose)
         poses, couplings = pose.flatten(1, 3), couplings.flatten(1, 3)
         if self.classifier is not None:
             return CapsuleOutput(self.classifier(poses).squeeze(-1), poses, couplings)
-        return CapsuleOutput(torch.linalg.vector_norm(poses, dim=-1), poses, couplings)
+        lengths = torch.linalg.vector_norm(poses, dim=-1)
+        scores = lengths.softmax(-1) if self.config.softmax_scores else lengths
+        return CapsuleOutput(scores, poses, couplings)
+
+    def _squashed(self, pose: Tensor) -> Tensor:
+        """The primary capsules ``[N, H, W, C, P]``, squashed."""
+        if self.config.primary_squash == "pose":
+            return ops.squash(pose, epsilon=self.config.epsilon)
+        children = ops.squash(pose.flatten(1, 3), 1, self.config.epsilon)
+        return children.reshape(pose.shape)

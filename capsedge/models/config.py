@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, check, decode
-from capsedge.runtime.metadata import TASKS, Preprocessing
+from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
 
 
 def _check(least: int, most: int, **values: object) -> None:
@@ -23,6 +23,14 @@ def _check(least: int, most: int, **values: object) -> None:
 def _check_padding(padding: int | str) -> None:
     if padding != "same":
         _check(0, limits.KERNEL, padding=padding)
+
+
+_DIALECTS = {
+    "primary_grouping": ("channels", "pixels"),
+    "primary_squash": ("pose", "children"),
+    "softmax": ("parents", "children"),
+    "class_squash": ("pose", "elements", "parents"),
+}
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,8 @@ class ModelConfig:
                 "",
                 f"Ask for 1 to {limits.ITERATIONS}.",
             )
-        if self.task not in TASKS:
-            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(TASKS)}.")
+        if self.task not in CLASSIFICATION:
+            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(CLASSIFICATION)}.")
         if not self.class_names:
             raise UsageError("A model needs at least one class.")
         _check(1, limits.WIDTH, classes=len(self.class_names))
@@ -141,6 +149,11 @@ class ModelConfig:
         """Number of class capsules."""
         return len(self.class_names)
 
+    @property
+    def fixed_batch(self) -> int | None:
+        """The only batch that the network is exported with; None where the batch is free."""
+        return None
+
     def replace(self, **changes: Any) -> ModelConfig:
         """The same configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -148,6 +161,7 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         """JSON values that ``config_from_dict`` reads back."""
         values = dataclasses.asdict(self)
+        values["preprocessing"] = self.preprocessing.to_dict()
         values["stem"] = (
             {"resnet": self.stem.stages} if isinstance(self.stem, ResNet) else values["stem"]
         )
@@ -167,6 +181,23 @@ class CapsNetConfig(ModelConfig):
         decoder: hidden sizes of the reconstruction decoder; none if empty.
         linear_classifier: one linear map shared by all class capsules gives logits, instead of their
             lengths (the dynamic-routing model of Tsai et al. on DiverseMultiMNIST).
+
+    The rest is where published networks differ from the paper (docs/import.md):
+
+    Attributes:
+        primary_grouping: a primary capsule is ``channels`` of one position (the paper), or ``pixels``:
+            consecutive elements of the convolution's output ``[C, H, W]``, across rows and channels.
+        primary_squash: squash of the primary capsules over each ``pose`` (the paper), or over all
+            ``children``, element by element of the pose.
+        softmax: the couplings of the class layer sum to one over the ``parents`` (the paper) or the
+            ``children``.
+        class_squash: squash of the class capsules over each ``pose`` (the paper), of single ``elements``
+            (``x|x| / (1 + x²)``), or over all ``parents``.
+        vote_bias: a learned constant ``[J, P]`` is added to the votes.
+        epsilon: under the root of every squash.
+        softmax_scores: the scores are the softmax of the lengths.
+        batch_average: its author's code averages agreements over the batch. The network here is that code
+            at batch 1, and is exported with the batch fixed to 1.
     """
 
     architecture: ClassVar[str] = "capsnet"
@@ -179,13 +210,45 @@ class CapsNetConfig(ModelConfig):
     learned_priors: bool = False
     decoder: tuple[int, ...] = ()
     linear_classifier: bool = False
+    primary_grouping: str = "channels"
+    primary_squash: str = "pose"
+    softmax: str = "parents"
+    class_squash: str = "pose"
+    vote_bias: bool = False
+    epsilon: float = 1e-8
+    softmax_scores: bool = False
+    batch_average: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, known in _DIALECTS.items():
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"{name} is '{getattr(self, name)}'.", f"Known: {', '.join(known)}."
+                )
+        if not 0 < self.epsilon < math.inf:
+            raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
+        if self.capsule_layers and self.primary_grouping != "channels":
+            raise UsageError(
+                "Convolutional capsule layers need capsules that have a position.",
+                "With primary_grouping 'pixels' they have none.",
+                "Use 'channels', or no capsule_layers.",
+            )
+        if self.class_squash == "parents" and (self.leaky or self.class_bias or self.vote_bias):
+            raise UsageError(
+                "A squash over the parents goes with neither leaky routing nor biases.",
+                "",
+                "Leave out leaky, class_bias and vote_bias.",
+            )
         _check(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
         _check(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
         for size in self.decoder:
             _check(1, limits.WIDTH, decoder=size)
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """1 where its author's code averages over the batch."""
+        return 1 if self.batch_average else None
 
 
 @dataclass(frozen=True, kw_only=True)

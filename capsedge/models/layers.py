@@ -12,6 +12,7 @@ from capsedge.errors import UsageError
 from capsedge.models.config import Conv, ResNet
 from capsedge.ops._common import windows
 from capsedge.ops.attention_routing import EPSILON
+from capsedge.ops.squash import EPSILON as EPSILON_OF_SQUASH
 
 
 class Padded(nn.Conv2d):
@@ -117,7 +118,12 @@ def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequen
 
 
 class PrimaryCapsules(nn.Module):
-    """A convolution whose channels are read as capsule types times pose elements."""
+    """A convolution whose output is read as capsules.
+
+    Args:
+        grouping: a capsule is ``channels`` of one position, types times pose elements; or ``pixels``,
+            consecutive elements of the output ``[C, H, W]``, so that the map has no meaning as a map.
+    """
 
     def __init__(
         self,
@@ -128,15 +134,17 @@ class PrimaryCapsules(nn.Module):
         stride: int = 1,
         padding: int | str = 0,
         bias: bool = True,
+        grouping: str = "channels",
     ) -> None:
         super().__init__()
-        self.types, self.dim = types, dim
+        self.types, self.dim, self.grouping = types, dim, grouping
         self.conv = Padded(inputs, types * dim, kernel, stride, padding, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, C, H, W]`` to a map of capsules ``[N, H', W', types, dim]``."""
         y: Tensor = self.conv(x)
-        return y.permute(0, 2, 3, 1).reshape(-1, y.shape[2], y.shape[3], self.types, self.dim)
+        ordered = y.permute(0, 2, 3, 1) if self.grouping == "channels" else y
+        return ordered.reshape(-1, y.shape[2], y.shape[3], self.types, self.dim)
 
 
 class DynamicCapsules(nn.Module):
@@ -145,6 +153,10 @@ class DynamicCapsules(nn.Module):
     Args:
         grid: rows and columns of the children's map.
         kernel: side of the window; None for one window over the whole grid (dense).
+        vote_bias: a learned constant is added to the votes.
+        softmax: over the ``parents`` of a child or the ``children`` of a parent.
+        squashed: the ``pose`` of a parent, its ``elements`` alone, or an element over all ``parents``.
+        epsilon: of the squash.
     """
 
     def __init__(
@@ -161,8 +173,13 @@ class DynamicCapsules(nn.Module):
         leaky: bool = False,
         bias: bool = False,
         learned_priors: bool = False,
+        vote_bias: bool = False,
+        softmax: str = "parents",
+        squashed: str = "pose",
+        epsilon: float = EPSILON_OF_SQUASH,
     ) -> None:
         super().__init__()
+        self.softmax, self.squashed, self.epsilon = softmax, squashed, epsilon
         self.kernel = grid if kernel is None else (kernel, kernel)
         self.stride, self.iterations, self.leaky = stride, iterations, leaky
         self.grid = positions(grid, self.kernel, stride)
@@ -170,21 +187,44 @@ class DynamicCapsules(nn.Module):
         self.weight = nn.Parameter(0.1 * torch.randn(children, types, dim, dim_in))
         self.bias = nn.Parameter(torch.full((types, dim), 0.1)) if bias else None
         self.log_prior = nn.Parameter(torch.zeros(children, types)) if learned_priors else None
+        self.vote_bias = nn.Parameter(torch.zeros(types, dim)) if vote_bias else None
 
     def forward(self, pose: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, H, W, C, Pin]`` to ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``."""
         window = windows(pose, self.kernel, (self.stride, self.stride))
         u = window.reshape(-1, self.weight.shape[0], self.weight.shape[3])
-        v, c = ops.dynamic_routing(
+        v, c = self._over_parents(u) if self.squashed == "parents" else self._routed(u)
+        h, w = self.grid
+        return v.reshape(-1, h, w, *v.shape[1:]), c.reshape(-1, h, w, *c.shape[1:])
+
+    def _routed(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.dynamic_routing(
             u,
             self.weight,
             self.log_prior,
             self.bias,
+            vote_bias=None if self.vote_bias is None else self.vote_bias.unsqueeze(0),
             iterations=self.iterations,
             leaky=self.leaky,
+            softmax="children" if self.softmax == "children" else "parents",
+            elementwise=self.squashed == "elements",
+            epsilon=self.epsilon,
         )
-        h, w = self.grid
-        return v.reshape(-1, h, w, *v.shape[1:]), c.reshape(-1, h, w, *c.shape[1:])
+
+    def _over_parents(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Routing with a squash over the parents, for which there is no operator; poses and couplings."""
+        i, j, out, p = self.weight.shape
+        flat = self.weight.reshape(i, j * out, p).transpose(1, 2)
+        votes = torch.bmm(u.transpose(0, 1), flat).reshape(i, -1, j, out).transpose(0, 1)
+        logits = torch.zeros(votes.shape[:3], dtype=votes.dtype, device=votes.device)
+        if self.log_prior is not None:
+            logits = logits + self.log_prior
+        for iteration in range(self.iterations):
+            couplings = logits.softmax(1 if self.softmax == "children" else 2)
+            v = ops.squash((couplings.unsqueeze(-1) * votes).sum(1), 1, self.epsilon)
+            if iteration + 1 < self.iterations:
+                logits = logits + (votes * v.unsqueeze(1)).sum(-1)
+        return v, couplings
 
 
 class EMCapsules(nn.Module):

@@ -1,26 +1,18 @@
-"""``capsedge::DynamicRouting``: routing by agreement of Sabour et al. 2017, procedure 1."""
+"""``capsedge::dynamic_routing``: Sabour et al. 2017, procedure 1, and what published networks make of it."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from capsedge.ops._agreement import Agreement, SoftmaxOver, Update, checked, route
 from capsedge.ops._common import (
     accumulation_dtype,
-    expect,
     expect_same_dtype,
     expect_shape,
     register,
 )
 from capsedge.ops.squash import EPSILON
-from capsedge.ops.squash import _define as _squash
-
-
-def _couplings(logits: Tensor, leaky: bool) -> Tensor:
-    if not leaky:
-        return logits.softmax(-1)
-    # "None of the above": one more parent whose logit stays zero and whose votes go nowhere.
-    return torch.nn.functional.pad(logits, (1, 0)).softmax(-1)[..., 1:]
 
 
 def _define(
@@ -32,21 +24,53 @@ def _define(
     leaky: bool,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
+    return _routed(u, weight, None, log_prior, bias, Agreement(iterations, leaky, epsilon=epsilon))
+
+
+def _define_v2(
+    u: Tensor,
+    weight: Tensor,
+    vote_bias: Tensor,
+    log_prior: Tensor,
+    bias: Tensor,
+    iterations: int,
+    leaky: bool,
+    over_children: bool,
+    replace: bool,
+    normalize: bool,
+    elementwise: bool,
+    agreement_scale: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:
+    how = Agreement(
+        iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
+    )
+    return _routed(u, weight, vote_bias, log_prior, bias, how)
+
+
+def _routed(
+    u: Tensor,
+    weight: Tensor,
+    vote_bias: Tensor | None,
+    log_prior: Tensor,
+    bias: Tensor,
+    how: Agreement,
+) -> tuple[Tensor, Tensor]:
     dtype = accumulation_dtype(u)
     n, i, p = u.shape
-    j, out = weight.shape[1:3]
-    # u_hat_ij = W_ij u_i as one matrix product per child.
-    predictions = torch.bmm(
-        u.to(dtype).transpose(0, 1), weight.to(dtype).reshape(i, j * out, p).transpose(1, 2)
-    )
-    u_hat = predictions.reshape(i, n, j, out).transpose(0, 1)
-    logits = log_prior.to(dtype).expand(n, i, j)
-    for iteration in range(iterations):
-        c = _couplings(logits, leaky)
-        s = (c.unsqueeze(-1) * u_hat).sum(1) + bias.to(dtype)
-        v = _squash(s, -1, epsilon)
-        if iteration + 1 < iterations:
-            logits = logits + (u_hat * v.unsqueeze(1)).sum(-1)
+    own, j, out = weight.shape[:3]
+    if own == i:
+        # u_hat_ij = W_ij u_i as one matrix product per child.
+        predictions = torch.bmm(
+            u.to(dtype).transpose(0, 1), weight.to(dtype).reshape(i, j * out, p).transpose(1, 2)
+        )
+        votes = predictions.reshape(i, n, j, out).transpose(0, 1)
+    else:
+        flat = weight.to(dtype).reshape(j * out, p).transpose(0, 1)
+        votes = torch.matmul(u.to(dtype), flat).reshape(n, i, j, out)
+    if vote_bias is not None:
+        votes = votes + vote_bias.to(dtype)
+    v, c = route(votes, log_prior.to(dtype), bias.to(dtype), how)
     return v.to(u.dtype), c.to(u.dtype).contiguous()
 
 
@@ -57,6 +81,7 @@ def _fake(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 
 _op = register("dynamic_routing", _define, _fake, 4)
+_op_v2 = register("dynamic_routing_v2", _define_v2, _fake, 5)
 
 
 def dynamic_routing(
@@ -65,22 +90,41 @@ def dynamic_routing(
     log_prior: Tensor | None = None,
     bias: Tensor | None = None,
     *,
+    vote_bias: Tensor | None = None,
     iterations: int = 3,
     leaky: bool = False,
+    softmax: SoftmaxOver = "parents",
+    update: Update = "accumulate",
+    normalize: bool = False,
+    elementwise: bool = False,
+    agreement_scale: float = 1.0,
     epsilon: float = EPSILON,
 ) -> tuple[Tensor, Tensor]:
     """Route children to parents by iterated agreement.
 
-    ``T`` iterations make ``T`` weighted sums and ``T - 1`` agreements.
+    ``T`` iterations make ``T`` weighted sums and ``T - 1`` agreements. With the defaults this is the
+    paper's procedure; the other settings are those of published networks. ``export`` writes
+    ``DynamicRouting`` where that says the same, ``DynamicRoutingV2`` elsewhere.
 
     Args:
         u: poses of the children ``[N, I, Pin]``.
-        weight: ``[I, J, Pout, Pin]``; the prediction of parent j by child i is ``W_ij u_i``.
+        weight: ``[I, J, Pout, Pin]``, or ``[1, J, Pout, Pin]`` for one weight that all children share;
+            the vote of child i for parent j is ``W_ij u_i``.
         log_prior: start logits ``[I, J]`` (equation 3); zeros when left out.
         bias: added to each parent's sum before squash ``[J, Pout]``; zeros when left out.
+        vote_bias: constant added to the votes, ``W_ij u_i + c_ij``: ``[I, J, Pout]``, or
+            ``[1, J, Pout]`` for all children alike; zeros when left out.
         iterations: ``T >= 1``.
-        leaky: adds a parent "none of the above" with logit zero, whose share is dropped.
-        epsilon: of the squash.
+        leaky: adds a parent "none of the above" with logit zero, whose share is dropped; not with a
+            softmax over the children.
+        softmax: whether the couplings of a child sum to one over the ``parents`` (the paper), or those
+            of a parent over the ``children``.
+        update: whether agreements ``accumulate`` in the logits (the paper), or ``replace`` them.
+        normalize: agreements are with the sum divided by its norm instead of with the squashed pose:
+            k-means routing, together with ``update="replace"``.
+        elementwise: squashes each element of a pose for itself, ``x·|x|/(1 + x²)``.
+        agreement_scale: factor of the agreements.
+        epsilon: of the squash and of the norm.
 
     Returns:
         Poses of the parents ``[N, J, Pout]`` and the coupling coefficients of the last weighted sum
@@ -94,14 +138,26 @@ def dynamic_routing(
     """
     name = "DynamicRouting"
     expect_shape(name, "u", u, ["N", "I", "Pin"])
-    expect_shape(name, "weight", weight, [u.shape[1], "J", "Pout", u.shape[2]])
-    i, j, out = weight.shape[:3]
-    log_prior = weight.new_zeros((i, j)) if log_prior is None else log_prior
+    children = u.shape[1]
+    shared = weight.ndim == 4 and weight.shape[0] == 1
+    expect_shape(name, "weight", weight, [1 if shared else children, "J", "Pout", u.shape[2]])
+    j, out = weight.shape[1:3]
+    log_prior = weight.new_zeros((children, j)) if log_prior is None else log_prior
     bias = weight.new_zeros((j, out)) if bias is None else bias
-    expect_shape(name, "log_prior", log_prior, [i, j])
+    expect_shape(name, "log_prior", log_prior, [children, j])
     expect_shape(name, "bias", bias, [j, out])
-    expect_same_dtype(name, u=u, weight=weight, log_prior=log_prior, bias=bias)
-    expect(name, iterations >= 1, "iterations {}, wanted >= 1", iterations)
-    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
-    result: tuple[Tensor, Tensor] = _op(u, weight, log_prior, bias, iterations, leaky, epsilon)
+    how = checked(
+        name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
+    )
+    result: tuple[Tensor, Tensor]
+    paper = how == Agreement(iterations, how.leaky, epsilon=epsilon)
+    if paper and vote_bias is None and weight.shape[0] == children:
+        expect_same_dtype(name, u=u, weight=weight, log_prior=log_prior, bias=bias)
+        result = _op(u, weight, log_prior, bias, iterations, leaky, epsilon)
+        return result
+    vote_bias = weight.new_zeros((1, j, out)) if vote_bias is None else vote_bias
+    one = vote_bias.ndim == 3 and vote_bias.shape[0] == 1
+    expect_shape(name, "vote_bias", vote_bias, [1 if one else children, j, out])
+    expect_same_dtype(name, u=u, weight=weight, vote_bias=vote_bias, log_prior=log_prior, bias=bias)
+    result = _op_v2(u, weight, vote_bias, log_prior, bias, *how.arguments())
     return result

@@ -1,4 +1,4 @@
-"""``capsedge::EMRouting``: matrix capsules with EM routing, Hinton et al. 2018, procedure 1."""
+"""``capsedge::EMRouting`` and ``EMRoutingV2``: EM routing, Hinton et al. 2018, procedure 1."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tens
     return add[None, :, :, None, :]
 
 
-def _define(
+def _route(
     pose: Tensor,
     a: Tensor,
     weight: Tensor,
     beta_u: Tensor,
     beta_a: Tensor,
+    coordinates: Tensor | None,
     iterations: int,
     strides: Sequence[int],
     inverse_temperatures: Sequence[float],
-    coordinate_addition: bool,
     shared: bool,
+    normalize_activations: bool,
+    ones_first: bool,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The procedure; ``coordinates`` are added to the votes ``[1, H, W, 1, P]``."""
     dtype = accumulation_dtype(pose)
     height, width, types, size = pose.shape[1:]
     side = matrix_side("EMRouting", size)
@@ -59,12 +62,15 @@ def _define(
     w = w.reshape(-1, m, side, side)
 
     v = votes(windows(pose.to(dtype), kernel, strides), w, side)
-    if coordinate_addition:
-        add = _child_coordinates(height, width, side, v).expand(1, height, width, types, size)
+    if coordinates is not None:
+        add = coordinates.to(dtype).expand(1, height, width, types, size)
         v = v + windows(add, kernel, strides).unsqueeze(4)
-    a_child = windows(a.to(dtype).unsqueeze(-1), kernel, strides)
+    acting = a.to(dtype)
+    if normalize_activations:
+        acting = acting / (acting + epsilon)
+    a_child = windows(acting.unsqueeze(-1), kernel, strides)
 
-    responsibility = torch.full_like(v[..., 0], 1.0 / m)
+    responsibility = torch.full_like(v[..., 0], 1.0 if ones_first else 1.0 / m)
     for iteration in range(iterations):
         # M-step (steps 3 to 7 of the procedure).
         r = (responsibility * a_child).unsqueeze(-1)
@@ -88,6 +94,65 @@ def _define(
     )
 
 
+def _define(
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    coordinate_addition: bool,
+    shared: bool,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    added = None
+    if coordinate_addition:
+        height, width, size = pose.shape[1], pose.shape[2], pose.shape[4]
+        like = pose.new_empty((), dtype=accumulation_dtype(pose))
+        added = _child_coordinates(height, width, matrix_side("EMRouting", size), like)
+    return _route(
+        pose, a, weight, beta_u, beta_a, added, iterations, strides, inverse_temperatures, shared,
+        False, False, epsilon,
+    )  # fmt: skip
+
+
+def _define_v2(
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    coordinates: Tensor,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    shared: bool,
+    normalize_activations: bool,
+    ones_first: bool,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _route(
+        pose, a, weight, beta_u, beta_a, coordinates[None, :, :, None], iterations, strides,
+        inverse_temperatures, shared, normalize_activations, ones_first, epsilon,
+    )  # fmt: skip
+
+
+def _shapes(
+    pose: Tensor, weight: Tensor, strides: Sequence[int], shared: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    n, height, width, types, size = pose.shape
+    m = weight.shape[3]
+    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
+    grid = (1, 1) if shared else output_grid("EMRouting", height, width, kernel, strides)
+    return (
+        pose.new_empty((n, *grid, m, size)),
+        pose.new_empty((n, *grid, m)),
+        pose.new_empty((n, *grid, kernel[0] * kernel[1] * types, m)),
+    )
+
+
 def _fake(
     pose: Tensor,
     a: Tensor,
@@ -101,18 +166,27 @@ def _fake(
     shared: bool,
     *_: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    n, height, width, types, size = pose.shape
-    m = weight.shape[3]
-    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
-    grid = (1, 1) if shared else output_grid("EMRouting", height, width, kernel, strides)
-    return (
-        pose.new_empty((n, *grid, m, size)),
-        pose.new_empty((n, *grid, m)),
-        pose.new_empty((n, *grid, kernel[0] * kernel[1] * types, m)),
-    )
+    return _shapes(pose, weight, strides, shared)
+
+
+def _fake_v2(
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    coordinates: Tensor,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    shared: bool,
+    *_: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _shapes(pose, weight, strides, shared)
 
 
 _op = register("em_routing", _define, _fake, 5)
+_op_v2 = register("em_routing_v2", _define_v2, _fake_v2, 6)
 
 
 def em_routing(
@@ -126,6 +200,9 @@ def em_routing(
     strides: Sequence[int] = (1, 1),
     coordinate_addition: bool = False,
     shared: bool = False,
+    coordinates: Tensor | None = None,
+    normalize_activations: bool = False,
+    ones_first: bool = False,
     epsilon: float = EPSILON,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fit each parent's Gaussian to its children's votes by expectation maximisation.
@@ -140,8 +217,14 @@ def em_routing(
         beta_a: cost of activating a parent, per parent type ``[M]``.
         inverse_temperatures: λ of each iteration; their number is the number of iterations ``T``.
         strides: of the window, rows and columns.
-        coordinate_addition: adds each child's scaled position to the right-hand column of its votes.
+        coordinate_addition: adds each child's scaled position to the right-hand column of its votes, as in
+            the paper.
         shared: class capsules: one window over the whole grid, one matrix for all its positions.
+        coordinates: added to the votes of the children at each position ``[H, W, P]``: for
+            networks that encode positions in another way. Not together with ``coordinate_addition``.
+        normalize_activations: takes ``a / (a + epsilon)`` for ``a``, which is what networks compute
+            that divide ``R a`` by its sum over the parents plus epsilon.
+        ones_first: responsibilities are one in the first iteration instead of ``1/M``.
         epsilon: added to the mass under each quotient and to each variance.
 
     Returns:
@@ -151,9 +234,45 @@ def em_routing(
     Raises:
         ShapeError: a shape, type or attribute is wrong; the message names it.
 
+    The exported operator is ``EMRouting``, or ``EMRoutingV2`` with ``coordinates``,
+    ``normalize_activations`` or ``ones_first``.
+
     Source: Hinton, Sabour, Frosst 2018, procedure 1 and section 4.
     """
-    name = "EMRouting"
+    extended = coordinates is not None or normalize_activations or ones_first
+    name = "EMRoutingV2" if extended else "EMRouting"
+    _check(name, pose, a, weight, beta_u, beta_a, None if shared else strides)
+    expect(name, len(inverse_temperatures) >= 1, "no inverse temperature: one per iteration")
+    paper = coordinate_addition
+    expect(name, not paper or pose.shape[4] >= 4, "coordinate addition needs poses of 2x2 or more")
+    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
+    result: tuple[Tensor, Tensor, Tensor]
+    schedule = (len(inverse_temperatures), list(strides), list(inverse_temperatures))
+    if not extended:
+        result = _op(pose, a, weight, beta_u, beta_a, *schedule, paper, shared, epsilon)
+        return result
+    both = "both 'coordinates' and 'coordinate_addition' are given"
+    expect(name, coordinates is None or not paper, both)
+    added = _coordinates(pose, weight, paper) if coordinates is None else coordinates
+    expect_shape(name, "coordinates", added, [*pose.shape[1:3], pose.shape[4]])
+    expect_same_dtype(name, pose=pose, coordinates=added)
+    result = _op_v2(
+        pose, a, weight, beta_u, beta_a, added, *schedule, shared, normalize_activations, ones_first,
+        epsilon,
+    )  # fmt: skip
+    return result
+
+
+def _check(
+    name: str,
+    pose: Tensor,
+    a: Tensor,
+    weight: Tensor,
+    beta_u: Tensor,
+    beta_a: Tensor,
+    strides: Sequence[int] | None,
+) -> None:
+    """Raise unless the inputs fit each other; no strides where the weight is shared over the grid."""
     expect_shape(name, "pose", pose, ["N", "H", "W", "C", "P"])
     height, width, types, size = pose.shape[1:]
     side = matrix_side(name, size)
@@ -163,26 +282,16 @@ def em_routing(
     expect_shape(name, "beta_u", beta_u, [m])
     expect_shape(name, "beta_a", beta_a, [m])
     expect_same_dtype(name, pose=pose, a=a, weight=weight, beta_u=beta_u, beta_a=beta_a)
-    if shared:
+    if strides is None:
         expect(name, tuple(weight.shape[:2]) == (1, 1), "shared weights need a 1x1 window")
     else:
         output_grid(name, height, width, (weight.shape[0], weight.shape[1]), strides)
-    expect(name, len(inverse_temperatures) >= 1, "no inverse temperature: one per iteration")
-    expect(
-        name, not coordinate_addition or side >= 2, "coordinate addition needs poses of 2x2 or more"
-    )
-    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
-    result: tuple[Tensor, Tensor, Tensor] = _op(
-        pose,
-        a,
-        weight,
-        beta_u,
-        beta_a,
-        len(inverse_temperatures),
-        list(strides),
-        list(inverse_temperatures),
-        coordinate_addition,
-        shared,
-        epsilon,
-    )
-    return result
+
+
+def _coordinates(pose: Tensor, weight: Tensor, paper: bool) -> Tensor:
+    """The paper's coordinates, or zeros, as ``EMRoutingV2`` takes them ``[H, W, P]``."""
+    height, width, size = pose.shape[1], pose.shape[2], pose.shape[4]
+    if not paper:
+        return weight.new_zeros((height, width, size))
+    added = _child_coordinates(height, width, weight.shape[4], weight)
+    return added.expand(1, height, width, 1, size)[0, :, :, 0]

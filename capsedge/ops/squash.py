@@ -1,4 +1,4 @@
-"""``capsedge::Squash``: the capsule non-linearity of Sabour et al. 2017, equation 1."""
+"""``capsedge::Squash`` (Sabour et al. 2017) and the exponential squash (Mazzia et al. 2021)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from capsedge.ops._common import accumulation_dtype, expect, register
 
 EPSILON = 1e-8
+EXPONENTIAL_EPSILON = 1e-20
 
 
 def _define(x: Tensor, axis: int, epsilon: float) -> Tensor:
@@ -39,10 +40,41 @@ def squash(x: Tensor, axis: int = -1, epsilon: float = EPSILON) -> Tensor:
 
     Source: Sabour, Frosst, Hinton 2017, equation 1.
     """
-    expect("Squash", x.dtype.is_floating_point, "input 'x' has type {}, wanted a float", x.dtype)
-    expect(
-        "Squash", -x.ndim <= axis < x.ndim, "axis {} of an input with {} dimensions", axis, x.ndim
-    )
-    expect("Squash", epsilon > 0, "epsilon {}, wanted > 0", epsilon)
+    _check("Squash", x, axis, epsilon)
     y: Tensor = _op(x, axis, epsilon)
     return y
+
+
+def exponential(x: Tensor, axis: int, epsilon: float) -> Tensor:
+    """``(1 - exp(-n)) x / (n + epsilon)`` in the type of ``x``, with ``n`` the norm along ``axis``."""
+    n = torch.linalg.vector_norm(x, dim=axis, keepdim=True)
+    y: Tensor = x * (-torch.expm1(-n) / (n + epsilon))
+    return y
+
+
+def exponential_squash(x: Tensor, axis: int = -1, epsilon: float = EXPONENTIAL_EPSILON) -> Tensor:
+    """Keep the direction, make the length ``1 - exp(-n)``: the squash of Efficient-CapsNet.
+
+    It exports as standard operators; ``self_attention_routing`` contains it.
+
+    Args:
+        x: any floating-point tensor ``[..., P]``; half types are computed in FP32.
+        axis: the axis of the pose.
+        epsilon: added to ``n`` in the quotient, so that the zero vector gives zero; positive.
+
+    Returns:
+        A tensor of the shape and type of ``x``.
+
+    Raises:
+        ShapeError: no floating-point type, no such axis, or an epsilon that is not positive.
+
+    Source: Mazzia, Salvetti, Chiaberge 2021.
+    """
+    _check("exponential_squash", x, axis, epsilon)
+    return exponential(x.to(accumulation_dtype(x)), axis, epsilon).to(x.dtype)
+
+
+def _check(name: str, x: Tensor, axis: int, epsilon: float) -> None:
+    expect(name, x.dtype.is_floating_point, "input 'x' has type {}, wanted a float", x.dtype)
+    expect(name, -x.ndim <= axis < x.ndim, "axis {} of an input with {} dimensions", axis, x.ndim)
+    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)

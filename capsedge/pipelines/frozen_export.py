@@ -70,6 +70,7 @@ def export_frozen(
         "layers": layers,
         **rounded(outcome),
     }
+    assert source.metadata is not None  # it has just been exported
     described = dataclasses.replace(source.metadata, calibration={"frozen_couplings": measured})
     onnx.helper.set_model_props(frozen, described.to_properties())
     data = frozen.SerializeToString()

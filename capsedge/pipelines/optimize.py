@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,17 +13,21 @@ import numpy as np
 
 from capsedge import errors
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.runtime.description import Description, described
 from capsedge.runtime.files import limits
+from capsedge.runtime.files.confined import Bounds, confined
 from capsedge.runtime.files.given import GivenModel, as_file
 from capsedge.runtime.files.writing import check_writable, write_bytes
+from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.worker import Specification
-from capsedge.runtime.reading.onnx_file import read_harmless
+from capsedge.runtime.reading.onnx_file import OnnxSummary, read_harmless
 
 LARGEST_BATCH = 4096
 _WORKER = "capsedge.graph.recognize.worker"
 Progress = Callable[[str], None]
+Batch = int | Literal["free", "keep"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,11 @@ def optimize(
     path: Path | str | None = None,
     *,
     measure: float = 1.0,
-    batch: int | Literal["free", "keep"] = "free",
+    batch: Batch = "free",
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    outputs: Outputs | None = None,
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
     """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
@@ -96,6 +103,8 @@ def optimize(
         measure: seconds to measure before and after for; 0 for not at all.
         batch: ``free`` makes a fixed batch free where that can be proven, ``keep`` leaves it, a number
             fixes it.
+        class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
+            routing is recognized and no number of images is given, the file stays as it is otherwise.
         progress: told what is being done.
 
     Returns:
@@ -110,6 +119,33 @@ def optimize(
         >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")  # doctest: +SKIP
         >>> [found["operator"] for found in report.found], report.gain  # doctest: +SKIP
     """
+    _check(path, measure, batch)
+    description = Description(class_names, preprocessing, task, outputs)
+    with as_file(model) as source:
+        data, summary = read_harmless(source)
+        if description:
+            described(data, description, name=source)  # what is wrong is said before the work
+        if summary.capsedge_nodes:
+            opset = summary.opsets.get("", 0)
+            note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
+            document, better = _unchanged(opset, note), data
+        else:
+            document, better = _recognized(data, str(source), summary, description, batch, progress)
+        if description:
+            made = described(better, description, name=source)
+            better = made.data
+            document["notes"] = [*document["notes"], str(made)]
+        before = after = None
+        if measure and document["inputs"]:
+            with as_file(better) as fresh:
+                before, after = _times(source, fresh, document, measure, progress)
+    target = None if path is None else Path(path)
+    if target is not None:
+        write_bytes(target, better)
+    return _report(target, better, len(data), document, (before, after))
+
+
+def _check(path: Path | str | None, measure: float, batch: Batch) -> None:
     if path is not None:
         check_writable(path)
     if not measure >= 0:
@@ -122,26 +158,20 @@ def optimize(
             f"It is 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
             "Leave it out for a batch that is free where that can be proven.",
         )
-    with as_file(model) as source:
-        data, summary = read_harmless(source)
-        if summary.capsedge_nodes:
-            opset = summary.opsets.get("", 0)
-            note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
-            document, better = _unchanged(opset, note), data
-        else:
-            document, better = _improved(data, str(source), batch, progress)
-        before = after = None
-        if measure and not summary.capsedge_nodes:
-            with as_file(better) as fresh:
-                before, after = _times(source, fresh, document, measure, progress)
-    target = None if path is None else Path(path)
-    if target is not None:
-        write_bytes(target, better)
+
+
+def _report(
+    target: Path | None,
+    better: bytes,
+    source_size: int,
+    document: dict[str, Any],
+    times: tuple[float | None, float | None],
+) -> OptimizationReport:
     return OptimizationReport(
         target,
         better,
         len(better),
-        len(data),
+        source_size,
         tuple(document["found"]),
         tuple(document["left"]),
         tuple(document["notes"]),
@@ -152,46 +182,66 @@ def optimize(
         document["batch"],
         document["comparisons"],
         document["largest_difference"],
-        before,
-        after,
+        *times,
     )
 
 
 def _unchanged(opset: int, note: str) -> dict[str, Any]:
     numbers = dict.fromkeys(("nodes_before", "nodes", "comparisons", "largest_difference"), 0)
-    same = {"opset_before": opset, "opset": opset, "batch": "as it is"}
+    same = {"opset_before": opset, "opset": opset, "batch": "as it is", "inputs": {}}
     return {"found": [], "left": [], "notes": [note], **numbers, **same}
 
 
+def _recognized(
+    data: bytes,
+    name: str,
+    summary: OnnxSummary,
+    description: Description,
+    batch: Batch,
+    progress: Progress,
+) -> tuple[dict[str, Any], bytes]:
+    """As `_improved`; a file that is only to be described and has no routing stays as it is."""
+    only_described = bool(description) and not isinstance(batch, int)
+    try:
+        document, better = _improved(data, name, batch, progress)
+    except UnsupportedModelError as error:
+        if not only_described:
+            raise
+        note = f"only its metadata changes: {error.what} {error.why}"
+        return _unchanged(summary.opsets.get("", 0), note), data
+    if only_described and not document["found"]:
+        note = "no capsule routing was recognized; only its metadata changes"
+        left = _unchanged(document["opset_before"], note)
+        return left | {"left": document["left"]}, data
+    return document, better
+
+
 def _improved(
-    data: bytes, name: str, batch: int | str, progress: Progress
+    data: bytes, name: str, batch: Batch, progress: Progress
 ) -> tuple[dict[str, Any], bytes]:
     """The worker's answer.
 
     Raises:
         CapsedgeError: the worker's own, or that it ended or did not end.
     """
-    words = [str(limits.OPTIMIZE_SECONDS), str(limits.OPTIMIZE_BYTES), str(batch)]
     progress("recognizing and proving, in a process of its own")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", _WORKER, *words],
-            input=data,
-            capture_output=True,
-            timeout=limits.OPTIMIZE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+    bounds = Bounds(limits.OPTIMIZE_SECONDS, limits.OPTIMIZE_BYTES, limits.ARRAY_BYTES)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with confined(_WORKER, file, bounds, words=[str(batch)]) as ended:
+            code, said = ended.code, ended.said
+            header, better = ended.answer.readline(), ended.answer.read()
+    if code is None:
         raise UnsupportedModelError(
             f"{name} takes too long to work on.",
-            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(error.stderr)}.",
+            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(said)}.",
             "Use the file as it is.",
-        ) from error
-    header, _, better = done.stdout.partition(b"\n")
-    if done.returncode or not header.startswith(b"{"):
+        )
+    if code or not header.startswith(b"{"):
         raise UnsupportedModelError(
             f"{name} cannot be worked on.",
-            f"The process that did ended ({done.returncode}) while {_stage(done.stderr)}; it may use "
+            f"The process that did ended ({code}) while {_stage(said)}; it may use "
             f"{limits.OPTIMIZE_BYTES >> 30} GiB.",
             "Use the file as it is.",
         )
@@ -202,9 +252,10 @@ def _improved(
     return document, better
 
 
-def _stage(said: bytes | None) -> str:
-    lines = (said or b"").decode(errors="replace").splitlines()
-    stages = [line.removeprefix("stage: ") for line in lines if line.startswith("stage: ")]
+def _stage(said: str) -> str:
+    stages = [
+        line.removeprefix("stage: ") for line in said.splitlines() if line.startswith("stage: ")
+    ]
     return stages[-1] if stages else "starting"
 
 

@@ -140,7 +140,7 @@ def _point(source: Source, splits: Splits, iterations: int, precision: str, thre
         made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
     outcome = source.outcome(made, splits.evaluation)
     content = made.SerializeToString()
-    milliseconds = latency(load_bytes(content, MADE, threads=threads))
+    milliseconds = latency(load_bytes(content, MADE, threads=threads), splits.evaluation)
     return Point(iterations, precision, float(outcome.accuracy or 0), milliseconds, len(content))
 
 

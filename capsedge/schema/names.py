@@ -17,7 +17,7 @@ VERSION = 1  # of the domain
 MOST = 256  # names per operator that have a kernel; further ones run as function bodies
 FAMILIES_KEY = "capsedge.families"  # session option that the operator library reads
 
-_NUMBERED = re.compile(r"([A-Za-z]+)_([2-9]|[1-9][0-9]{1,5})")
+_NUMBERED = re.compile(r"([A-Za-z][A-Za-z0-9]*)_([2-9]|[1-9][0-9]{1,5})")
 
 
 def numbered(operator: str, number: int) -> str:

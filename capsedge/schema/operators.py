@@ -59,6 +59,7 @@ class Layout:
 
 DENSE = Layout(("I", "J", "Pout", "Pin"), ("J", "Pout"))
 WINDOWS = Layout(("Kh", "Kw", "C", "M", "K", "L"), ("M", "L"))
+GIVEN = Layout((), ())  # votes are an input: there is no weight
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,12 @@ class Operator:
 
     @property
     def weight(self) -> int:
-        """Index of the weight among the inputs.
+        """Index of the weight among the inputs; 0, the votes, where these are given.
 
         Raises:
             ValueError: it has none.
         """
-        return self.input_names.index("weight")
+        return 0 if self.layout is GIVEN else self.input_names.index("weight")
 
     @property
     def routes(self) -> bool:
@@ -151,7 +152,8 @@ class Operator:
     @property
     def int8(self) -> str:
         """The variant of this operator with INT8 weights; empty for none."""
-        return f"Quantized{self.name}" if self.routes and not self.quantizes else ""
+        weighs = self.routes and self.layout is not GIVEN
+        return f"Quantized{self.name}" if weighs and not self.quantizes else ""
 
     def integer(self, attributes: Mapping[str, Any], name: str) -> int:
         """A whole number among a node's attributes; if missing or not a number, its default, otherwise 1."""
@@ -195,6 +197,37 @@ _DYNAMIC = Operator(
     sums=1,
     agreements=1,
 )
+_AGREEMENT = (
+    Attribute("iterations", "int", 3),
+    Attribute("leaky", "int", 0),
+    Attribute("over_children", "int", 0),
+    Attribute("replace", "int", 0),
+    Attribute("normalize", "int", 0),
+    Attribute("elementwise", "int", 0),
+    Attribute("agreement_scale", "float", 1.0),
+    Attribute("epsilon", "float", 1e-8),
+)
+_DYNAMIC_V2 = replace(
+    _DYNAMIC,
+    name="DynamicRoutingV2",
+    inputs=(
+        Value("u", batched=True),
+        Value("weight"),
+        Value("vote_bias"),
+        Value("log_prior"),
+        Value("bias"),
+    ),
+    attributes=_AGREEMENT,
+    torch="dynamic_routing_v2",
+)
+_VOTES = replace(
+    _DYNAMIC,
+    name="VoteRouting",
+    inputs=(Value("votes", batched=True), Value("log_prior"), Value("bias")),
+    attributes=_AGREEMENT,
+    torch="vote_routing",
+    layout=GIVEN,
+)
 _EM = Operator(
     "EMRouting",
     (
@@ -221,6 +254,18 @@ _EM = Operator(
     sums=3,  # an M-step weighs a vote and adds it and its square
     agreements=2,  # an E-step squares a deviation and weighs it
 )
+_EM_V2 = replace(
+    _EM,
+    name="EMRoutingV2",
+    inputs=(*_EM.inputs, Value("coordinates")),
+    attributes=(
+        *(a for a in _EM.attributes if a.name not in ("coordinate_addition", "epsilon")),
+        Attribute("normalize_activations", "int", 0),
+        Attribute("ones_first", "int", 0),
+        Attribute("epsilon", "float", 1e-6),
+    ),
+    torch="em_routing_v2",
+)
 _ATTENTION = Operator(
     "AttentionRouting",
     (
@@ -245,6 +290,17 @@ _ATTENTION = Operator(
     first_pass="UniformRouting",
     plugin=True,
     sums=2,  # a pass agrees with the parents that it is given, and sums
+)
+_SELF_ATTENTION = Operator(
+    "SelfAttentionRouting",
+    (Value("u", batched=True), Value("weight"), Value("bias")),
+    (Value("v", batched=True),),
+    (Attribute("epsilon", "float", 1e-20),),
+    torch="self_attention_routing",
+    layout=DENSE,
+    marks=("couplings", "pose"),
+    couplings=True,
+    sums=3,  # the sum of all votes, the agreements with it, the weighted sum
 )
 _UNIFORM = Operator(
     "UniformRouting",
@@ -281,7 +337,18 @@ _CONVOLUTION = Operator(
         Attribute("dilations", "ints", (1, 1)),
     ),
 )
-_FLOAT = (_SQUASH, _DYNAMIC, _EM, _ATTENTION, _UNIFORM, _NORMALIZATION)
+_FLOAT = (
+    _SQUASH,
+    _DYNAMIC,
+    _DYNAMIC_V2,
+    _VOTES,
+    _EM,
+    _EM_V2,
+    _ATTENTION,
+    _SELF_ATTENTION,
+    _UNIFORM,
+    _NORMALIZATION,
+)
 
 
 def _quantized(o: Operator) -> Operator:

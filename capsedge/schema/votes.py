@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from capsedge.schema.operators import DENSE, Operator
+from capsedge.schema.operators import DENSE, GIVEN, Operator
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Votes:
         children: children per window.
         parents: parents per position.
         pose: elements per vote.
-        depth: products per element of a vote.
+        depth: products per element of a vote; 0 where the votes are given.
     """
 
     positions: int
@@ -44,15 +44,19 @@ def votes_of(
     Args:
         operator: a routing operator.
         children: shape of its first input, with any batch.
-        weight: shape of its weight.
+        weight: shape of its weight; not looked at where the votes are given.
         attributes: attributes of the node; missing ones have their defaults.
 
     Raises:
         ValueError: the operator cannot have these shapes or attributes, or a size is unknown.
     """
     if operator.layout is DENSE:
-        types, parents, pose, depth = _sizes(weight)
+        _, parents, pose, depth = _sizes(weight)
+        (types,) = _sizes(children[1:2])  # one weight may serve all children
         return Votes(1, types, parents, pose, depth)
+    if operator.layout is GIVEN:
+        types, parents, pose = _sizes(children[1:])
+        return Votes(1, types, parents, pose, 0)
     rows, columns, types, parents, depth, last = _sizes(weight)
     height, width, _, size = _sizes(children[1:])
     if not operator.integer(attributes, "matrix_pose"):

@@ -18,13 +18,16 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
+from capsedge.judging.errors import ErrorCount
+from capsedge.judging.estimates import Estimates, allowed_share
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
+from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.session import SCORES, Session
+from capsedge.runtime.reading.origin import origin_of
+from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
 from capsedge.verification.reference import (
@@ -48,7 +51,10 @@ class _Limits:
         min_agreement: least share of equal decisions.
         approximate: whether the file is not meant to equal its source.
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
-        max_drop: points of accuracy that the file was allowed to lose when it was made; None if not stated.
+        max_drop: points that the file was allowed to lose when it was made; None if not stated.
+        max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
+            when it was made; None for others.
+        share: of its range that the mean error of a regression's value may have.
     """
 
     tolerances: dict[str, Tolerance]
@@ -56,6 +62,8 @@ class _Limits:
     approximate: bool
     by_numbers: bool
     max_drop: float | None
+    max_error: float | None
+    share: float
 
     @classmethod
     def of(
@@ -72,15 +80,31 @@ class _Limits:
             least_agreement(session.metadata) if min_agreement is None else min_agreement,
             approximate,
             by_numbers=not approximate or atol is not None or rtol is not None,
-            max_drop=_max_drop(session) if approximate else None,
+            max_drop=_allowed(session, "max_drop") if approximate else None,
+            max_error=_allowed(session, "max_error") if approximate else None,
+            share=allowed_share(session.metadata),
         )
+
+    @property
+    def by_share(self) -> bool:
+        """Whether ``share`` judges the values of a regression, because no limit was stated for them."""
+        return self.approximate and self.max_error is None
+
+    @property
+    def judged_by(self) -> str:
+        """In words: numbers, decisions, or errors as allowed when the file was made."""
+        if self.by_numbers:
+            return "numbers and decisions"
+        return "decisions" if self.max_error is None else "errors by range"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return {
             "min_agreement": self.min_agreement,
             "max_drop_points": self.max_drop,
-            "judged_by": "numbers and decisions" if self.by_numbers else "decisions",
+            "max_error_percent": self.max_error,
+            "max_mean_error_percent": 100 * self.share,
+            "judged_by": self.judged_by,
             "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
         }
 
@@ -89,8 +113,11 @@ class _Limits:
 class _Comparison:
     """Metrics of one set of images."""
 
+    session: Session
     outputs: dict[str, OutputMetrics]
     decisions: Decisions | None
+    estimates: Estimates | None
+    errors: dict[str, ErrorCount]
 
     @classmethod
     def of(
@@ -98,7 +125,11 @@ class _Comparison:
     ) -> _Comparison:
         """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
-        return cls(outputs, Decisions.of(session, tie))
+        errors = {
+            port.name: ErrorCount(port.name, columns=len(port.shape) == 2)
+            for port in session.outputs
+        }
+        return cls(session, outputs, Decisions.of(session, tie), Estimates.of(session), errors)
 
     def update(
         self,
@@ -120,22 +151,26 @@ class _Comparison:
                     "Name the checkpoint that the file was exported from with --checkpoint.",
                 )
             metrics.update(expected[name], found[name], 0.0 if noise is None else noise[name])
-        if self.decisions is not None:
-            scores = next(n for n in SCORES if n in expected)
+            self.errors[name].update(expected[name], found[name])
+        scores, poses = self.session.score_output, self.session.pose_output
+        if self.decisions is not None and scores is not None:
             self.decisions.update(expected[scores], found[scores], labels)
-            if "poses" in expected:
-                self.decisions.update_poses(expected["poses"], found["poses"], expected[scores])
+            if poses is not None and expected[poses].ndim > 2:
+                self.decisions.update_poses(expected[poses], found[poses], expected[scores])
+        if self.estimates is not None:
+            self.estimates.update(self.session.values_of(expected), self.session.values_of(found))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return {
             "outputs": [m.to_dict() for m in self.outputs.values()],
             "decisions": None if self.decisions is None else self.decisions.to_dict(),
+            **({} if self.estimates is None else {"estimates": self.estimates.to_dict()}),
         }
 
 
 def verify(
-    reference: nn.Module | Path | str | None,
+    reference: nn.Module | OwnModule | Path | str | None,
     artefact: Session | Path | str,
     data: Path | str | None = None,
     *,
@@ -153,8 +188,8 @@ def verify(
     tolerance is given.
 
     Args:
-        reference: a checkpoint file, a module, or None for the checkpoint in the package that the artefact
-            names.
+        reference: a checkpoint file, a module of your own, or None for the checkpoint in the package that the
+            artefact names.
         artefact: an ONNX file, a TensorRT engine, or a loaded session.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
         limit: number of samples to use, from the first on.
@@ -178,11 +213,18 @@ def verify(
     _check_arguments(limit, min_agreement)
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
     prep = session.metadata.preprocessing if session.metadata is not None else None
+    if prep is not None and prep.layout != "NCHW":
+        raise UsageError(
+            f"{session.path} takes images with the channels last.",
+            "PyTorch's networks have them first, so there is no reference to compare with.",
+            "Compare the arrays of `Session.run` yourself.",
+        )
     shape = _input_shape(session)
     link, module = _reference(reference, session)
-    source = Reference(module, [port.name for port in session.outputs])
+    ranks = {port.name: len(port.shape) for port in session.outputs}
+    source = Reference(module, list(ranks), ranks)
     limits = _Limits.of(session, atol, rtol, min_agreement)
-    samples = _samples(data, prep, shape, limit)
+    samples = _samples(data, session, shape, limit)
     hard = hard_cases(shape, prep)
     step = _steps(progress, len(samples) + len(hard))
     on_samples = _on_samples(session, source, limits, samples, step)
@@ -291,13 +333,21 @@ def _input_shape(session: Session) -> tuple[int, int, int]:
         f"{session.path} does not take images.",
         f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
         "wanted one, [N, channels, height, width] with the last three fixed.",
-        "Verify files of `capsedge export`.",
+        "Verify files that take images; other inputs are compared at export, with --inputs (inputs=).",
     )
 
 
-def _reference(given: nn.Module | Path | str | None, session: Session) -> tuple[Link, nn.Module]:
+def _reference(
+    given: nn.Module | OwnModule | Path | str | None, session: Session
+) -> tuple[Link, nn.Module]:
+    if isinstance(given, OwnModule):
+        weights = given.weights
+        checksum = sha256(weights) if weights else ""
+        if weights is not None:
+            check_origin(session.metadata, weights, checksum)
+        return Link("module", given.name, checksum, facts=given.facts()), given.module
     if isinstance(given, nn.Module):
-        return Link("module", type(given).__name__, ""), given
+        return Link("module", type(given).__name__, "", facts={"own_module": True}), given
     path = find_checkpoint(session.metadata) if given is None else Path(given)
     module = load_reference(path, session.metadata)
     checksum = sha256(path)
@@ -306,6 +356,9 @@ def _reference(given: nn.Module | Path | str | None, session: Session) -> tuple[
         "architecture": module.config.architecture,
         "parameters": sum(p.numel() for p in module.parameters()),
     }
+    origin = origin_of(path)
+    if origin is not None:
+        facts |= {"family": origin.family, "author's code": origin.comparison}
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 
@@ -354,11 +407,28 @@ def _approximate(session: Session) -> bool:
     return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
 
 
-def _max_drop(session: Session) -> float | None:
-    """The loss of accuracy, in points, that was allowed when a file was made."""
+def _allowed(session: Session, key: str) -> float | None:
+    """What the gate allowed when a file was quantized."""
     meta = session.metadata
-    stated = meta.calibration.get("evaluation", {}).get("max_drop") if meta is not None else None
+    stated = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
     return None if stated is None else float(stated)
+
+
+def _error_failures(limits: _Limits, comparison: _Comparison) -> list[str]:
+    """A sentence for every output whose error is beyond what was allowed when the file was made."""
+    if limits.max_error is None or limits.max_drop is None:
+        return []
+    failures = []
+    for count in comparison.errors.values():
+        found = count.result()
+        mean, largest = 100 * found.mean_share, 100 * found.largest_share
+        if not (mean <= limits.max_drop and largest <= limits.max_error):
+            failures.append(
+                f"{found.name}: mean error {mean:.3g} % of its range on the samples, "
+                f"{limits.max_drop:g} allowed; largest {largest:.3g} %, {limits.max_error:g} allowed when "
+                "the file was made."
+            )
+    return failures
 
 
 def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
@@ -377,13 +447,14 @@ def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
 
 def _samples(
     data: Path | str | None,
-    prep: Preprocessing | None,
+    session: Session,
     shape: tuple[int, int, int],
     limit: int | None,
 ) -> ImageSet:
+    prep = session.metadata.preprocessing if session.metadata is not None else None
     if data is None:
         return shipped_samples(prep, shape, limit)
-    samples = load_samples(data, prep, limit)
+    samples = load_samples(data, prep, limit, {p.name: p.dtype for p in session.inputs})
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",
@@ -405,6 +476,8 @@ def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> lis
     for place, comparison, images in parts:
         for metrics in comparison.outputs.values():
             failures += _output_failures(limits, place, metrics, images.names)
+        if limits.by_share and comparison.estimates is not None and place == "samples":
+            failures += comparison.estimates.failures(limits.share, place)
         decisions = comparison.decisions
         if limits.approximate and place == "hard cases":
             continue  # on them any precision other than the source's decides by rounding
@@ -413,6 +486,7 @@ def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> lis
                 f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
                 f"{decisions.agreement:.6f}, wanted {limits.min_agreement:g}."
             )
+    failures += _error_failures(limits, parts[0][1])
     for _, comparison, _ in parts:
         if limits.max_drop is not None and comparison.decisions is not None:
             failures += _drop_failure(comparison.decisions, limits.max_drop)

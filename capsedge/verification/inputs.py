@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,22 +11,27 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet, read_images
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.images import SUFFIXES, prepare
+from capsedge.runtime.vision.images import SUFFIXES, normalized, prepare
 
 Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given
 
 
-def load_samples(source: Path | str, prep: Preprocessing | None, limit: int | None) -> ImageSet:
+def load_samples(
+    source: Path | str,
+    prep: Preprocessing | None,
+    limit: int | None,
+    inputs: Mapping[str, str] | None = None,
+) -> ImageSet:
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit: as for ``datasets.read_images``.
+        source, prep, limit, inputs: as for ``datasets.read_images``.
 
     Raises:
         UsageError: the source cannot be read, or does not fit the model.
     """
-    found = read_images(source, prep, "test", limit)
+    found = read_images(source, prep, "test", limit, inputs)
     name = str(source) if found.whole else f"{source} (first {len(found)})"
     return replace(found, source=name)
 
@@ -120,5 +126,8 @@ def _prepared(images: NDArray[np.float64], prep: Preprocessing | None) -> Floats
     """Values in [0, 1] ``[..., C, H, W]`` as the model's input."""
     if prep is None:
         return images.astype(np.float32)
+    if prep.per_image:
+        levels = (images * 255).astype(np.float32).reshape(-1, *images.shape[-3:])
+        return np.stack([normalized(one, prep) for one in levels]).reshape(images.shape)
     mean, std = (np.reshape(v, (-1, 1, 1)) for v in (prep.mean, prep.std))
     return np.asarray((images * 255 * prep.scale - mean) / std, np.float32)

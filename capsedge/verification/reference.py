@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.exporters.own_modules import default_double, named
+from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
@@ -26,12 +28,16 @@ class Reference:
     Args:
         module: one of the package's models, or any module that takes the images.
         outputs: names of the artefact's outputs.
+        ranks: how many dimensions each has.
 
     Attributes:
         module: a copy in FP32 and evaluation mode; the given module is not changed.
     """
 
-    def __init__(self, module: nn.Module, outputs: Sequence[str]) -> None:
+    def __init__(
+        self, module: nn.Module, outputs: Sequence[str], ranks: Mapping[str, int] | None = None
+    ) -> None:
+        self.ranks = ranks
         self.module = copy.deepcopy(module).eval().float()
         self.outputs = tuple(outputs)
         self._double: nn.Module | None = None
@@ -39,13 +45,15 @@ class Reference:
     def run(self, images: NDArray[np.float32], dtype: torch.dtype = torch.float32) -> Arrays:
         """All outputs of the artefact, by name, as this module computes them.
 
+        In FP64, code that fixes a type and cannot run so gives what FP32 does.
+
         Raises:
             UsageError: the module has no such outputs.
         """
-        module = self.module if dtype == torch.float32 else self.double
-        with torch.inference_mode():
-            result = module(torch.from_numpy(images).to(dtype))
-            tensors = self._named(module, result)
+        if dtype == torch.float32:
+            tensors = self._tensors(self.module, torch.from_numpy(images))
+        else:
+            tensors = self._exact(torch.from_numpy(images))
         missing = [name for name in self.outputs if name not in tensors]
         if missing:
             raise UsageError(
@@ -62,8 +70,21 @@ class Reference:
             self._double = copy.deepcopy(self.module).double()
         return self._double
 
-    def _named(self, module: nn.Module, result: Any) -> Mapping[str, torch.Tensor]:
-        if isinstance(module, CapsuleModel):
+    def _exact(self, images: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        if isinstance(self.module, CapsuleModel):
+            return self._tensors(self.double, images.double())
+        try:
+            with default_double():
+                return self._tensors(self.double, images.double())
+        except Exception:  # of the user's code: any kind
+            return self._tensors(self.module, images)
+
+    def _tensors(self, module: nn.Module, images: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        with torch.inference_mode():
+            if not isinstance(module, CapsuleModel):
+                with on_cpu():
+                    return self._named(named(_each(module, images)), len(images))
+            result = module(images)
             tensors = {
                 module.score_name: result.scores,
                 "poses": result.poses,
@@ -72,14 +93,30 @@ class Reference:
             if "reconstruction" in self.outputs and module.decoder is not None:
                 tensors["reconstruction"] = module.reconstruct(result.poses)
             return tensors
-        if isinstance(result, Mapping):
-            return result
-        if isinstance(result, torch.Tensor):
-            result = (result,)
-        fields = getattr(result, "_fields", None)
-        if fields is not None and set(self.outputs) <= set(fields):
-            return dict(zip(fields, result, strict=True))
-        return dict(zip(self.outputs, result, strict=False))
+
+    def _named(self, found: dict[str, torch.Tensor], images: int) -> Mapping[str, torch.Tensor]:
+        """By the artefact's names, which may be the caller's; ``squeeze()`` at batch 1 undone."""
+        if not set(self.outputs) <= found.keys() and len(found) >= len(self.outputs):
+            found = dict(zip(self.outputs, found.values(), strict=False))
+        ranks = self.ranks or {}
+        return {
+            name: v[None] if images == 1 and v.ndim == ranks.get(name, v.ndim) - 1 else v
+            for name, v in found.items()
+        }
+
+
+def _each(module: nn.Module, images: torch.Tensor) -> Any:
+    """The module's output; of one image after another where it takes no more (a batch of 1 in its code)."""
+    try:
+        return module(images)
+    except Exception:  # of the user's code: any kind
+        if len(images) == 1:
+            raise
+        rows = [list(named(module(image[None])).items()) for image in images]
+        return {
+            column[0][0]: torch.cat([v if v.ndim and len(v) == 1 else v[None] for _, v in column])
+            for column in zip(*rows, strict=True)
+        }
 
 
 def find_checkpoint(metadata: ModelMetadata | None) -> Path:
@@ -99,7 +136,8 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
     raise UsageError(
         "There is no reference to compare with.",
         why if stated else "The file does not state the checkpoint that it was exported from.",
-        "Name it with --checkpoint.",
+        "Name it with --checkpoint, or a network of your own with --module and --weights "
+        "(docs/your-model.md).",
     )
 
 

@@ -88,8 +88,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Tensor] = []  # kept, so that no address that identifies a call is reused
         unrolled: dict[str, Callable[..., Call]] = {
             "DynamicRouting": self._dynamic,
+            "DynamicRoutingV2": self._dynamic,
+            "VoteRouting": self._dynamic,
             "EMRouting": self._em,
+            "EMRoutingV2": self._em_v2,
             "AttentionRouting": self._attention,
+            "SelfAttentionRouting": self._self_attention,
         }
         self._unroll = {
             getattr(torch.ops.capsedge, o.torch).default: (o.name, unrolled[o.name])
@@ -116,13 +120,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _layer(self, weight: Tensor) -> str:
         return self._layers.get(weight.data_ptr(), f"routing {len(self.calls) + 1}")
 
-    def _dynamic(self, operator: str, u: Tensor, weight: Tensor, *rest: Any) -> Call:
-        log_prior, bias, iterations, leaky, epsilon = rest
-        steps = [_step(0, u)]
-        for t in range(1, iterations + 1):
-            v, c = torch.ops.capsedge.dynamic_routing(u, weight, log_prior, bias, t, leaky, epsilon)
+    def _dynamic(self, operator: str, *args: Any) -> Call:
+        spec = OPERATORS[operator]
+        function, at = getattr(torch.ops.capsedge, spec.torch), len(spec.inputs)
+        steps = [_step(0, args[0])]
+        for t in range(1, args[at] + 1):
+            v, c = function(*args[:at], t, *args[at + 1 :])
             steps.append(_step(t, v, c))
-        return Call(operator, self._layer(weight), steps)
+        return Call(operator, self._layer(args[spec.weight]), steps)
 
     def _em(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
         beta_u, beta_a, iterations, strides, temperatures, *others = rest
@@ -133,6 +138,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             steps.append(_step(t, mean, r, activation))
         return Call(operator, self._layer(weight), steps)
+
+    def _em_v2(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
+        *values, iterations, strides, temperatures, shared, normalize, ones, epsilon = rest
+        steps = [_step(0, pose, length=a)]
+        for t in range(1, iterations + 1):
+            mean, activation, r = torch.ops.capsedge.em_routing_v2(
+                pose, a, weight, *values, t, strides, temperatures[:t], shared, normalize, ones, epsilon
+            )  # fmt: skip
+            steps.append(_step(t, mean, r, activation))
+        return Call(operator, self._layer(weight), steps)
+
+    def _self_attention(self, operator: str, u: Tensor, weight: Tensor, *rest: Any) -> Call:
+        v, c = torch.ops.capsedge.self_attention_routing(u, weight, *rest)
+        return Call(operator, self._layer(weight), [_step(0, u), _step(1, v, c)])
 
     def _attention(
         self, operator: str, pose: Tensor, parent: Tensor, weight: Tensor, *rest: Any

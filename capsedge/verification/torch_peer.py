@@ -5,6 +5,7 @@ A worker of ``capsedge.runtime.profiling.driver``, which knows only its name: th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,13 @@ def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, A
     structure = read_structure(s.model)
     metadata = ModelMetadata.from_properties(structure.metadata)
     names = [output.name for output in structure.graph.outputs]
-    reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
+    if s.module:
+        from capsedge.pipelines.own_module import ModuleSource, load_module
+
+        own = load_module(ModuleSource(**json.loads(s.module))).module
+        reference = Reference(own, names)
+    else:
+        reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
     return lambda feeds: reference.run(
         next(iter(feeds.values()))
     ), f"torch {torch.__version__}, eager"

@@ -28,6 +28,9 @@ FOLDER_FILES = 1_000_000  # names in one folder
 PICKLE_BYTES = 64 * MIB  # besides the arrays
 PICKLE_OPCODES = 500_000
 TENSORS = 65_536  # of one checkpoint
+KERAS_BYTES = GIB  # of one Keras file
+KERAS_SECONDS = 60  # of the process that opens it
+KERAS_MEMORY = 8 * GIB  # of address space, of which libraries take a part
 
 # Configurations of models.
 ITERATIONS = 100

@@ -226,6 +226,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "GLOBAL": _Machine._global,
     "STACK_GLOBAL": _Machine._stack_global,
     "REDUCE": _Machine._reduce,
+    "NEWOBJ": _Machine._reduce,  # for the reader of the format, making an object is a call too
     "BUILD": _Machine._build,
     "BINPERSID": _Machine._stored,
 }

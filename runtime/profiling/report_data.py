@@ -85,7 +85,7 @@ class Run:
     @property
     def groups(self) -> list[Row]:
         """Stem, votes, routing, classifier, decoder; empty in files of other tools."""
-        rows = self._rows(lambda o: (o.group, o.group)) if self.named else []
+        rows = self._rows(lambda o: (o.group or OTHER, o.group or OTHER)) if self.named else []
         return sorted(
             rows, key=lambda r: GROUPS.index(r.group) if r.group in GROUPS else len(GROUPS)
         )

@@ -37,6 +37,7 @@ def profile_models(
     peers: Sequence[str] = (),
     checkpoints: Sequence[Path] = (),
     peer_model: Path | None = None,
+    module: str = "",
     progress: Callable[[str], None] = lambda _: None,
 ) -> ProfileReport:
     """Profile several models, then compare them and their peers.
@@ -47,6 +48,7 @@ def profile_models(
         peers: other runtimes of the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
             they must be installed (`check_installed`).
         checkpoints: for the peer ``torch``, one per session.
+        module: instead of them, a network of the user's own (``Specification.module``).
         peer_model: another file for the other peers to run.
 
     Returns:
@@ -60,7 +62,7 @@ def profile_models(
     """
     limits = checked_limits(warmup, duration, iterations)
     side_by_side = bool(peers) or len(sessions) > 1
-    entrants = _entrants(sessions, peers, checkpoints, peer_model) if side_by_side else []
+    entrants = _entrants(sessions, peers, checkpoints, peer_model, module) if side_by_side else []
     report = ProfileReport({}, None, [])
     for session in sessions:
         one = profile(
@@ -86,6 +88,7 @@ def _entrants(
     peers: Sequence[str],
     checkpoints: Sequence[Path],
     peer_model: Path | None,
+    module: str,
 ) -> list[Entrant]:
     """Every model in capsedge, and every model in every peer."""
     if peer_model is not None and len(sessions) > 1:
@@ -116,7 +119,8 @@ def _entrants(
                 _check_portable(file, peer)
             theirs = Specification(peer, str(file), "", threads=threads)
             if peer == "torch":
-                theirs = replace(theirs, checkpoint=str(checkpoints[number]))
+                named = "" if module else str(checkpoints[number])
+                theirs = replace(theirs, checkpoint=named, module=module)
                 entrants.append(Entrant(f"torch{suffix}", theirs, model, TORCH_WORKER))
             else:
                 entrants.append(Entrant(f"{peer}{suffix}", theirs, model))

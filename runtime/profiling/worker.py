@@ -36,6 +36,7 @@ class Specification:
         threads: threads of one inference; 0 for the backend's own choice.
         ops, device, provider: as for ``capsedge.load``.
         checkpoint: for peers that run the trained model itself.
+        module: instead of it, what names a network of the user's own, as JSON.
     """
 
     peer: str
@@ -47,6 +48,7 @@ class Specification:
     device: str = "cpu"
     provider: str = "auto"
     checkpoint: str = ""
+    module: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

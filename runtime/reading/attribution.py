@@ -4,8 +4,10 @@ ONNX Runtime runs an optimized graph: convolutions swallow activations, function
 stays are the names of values. So a file of capsedge is read twice, as it was written and as it runs, and
 the two are joined by those names:
 
-- an operator outside of the routing procedures has the layer of the nearest weight before it (``stem.0``,
-  ``primary``);
+- an operator outside of the routing procedures has the layer of its weight or, if it only follows one (an
+  activation, a reshape), of the nearest weight before it (``stem.0``, ``primary``);
+- one that computes something else before any routing operator (a loop in standard operators, as users write
+  routing) is no part of that layer: it has the module path that its exporter gave it, otherwise its type;
 - a ``capsedge`` node, or the operators of its inlined body, have the layer of the node's weight;
 - inside a body, an iteration begins with what uses the outcome of the iteration before, and the votes are
   what the first weighted sum is made of.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from capsedge.runtime.reading.onnx_structure import Graph, Node, Structure
 from capsedge.schema.marks import Mark, mark_in
@@ -27,14 +29,25 @@ GROUPS = (STEM, VOTES, ROUTING, CLASSIFIER, DECODER)
 
 # Values of inlined bodies: by ONNX Runtime, and by `capsedge export --ops portable`.
 _INLINED = re.compile(
-    r"^_inlfunc_(?P<operator>[A-Za-z]+?)(?P<number>_\d+)?(?P<instance>_token_\d+)?"
+    r"^_inlfunc_(?P<operator>[A-Za-z][A-Za-z0-9]*?)(?P<number>_\d+)?(?P<instance>_token_\d+)?"
     r"_(?P=operator)_(?P<value>.+)$"
 )
 _PORTABLE = re.compile(
-    r"^(?P<operator>[A-Za-z]+Routing)_(?P<value>.+?)__(?P<number>)(?P<instance>\d+)$"
+    r"^(?P<operator>[A-Za-z]+Routing(?:V\d+)?)_(?P<value>.+?)__(?P<number>)(?P<instance>\d+)$"
 )
 # As the exporter names weights; with an ending where quantization made another tensor of one.
 _PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
+# Operators that belong to the layer before them, unless they join two computed values.
+_FOLLOW = frozenset(
+    ("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "Tanh", "Clip", "Gelu",
+     "Softplus", "BatchNormalization", "LayerNormalization", "InstanceNormalization", "Dropout", "Identity",
+     "Cast", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Concat",
+     "Pad", "Shape", "Expand", "MaxPool", "AveragePool", "GlobalAveragePool", "Add", "Sub", "Mul", "Div",
+     "QuantizeLinear", "DequantizeLinear")
+)  # fmt: skip
+_JOIN = frozenset(("Concat", "Reshape", "Expand", "Slice", "Gather", "Pad", "Unsqueeze", "Squeeze"))
+# The path of modules that exporters write before a node's type: ``/primary/capsules.0/Conv``.
+_PATH = re.compile(r"^/?(?P<path>[^/:]+(?:/[^/:]+)*)/[^/]+$")
 # What ONNX Runtime writes before the name of a value that it casts, or takes a cast from.
 _RENAMED = re.compile(r"^((InsertedPrecisionFreeCast|InsertedCast|FusedBack|FusedFront)_)+")
 
@@ -45,7 +58,7 @@ class Place:
 
     Attributes:
         layer: name of the layer; empty if the file does not name it.
-        group: one of GROUPS; empty if the file does not name layers.
+        group: one of GROUPS; empty if the file does not name layers, or for what belongs to none.
         iteration: routing iteration, from 1; None outside of routing.
         iterations: number of iterations of one fused operator; otherwise 1.
     """
@@ -107,6 +120,9 @@ def places(model: Structure, running: Graph) -> list[Place]:
     started: dict[_Instance, int] = {}
     ended: dict[str, int] = {}  # value -> routing iterations of its instance that it comes after
     after_routing: set[str] = set()
+    beyond: set[str] = (
+        set()
+    )  # values after an operator that belongs to no layer, before any routing
     votes = _votes(running, instances)
     most = _iterations(running, instances)
     for node, instance in zip(running.nodes, instances, strict=True):
@@ -121,8 +137,12 @@ def places(model: Structure, running: Graph) -> list[Place]:
             _mark_end(last, instance, ended, node.inputs)
         else:
             own = names.get(instance, "") if instance is not None else ""
-            layer = own or _own_layer(node, written) or (above[0] if above else "")
-            place = Place(layer, _group_outside(layer, routed))
+            other = "" if own or routed else _other(node, written)
+            apart = bool(other) or (not routed and any(i in beyond for i in node.inputs))
+            layer = other or own or _own_layer(node, written) or (above[0] if above else "")
+            place = Place(layer, "" if apart else _group_outside(layer, routed))
+            if apart:
+                beyond.update(node.outputs)
         found.append(place)
         for output in node.outputs:
             layer_of[output] = place.layer
@@ -325,15 +345,55 @@ def _order(instance: _Instance) -> int:
     return int(digits.group(1)) if digits else -1
 
 
-def _layers_of_values(graph: Graph) -> dict[str, str]:
-    """Layer of every value as the file names it: of the nearest weight before it."""
-    layer_of: dict[str, str] = {}
+@dataclass
+class _Written:
+    """The values of the file as it was written.
+
+    Attributes:
+        layers: the layer of each: of the nearest weight before it.
+        others: the name of each that belongs to no layer.
+    """
+
+    layers: dict[str, str] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+
+
+def _layers_of_values(graph: Graph) -> _Written:
+    written, routed = _Written(), set[str]()
+    stored = {value.name for value in graph.initializers}
+    stored |= {o for node in graph.nodes if node.op == "Constant" for o in node.outputs}
     for node in graph.nodes:
-        own = layer_of_weights(node)
-        above = [layer_of[i] for i in node.inputs if layer_of.get(i)]
+        own, instance = layer_of_weights(node), _instance(node)
+        after = any(i in routed for i in node.inputs)
+        after |= instance is not None and instance.operator in ROUTING_OPERATORS
+        computed = {i for i in node.inputs if i and i not in stored}
+        above = [written.layers[i] for i in node.inputs if written.layers.get(i)]
+        follows = node.op in _FOLLOW and (len(computed) < 2 or node.op in _JOIN)
+        apart = any(i in written.others for i in computed)
+        other = ""
+        if not (own or after or instance) and computed and (apart or not follows):
+            other = _name_of_other(node, stored)
         for output in node.outputs:
-            layer_of[output] = own or (above[0] if above else "")
-    return layer_of
+            if other:
+                written.others[output] = other
+            else:
+                written.layers[output] = own or (above[0] if above else "")
+            if after:
+                routed.add(output)
+    return written
+
+
+def _name_of_other(node: Node, stored: set[str]) -> str:
+    """The name of an operator that belongs to no layer: its weight's, its module path, or its type."""
+    weight = next((i for i in node.inputs if i in stored and "." in i), "")
+    path = _PATH.match(node.name)
+    return weight or (path["path"].replace("/", ".") if path else "") or node.op
+
+
+def _other(node: Node, written: _Written) -> str:
+    """The name of an operator of the running graph if it belongs to no layer; empty if it does."""
+    names = [_RENAMED.sub("", name) for name in (*node.outputs, node.name.removesuffix("_nchwc"))]
+    return next((written.others[name] for name in names if name in written.others), "")
 
 
 def layer_of_weights(node: Node) -> str:
@@ -345,10 +405,10 @@ def layer_of_weights(node: Node) -> str:
     return ""
 
 
-def _own_layer(node: Node, written: dict[str, str]) -> str:
+def _own_layer(node: Node, written: _Written) -> str:
     """By the names of what it makes: fused operators keep the name of the last value."""
     for name in (*node.outputs, node.name.removesuffix("_nchwc")):
-        layer = written.get(_RENAMED.sub("", name))
+        layer = written.layers.get(_RENAMED.sub("", name))
         if layer:
             return layer
     return layer_of_weights(node)

@@ -7,6 +7,7 @@ overwrites an input that no other operator reads. The largest sum is the peak.
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.reading.attribution import places
 from capsedge.runtime.reading.costs import VIEWS, Tensor, cost
-from capsedge.runtime.reading.onnx_structure import Node, read_structure
+from capsedge.runtime.reading.onnx_structure import Graph, Node, read_structure
 from capsedge.runtime.reading.value_sizes import Sizes
 
 # Memory in bytes and bandwidth in bytes per second, from the makers' data sheets.
@@ -37,6 +38,10 @@ _IN_PLACE = frozenset(
     ("Relu", "Sigmoid", "Tanh", "Add", "Sub", "Mul", "Div", "Sqrt", "Exp", "Log", "Neg", "Softplus",
      "Softmax", "Clip", "Abs", "LeakyRelu", "Elu")
 )  # fmt: skip
+
+
+class UnknownSizes(UnsupportedModelError):
+    """The sizes of values cannot be determined from the file."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     Raises:
         UsageError: no such file, an unknown device, a batch below 1.
         ArtefactError: the file is damaged.
-        UnsupportedModelError: the file does not state the shapes.
+        UnknownSizes: the file does not state the shapes, or leaves more than the batch free.
     """
     if batch < 1:
         raise UsageError(
@@ -139,11 +144,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     wanted += [value.name for value in (*graph.inputs, *graph.outputs, *graph.initializers)]
     missing = [name for name in wanted if name not in values]
     if missing:
-        raise UnsupportedModelError(
-            f"The sizes of {path} cannot be determined from the file.",
-            f"It does not state the shape of {len(missing)} values, the first is '{missing[0]}'.",
-            "Add shapes: `onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)`.",
-        )
+        raise _unknown(path, graph, missing)
     stored = {value.name for value in graph.initializers}
     weights = sum(values[name].bytes for name in stored)
     outputs = {o.name for o in graph.outputs}
@@ -179,6 +180,28 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
         device=_fit(device, batch, weights, max(peak, planned) + inputs, traffic)
         if device
         else None,
+    )
+
+
+def _unknown(path: Path | str, graph: Graph, missing: list[str]) -> UnknownSizes:
+    """The error for values of unknown size: free sizes of the inputs, or a file that does not state them."""
+    stored = {value.name for value in graph.initializers}
+    for value in graph.inputs:
+        free = [d for d in (value.shape or ())[1:] if not isinstance(d, int)]
+        if value.name not in stored and free:
+            return UnknownSizes(
+                f"The sizes of {path} cannot be determined from the file.",
+                f"Its input '{value.name}' has free sizes besides the batch: "
+                f"{', '.join(str(d or '?') for d in free)}.",
+                "Export it with these sizes fixed.",
+            )
+    return UnknownSizes(
+        f"The sizes of {path} cannot be determined from the file.",
+        f"It does not state the shape of {len(missing)} values, the first is '{missing[0]}'.",
+        f"`capsedge.optimize({str(path)!r}, 'clean.onnx')` makes computed shapes constant where it can; "
+        "sizes that depend on values cannot be forecast.",
+        command=f"`capsedge optimize {shlex.quote(str(path))} -o clean.onnx` makes computed shapes constant "
+        "where it can; sizes that depend on values cannot be forecast.",
     )
 
 

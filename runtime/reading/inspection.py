@@ -17,6 +17,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading.attribution import layer_of_weights
 from capsedge.runtime.reading.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.reading.origin import Origin, read_origin
 from capsedge.schema.names import DOMAIN
 from capsedge.schema.operators import ROUTING_OPERATORS
 from capsedge.schema.votes import votes_of
@@ -92,6 +93,7 @@ class Inspection:
     external_data: bool = False
     metadata: ModelMetadata | None = None
     configuration: dict[str, Any] | None = None
+    origin: Origin | None = None
 
     @property
     def parameters(self) -> int:
@@ -123,12 +125,6 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
         )
     with opened(path, "Name an ONNX file or a checkpoint that exists.") as file:
         head = file.read(9)
-    if head[:4] == b"PK\x03\x04":
-        raise UsageError(
-            f"{path} is a PyTorch archive (.pt).",
-            "Its content is a pickle, which inspect does not open.",
-            "Inspect the .safetensors checkpoint, or export it with `capsedge export --checkpoint`.",
-        )
     if head[8:9] == b"{":
         return _checkpoint(path)
     return _onnx(path, batches)
@@ -143,6 +139,7 @@ def _checkpoint(path: Path) -> Inspection:
             header = read_header(file)
         if CONFIG_KEY in header.metadata:
             configuration = decode(dict[str, Any], parse(header.metadata[CONFIG_KEY]), CONFIG_KEY)
+        origin = read_origin(header.metadata)
     except Malformed as error:
         raise ArtefactError(
             f"{path} is not a readable safetensors checkpoint.",
@@ -165,6 +162,7 @@ def _checkpoint(path: Path) -> Inspection:
         sha256=sha256(path),
         tensors=tensors,
         configuration=configuration,
+        origin=origin,
         buffers=buffers,
     )
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
-from capsedge.runtime.files import opening
+from capsedge.runtime.files import formats, opening
 from capsedge.runtime.reading.wire import MODEL, VARINT, Field, Malformed, Message, Wire
 from capsedge.schema.names import DOMAIN, operator_of
+from capsedge.schema.operators import OPERATORS
 
 # Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
@@ -27,7 +28,7 @@ MAX_DEPTH = 100  # messages within messages, as protobuf has it
 _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
 
 # Field numbers of onnx.proto3.
-_MODEL_IR, _MODEL_PRODUCER, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 7, 8
+_MODEL_IR, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 3, 7, 8
 _MODEL_METADATA = 14
 _NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 2, 4, 7, 8
 _TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
@@ -36,7 +37,7 @@ _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
 
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
-_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
+_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing(?:V\d+)?_iter\d+_pose__\d+")
 
 # What a message's fields hold: a number as it is, anything else as the bytes start:end.
 _Found = dict[int, "int | tuple[int, int]"]
@@ -48,7 +49,7 @@ class OnnxSummary:
 
     Attributes:
         ir_version: version of the file format.
-        producer: the tool that wrote the file.
+        producer, producer_version: the tool that wrote the file.
         opsets: version of every imported operator domain (the default domain is ``""``).
         metadata: the file's ``metadata_props``.
         capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
@@ -63,6 +64,7 @@ class OnnxSummary:
 
     ir_version: int = 0
     producer: str = ""
+    producer_version: str = ""
     opsets: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     capsedge_nodes: list[tuple[str, str]] = field(default_factory=list)
@@ -81,6 +83,11 @@ class OnnxSummary:
         return sorted({operator_of(name) for name, _ in bare})
 
     @property
+    def unknown_operators(self) -> list[str]:
+        """Those of ``missing_functions`` that this version of capsedge does not have either."""
+        return [name for name in self.missing_functions if name not in OPERATORS]
+
+    @property
     def capsedge_types(self) -> list[str]:
         """Types of the ``capsedge`` nodes."""
         return [name for name, _ in self.capsedge_nodes]
@@ -96,6 +103,9 @@ def read_bytes(path: Path | str) -> bytes:
     path = Path(path)
     found = opening.kind(path)
     if found == opening.FOLDER:
+        told = formats.tell(path)
+        if told is not None and told.key != "folder":
+            raise no_onnx(path, told, str(path))
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
     if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
@@ -128,12 +138,24 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         if not summary.has_graph or not summary.ir_version:
             raise Malformed("it has no graph")
     except (Malformed, UnicodeDecodeError) as error:
-        why, fix = _something_else(data) or (
+        told = formats.tell_content(data)
+        if told is not None and told.key != "onnx":
+            raise no_onnx(name, told, name) from error
+        raise ArtefactError(
+            f"{name} is not a complete ONNX file.",
             f"Read as one, {error}.",
-            "Fetch the file again, or export it again with `capsedge export`.",
-        )
-        raise ArtefactError(f"{name} is not a complete ONNX file.", why, fix) from error
+            "Fetch the file again, or export the model again with `capsedge.export`.",
+            command="Fetch the file again, or export the model again with `capsedge export`.",
+        ) from error
     return summary
+
+
+def no_onnx(name: Path | str, told: formats.Format, path: str) -> ArtefactError:
+    """The error for a file of another format."""
+    fix, command = told.advice(path)
+    return ArtefactError(
+        f"{name} is not an ONNX file: it is {told.name}.", "", fix, command=command
+    )
 
 
 def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
@@ -183,15 +205,6 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
         )
 
 
-def _something_else(data: bytes) -> tuple[str, str] | None:
-    """Why and fix for the files that are most often given instead."""
-    if data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
-        return "It is a picture.", "Name the .onnx file of the model."
-    if data.startswith(b"PK\x03\x04") or data[8:9] == b"{":  # a .pt is a zip; .safetensors has JSON
-        return "It looks like a checkpoint.", "Export it: `capsedge export --checkpoint FILE`."
-    return None
-
-
 class _Walker(Wire):
     """Goes through a whole file by the schema."""
 
@@ -208,6 +221,7 @@ class _Walker(Wire):
         found = self.walk(MODEL, 0, len(self.data), 0)
         self.summary.ir_version = self._number(found, _MODEL_IR)
         self.summary.producer = self._text(found, _MODEL_PRODUCER)
+        self.summary.producer_version = self._text(found, _MODEL_PRODUCER_VERSION)
         self.summary.has_graph = _MODEL_GRAPH in found
         return self.summary
 

@@ -82,6 +82,11 @@ class Sizes:
                 self._numbers[unsolved[0]] = math.prod(first) // rest
             return
         if "MatMul" in node.op:
+            second = inputs[1] if len(inputs) > 1 else None
+            for row, operand, axis in ((shape[-2:-1], first, -2), (shape[-1:], second, -1)):
+                if row and row[0] in unsolved and len(operand or ()) >= 2:
+                    assert operand is not None
+                    self._numbers.setdefault(str(row[0]), operand[axis])
             known: Iterable[tuple[int, ...]] = [i[:-2] for i in inputs if i is not None]
             target: Shape = shape[:-2]
         elif node.op.startswith("Reduce"):

@@ -7,6 +7,7 @@ the same bits. Pillow only decodes.
 from __future__ import annotations
 
 import io
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits, opening
+from capsedge.runtime.files import formats, limits, opening
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.vision.resize import resize
 
@@ -60,11 +61,7 @@ def read_image(path: Path | str) -> NDArray[Any]:
     except (Image.DecompressionBombError, MemoryError) as error:
         raise _too_large(str(path), str(error)) from error
     except PIL.UnidentifiedImageError as error:
-        raise UsageError(
-            f"{path} is not a readable image.",
-            "It is neither a PNG nor a JPEG file, or its header is damaged.",
-            "Convert it to PNG or JPEG.",
-        ) from error
+        raise _no_image(path, data) from error
     except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
         raise UsageError(
             f"{path} is damaged.", f"The decoder reports: {error}.", "Get the image again."
@@ -85,6 +82,23 @@ def _read_file(path: Path) -> bytes:
     if not data:
         raise UsageError(f"{path} is empty.", "It has 0 bytes.", "Get the image again.")
     return data
+
+
+def _no_image(path: Path, data: bytes) -> UsageError:
+    told = formats.tell_content(data)
+    if told is None or told.key == "image":
+        return UsageError(
+            f"{path} is not a readable image.",
+            "It is neither a PNG nor a JPEG file, or its header is damaged.",
+            "Convert it to PNG or JPEG.",
+        )
+    fix, command = told.advice(path)
+    return UsageError(
+        f"{path} is not a readable image: it is {told.name}.",
+        "PNG and JPEG files are read.",
+        fix,
+        command=command,
+    )
 
 
 def _too_large(name: str, why: str) -> UsageError:
@@ -187,7 +201,7 @@ def prepare(
         name: the name in errors of an image that has no file name.
 
     Returns:
-        ``[C, H, W]`` float32.
+        ``[C, H, W]`` float32, or ``[H, W, C]`` if the preprocessing has that layout.
 
     Raises:
         UsageError: the image cannot be read or does not fit the model.
@@ -229,9 +243,33 @@ def prepare(
     result = resize(height, width, inner_height, inner_width, rows)
     if preprocessing.resize in ("pad", "center"):
         result = _pad(result, preprocessing.height, preprocessing.width)
-    mean, std = (np.asarray(v, np.float32) for v in (preprocessing.mean, preprocessing.std))
-    result = (result * np.float32(preprocessing.scale) - mean) / std
-    return np.ascontiguousarray(result.transpose(2, 0, 1))
+    values = normalized(np.ascontiguousarray(result.transpose(2, 0, 1)), preprocessing)
+    if preprocessing.layout == "NHWC":
+        return np.ascontiguousarray(values.transpose(1, 2, 0))
+    return values
+
+
+def normalized(image: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.float32]:
+    """Levels 0..255 ``[C, H, W]`` of an image in the model's size as the model's input."""
+    if preprocessing.per_image == "min-max":
+        low, high = image.min(), image.max()
+        span = high - low if high > low else np.float32(1)
+        image = (image - low) / span * np.float32(255)
+    mean, std = (
+        np.asarray(v, np.float32).reshape(-1, 1, 1) for v in (preprocessing.mean, preprocessing.std)
+    )
+    image = (image * np.float32(preprocessing.scale) - mean) / std
+    if preprocessing.per_image == "standardize":
+        values = image.astype(np.float64)
+        centred = values - _sum(values) / values.size
+        deviation = math.sqrt(_sum(centred * centred) / values.size)
+        image = (centred / max(deviation, 1 / math.sqrt(values.size))).astype(np.float32)
+    return image
+
+
+def _sum(values: NDArray[np.float64]) -> float:
+    """From the first value to the last, as C++ adds; numpy's ``sum`` adds in another order."""
+    return float(np.add.accumulate(values.ravel())[-1])
 
 
 def _is_pillow(image: object) -> bool:

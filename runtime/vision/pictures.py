@@ -30,7 +30,13 @@ _SIDE = 224  # pictures are enlarged to at most this many pixels, and at least h
 
 
 def seen(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """The prepared input ``[C, H, W]`` as pixels ``[H, W, 3]`` again."""
+    """The prepared input as pixels ``[H, W, 3]`` again; where each image is standardized by
+    itself, from its darkest to its lightest value."""
+    if preprocessing.layout == "NHWC":
+        prepared = prepared.transpose(2, 0, 1)
+    if preprocessing.per_image == "standardize":
+        low, high = prepared.min(), prepared.max()
+        return _pixels((prepared - low) / (high - low if high > low else 1.0))
     mean, std = (np.reshape(v, (-1, 1, 1)) for v in (preprocessing.mean, preprocessing.std))
     return _pixels((prepared * std + mean) / preprocessing.scale / 255.0)
 

@@ -18,7 +18,7 @@ class Label:
         name: the class.
         index: its number.
         score: length of the capsule, or probability (`Prediction.score_kind`).
-        pose: ``[P]``, the pose of the class capsule.
+        pose: ``[P]``, the pose of the class capsule; empty if the model has no poses.
     """
 
     name: str
@@ -36,22 +36,52 @@ class Label:
         }
 
 
+@dataclass(frozen=True)
+class Value:
+    """One value of a regression.
+
+    Attributes:
+        name: what it is, such as ``yaw``.
+        value: its size.
+        unit: such as ``degrees``; empty if the file does not state it.
+    """
+
+    name: str
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {with_unit(self.value, self.unit)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"name": self.name, "value": self.value, "unit": self.unit}
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A value for people, such as ``-3.2°``."""
+    number = f"{value:.4g}"
+    return f"{number}°" if unit == "degrees" else f"{number} {unit}".rstrip()
+
+
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """The prediction of a model for one image.
 
     Attributes:
-        labels: the requested classes, best first; empty if none reaches the threshold.
-        scores: ``[J]``, one per class.
-        poses: ``[J, P]``, one per class.
-        score_kind: ``length`` of the class capsule, or ``probability`` (softmax of the logits of a
-            single-label model, sigmoid for a multi-label model).
+        labels: the requested classes, best first; empty if none reaches the threshold, and for a regression.
+        scores: ``[J]``, one per class; empty for a regression.
+        poses: ``[J, P]``, one per class; ``[J, 0]`` if the model has no poses.
+        score_kind: ``length`` of the class capsule, or ``probability`` (of logits the softmax for a
+            single-label model, the sigmoid for a multi-label model); empty for a regression.
+        values: the values of a regression; empty for a classification.
     """
 
     labels: tuple[Label, ...]
     scores: NDArray[np.float64]
     poses: NDArray[np.float32]
     score_kind: str
+    values: tuple[Value, ...] = ()
 
     @property
     def label(self) -> str | None:
@@ -65,6 +95,8 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
+        if self.values:
+            return {"values": [value.to_dict() for value in self.values]}
         return {
             "labels": [label.to_dict() for label in self.labels],
             "scores": [float(v) for v in self.scores],
@@ -73,15 +105,15 @@ class Prediction:
 
 
 def scores_of(
-    output: NDArray[Any], name: str, multi_label: bool
+    output: NDArray[Any], kind: str, multi_label: bool
 ) -> tuple[NDArray[np.float64], str]:
-    """Scores ``[N, J]`` and their kind, from the model's output ``lengths`` or ``logits``.
+    """Scores ``[N, J]`` and their kind, from the model's output of ``length``, ``logits`` or ``probability``.
 
     docs/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
     """
     values = output.astype(np.float64)
-    if name == "lengths":
-        return values, "length"
+    if kind != "logits":
+        return values, kind
     if multi_label:
         # the two halves never overflow
         small = _exp(-np.abs(values))

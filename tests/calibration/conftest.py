@@ -23,7 +23,9 @@ def pixels(count: int, seed: int, source: Source) -> ImageSet:
     shape = (count, 10, 10, 1)
     values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     unlabelled = ImageSet("random", values, None, prep)
-    labels = source.scores(unlabelled).argmax(1).astype(np.int64)
+    labels = (
+        np.concatenate(next(iter(source.answers(unlabelled).values()))).argmax(1).astype(np.int64)
+    )
     return ImageSet("random", values, labels, prep)
 
 

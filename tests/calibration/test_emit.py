@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.calibration import collect, ort_cpu, weights
 from capsedge.calibration.executed import executed, optimized
+from capsedge.calibration.judge import Gate
 from capsedge.calibration.mixed import search
 from capsedge.calibration.ort_cpu import activation_parameters
 from capsedge.calibration.sensitivity import sensitivity
@@ -38,7 +39,7 @@ def table(source: Source, calibration):
 
 
 def _range(source: Source, data) -> float:
-    scores = source.scores(data)
+    scores = np.concatenate(next(iter(source.answers(data).values())))
     return float(scores.max() - scores.min())
 
 
@@ -234,14 +235,14 @@ def test_sensitivity_ranks_layers_and_iterations(source: Source, table, calibrat
 
 def test_mixed_search_stays_within_the_drop(source: Source, table) -> None:
     data = pixels(60, 4, source)
-    found = search(source, table, data, "ort-cpu", 0.0, threads=1)
+    found = search(source, table, data, "ort-cpu", Gate(0.0), threads=1)
     assert found.smallest is not None
     assert found.fastest is not None
     assert found.smallest.outcome.drop <= 0.0
     assert found.smallest.bytes == min(c.bytes for c in found.candidates if c.fits)
     front = found.pareto()
     assert front == sorted(front, key=lambda c: c.bytes)
-    wide = search(source, table, data, "ort-cpu", 100.0, threads=1)
+    wide = search(source, table, data, "ort-cpu", Gate(100.0), threads=1)
     assert wide.smallest is not None
     assert "int4" in wide.smallest.assignment.values()
     assert wide.smallest.bytes <= found.smallest.bytes

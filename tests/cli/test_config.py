@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.loading import load
 from capsedge.runtime.machine import libcapsedge
 from capsedge.runtime.vision.images import read_image
 from capsedge.zoo import default_model
@@ -102,6 +103,26 @@ def test_classify_prints_what_infer_prints(programs: Path, options: list[str]) -
     assert run(programs / "classify", *options, default_model(), *SAMPLES) == infer(
         *options, *SAMPLES
     )
+
+
+def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    from capsedge.runtime.description import Description, described
+    from capsedge.runtime.metadata import Outputs, Preprocessing
+    from tests.runtime.models import foreign_model
+
+    outputs = Outputs(names=("yaw", "depth", "age"), units=("degrees", "mm", ""))
+    stated = Description(None, Preprocessing(8, 8, 1), "regression", outputs)
+    path = tmp_path / "pose.onnx"
+    path.write_bytes(described(foreign_model({"o": [3]}).SerializeToString(), stated).data)
+    words = ("--model", path, *SAMPLES)
+    wanted = run(sys.executable, "-m", "capsedge", "infer", *words)
+    assert run(programs / "classify", path, *SAMPLES) == wanted
+    assert wanted.count("°, depth ") == len(SAMPLES)
+    in_c = run(programs / "classify_c", path, SAMPLES[0])
+    values = load(path).predict(SAMPLES[0])[0].values
+    texts = [f"{v.name} {v.value:.4g} {v.unit}".rstrip() for v in values]
+    assert in_c == f"{SAMPLES[0]}: {', '.join(texts)}\n"
 
 
 def test_onnxruntime_reports_nothing(programs: Path, tmp_path: Path) -> None:

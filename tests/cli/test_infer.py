@@ -192,8 +192,8 @@ def test_many_images_report_progress(place: Path, tmp_path: Path):
     [
         ("none.onnx", 2, "There is no file"),
         ("empty.png", 6, "0 bytes"),
-        ("images/b-left.png", 6, "not a complete ONNX file"),
-        ("foreign.onnx", 6, "not made by capsedge"),
+        ("images/b-left.png", 6, "not an ONNX file: it is an image"),
+        ("foreign.onnx", 6, "capsedge optimize"),
     ],
 )
 def test_bad_models(place: Path, model: str, code: int, said: str):

@@ -265,7 +265,7 @@ def test_damaged_checkpoint(tmp_path: Path, header: dict, length: int | None) ->
 def test_pickles_are_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     path.write_bytes(b"PK\x03\x04" + bytes(64))
-    with pytest.raises(UsageError, match="pickle"):
+    with pytest.raises(ArtefactError, match="a zip archive"):
         inspect(path)
 
 

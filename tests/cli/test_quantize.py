@@ -97,14 +97,14 @@ def test_the_gate_keeps_the_file_aside(place: Path, tmp_path: Path, monkeypatch)
     from capsedge.calibration import evaluate
 
     # As if a third of the decisions had gone to another class.
-    right = evaluate.scores
+    right = evaluate.answers
     monkeypatch.setattr(
         evaluate,
-        "scores",
-        lambda session, data, progress=None: (
-            right(session, data, progress)
+        "answers",
+        lambda session, *rest: (
+            right(session, *rest)
             if session.path == place / "m.onnx"
-            else _spoiled(right(session, data, progress))
+            else {"lengths": [_spoiled(np.concatenate(right(session, *rest)["lengths"]))]}
         ),
     )
     out = tmp_path / "q.onnx"
@@ -190,12 +190,12 @@ def test_bad_input(place: Path, tmp_path: Path) -> None:
     out = ("-o", tmp_path / "q.onnx")
     for arguments, code, word in (
         ((model, "--calib-data", tmp_path / "empty"), 2, "no data"),
-        ((model, "--calib-data", folder), 2, "no labels"),
         ((model, "--calib-data", tmp_path / "one.npz", "--data", test), 2, "One image"),
         ((model, "--calib-data", tmp_path / "same.npz", "--data", test), 2, "constant"),
         ((model, "--calib-data", tmp_path / "nan.npz", "--data", test), 2, "NaN"),
         ((model, "--calib-data", tmp_path / "no"), 2, "There is no"),
-        ((tmp_path / "bare.onnx", "--calib-data", data), 6, "not made by capsedge"),
+        ((tmp_path / "bare.onnx", "--calib-data", data), 2, "does not state the preprocessing"),
+        ((tmp_path / "bare.onnx", "--calib-data", test), 2, "pixels cannot be prepared"),
         ((tmp_path / "again.onnx", "--calib-data", data), 6, "already quantized"),
         ((tmp_path / "none.onnx", "--calib-data", data), 2, "none.onnx"),
         ((model, "--calib-data", data, "--precision", "int2"), 2, "no precision 'int2'"),

@@ -37,8 +37,12 @@ EXTRA_OUTPUTS = {
 _ORACLES: dict[str, Callable[..., Any]] = {
     "Squash": oracle.squash,
     "DynamicRouting": oracle.dynamic_routing,
+    "DynamicRoutingV2": oracle.dynamic_routing_v2,
+    "VoteRouting": oracle.vote_routing,
     "EMRouting": oracle.em_routing,
+    "EMRoutingV2": oracle.em_routing_v2,
     "AttentionRouting": oracle.attention_routing,
+    "SelfAttentionRouting": oracle.self_attention_routing,
     "UniformRouting": oracle.uniform_routing,
     "PoseNormalization": oracle.pose_normalization,
     "QuantizedConv": oracle.quantized_conv,
@@ -179,6 +183,106 @@ def _dynamic_cases() -> Iterator[Case]:
     yield case(2, 200, 100, 16, 16, 2, prior=0, bias=0, heavy=True)
 
 
+_PLAIN = {
+    "leaky": 0, "over_children": 0, "replace": 0, "normalize": 0, "elementwise": 0,
+    "agreement_scale": 1.0, "epsilon": 1e-8,
+}  # fmt: skip
+# What published networks combine (docs/operators.md), and each setting alone.
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"leaky": 1},
+    {"over_children": 1},
+    {"replace": 1},
+    {"normalize": 1},
+    {"elementwise": 1},
+    {"agreement_scale": 0.5},
+    {"over_children": 1, "elementwise": 1},
+    {"over_children": 1, "replace": 1, "agreement_scale": -0.75},
+    {"replace": 1, "normalize": 1},
+    {"over_children": 1, "normalize": 1},
+    {"leaky": 1, "replace": 1, "elementwise": 1},
+    {"leaky": 1, "normalize": 1, "agreement_scale": 0.25, "epsilon": 2.0**-10},
+)
+_ODD = (
+    (1, 1, 1, 1, 1), (1, 13, 2, 3, 17), (7, 3, 11, 4, 8), (3, 31, 10, 8, 16), (2, 1, 5, 8, 16),
+    (2, 9, 1, 4, 6), (1, 65, 4, 7, 3), (1, 5, 67, 2, 9), (2, 17, 33, 16, 31), (1, 140, 5, 8, 16),
+)  # fmt: skip
+
+
+def _dynamic_v2_cases() -> Iterator[Case]:
+    def case(
+        n: int, i: int, j: int, pin: int, pout: int, iterations: int = 3, kind: str = "normal",
+        one: int = 0, vote_bias: int = 2, prior: int = 1, bias: int = 1, heavy: bool = False,
+        **settings: Any,
+    ) -> Case:  # fmt: skip
+        """``one``: a weight for all children; ``vote_bias``: none, one for all, one for each."""
+        return Case(
+            "DynamicRoutingV2",
+            {"N": n, "I": i, "J": j, "Pin": pin, "Pout": pout},
+            {"iterations": iterations, **_PLAIN, **settings},
+            kind,
+            {"one": one, "vote_bias": vote_bias, "prior": prior, "bias": bias},
+            heavy,
+        )
+
+    for number, settings in enumerate(_SETTINGS):
+        yield case(2, 7, 3, 5, 4, 1, one=number % 2, **settings)
+        yield case(2, 7, 3, 5, 4, 2 + number % 4, one=1 - number % 2, **settings)
+        yield case(7, 20, 10, 8, 16, **settings)
+        for kind in ("tiny", "huge", "saturated"):
+            yield case(2, 9, 5, 8, 16, kind=kind, vote_bias=0 if kind == "huge" else 2, **settings)
+    for kind in ("zeros", "ties"):
+        for over_children in (0, 1):
+            yield case(2, 9, 5, 8, 16, kind=kind, over_children=over_children)
+    for one, vote_bias, prior in itertools.product((0, 1), (0, 1, 2), (0, 1)):
+        settings = {"over_children": (one + vote_bias + prior) % 2}
+        yield case(2, 11, 4, 4, 6, one=one, vote_bias=vote_bias, prior=prior, bias=0, **settings)
+    for dims in _ODD:
+        yield case(*dims, one=1, vote_bias=1)
+        yield case(*dims, over_children=1)
+    yield case(0, 5, 4, 3, 6, 1, over_children=1)
+    yield case(0, 5, 4, 3, 6, one=1)
+    # The layers of networks of the table: FixCaps and gram-ai, COVID-CAPS, PSCapsNet.
+    paper = {"prior": 0, "bias": 0, "vote_bias": 0, "heavy": True}
+    for n in (1, 16):
+        yield case(n, 1152, 10, 8, 16, **paper)
+        yield case(n, 1152, 10, 8, 16, over_children=1, **paper)
+        yield case(n, 64, 16, 128, 16, one=1, replace=1, **paper)
+        yield case(n, 128, 10, 8, 16, 4, one=1, replace=1, normalize=1, **paper)
+
+
+def _votes_cases() -> Iterator[Case]:
+    def case(
+        n: int, i: int, j: int, p: int, iterations: int = 3, kind: str = "normal", prior: int = 1,
+        bias: int = 1, heavy: bool = False, **settings: Any,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "VoteRouting",
+            {"N": n, "I": i, "J": j, "P": p},
+            {"iterations": iterations, **_PLAIN, **settings},
+            kind,
+            {"prior": prior, "bias": bias},
+            heavy,
+        )
+
+    for number, settings in enumerate(_SETTINGS):
+        yield case(2, 7, 3, 4, 1 + number % 3, **settings)
+        yield case(7, 20, 10, 16, **settings)
+        yield case(2, 9, 5, 16, kind=("huge", "saturated")[number % 2], **settings)
+    for kind in ("zeros", "tiny", "ties"):
+        for over_children in (0, 1):
+            yield case(2, 9, 5, 16, kind=kind, over_children=over_children)
+    for n, i, j, _, p in _ODD:
+        yield case(n, i, j, p, over_children=n % 2)
+    for prior, bias in itertools.product((0, 1), (0, 1)):
+        yield case(2, 11, 4, 6, prior=prior, bias=bias)
+    yield case(0, 5, 4, 6)
+    yield case(0, 5, 4, 6, 1, leaky=1)
+    yield case(1, 1152, 10, 16, prior=0, bias=0, heavy=True)
+    yield case(1, 1152, 10, 16, prior=0, bias=0, over_children=1, heavy=True)
+    yield case(64, 32, 10, 16, prior=0, heavy=True)
+
+
 def gentle(iterations: int) -> tuple[float, ...]:
     """The customary schedule of the inverse temperature, ``0.01 (1 - 0.95^t)``."""
     return tuple(round(0.01 * (1 - 0.95**t), 9) for t in range(1, iterations + 1))
@@ -248,6 +352,67 @@ def _em_cases() -> Iterator[Case]:
     yield case(1, 5, 5, 32, 1, 1, 5, 16, coordinates=1, shared=1, heavy=True)
 
 
+def _em_v2_cases() -> Iterator[Case]:
+    def case(
+        n: int, h: int, w: int, c: int, kh: int, kw: int, m: int, p: int,
+        coordinates: str = "first", normalize: int = 1, ones: int = 0,
+        lambdas: tuple[float, ...] = (1e-3, 1e-3), strides: tuple[int, int] = (1, 1),
+        shared: int = 0, epsilon: float = 1e-6, kind: str = "normal", heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "EMRoutingV2",
+            {"N": n, "H": h, "W": w, "C": c, "Kh": kh, "Kw": kw, "M": m, "P": p},
+            {
+                "iterations": len(lambdas),
+                "strides": strides,
+                "inverse_temperatures": lambdas,
+                "shared": shared,
+                "normalize_activations": normalize,
+                "ones_first": ones,
+                "epsilon": epsilon,
+            },
+            kind,
+            {"coordinates": coordinates},
+            heavy,
+        )
+
+    for coordinates, normalize, ones in itertools.product(("none", "first", "all"), (0, 1), (0, 1)):
+        yield case(2, 3, 4, 2, 2, 3, 3, 4, coordinates, normalize, ones, gentle(3))
+        yield case(2, 3, 2, 2, 1, 1, 5, 16, coordinates, normalize, ones, shared=1)
+    for t in (1, 2, 3, 5):
+        yield case(1, 4, 4, 2, 3, 2, 5, 9, "all", 1, 1, gentle(t))
+    for strides in ((1, 1), (2, 2), (3, 3), (1, 2), (3, 1), (2, 3)):
+        yield case(1, 7, 5, 2, 3, 2, 3, 4, strides=strides)
+    for kind in inputs.KINDS["EMRoutingV2"]:
+        # At 1e-8, an activation of 1e-9 is divided by more than itself.
+        yield case(2, 3, 3, 3, 3, 3, 5, 16, kind=kind, epsilon=1e-8)
+        yield case(1, 4, 3, 2, 2, 2, 3, 9, "all", 0, 1, gentle(3), (2, 1), kind=kind)
+        yield case(1, 3, 2, 4, 1, 1, 7, 16, kind=kind, shared=1, epsilon=1e-8)
+    for lambdas in ((0.0,), (0.5, 1.0), (1.0, 2.0, 3.0)):
+        yield case(2, 3, 3, 2, 2, 2, 5, 16, lambdas=lambdas)
+    for epsilon in (1e-8, 1e-4, 1e-2):
+        yield case(1, 3, 3, 2, 2, 2, 5, 16, epsilon=epsilon)
+    # Poses of one element have room for no coordinates by position, but for a constant.
+    odd = (
+        (1, 1, 1, 1, 1, 1, 1, 4), (2, 1, 1, 13, 1, 1, 1, 16), (7, 2, 2, 3, 2, 2, 2, 16),
+        (1, 5, 3, 3, 5, 1, 11, 9), (1, 2, 2, 7, 1, 1, 33, 16), (1, 1, 7, 2, 1, 3, 4, 25),
+        (2, 3, 3, 8, 3, 3, 8, 16), (2, 4, 5, 17, 3, 3, 3, 36),
+    )  # fmt: skip
+    for dims in odd:
+        yield case(*dims)
+        yield case(*dims, "all", 0, 1)
+    yield case(1, 3, 3, 1, 3, 3, 17, 1, "all")
+    yield case(0, 4, 4, 2, 3, 3, 3, 16)
+    yield case(0, 4, 4, 2, 1, 1, 3, 16, shared=1)
+    # Few parents and many children, which kernels may lay out the other way round.
+    for coordinates in ("none", "first", "all"):
+        yield case(1, 3, 3, 9, 3, 3, 5, 16, coordinates, ones=1)
+        yield case(2, 2, 3, 16, 1, 1, 10, 16, coordinates, shared=1)
+    # yl-1993's network on smallNORB, A=B=C=D=8 and 16, on small grids: convolution and classes.
+    yield case(2, 5, 5, 8, 3, 3, 16, 16, "none", epsilon=1e-8, strides=(2, 2), heavy=True)
+    yield case(1, 4, 4, 16, 1, 1, 5, 16, epsilon=1e-8, shared=1, heavy=True)
+
+
 def _attention_cases() -> Iterator[Case]:
     def case(
         n: int, h: int, w: int, c: int, kh: int, kw: int, m: int, pin: int, p: int,
@@ -302,6 +467,39 @@ def _attention_cases() -> Iterator[Case]:
     yield case(2, 4, 4, 32, 3, 3, 32, 16, 16, heavy=True)
     yield case(1, 1, 1, 800, 1, 1, 10, 16, 16, heavy=True)
     yield case(1, 4, 4, 32, 3, 3, 32, 36, 64, 0, heavy=True)
+
+
+def _self_attention_cases() -> Iterator[Case]:
+    def case(
+        n: int, i: int, j: int, pin: int, pout: int, epsilon: float = 1e-20, kind: str = "normal",
+        bias: int = 1, heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "SelfAttentionRouting",
+            {"N": n, "I": i, "J": j, "Pin": pin, "Pout": pout},
+            {"epsilon": epsilon},
+            kind,
+            {"bias": bias},
+            heavy,
+        )
+
+    for bias, epsilon in itertools.product((0, 1), (1e-20, 1e-7, 1e-3)):
+        yield case(2, 7, 3, 5, 4, epsilon, bias=bias)
+    for kind in inputs.KINDS["SelfAttentionRouting"]:
+        yield case(2, 9, 5, 8, 16, kind=kind)
+        yield case(1, 3, 7, 3, 5, kind=kind)
+    odd = (
+        (1, 1, 1, 1, 1), (1, 13, 2, 3, 17), (7, 3, 11, 4, 8), (3, 31, 10, 8, 16), (2, 1, 5, 8, 16),
+        (2, 9, 1, 4, 6), (1, 65, 4, 7, 3), (1, 5, 67, 2, 9), (2, 17, 33, 16, 31), (5, 130, 10, 8, 16),
+    )  # fmt: skip
+    for dims in odd:
+        yield case(*dims)
+    yield case(0, 5, 4, 3, 6)
+    # Efficient-CapsNet on MNIST and smallNORB.
+    yield case(1, 16, 10, 8, 16, heavy=True)
+    yield case(16, 16, 10, 8, 16, heavy=True)
+    yield case(1, 32, 5, 8, 16, heavy=True)
+    yield case(2, 1152, 10, 8, 16, bias=0, heavy=True)
 
 
 def _uniform_cases() -> Iterator[Case]:
@@ -363,7 +561,11 @@ def _normalization_cases() -> Iterator[Case]:
 
 def _quantized_routing_cases() -> Iterator[Case]:
     """A part of the cases of the float operators: every fourth, batches of 0 and 7, layers of models."""
-    for cases in (_dynamic_cases(), _em_cases(), _attention_cases(), _uniform_cases()):
+    routing = (
+        _dynamic_cases(), _dynamic_v2_cases(), _em_cases(), _em_v2_cases(), _attention_cases(),
+        _self_attention_cases(), _uniform_cases(),
+    )  # fmt: skip
+    for cases in routing:
         for index, case in enumerate(cases):
             if index % 4 == 0 or case.dims["N"] in (0, 7) or case.heavy:
                 yield replace(case, operator=f"Quantized{case.operator}")
@@ -412,8 +614,12 @@ def _conv_cases() -> Iterator[Case]:
 CASES: tuple[Case, ...] = (
     *_squash_cases(),
     *_dynamic_cases(),
+    *_dynamic_v2_cases(),
+    *_votes_cases(),
     *_em_cases(),
+    *_em_v2_cases(),
     *_attention_cases(),
+    *_self_attention_cases(),
     *_uniform_cases(),
     *_normalization_cases(),
     *_quantized_routing_cases(),

@@ -20,14 +20,21 @@ Array = NDArray[np.float64]
 # ties        all parents alike: couplings exactly uniform
 # saturated   agreements (dynamic, attention) or activations (EM) so strong that they are 0 or 1
 # a-zero/one  EM: every activation 0, or 1
+# a-tiny      EM: activations from 1e-9 to 1e-3 (float16: from its smallest number)
 # agreeing    EM: all votes for a parent within 1 % of each other, variances near 1e-4
 KINDS = {
     "Squash": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "DynamicRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "DynamicRoutingV2": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "VoteRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "EMRouting": (
         "normal", "zeros", "tiny", "huge", "ties", "saturated", "a-zero", "a-one", "agreeing",
     ),
+    "EMRoutingV2": (
+        "normal", "zeros", "tiny", "huge", "ties", "saturated", "a-zero", "a-tiny", "a-one", "agreeing",
+    ),
     "AttentionRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
+    "SelfAttentionRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "UniformRouting": ("normal", "zeros", "tiny", "huge", "ties"),
     "PoseNormalization": ("normal", "zeros", "tiny", "huge", "ties"),
     "QuantizedConv": ("normal", "zeros", "ties", "saturated"),
@@ -77,8 +84,12 @@ def build(
     made = {
         "Squash": _squash,
         "DynamicRouting": _dynamic,
+        "DynamicRoutingV2": _dynamic_v2,
+        "VoteRouting": _votes,
         "EMRouting": _em,
+        "EMRoutingV2": _em_v2,
         "AttentionRouting": _attention,
+        "SelfAttentionRouting": _self_attention,
         "UniformRouting": _uniform,
         "PoseNormalization": _normalization,
     }[operator](rng, dims, settings, kind, dtype)
@@ -168,6 +179,31 @@ def _dynamic(
     return {"u": u, "weight": weight, "log_prior": log_prior, "bias": bias}
 
 
+def _dynamic_v2(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    made = _dynamic(rng, d, s, kind, dtype)
+    i, j, pout = (d[k] for k in ("I", "J", "Pout"))
+    weight = made.pop("weight")
+    vote_bias = 0.5 * rng.standard_normal((1 if s["vote_bias"] == 1 else i, j, pout))
+    vote_bias *= bool(s["vote_bias"])
+    if kind == "ties":
+        vote_bias[:] = vote_bias[:, :1]
+    u = made.pop("u")
+    return {"u": u, "weight": weight[:1] if s["one"] else weight, "vote_bias": vote_bias, **made}
+
+
+def _votes(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    n, i, j, p = (d[k] for k in ("N", "I", "J", "P"))
+    made = _dynamic(rng, {**d, "Pin": 1, "Pout": p}, s, kind, dtype)
+    votes = rng.standard_normal((n, i, j, p)) * _factors(rng, (n, i, 1, 1), kind, dtype)
+    if kind == "ties":
+        votes[:] = votes[:, :, :1]
+    return {"votes": votes, "log_prior": made["log_prior"], "bias": made["bias"]}
+
+
 def _em(
     rng: np.random.Generator, d: Mapping[str, Any], _: Mapping[str, Any], kind: str, dtype: str
 ) -> dict[str, Array]:
@@ -193,6 +229,41 @@ def _em(
     elif kind in ("a-zero", "a-one"):
         a = np.full_like(a, 0.0 if kind == "a-zero" else 1.0)
     return {"pose": pose, "a": a, "weight": weight, "beta_u": beta_u, "beta_a": beta_a}
+
+
+def _em_v2(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    arrays = _em(rng, d, s, kind, dtype)
+    if kind == "a-tiny":
+        low = -7 if dtype == "float16" else -9
+        arrays["a"] = 10.0 ** rng.uniform(low, -3, arrays["a"].shape)
+    elif kind == "normal":  # near zero, finite differences say nothing of a / (a + epsilon)
+        arrays["a"] = 0.05 + 0.95 * arrays["a"]
+    h, w, p = (d[k] for k in ("H", "W", "P"))
+    coordinates = np.zeros((h, w, p))
+    if s["coordinates"] == "first":  # y/H and x/W on the first two elements
+        coordinates[..., 0] = np.arange(h)[:, None] / h
+        coordinates[..., 1] = np.arange(w) / w
+    elif s["coordinates"] == "all":
+        coordinates = rng.standard_normal((h, w, p))
+    return {**arrays, "coordinates": coordinates}
+
+
+def _self_attention(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    """With many children the sum of all votes grows; smaller votes keep the logits near 1."""
+    n, i, j, pin, pout = (d[k] for k in ("N", "I", "J", "Pin", "Pout"))
+    u = rng.standard_normal((n, i, pin)) * _factors(rng, (n, i, 1), kind, dtype)
+    weight = rng.standard_normal((i, j, pout, pin)) * pin**-0.5
+    if kind in ("normal", "ties"):
+        weight *= min(1.0, 2.0 * i**-0.25)
+    bias = 0.1 * rng.standard_normal((i, j)) * s["bias"]
+    if kind == "ties":
+        weight[:] = weight[:, :1]
+        bias[:] = bias[:, :1]
+    return {"u": u, "weight": weight, "bias": bias}
 
 
 def _attention(

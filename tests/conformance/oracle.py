@@ -8,6 +8,7 @@ purpose.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,6 +89,69 @@ def dynamic_routing(
     return v, couplings
 
 
+def vote_routing(
+    votes: ArrayLike,
+    log_prior: ArrayLike,
+    bias: ArrayLike,
+    iterations: int,
+    leaky: bool,
+    over_children: bool,
+    replace: bool,
+    normalize: bool,
+    elementwise: bool,
+    agreement_scale: float,
+    epsilon: float,
+) -> tuple[Array, Array]:
+    """Procedure 1 over votes ``[N, I, J, P]`` with what published networks do otherwise."""
+    votes, log_prior, bias = map(_double, (votes, log_prior, bias))
+    images, children, parents, size = votes.shape
+    v = np.zeros((images, parents, size))
+    couplings = np.zeros((images, children, parents))
+    for n in range(images):
+        b = log_prior.copy()
+        for iteration in range(iterations):
+            if over_children:
+                for j in range(parents):
+                    couplings[n, :, j] = _softmax(b[:, j])
+            else:
+                for i in range(children):
+                    logits = np.append(b[i], 0.0) if leaky else b[i]
+                    couplings[n, i] = _softmax(logits)[:parents]
+            for j in range(parents):
+                s = couplings[n, :, j] @ votes[n, :, j] + bias[j]
+                if elementwise:
+                    v[n, j] = [_squash_vector(s[k : k + 1], epsilon)[0] for k in range(size)]
+                else:
+                    v[n, j] = _squash_vector(s, epsilon)
+                if iteration == iterations - 1:
+                    continue
+                parent = s / np.sqrt(s @ s + epsilon) if normalize else v[n, j]
+                for i in range(children):
+                    agreed = agreement_scale * (votes[n, i, j] @ parent)
+                    b[i, j] = agreed if replace else b[i, j] + agreed
+    return v, couplings
+
+
+def dynamic_routing_v2(
+    u: ArrayLike,
+    weight: ArrayLike,
+    vote_bias: ArrayLike,
+    log_prior: ArrayLike,
+    bias: ArrayLike,
+    **attributes: Any,
+) -> tuple[Array, Array]:
+    """``vote_routing`` over the votes ``W_ij u_i + c_ij``."""
+    u, weight, vote_bias = map(_double, (u, weight, vote_bias))
+    images, children = u.shape[:2]
+    votes = np.zeros((images, children, *weight.shape[1:3]))
+    for n, i in np.ndindex(images, children):
+        own = weight[i if len(weight) > 1 else 0]
+        constant = vote_bias[i if len(vote_bias) > 1 else 0]
+        for j in range(weight.shape[1]):
+            votes[n, i, j] = own[j] @ u[n, i] + constant[j]
+    return vote_routing(votes, log_prior, bias, **attributes)
+
+
 def _em_position(
     votes: Array,
     a: Array,
@@ -95,10 +159,11 @@ def _em_position(
     beta_a: Array,
     inverse_temperatures: Sequence[float],
     epsilon: float,
+    first: float,
 ) -> tuple[Array, Array, Array]:
-    """Procedure 1 for one parent position; ``votes [I, M, P]``, ``a [I]``."""
+    """Procedure 1 for one position; ``votes [I, M, P]``, ``a [I]``, ``first`` responsibilities."""
     children, parents, size = votes.shape
-    responsibility = np.full((children, parents), 1.0 / parents)
+    responsibility = np.full((children, parents), first)
     mean = np.zeros((parents, size))
     variance = np.zeros((parents, size))
     argument = np.zeros(parents)
@@ -138,7 +203,37 @@ def em_routing(
         Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]``, responsibilities of the last
         M-step ``[N, H', W', I, M]``.
     """
+    height, width, size = np.asarray(pose).shape[1:3] + np.asarray(pose).shape[4:]
+    side = round(size**0.5)
+    coordinates = np.zeros((height, width, size))
+    for y, x in np.ndindex(height, width):
+        if coordinate_addition:
+            coordinates[y, x, side - 1] = (y + 0.5) / height  # element (0, √P-1) of the vote
+            coordinates[y, x, 2 * side - 1] = (x + 0.5) / width
+    return em_routing_v2(
+        pose, a, weight, beta_u, beta_a, coordinates, iterations, strides, inverse_temperatures,
+        shared, False, False, epsilon,
+    )  # fmt: skip
+
+
+def em_routing_v2(
+    pose: ArrayLike,
+    a: ArrayLike,
+    weight: ArrayLike,
+    beta_u: ArrayLike,
+    beta_a: ArrayLike,
+    coordinates: ArrayLike,
+    iterations: int,
+    strides: Sequence[int],
+    inverse_temperatures: Sequence[float],
+    shared: bool,
+    normalize_activations: bool,
+    ones_first: bool,
+    epsilon: float,
+) -> tuple[Array, Array, Array]:
+    """Hinton et al. 2018, procedure 1, with the liberties of public implementations; returns as above."""
     pose, a, weight, beta_u, beta_a = map(_double, (pose, a, weight, beta_u, beta_a))
+    coordinates = _double(coordinates)
     assert iterations == len(inverse_temperatures)
     images, height, width, types, size = pose.shape
     side = round(size**0.5)
@@ -159,19 +254,18 @@ def em_routing(
             for cell, (y, x) in enumerate(cells):
                 for c in range(types):
                     child_a[i] = a[n, y, x, c]
+                    if normalize_activations:
+                        child_a[i] /= child_a[i] + epsilon
                     matrix = pose[n, y, x, c].reshape(side, side)
                     for j in range(parents):
                         w = weight[0, 0, c, j] if shared else weight[divmod(cell, kernel[1])][c, j]
-                        vote = matrix @ w
-                        if coordinate_addition:
-                            vote[0, side - 1] += (y + 0.5) / height
-                            vote[1, side - 1] += (x + 0.5) / width
-                        votes[i, j] = vote.reshape(size)
+                        votes[i, j] = (matrix @ w).reshape(size) + coordinates[y, x]
                     i += 1
             place = (n, out_y, out_x)
             out_pose[place], out_a[place], couplings[place] = _em_position(
-                votes, child_a, beta_u, beta_a, inverse_temperatures, epsilon
-            )
+                votes, child_a, beta_u, beta_a, inverse_temperatures, epsilon,
+                1.0 if ones_first else 1.0 / parents,
+            )  # fmt: skip
     return out_pose, out_a, couplings
 
 
@@ -223,6 +317,33 @@ def attention_routing(
                 normal = (s[j] - mean) / np.sqrt(variance + epsilon)
                 out[n, out_y, out_x, j] = normal * scale + bias
     return out, couplings
+
+
+def self_attention_routing(
+    u: ArrayLike, weight: ArrayLike, bias: ArrayLike, epsilon: float
+) -> tuple[Array, Array]:
+    """Mazzia et al. 2021, with the ``I x I`` agreements written out.
+
+    Returns:
+        ``v [N, J, Pout]`` and couplings ``[N, I, J]``, the bias included.
+    """
+    u, weight, bias = map(_double, (u, weight, bias))
+    children, parents, size = weight.shape[:3]
+    v = np.zeros((len(u), parents, size))
+    couplings = np.zeros((len(u), children, parents))
+    for n in range(len(u)):
+        u_hat = np.einsum("ijpq,iq->ijp", weight, u[n])
+        logits = np.zeros((children, parents))
+        for j in range(parents):
+            agreements = u_hat[:, j] @ u_hat[:, j].T / np.sqrt(size)
+            logits[:, j] = agreements.sum(axis=1)
+        for i in range(children):
+            couplings[n, i] = _softmax(logits[i]) + bias[i]
+        for j in range(parents):
+            s = couplings[n, :, j] @ u_hat[:, j]
+            length = float(np.sqrt(s @ s))
+            v[n, j] = -np.expm1(-length) * s / (length + epsilon)
+    return v, couplings
 
 
 def uniform_routing(

@@ -147,6 +147,10 @@ def test_oracle_on_numbers_worked_by_hand() -> None:
     # One child, two parents, identity weights, one sum: each parent gets half of it.
     u, weight = np.array([[[2.0, 0.0]]]), np.stack([np.eye(2), np.eye(2)])[None]
     none = np.zeros((1, 2)), np.zeros((2, 2))
+    bias = np.full((1, 2), 0.25)  # to the half that each parent gets
+    v, couplings = oracle.self_attention_routing(u, weight, bias, 1e-20)
+    np.testing.assert_allclose(couplings, np.full((1, 1, 2), 0.75))
+    np.testing.assert_allclose(v, [[[1 - np.exp(-1.5), 0.0]] * 2])
     v, couplings = oracle.dynamic_routing(u, weight, *none, 1, False, 1e-12)
     np.testing.assert_allclose(couplings, [[[0.5, 0.5]]])
     np.testing.assert_allclose(v, [[[0.5, 0.0], [0.5, 0.0]]])

@@ -33,6 +33,14 @@ _BASE = {
     ("DynamicRouting", "float32"): Tolerance(
         2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
     ),
+    ("DynamicRoutingV2", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("DynamicRoutingV2", "float32"): Tolerance(
+        2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
+    ),
+    ("VoteRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("VoteRouting", "float32"): Tolerance(
+        2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
+    ),
     ("AttentionRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
     ("AttentionRouting", "float32"): Tolerance(
         1e-5, 2e-5, "one softmax, sums of hundreds of terms; layer normalization of unit variance"
@@ -45,6 +53,10 @@ _BASE = {
     ("PoseNormalization", "float32"): Tolerance(
         2e-6, 4e-6, "two sums over the row; differences from the mean, brought to unit variance"
     ),
+    ("SelfAttentionRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
+    ("SelfAttentionRouting", "float32"): Tolerance(
+        5e-6, 2e-5, "the sum of all votes fed through one softmax, sums of hundreds of terms"
+    ),
     ("EMRouting", "float64"): Tolerance(1e-11, 1e-9, "squared deviations over small variances"),
     ("EMRouting", "float32"): Tolerance(
         2e-5, 1e-4, "sums over the pose in the exponent, of squared deviations over variances"
@@ -53,6 +65,12 @@ _BASE = {
 
 # Kinds of inputs that amplify rounding errors, with the factor on both figures and its reason.
 _KINDS = {
+    ("DynamicRoutingV2", "saturated"): (
+        10.0, "logits in the hundreds, whose rounding (3e-5) is the couplings' relative error"
+    ),
+    ("VoteRouting", "saturated"): (
+        10.0, "logits in the hundreds, whose rounding (3e-5) is the couplings' relative error"
+    ),
     ("EMRouting", "agreeing"): (
         20.0, "votes of size 1 whose deviations, 0.01, carry a hundred times their relative error"
     ),
@@ -67,7 +85,7 @@ def tolerance(operator: str, output: str, kind: str, dtype: str, size: float) ->
     if operator == "QuantizedConv":
         return Tolerance(0.5, 0.0, "whole numbers, specified to the last rounding: the same number")
     quantized = operator.startswith("Quantized")
-    operator = operator.removeprefix("Quantized")
+    operator = operator.removeprefix("Quantized").removesuffix("V2")
     base = _BASE[operator, "float32" if dtype == "float16" else dtype]
     atol, rtol, reason = base.atol, base.rtol, base.reason
     if quantized:

@@ -43,7 +43,7 @@ def _double(tensor: TensorProto) -> None:
 def captured(model: CapsuleModel) -> onnx.ModelProto:
     """The model's graph of ``capsedge`` nodes with every pass kept and nothing rewritten."""
     subject = modules.of_capsule_model(model, (), None, "")
-    return to_proto(subject, 20, None, Rewrites.none())[0]
+    return to_proto(subject, 20, None, Rewrites.none()).model
 
 
 def rewritten(graph: onnx.ModelProto, rewrites: Rewrites, double: bool) -> onnx.ModelProto:

@@ -22,7 +22,8 @@ from capsedge.exporters.translation import TORCH_DOMAIN
 from capsedge.graph import proto
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import shapes_of
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.loading import load
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.schema.names import operator_of
 
 from .evaluate import run
@@ -322,3 +323,37 @@ def test_lowering_needs_shapes() -> None:
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(TORCH_DOMAIN, 1)]
     with pytest.raises(ValueError, match="no shape for the input 'x' of Squash"):
         emit.lower(helper.make_model(graph, opset_imports=opsets), Rewrites())
+
+
+def test_metadata_that_readers_would_refuse_is_not_written(tmp_path: Path) -> None:
+    """By the same checks as when it is read: of the description, and of metadata that is given whole."""
+    path = tmp_path / "m.onnx"
+    with pytest.raises(UsageError, match="12 classes are named"):
+        export(network("dynamic"), path, class_names=[str(k) for k in range(12)])
+
+    class Scores(nn.Module):
+        def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"scores": images.mean((2, 3)), "other": images.sum((1, 2, 3))}
+
+    example = torch.rand(2, 3, 8, 8)
+    prep = Preprocessing(8, 8, 3)
+    wrong = ModelMetadata("Scores", {}, "", 0, ("a", "b", "c"), prep)
+    with pytest.raises(UsageError, match="needs the outputs lengths or logits"):
+        export(Scores(), path, example=example, metadata=wrong)
+    with pytest.raises(UsageError, match="the input takes"):
+        export(Scores(), path, example=example, preprocessing=Preprocessing(9, 8, 3))
+    assert not path.exists()
+    export(Scores(), path, example=example, class_names=["a", "b", "c"], preprocessing=prep)
+    stated = load(path).metadata
+    assert stated is not None
+    assert stated.outputs == Outputs(scores="scores", kind="length")
+    assert stated.parity["comparisons"] > 0
+
+
+def test_fused_files_are_described_too(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    export(network("dynamic"), path, ops="fused", task="multi-label")
+    properties = {p.key: p.value for p in onnx.load(path).metadata_props}
+    found = ModelMetadata.from_properties(properties)
+    assert found is not None
+    assert found.task == "multi-label"

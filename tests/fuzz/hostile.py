@@ -454,8 +454,65 @@ def images() -> dict[str, bytes]:
     }  # fmt: skip
 
 
+def weights() -> dict[str, bytes]:
+    """Files of weights to import."""
+    found = {f"torch: {name}": data for name, data in torch().items() if data[:1] == b"\3"}
+    header = '{"x":{"dtype":"%s","shape":[%s],"data_offsets":[0,64]}}'
+    return found | {
+        "complex numbers": (header % ("C64", 8)).encode(),
+        "8-bit numbers": (header % ("F8_E4M3", 64)).encode(),
+        "2**62 elements": (header % ("F32", 2**62)).encode(),
+        "an array that claims 4.9 GiB": archive({"w.npy": npy(NPY % "5261334937,", b"")}),
+        "objects": archive({"w.npy": npy(NPY.replace("|u1", "|O") % "1,")}),
+        "100,000 arrays": archive({f"{k}.npy": b"" for k in range(9000)}, zipfile.ZIP_STORED),
+    }
+
+
+def keras() -> dict[str, bytes]:
+    """Keras files; those that lead elsewhere are in tests/formats."""
+    plain = next(iter(list(readers.READERS["keras"].seeds())[1:]))
+    answer = '\4{"arrays": {"%s": ["%s", [%s]]}, "texts": {}}\n'
+    return {
+        "an empty file": b"",
+        "half a file": plain[: len(plain) // 2],
+        "a spoiled header": _spoiled(plain, 20, 255),
+        "a spoiled heap": plain.replace(b"HEAP", b"HEAQ"),
+        "a spoiled tree": plain.replace(b"TREE", b"\xff" * 4),
+        "an archive of nothing": archive({"config.json": b"{}", "model.weights.h5": b""}),
+        "an archive that unpacks 1,000 times": archive(
+            {"config.json": b"{}", "model.weights.h5": bytes(1100 << 20)}
+        ),
+        "a configuration that is nested": archive(
+            {"config.json": NESTED.encode(), "model.weights.h5": plain}
+        ),
+        "an answer of 2**62 bytes": (answer % ("a/vars/0", "<f4", 2**60)).encode(),
+        "an answer of objects": (answer % ("a/vars/0", "|O", 1)).encode(),
+        "an answer below 0": (answer % ("a/vars/0", "<f4", -1)).encode(),
+        "an answer that is cut off": (answer % ("a/vars/0", "<f4", 3)).encode(),
+        "an answer that goes on": (answer % ("a/vars/0", "<f4", 1)).encode() + bytes(9),
+        "an answer that is nested": b"\4" + NESTED.encode() + b"\n",
+    }
+
+
+def key_maps() -> dict[str, bytes]:
+    """Key maps."""
+    return {
+        "nested": b"a = " + NESTED.encode(),
+        "tables in tables": b"[" + b".".join([b"a"] * 50_000) + b"]",
+        "a number of 400 digits": b"[tensors]\na = " + DIGITS.encode(),
+        "a step of 2**70": b"[tensors]\na = ['x', {reshape = [1180591620717411303424]}]",
+        "2**40 sizes": b"[tensors]\na = ['x', {reshape = [1099511627776, 1099511627776]}]",
+        "no list of axes": b"[tensors]\na = ['x', {reshape = 3}]",
+        "text for axes": b"[tensors]\na = ['x', {transpose = 'abc'}]",
+        "half a surrogate": b"[tensors]\na = '\xed\xa0\x80'",
+        "a date": b"[model]\nday = 2026-01-01",
+        "infinity": b"[tensors]\na = 'x'\n[model]\nepsilon = inf",
+    }
+
+
 HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "state": state,
-    "safetensors": safetensors, "config": config, "onnx": onnx, "passport": passport,
+    "safetensors": safetensors, "weights": weights, "module": torch,
+    "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "passport": passport,
     "metadata": metadata, "table": table,
 }  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from capsedge.runtime.metadata import ModelMetadata
 from tests.fuzz.target import Budget, Outcome, Target
 
 SOURCE = Path(__file__).parent / "native"
@@ -24,9 +25,18 @@ def _models() -> dict[str, bytes]:
     """Small files: a whole model, and every operator as one node."""
     from tests.conformance.cases import CASES, make
     from tests.conformance.native import one_node
-    from tests.runtime.models import capsule_model
+    from tests.fuzz.readers import SCORES, VALUES
+    from tests.runtime.models import capsule_model, foreign_model
 
-    found = {"model": capsule_model().SerializeToString()}
+    def foreign(said: ModelMetadata) -> bytes:
+        shapes = {"s": [2], "p": [2, 4]} if said is SCORES else {"o": [1], "p": [1]}
+        return foreign_model(shapes, properties=said.to_properties()).SerializeToString()
+
+    found = {
+        "model": capsule_model().SerializeToString(),
+        "scores": foreign(SCORES),
+        "values": foreign(VALUES),
+    }
     for case in CASES:
         for dtype in case.dtypes:
             name = f"{case.operator}-{dtype}"
@@ -42,11 +52,15 @@ def _models() -> dict[str, bytes]:
 
 def _metadata() -> dict[str, bytes]:
     """Properties one by one, and all of them; the first byte tells the target which."""
+    from tests.fuzz.readers import SCORES, VALUES
     from tests.runtime.models import metadata
 
-    values = {k.removeprefix("capsedge."): v for k, v in metadata().to_properties().items()}
-    lines = "\n".join(f"{key}={value}" for key, value in values.items())
-    found = {"all": b"\x02" + lines.encode()}
+    found: dict[str, bytes] = {}
+    for name, said in (("all", metadata()), ("scores", SCORES), ("values", VALUES)):
+        values = {k.removeprefix("capsedge."): v for k, v in said.to_properties().items()}
+        lines = "\n".join(f"{key}={value}" for key, value in values.items())
+        found[name] = b"\x02" + lines.encode()
+    # "values" has the most of them
     for number, (key, value) in enumerate(sorted(values.items())):
         found[key] = b"\x00" + value.encode()
         found[f"{key} in place"] = bytes([3 + number % 8]) + value.encode()

@@ -16,14 +16,14 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from capsedge.errors import CapsedgeError, ExitCode
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 
 PREP = Preprocessing(8, 8, 1)
 
@@ -178,6 +178,14 @@ def _read_torch(data: bytes) -> None:
     load_checkpoint(_file("m.pt", _with_pickle(_checkpoint(), data)))
 
 
+def _load_weights(data: bytes) -> None:
+    import torch
+
+    from capsedge.weights import load_weights
+
+    load_weights(torch.nn.Linear(4, 4), _file("m.pt", _with_pickle(_checkpoint(), data)))
+
+
 def _torch() -> Iterable[bytes]:
     import torch
 
@@ -317,6 +325,89 @@ def _configs() -> Iterable[bytes]:
     yield json.dumps(small_config().to_dict()).encode()
 
 
+# Weights to import.
+
+
+def _read_weights(data: bytes) -> None:
+    from capsedge.families.recognition import recognize
+    from capsedge.formats.read import read_weights
+
+    if data[:1] == b"{":
+        data = struct.pack("<Q", len(data)) + data + bytes(64)
+    suffixes = {b"PK": (".pt", ".npz"), b"\3": (".pt",)}
+    paths = [
+        _file(f"w{suffix}", _with_pickle(_training(), data))
+        for suffix in next(
+            (s for h, s in suffixes.items() if data.startswith(h)), (".safetensors",)
+        )
+    ]
+    _each(*(lambda path=path: recognize(read_weights(path)) for path in paths))  # type: ignore[misc]
+
+
+@functools.cache
+def _training() -> bytes:
+    """A file as a training script writes it: the state dict beside other things."""
+    import argparse
+
+    import torch
+
+    state = {"module.conv1.weight": torch.zeros(2, 1, 3, 3), "module.conv1.bias": torch.zeros(2)}
+    buffer = io.BytesIO()
+    around = {"epoch": 3, "best": np.float64(0.5), "args": argparse.Namespace(lr=0.1)}
+    torch.save({"state_dict": state, **around}, buffer)
+    return buffer.getvalue()
+
+
+def _weights() -> Iterable[bytes]:
+    yield _training()
+    yield _pickle_of(_training())
+    yield b'{"conv1.weight":{"dtype":"BF16","shape":[4,8],"data_offsets":[0,64]}}'
+    buffer = io.BytesIO()
+    np.savez(buffer, **{"conv1.weight": np.zeros((2, 1, 3, 3), np.float32)})
+    yield buffer.getvalue()
+
+
+def _read_keras(data: bytes) -> None:
+    """A Keras file, which the confined process opens; after the byte 4, only the answer of that process."""
+    from capsedge.formats import keras
+    from capsedge.formats.hdf5 import BadHdf5, content_of
+    from capsedge.formats.read import read_weights
+    from capsedge.runtime.files.confined import Ended
+
+    if data[:1] == b"\4":
+        with contextlib.suppress(BadHdf5):
+            keras.weights_of(content_of(Ended(0, io.BytesIO(data[1:]), "")), None, "Keras")
+        return
+    suffix = ".keras" if data[:2] == b"PK" else ".h5"
+    read_weights(_file(f"k{suffix}", data))
+
+
+def _keras() -> Iterable[bytes]:
+    from tests.formats import keras_files
+
+    yield keras_files.archive(_folder() / "seed.keras").read_bytes()
+    yield keras_files.keras2(_folder() / "seed.h5").read_bytes()
+    header = {
+        "arrays": {"a/a/W:0": ["<f4", [2, 2]], "b/vars/0": ["<f8", [1]]},
+        "texts": {"": {"layer_names": ["a"]}, "a": {"weight_names": ["a/W:0"]}},
+    }
+    yield b"\4" + json.dumps(header).encode() + b"\n" + bytes(24)
+    yield b'\4{"refused": "it is damaged"}\n'
+
+
+def _read_key_map(data: bytes) -> None:
+    from capsedge.families import keymap
+    from capsedge.formats.stored import Weights
+
+    keys = keymap.read_key_map(_file("keys.toml", data))
+    keymap.apply(keys, Weights({"a": np.zeros((2, 3), np.float32)}, ""))
+
+
+def _key_maps() -> Iterable[bytes]:
+    steps = b"{reshape = [3, 2]}, {transpose = [1, 0]}"
+    yield b'ignore = ["b*"]\n[tensors]\na = ["x", ' + steps + b"]\n[model]\nepsilon = 1e-8"
+
+
 # What runs on the device.
 
 
@@ -385,6 +476,19 @@ def metadata() -> ModelMetadata:
     return ModelMetadata("capsnet", {"a": [1, None]}, "dynamic", 3, ("a", "b"), PREP)
 
 
+SCORES = replace(
+    metadata(),
+    preprocessing=replace(PREP, per_image="min-max"),
+    outputs=Outputs(scores="s", kind="logits", poses="p"),
+)
+VALUES = replace(
+    metadata(),
+    task="regression",
+    class_names=(),
+    outputs=Outputs(values=("o", "p"), names=("yaw", "depth"), units=("degrees", "")),
+)
+
+
 def _read_metadata(data: bytes) -> None:
     properties = {}
     for line in data.split(b"\n"):
@@ -397,8 +501,9 @@ def _read_metadata(data: bytes) -> None:
 
 
 def _properties() -> Iterable[bytes]:
-    lines = [f"{k.removeprefix('capsedge.')}={v}" for k, v in metadata().to_properties().items()]
-    yield "\n".join(lines).encode()
+    for said in (metadata(), SCORES, VALUES):
+        lines = [f"{k.removeprefix('capsedge.')}={v}" for k, v in said.to_properties().items()]
+        yield "\n".join(lines).encode()
 
 
 def _read_table(data: bytes) -> None:
@@ -437,6 +542,10 @@ READERS: dict[str, Reader] = {
         ("capsedge.torch_file", "capsedge.checkpoint", "capsedge.runtime.files.pickles",
          "capsedge.runtime.files.archives", "capsedge.runtime.files.documents", "pickletools", "zipfile"),
     ),
+    "module": Reader(
+        _load_weights, _torch,
+        ("capsedge.weights", "capsedge.torch_file", "capsedge.runtime.files.pickles", "pickletools"),
+    ),
     "state": Reader(
         _read_state, _state,
         ("capsedge.training.state", "capsedge.torch_file", "capsedge.runtime.files.pickles", "pickletools"),
@@ -446,6 +555,12 @@ READERS: dict[str, Reader] = {
         ("capsedge.runtime.files.safetensors_file", "capsedge.runtime.reading.inspection",
          "capsedge.checkpoint", *_JSON),
     ),
+    "weights": Reader(
+        _read_weights, _weights,
+        ("capsedge.formats", "capsedge.families", "capsedge.weights", "capsedge.torch_file"),
+    ),
+    "keras": Reader(_read_keras, _keras, ("capsedge.formats.keras", "capsedge.formats.hdf5", *_JSON)),
+    "key map": Reader(_read_key_map, _key_maps, ("capsedge.families.keymap", *_JSON)),
     "config": Reader(_read_config, _configs, ("capsedge.models", *_JSON)),
     "onnx": Reader(
         _read_onnx, _onnx,

@@ -157,3 +157,28 @@ def test_the_first_attention_pass_in_training_is_the_operator(name: str) -> None
     torch.testing.assert_close(found.scores, wanted.scores, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.poses, wanted.poses, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.couplings, wanted.couplings, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"softmax": "rows"},
+        {"class_squash": "poses"},
+        {"primary_grouping": "x"},
+        {"epsilon": 0.0},
+        {"class_squash": "parents", "class_bias": True},
+    ],
+)
+def test_dialects_that_are_impossible_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        build("digits-dynamic", **changes)
+
+
+def test_configurations_of_before_the_dialects_mean_the_paper() -> None:
+    config = MODELS["digits-dynamic"]
+    added = {
+        "primary_grouping", "primary_squash", "softmax", "class_squash", "vote_bias", "epsilon",
+        "softmax_scores", "batch_average",
+    }  # fmt: skip
+    older = {k: v for k, v in config.to_dict().items() if k not in added}
+    assert config_from_dict(older) == config

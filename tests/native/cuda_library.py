@@ -27,17 +27,30 @@ VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
 SANITIZE = "CAPSEDGE_CUDA_SANITIZE"  # set: the host build reports wrong addresses and arithmetic
 Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2}
-OPERATIONS = {"DynamicRouting": 0, "EMRouting": 1, "AttentionRouting": 2}
-OPERATORS = ("Squash", *OPERATIONS, *(f"Quantized{name}" for name in OPERATIONS))
+OPERATIONS = {
+    "DynamicRouting": 0,
+    "DynamicRoutingV2": 0,
+    "VoteRouting": 3,
+    "EMRouting": 1,
+    "EMRoutingV2": 1,
+    "AttentionRouting": 2,
+}
+OPERATORS = (
+    "Squash",
+    *OPERATIONS,
+    *(f"Quantized{name}" for name in OPERATIONS if name != "VoteRouting"),
+)
 SCHEMES = {"auto": 0, "generic": 1, "split": 2, "tiled": 3, "cluster": 4, "portable": 5}
 _INTEGERS = (
     "operation", "type", "weight_type", "images", "height", "width", "types", "kernel_height",
     "kernel_width", "stride_rows", "stride_columns", "grid_height", "grid_width", "parents", "rows",
-    "inner", "columns", "iterations", "leaky", "coordinates", "shared", "parent_images",
+    "inner", "columns", "iterations", "leaky", "coordinates", "shared",
+    "normalize_activations", "ones_first", "parent_images",
+    "over_children", "replace", "normalize", "elementwise", "one_weight", "vote_biases",
 )  # fmt: skip
 _ADDRESSES = (
-    "pose", "activation", "parent", "weight", "weight_scale", "log_prior", "scale", "bias", "beta_u",
-    "beta_a", "out_pose", "out_activation",
+    "pose", "activation", "parent", "weight", "weight_scale", "vote_bias", "log_prior", "scale", "bias",
+    "beta_u", "beta_a", "additions", "out_pose", "out_activation",
 )  # fmt: skip
 
 
@@ -177,7 +190,8 @@ def gpu_library() -> Path | None:
 def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, Array]) -> Layer:
     """Dimensions and attributes of one node; addresses are left empty."""
     name = operator.removeprefix("Quantized")
-    first, weight = next(iter(inputs.values())), inputs["weight"]
+    first = next(iter(inputs.values()))
+    weight = inputs.get("weight", first)
     layer = Layer(
         operation=OPERATIONS[name],
         type=TYPES[first.dtype.name],
@@ -188,7 +202,13 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
         leaky=attributes.get("leaky", 0),
         coordinates=attributes.get("coordinate_addition", 0),
         shared=attributes.get("shared", 0),
-        agreement_scale=attributes.get("agreement_scale", 0),
+        normalize_activations=attributes.get("normalize_activations", 0),
+        ones_first=attributes.get("ones_first", 0),
+        agreement_scale=attributes.get("agreement_scale", 1),
+        **{
+            k: attributes.get(k, 0)
+            for k in ("over_children", "replace", "normalize", "elementwise")
+        },
         grid_height=1,
         grid_width=1,
         kernel_height=1,
@@ -197,15 +217,22 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
         stride_columns=1,
         rows=1,
     )
-    if name == "DynamicRouting":
+    if name.startswith("DynamicRouting"):
         layer.height = layer.width = 1
-        layer.types, layer.parents, layer.columns, layer.inner = weight.shape
+        layer.types = first.shape[1]
+        weights, layer.parents, layer.columns, layer.inner = weight.shape
+        layer.one_weight = int(weights < layer.types)
+        layer.vote_biases = len(inputs["vote_bias"]) if "vote_bias" in inputs else 0
+        return layer
+    if name == "VoteRouting":
+        layer.height = layer.width = layer.inner = 1
+        layer.types, layer.parents, layer.columns = first.shape[1:]
         return layer
     layer.height, layer.width, layer.types = first.shape[1:4]
     layer.kernel_height, layer.kernel_width, _, layer.parents, layer.inner, layer.columns = (
         weight.shape
     )
-    if name == "EMRouting" or attributes["matrix_pose"]:
+    if "inverse_temperatures" in attributes or attributes["matrix_pose"]:
         layer.rows = layer.inner
     for k, value in enumerate(attributes.get("inverse_temperatures", ())):
         layer.inverse_temperatures[k] = value
@@ -218,7 +245,7 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
     return layer
 
 
-_NAMES = {"u": "pose", "a": "activation"}
+_NAMES = {"u": "pose", "votes": "pose", "a": "activation", "coordinates": "additions"}
 
 
 def prepare(
@@ -268,7 +295,7 @@ def prepare(
     for name, tensor in given.items():
         setattr(layer, _NAMES.get(name, name), memory.address(tensor))
     layer.out_pose = memory.address(outputs[0])
-    if plain == "EMRouting":
+    if "a" in inputs:
         layer.out_activation = memory.address(outputs[1])
     size = library.capsedge_cuda_workspace(ctypes.byref(layer))
     workspace = memory.empty((max(size, 1) + 64,), "uint8")

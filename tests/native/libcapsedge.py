@@ -62,6 +62,7 @@ class Description(ctypes.Structure):
         ("smallest_batch", _I64),
         ("largest_batch", _I64),
         ("no_graph_reason", _TEXT),
+        ("value_count", ctypes.c_size_t),
     )
 
 
@@ -103,6 +104,8 @@ class PreprocessingStruct(ctypes.Structure):
         ("mean_count", ctypes.c_size_t),
         ("std_count", ctypes.c_size_t),
         ("resize", _TEXT),
+        ("per_image", _TEXT),
+        ("channels_last", _I32),
     )
 
 
@@ -135,6 +138,8 @@ class Result(ctypes.Structure):
         ("class_count", _I32),
         ("pose_size", _I32),
         ("score_kind", _TEXT),
+        ("values", ctypes.POINTER(ctypes.c_double)),
+        ("value_count", ctypes.c_size_t),
     )
 
 
@@ -232,9 +237,10 @@ def prepare(pixels: Array, preprocessing: Preprocessing, invert: bool = False) -
         mean_count=len(mean),
         std_count=len(std),
         resize=preprocessing.resize.encode(),
+        per_image=preprocessing.per_image.encode(),
+        channels_last=int(preprocessing.layout == "NHWC"),
     )
-    shape = (preprocessing.channels, preprocessing.height, preprocessing.width)
-    values = np.full(shape, np.nan, np.float32)
+    values = np.full(preprocessing.shape, np.nan, np.float32)
     call(
         "capsedge_prepare",
         ctypes.byref(p),
@@ -311,6 +317,16 @@ class Session:
             assert name.value is not None
             names.append(name.value.decode())
         return names
+
+    def value_names(self) -> list[tuple[str, str]]:
+        """Name and unit of each value."""
+        found = []
+        for index in range(self.describe().value_count):
+            name, unit = ctypes.c_char_p(), ctypes.c_char_p()
+            place = ctypes.c_size_t(index)
+            call("capsedge_value_name", self.handle, place, ctypes.byref(name), ctypes.byref(unit))
+            found.append(((name.value or b"").decode(), (unit.value or b"").decode()))
+        return found
 
     def property(self, key: str) -> str | None:
         value = ctypes.c_char_p()
@@ -392,10 +408,18 @@ def _result(prediction: ctypes.c_void_p, index: int) -> dict[str, Any]:
     size, classes = found.pose_size, found.class_count
     return {
         "labels": [
-            (label.name.decode(), label.index, label.score, np.array(label.pose[:size], np.float32))
+            (
+                label.name.decode(),
+                label.index,
+                label.score,
+                np.array(label.pose[:size] if size else [], np.float32),
+            )
             for label in found.labels[: found.label_count]
         ],
-        "scores": np.array(found.scores[:classes]),
-        "poses": np.array(found.poses[: classes * size], np.float32).reshape(classes, size),
-        "score_kind": found.score_kind.decode(),
+        "scores": np.array(found.scores[:classes] if classes else []),
+        "poses": np.array(
+            found.poses[: classes * size] if classes * size else [], np.float32
+        ).reshape(classes, size),
+        "score_kind": (found.score_kind or b"").decode(),
+        "values": found.values[: found.value_count] if found.value_count else [],
     }

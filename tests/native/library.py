@@ -171,8 +171,10 @@ def output_shapes(
     operator = operator.removeprefix("Quantized")
     if operator in ("Squash", "PoseNormalization"):
         return [shapes[0]]
-    if operator == "DynamicRouting":
+    if operator in ("DynamicRouting", "DynamicRoutingV2", "SelfAttentionRouting"):
         return [(shapes[0][0], *shapes[1][1:3])]
+    if operator == "VoteRouting":
+        return [(shapes[0][0], *shapes[0][2:])]
     if operator == "AttentionRouting":
         return [shapes[1]]
     pose, weight = shapes[0], shapes[1 if operator == "UniformRouting" else 2]

@@ -35,6 +35,16 @@ DYNAMIC = (
     {"iterations": 3, "leaky": 0, "epsilon": 1e-8},
     [zeros(2, 6, 8), zeros(6, 3, 4, 8), zeros(6, 3), zeros(3, 4)],
 )
+PLAIN = {
+    "iterations": 3, "leaky": 0, "over_children": 0, "replace": 0, "normalize": 0, "elementwise": 0,
+    "agreement_scale": 1.0, "epsilon": 1e-8,
+}  # fmt: skip
+SECOND = (
+    "DynamicRoutingV2",
+    PLAIN,
+    [zeros(2, 6, 8), zeros(1, 3, 4, 8), zeros(6, 3, 4), zeros(6, 3), zeros(3, 4)],
+)
+VOTES = ("VoteRouting", PLAIN, [zeros(2, 6, 3, 4), zeros(6, 3), zeros(3, 4)])
 EM = (
     "EMRouting",
     {
@@ -90,6 +100,17 @@ def test_a_level_that_is_not_there_is_named() -> None:
         ),
         (DYNAMIC, {"leaky": 2}, r"DynamicRouting: attribute 'leaky' is 2: wanted 0 or 1"),
         (DYNAMIC, {"iterations": (1, 2)}, r"attribute 'iterations' has 2 values: wanted one"),
+        (
+            SECOND,
+            {"over_children": 2},
+            r"DynamicRoutingV2: attribute 'over_children' is 2: wanted 0",
+        ),
+        (
+            SECOND,
+            {"leaky": 1, "over_children": 1},
+            r"'leaky' and 'over_children' exclude each other",
+        ),
+        (VOTES, {"iterations": 0}, r"VoteRouting: attribute 'iterations' is 0: wanted 1 or more"),
         (EM, {"iterations": 3}, r"'iterations' is 3, but there are 2 inverse temperatures"),
         (EM, {"inverse_temperatures": ()}, r"'inverse_temperatures' is missing or empty"),
         (
@@ -125,6 +146,10 @@ def test_wrong_attributes_are_named(
         (DYNAMIC, 2, (6, 4), r"input 'log_prior' has shape \[6, 4\]: wanted \[6, 3\]"),
         (DYNAMIC, 3, (4, 3), r"input 'bias' has shape \[4, 3\]: wanted \[3, 4\]"),
         (DYNAMIC, 1, (6, 0, 4, 8), r"'weight' has shape \[6, 0, 4, 8\]: wanted \[6, J, Pout, 8\]"),
+        (SECOND, 1, (2, 3, 4, 8), r"'weight' has shape \[2, 3, 4, 8\]: wanted \[6, J, Pout, 8\]"),
+        (SECOND, 2, (2, 3, 4), r"'vote_bias' has shape \[2, 3, 4\]: wanted \[6, 3, 4\]"),
+        (VOTES, 0, (2, 6, 3), r"'votes' has shape \[2, 6, 3\]: wanted \[N, I, J, P\]"),
+        (VOTES, 1, (6, 4), r"'log_prior' has shape \[6, 4\]: wanted \[6, 3\]"),
         (EM, 0, (2, 4, 4, 2, 15), r"EMRouting: pose size 15 is not a square number"),
         (EM, 1, (2, 4, 4, 3), r"input 'a' has shape \[2, 4, 4, 3\]: wanted \[2, 4, 4, 2\]"),
         (EM, 2, (5, 3, 2, 5, 4, 4), r"the window of 5x3 is larger than the grid of 4x4"),

@@ -324,6 +324,8 @@ def test_files_that_are_none(tmp_path: Path, small_model: bytes) -> None:
     for content, code, message in (
         (b"", ARTEFACT, "is empty"),
         (b"hello, this is text", ARTEFACT, "not a complete ONNX file"),
+        (b"PK\x03\x04" + bytes(40), ARTEFACT, "it is a zip archive, such as a PyTorch file"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), ARTEFACT, "it is an HDF5 file"),
         (small_model[:-9], ARTEFACT, "not a complete ONNX file"),
     ):
         path = tmp_path / "model.onnx"
@@ -402,7 +404,7 @@ def test_weights_in_other_files_are_refused(small_model: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("schema", "2", "another schema"),
+        ("schema", "3", "another schema"),
         ("schema", "", "ends early"),
         ("class_names", '["a", "b", "c"', "ends early"),
         ("class_names", '["a", "b", "c"] 1', "follows the value"),

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import RESIZE_RULES, Preprocessing
+from capsedge.runtime.metadata import LAYOUTS, PER_IMAGE, RESIZE_RULES, Preprocessing
 from capsedge.runtime.vision.images import prepare
 from tests.runtime.image_bits import BITS, Bits
 
@@ -22,15 +22,24 @@ pytestmark = pytest.mark.skipif(
 def random_preprocessing(rng: np.random.Generator, rule: str, largest: int) -> Preprocessing:
     height, width = (int(v) for v in rng.integers(1, largest + 1, 2))
     channels = int(rng.choice([1, 1, 3, 3, 2, 5]))
+    per_image = str(rng.choice(["", "", *PER_IMAGE]))
+    scale = float(rng.choice([1 / 255, 1.0, 0.017]))
+    layout = str(rng.choice(LAYOUTS))
+    if per_image == "standardize":
+        return Preprocessing(
+            height, width, channels, scale=scale, resize=rule, per_image=per_image, layout=layout
+        )
     many = rng.random() < 0.5
     return Preprocessing(
         height,
         width,
         channels,
-        scale=float(rng.choice([1 / 255, 1.0, 0.017])),
+        scale=scale,
         mean=tuple(rng.normal(0, 0.3, channels if many else 1)),
         std=tuple(rng.uniform(0.1, 2, channels if many else 1)),
         resize=rule,
+        per_image=per_image,
+        layout=layout,
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from capsedge.schema.operators import OPERATORS
 from tests.conformance.cases import CASES, OUTPUTS, make
+from tests.schema.test_operators import IN_WORDS
 
 from .builds import ROOT
 from .library import Array, NativeError, Operator, load, unwritten
@@ -95,9 +96,14 @@ def test_the_specification_has_the_same_defaults() -> None:
 def test_pytorch_has_the_same_defaults(name: str) -> None:
     ops = pytest.importorskip("capsedge.ops")
     operator = next(o for o in native_table() if o["name"] == name)
-    parameters = inspect.signature(getattr(ops, OPERATORS[name].torch)).parameters
+    # One function makes either version of an operator.
+    public = OPERATORS[name].torch.removesuffix("_v2")
+    parameters = inspect.signature(getattr(ops, public)).parameters
     for a in operator["attributes"]:
-        if a["default"] is not None:
+        if a["name"] in IN_WORDS:
+            word, default = IN_WORDS[a["name"]]
+            assert (a["default"], parameters[word].default) == (0, default)
+        elif a["default"] is not None:
             default = parameters[a["name"]].default
             assert same(a["default"], list(default) if isinstance(default, tuple) else default)
         elif a["name"] in parameters:  # required, or made of the inputs' shapes

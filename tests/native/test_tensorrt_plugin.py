@@ -194,6 +194,10 @@ EM = {
     "iterations": 2, "strides": (1, 1), "inverse_temperatures": (0.5, 1.0), "coordinate_addition": 0,
     "shared": 0, "epsilon": 1e-6,
 }  # fmt: skip
+EM_V2 = {
+    "iterations": 2, "strides": (1, 1), "inverse_temperatures": (0.5, 1.0), "shared": 0,
+    "normalize_activations": 1, "ones_first": 0, "epsilon": 1e-6,
+}  # fmt: skip
 ATTENTION = {"strides": (1, 1), "matrix_pose": 1, "agreement_scale": 0.25, "epsilon": 1e-5}
 DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
 
@@ -209,6 +213,10 @@ DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
         ("DynamicRouting", {**DYNAMIC, "iterations": 65}, "1 to 64"),
         ("DynamicRouting", {**DYNAMIC, "leaky": 2}, "'leaky': wanted 0 or 1"),
         ("DynamicRouting", {**DYNAMIC, "epsilon": (1.0, 2.0)}, "wrong type or length"),
+        ("DynamicRoutingV2", {"over_children": 2}, "'over_children': wanted 0 or 1"),
+        ("DynamicRoutingV2", {"over_children": 1, "leaky": 1}, "exclude each other"),
+        ("VoteRouting", {"agreement_scale": float("inf")}, "finite"),
+        ("VoteRouting", {"replace": -1}, "'replace': wanted 0 or 1"),
         (
             "EMRouting",
             {k: v for k, v in EM.items() if k != "iterations"},
@@ -217,6 +225,13 @@ DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
         ("EMRouting", {k: v for k, v in EM.items() if k != "inverse_temperatures"}, "missing"),
         ("EMRouting", {**EM, "inverse_temperatures": (1.0,)}, "one per iteration"),
         ("EMRouting", {**EM, "strides": (0, 1)}, "strides"),
+        (
+            "EMRoutingV2",
+            {**EM_V2, "normalize_activations": 2},
+            "'normalize_activations': wanted 0 or 1",
+        ),
+        ("EMRoutingV2", {**EM_V2, "ones_first": -1}, "'ones_first': wanted 0 or 1"),
+        ("EMRoutingV2", {**EM_V2, "inverse_temperatures": (1.0,)}, "one per iteration"),
         ("EMRouting", {**EM, "strides": (1, 1, 1)}, "strides"),
         ("AttentionRouting", {**ATTENTION, "matrix_pose": 3}, "matrix_pose"),
         ("AttentionRouting", {"epsilon": 1e-5}, "'agreement_scale' is missing"),
@@ -338,6 +353,13 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
         ("EMRouting", EM, [(2, 5, 5, 3, 15), POSE[:4], WEIGHT, (4,), (4,)], "a square number"),
         ("EMRouting", EM, [(2, 2, 5, 3, 16), (2, 2, 5, 3), WEIGHT, (4,), (4,)], "window is larger"),
         ("EMRouting", EM, [POSE, POSE[:4], WEIGHT, (4,), (5,)], "input 'beta_a'"),
+        ("EMRoutingV2", EM_V2, [POSE, POSE[:4], WEIGHT, (4,), (4,)], "5 inputs: wanted 6"),
+        (
+            "EMRoutingV2",
+            EM_V2,
+            [POSE, POSE[:4], WEIGHT, (4,), (4,), (5, 4, 16)],
+            "input 'coordinates'",
+        ),
         (
             "AttentionRouting",
             ATTENTION,

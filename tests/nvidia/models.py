@@ -62,7 +62,7 @@ def registered(name: str, folder: Path) -> Path:
     """A model of the registry with random weights; not proven equal, which other tests do."""
     torch.manual_seed(0)
     subject = modules.of_capsule_model(build(name).eval(), (), None, "")
-    model, _ = to_proto(subject, 20, None, Rewrites())
+    model = to_proto(subject, 20, None, Rewrites()).model
     attach_functions(model, Rewrites())
     path = folder / f"{name}.onnx"
     path.write_bytes(model.SerializeToString())

@@ -309,3 +309,40 @@ def test_defaults_are_zeros(iterations: int, leaky: bool) -> None:
     assert all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
     if iterations == 1:
         torch.testing.assert_close(found[1], torch.full_like(found[1], 1 / (3 if leaky else 2)))
+
+
+@pytest.mark.parametrize("children", [2, 40])
+def test_settings_of_the_paper_make_the_paper(children: int) -> None:
+    u, weight, prior, bias = _normal(
+        7, (2, children, 3), (children, 4, 5, 3), (children, 4), (4, 5)
+    )
+    wanted = ops.dynamic_routing(u, weight, prior, bias)
+    zeros = torch.zeros(children, 4, 5, dtype=u.dtype)
+    votes = torch.einsum("ijoq,biq->bijo", weight, u)
+    for found in (
+        ops.dynamic_routing(u, weight, prior, bias, vote_bias=zeros),
+        ops.vote_routing(votes, prior, bias),
+    ):
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("update", ["accumulate", "replace"])
+def test_couplings_over_the_children_sum_to_one(update: str) -> None:
+    (votes,) = _normal(8, (3, 6, 4, 5))
+    _, c = ops.vote_routing(votes, softmax="children", update=update)  # type: ignore[arg-type]
+    torch.testing.assert_close(c.sum(1), torch.ones_like(c.sum(1)))
+
+
+def test_k_means_routing() -> None:
+    """As published: from the mean of the votes, T times normalize, agree, weigh; squash at the end."""
+    (votes,) = _normal(9, (2, 7, 3, 4))
+    parent = votes.mean(1)
+    for _ in range(3):
+        parent = torch.nn.functional.normalize(parent, dim=-1)
+        c = (votes * parent[:, None]).sum(-1).softmax(-1)
+        parent = (c[..., None] * votes).sum(1)
+    found, _ = ops.vote_routing(
+        votes, iterations=4, update="replace", normalize=True, epsilon=1e-16
+    )
+    torch.testing.assert_close(found, ops.squash(parent, epsilon=1e-16))

@@ -42,6 +42,17 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
             OPERATORS.dynamic_routing,
             (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), 1, False, 1e-8),
         ),
+        "dynamic over children, shared weight": (
+            OPERATORS.dynamic_routing_v2,
+            (
+                t(2, 4, 3), t(1, 2, 5, 3), t(4, 2, 5), t(4, 2), t(2, 5),
+                3, False, True, True, False, False, 0.5, 1e-8,
+            ),
+        ),
+        "votes normalized": (
+            OPERATORS.vote_routing,
+            (t(2, 4, 3, 5), t(4, 3), t(3, 5), 3, True, False, False, True, True, 1.0, 1e-8),
+        ),
         "em": (
             OPERATORS.em_routing,
             (
@@ -55,6 +66,24 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
                 t(2, 2, 3, 2, 4), one, t(1, 1, 2, 3, 2, 2), t(3), t(3),
                 3, [1, 1], [0.1, 0.2, 0.3], True, True, 1e-4,
             ),
+        ),
+        "em v2": (
+            OPERATORS.em_routing_v2,
+            (
+                t(2, 3, 3, 2, 4), a, t(2, 2, 2, 3, 2, 2), t(3), t(3), t(3, 3, 4),
+                2, [1, 1], [0.1, 0.2], False, True, True, 1e-2,
+            ),
+        ),
+        "em v2 shared": (
+            OPERATORS.em_routing_v2,
+            (
+                t(2, 2, 3, 2, 4), one, t(1, 1, 2, 3, 2, 2), t(3), t(3), t(2, 3, 4),
+                2, [1, 1], [0.1, 0.2], True, True, False, 1e-2,
+            ),
+        ),
+        "self-attention": (
+            OPERATORS.self_attention_routing,
+            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), 1e-20),
         ),
         "attention matrix": (
             OPERATORS.attention_routing,

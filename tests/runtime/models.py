@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,56 @@ def capsule_model(
     if properties is None:
         properties = metadata().to_properties()
     helper.set_model_props(model, properties)
+    return model
+
+
+def foreign_model(
+    outputs: Mapping[str, Sequence[int | str]],
+    *,
+    properties: dict[str, str] | None = None,
+    batch: int | str = "N",
+    channels: int = 1,
+    side: int | str = SIDE,
+    kinds: Mapping[str, str] | None = None,
+    last: bool = False,
+) -> onnx.ModelProto:
+    """A linear model with outputs of any names and shapes ``[N, ...]``, as another tool writes them.
+
+    Args:
+        outputs: the shape of each for one image, as the file declares it; a string leaves a size of 3 open.
+        kinds: an operator to apply to an output, such as ``Softmax`` or ``Sigmoid``.
+        last: whether the input has the channels last.
+    """
+    rng = np.random.default_rng(7)
+    sizes = {
+        name: [3 if isinstance(d, str) else d for d in shape] for name, shape in outputs.items()
+    }
+    initializers = [numpy_helper.from_array(np.array([1, 2] if last else [2, 3]), "area")]
+    nodes = [helper.make_node("ReduceMean", ["images", "area"], ["means"], keepdims=0)]
+    for name, shape in sizes.items():
+        weight = rng.normal(size=(channels, int(np.prod(shape)))).astype(np.float32)
+        initializers += [
+            numpy_helper.from_array(weight, f"{name} weight"),
+            numpy_helper.from_array(np.array([-1, *shape]), f"{name} shape"),
+        ]
+        kind = (kinds or {}).get(name, "Identity")
+        nodes += [
+            helper.make_node("MatMul", ["means", f"{name} weight"], [f"{name} flat"]),
+            helper.make_node(kind, [f"{name} flat"], [f"{name} made"]),
+            helper.make_node("Reshape", [f"{name} made", f"{name} shape"], [name]),
+        ]
+    declared = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, *shape])
+        for name, shape in outputs.items()
+    ]
+    images = helper.make_tensor_value_info(
+        "images",
+        TensorProto.FLOAT,
+        [batch, *((side, side, channels) if last else (channels, side, side))],
+    )
+    graph = helper.make_graph(nodes, "foreign", [images], declared, initializers)
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 18)])
+    helper.set_model_props(model, properties or {})
     return model
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files.limits import IMAGE_SIDE
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from tests.runtime.models import metadata
 
 
@@ -54,8 +54,69 @@ def test_missing_property():
         {"scale": float("nan")},
         {"mean": (float("inf"),)},
         {"resize": "squeeze"},
+        {"per_image": "whiten"},
+        {"layout": "NWHC"},
+        {"per_image": "standardize", "mean": (0.5,)},
+        {"per_image": "standardize", "std": (1.0, 2.0), "channels": 2},
     ],
 )
 def test_impossible_preprocessing(values: dict[str, object]):
     with pytest.raises(ValueError):  # noqa: PT011
         Preprocessing(**{"height": 28, "width": 28, "channels": 1, **values})  # type: ignore[arg-type]
+
+
+ANGLES = Outputs(values=("angles",), names=("yaw", "pitch"), units=("degrees", ""))
+
+
+def test_what_schema_1_can_say_stays_as_it_was():
+    """Older versions read it, byte for byte."""
+    properties = metadata().to_properties()
+    assert properties["capsedge.schema"] == "1"
+    assert "capsedge.outputs" not in properties
+    assert "per_image" not in properties["capsedge.preprocessing"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"preprocessing": Preprocessing(8, 8, 1, per_image="min-max")},
+        {"preprocessing": Preprocessing(8, 8, 1, layout="NHWC")},
+        {"outputs": Outputs(scores="probs", kind="probability")},
+        {"task": "regression", "class_names": (), "outputs": ANGLES},
+    ],
+)
+def test_what_it_cannot_say_is_schema_2(changes: dict[str, object]):
+    written = metadata(**changes)
+    properties = written.to_properties()
+    assert properties["capsedge.schema"] == "2"
+    assert ModelMetadata.from_properties(properties) == written
+    with pytest.raises(ArtefactError, match="schema 1 has no"):
+        ModelMetadata.from_properties(properties | {"capsedge.schema": "1"})
+    with pytest.raises(ArtefactError, match="another schema"):
+        ModelMetadata.from_properties(properties | {"capsedge.schema": "3"})
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "names"),
+    [
+        ("regression", None, ()),
+        ("regression", Outputs(scores="x", kind="length"), ()),
+        ("regression", ANGLES, ("a", "b")),
+        ("regression", Outputs(values=("x",)), ()),
+        ("regression", Outputs(values=("x",), names=("a",)), ()),
+        ("regression", Outputs(values=("x", "x"), names=("a",), units=("",)), ()),
+        ("regression", Outputs(values=("x", ""), names=("a",), units=("",)), ()),
+        ("regression", Outputs(values=("x",), names=("a" * 1025,), units=("",)), ()),
+        ("regression", Outputs(values=("x",), names=("a",) * 65537, units=("",) * 65537), ()),
+        ("single-label", ANGLES, ()),
+        ("single-label", Outputs(scores="x"), ()),
+        ("single-label", Outputs(scores="x", kind="odds"), ()),
+        ("single-label", Outputs(poses="x"), ()),
+        ("multi-label", Outputs(scores="x", kind="logits", poses="x"), ()),
+        ("multi-label", Outputs(scores="x", kind="logits", units=("mm",)), ()),
+        ("guess", None, ()),
+    ],
+)
+def test_impossible_outputs(task: str, outputs: Outputs | None, names: tuple[str, ...]):
+    with pytest.raises(ValueError):  # noqa: PT011
+        metadata(task=task, outputs=outputs, class_names=names)

@@ -410,7 +410,7 @@ def test_foreign_file_runs_and_does_not_predict(tmp_path: Path):
     found = session.run({"x": np.ones((3, 2), np.float32), "k": np.array([5])})
     np.testing.assert_array_equal(found["y"], np.full((3, 2), 5))
     for call in (session.predict, session.reconstruct, session.prepare):
-        with pytest.raises(ArtefactError, match="was not made by capsedge"):
+        with pytest.raises(ArtefactError, match="states neither its classes nor its preprocessing"):
             call(LEFT)  # type: ignore[operator]
 
 
@@ -504,7 +504,7 @@ def test_truncated_file_at_every_length(
 )
 def test_other_bytes(tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str]):
     (tmp_path / "x.onnx").write_bytes(content)
-    with pytest.raises(ArtefactError, match="not a complete ONNX file"):
+    with pytest.raises(ArtefactError, match=r"not a complete ONNX file|not an ONNX file: it is"):
         capsedge.load(tmp_path / "x.onnx")
     assert capfd.readouterr() == ("", "")
 

@@ -14,6 +14,8 @@ from capsedge.schema.operators import DENSE, OPERATORS, ROUTING_OPERATORS, Opera
 from capsedge.schema.votes import Votes, votes_of
 
 SPECIFICATION = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+# Flags of nodes that are words in PyTorch, with the word of 0.
+IN_WORDS = {"over_children": ("softmax", "parents"), "replace": ("update", "accumulate")}
 TYPES = {"T": "", "f": "float", "i": "int32", "b": "int8", "B": "uint8"}
 
 
@@ -92,8 +94,9 @@ def test_torch_operators_take_their_arguments_in_the_order_of_the_table() -> Non
 
     import capsedge.ops
 
-    defined = {o.torch for o in OPERATORS.values() if o.torch}
-    assert defined == set(capsedge.ops.__all__) - {"decompositions"}
+    # One function makes either version of an operator.
+    defined = {o.torch.removesuffix("_v2") for o in OPERATORS.values() if o.torch}
+    assert defined == set(capsedge.ops.__all__) - {"decompositions", "exponential_squash"}
     for operator in OPERATORS.values():
         if not operator.torch:
             continue
@@ -101,8 +104,13 @@ def test_torch_operators_take_their_arguments_in_the_order_of_the_table() -> Non
         arguments = [argument.name for argument in schema.arguments]
         assert arguments == [*operator.input_names, *operator.attribute_names]
         assert len(schema.returns) == len(operator.outputs) + operator.couplings
-        wrapper = inspect.signature(getattr(capsedge.ops, operator.torch)).parameters
+        public = getattr(capsedge.ops, operator.torch.removesuffix("_v2"))
+        wrapper = inspect.signature(public).parameters
         for attribute in operator.attributes:
+            if attribute.name in IN_WORDS:
+                name, default = IN_WORDS[attribute.name]
+                assert wrapper[name].default == default
+                continue
             # The wrapper takes the number of iterations from that of the temperatures.
             given = wrapper.get(attribute.name)
             if attribute.default is not None:
@@ -135,6 +143,8 @@ WINDOW = (3, 3, 2, 5, 4, 4)
     ("operator", "children", "weight", "attributes", "wanted"),
     [
         ("DynamicRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
+        ("DynamicRoutingV2", ("N", 6, 4), (1, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
+        ("VoteRouting", ("N", 6, 3, 5), ("N", 6, 3, 5), {}, Votes(1, 6, 3, 5, 0)),
         ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [2, 2]}, Votes(12, 18, 5, 16, 4)),
         ("QuantizedEMRouting", (1, 3, 3, 2, 16), WINDOW, {}, Votes(1, 18, 5, 16, 4)),
         (
@@ -144,7 +154,15 @@ WINDOW = (3, 3, 2, 5, 4, 4)
             {"shared": 1},
             Votes(1, 126, 5, 16, 4),
         ),
+        (
+            "EMRoutingV2",
+            ("N", 7, 9, 2, 16),
+            (1, 1, 2, 5, 4, 4),
+            {"shared": 1},
+            Votes(1, 126, 5, 16, 4),
+        ),
         ("AttentionRouting", ("N", 4, 4, 2, 16), WINDOW, {}, Votes(4, 18, 5, 16, 4)),
+        ("SelfAttentionRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
         (
             "UniformRouting",
             ("N", 4, 4, 2, 6),
@@ -165,6 +183,8 @@ def test_votes(operator, children, weight, attributes, wanted) -> None:
     [
         ("DynamicRouting", ("N", 6, 4), (6, 3, "?", 4), {}),
         ("DynamicRouting", ("N", 6, 4), (6, 3, 5), {}),
+        ("VoteRouting", ("N", 6, 3, "?"), (), {}),
+        ("VoteRouting", ("N", 6, 3), (), {}),
         ("EMRouting", ("N", "H", 9, 2, 16), WINDOW, {}),
         ("EMRouting", ("N", 2, 9, 2, 16), WINDOW, {}),
         ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [0, 1]}),
@@ -193,10 +213,16 @@ def test_marks() -> None:
         *("EMRouting_iter1234567_pose", "QuantizedEMRouting_iter1_pose"),
     ):
         assert mark_of(other) is None, other
+    assert mark_of("EMRoutingV2_iter2_logit") == Mark("EMRoutingV2", 2, "logit")
     found = mark_in("QuantizedEMRouting", "iter1_pose")
     assert found == Mark("QuantizedEMRouting", 1, "pose")
-    assert all(o.marks and o.weight for o in ROUTING_OPERATORS.values())
+    assert all(o.marks for o in ROUTING_OPERATORS.values())
+    assert {name for name, o in ROUTING_OPERATORS.items() if o.weight == 0} == {"VoteRouting"}
     assert {name for name, o in ROUTING_OPERATORS.items() if o.layout is DENSE} == {
         "DynamicRouting",
+        "DynamicRoutingV2",
         "QuantizedDynamicRouting",
+        "QuantizedDynamicRoutingV2",
+        "SelfAttentionRouting",
+        "QuantizedSelfAttentionRouting",
     }

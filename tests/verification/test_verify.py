@@ -219,3 +219,70 @@ def test_a_model_that_takes_no_images(dynamic, tmp_path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ArtefactError, match="does not take images"):
         capsedge.verify(dynamic.checkpoint, tmp_path / "m.onnx")
+
+
+class _Angles(torch.nn.Module):
+    """Two values under names of its own, without classes and poses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 5, stride=2), torch.nn.ReLU(), torch.nn.Flatten(),
+            torch.nn.Linear(144, 2),
+        )  # fmt: skip
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"angles": 40 * self.layers(images)}
+
+
+@pytest.fixture(scope="module")
+def angles(tmp_path_factory):
+    module = _Angles().eval()
+    path = tmp_path_factory.mktemp("angles") / "angles.onnx"
+    capsedge.export(
+        module,
+        path,
+        example=torch.zeros(2, 1, 16, 16),
+        preprocessing=capsedge.Preprocessing(16, 16, 1, per_image="standardize"),
+        task="regression",
+        outputs=capsedge.Outputs(names=("yaw", "pitch"), units=("degrees",)),
+    )
+    return module, path
+
+
+def test_a_regression_has_errors_in_its_units(angles) -> None:
+    module, path = angles
+    certificate = capsedge.verify(module, path, limit=12)
+    assert certificate.passed, certificate.failures
+    document = certificate.to_dict()
+    assert document["samples"]["decisions"] is None
+    yaw, pitch = document["samples"]["estimates"]["values"]
+    assert (yaw["name"], yaw["unit"], pitch["name"]) == ("yaw", "degrees", "pitch")
+    assert 0 <= yaw["mean_error"] <= yaw["largest_error"] < 1e-3 * yaw["range"]
+    prediction = capsedge.load(path).predict("capsedge/samples/digit-3.png")[0]
+    assert [value.unit for value in prediction.values] == ["degrees", "degrees"]
+
+
+@pytest.mark.parametrize(("off", "passed"), [(0.01, True), (0.2, False)])
+def test_a_regression_of_another_precision_is_judged_by_its_mean_error(
+    angles, tmp_path, off: float, passed: bool
+) -> None:
+    """The error is a share of the range that the value takes, added to every value."""
+    module, path = angles
+    model = onnx.load(path)
+    properties = {p.key: p.value for p in model.metadata_props} | {"capsedge.precision": '"int8"'}
+    onnx.helper.set_model_props(model, properties)
+    document = capsedge.verify(module, path).to_dict()
+    yaw = document["samples"]["estimates"]["values"][0]
+    last = model.graph.node[-1]
+    shift = np.array([off * yaw["range"], 0], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(shift, "shift"))
+    last.output[0] = "unshifted"
+    model.graph.node.append(onnx.helper.make_node("Add", ["unshifted", "shift"], ["angles"]))
+    onnx.save(model, tmp_path / "shifted.onnx")
+    certificate = capsedge.verify(module, tmp_path / "shifted.onnx")
+    assert certificate.passed == passed
+    if not passed:
+        assert any(text.startswith("yaw: a mean error of") for text in certificate.failures)
+        assert not any(text.startswith("pitch") for text in certificate.failures)

@@ -14,6 +14,7 @@ from capsedge.graph.bodies import (
     em,
     int8,
     normalization,
+    self_attention,
     squash,
     uniform,
 )
@@ -25,8 +26,12 @@ from capsedge.schema.operators import OPERATORS
 _BUILDERS = {
     "Squash": squash.build,
     "DynamicRouting": dynamic.build,
+    "DynamicRoutingV2": dynamic.build_v2,
+    "VoteRouting": dynamic.build_over_votes,
     "EMRouting": em.build,
+    "EMRoutingV2": em.build,
     "AttentionRouting": attention.build,
+    "SelfAttentionRouting": self_attention.build,
     "UniformRouting": uniform.build,
     "PoseNormalization": normalization.build,
     "QuantizedConv": convolution.build,

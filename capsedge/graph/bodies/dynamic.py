@@ -1,27 +1,127 @@
-"""Body of ``capsedge::DynamicRouting``."""
+"""Bodies of ``capsedge::DynamicRouting``, of its second version, and of routing over given votes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from capsedge.graph.bodies._builder import Body
 from capsedge.graph.bodies._votes import agreement, row, votes, weighted_sum
-from capsedge.graph.bodies.squash import squash
+from capsedge.graph.bodies.squash import squash, squash_elements
 
 
-def _softmax_over_parents(b: Body, logits: str, parents: int, leaky: bool) -> str:
+@dataclass(frozen=True)
+class _Layer:
+    """Sizes and attributes; those that an operator does not have are as in the paper."""
+
+    i: int
+    j: int
+    out: int
+    iterations: int
+    leaky: bool
+    over_children: bool
+    replace: bool
+    normalize: bool
+    elementwise: bool
+    scale: float
+    epsilon: float
+
+
+def _layer(b: Body, i: int, j: int, out: int) -> _Layer:
+    given = b.attributes
+    return _Layer(
+        i,
+        j,
+        out,
+        iterations=given["iterations"],
+        leaky=bool(given["leaky"]),
+        over_children=bool(given.get("over_children", 0)),
+        replace=bool(given.get("replace", 0)),
+        normalize=bool(given.get("normalize", 0)),
+        elementwise=bool(given.get("elementwise", 0)),
+        scale=given.get("agreement_scale", 1.0),
+        epsilon=given["epsilon"],
+    )
+
+
+def _couplings(b: Body, logits: str, layer: _Layer) -> str:
     """Couplings ``[., J, I]``; leaky routing has one more parent with logit zero, whose share is dropped."""
-    if not leaky:
+    if layer.over_children:
+        return b.op("Softmax", logits, axis=2)
+    if not layer.leaky:
         return b.op("Softmax", logits, axis=1)
     top = b.op("Relu", b.op("ReduceMax", logits, b.ints([1]), keepdims=1))
     exp = b.op("Exp", b.op("Sub", logits, top))
     rest = b.op("Exp", b.op("Neg", top))
-    return b.op("Div", exp, b.op("Add", b.sum_second_to_last(exp, parents), rest))
+    return b.op("Div", exp, b.op("Add", b.sum_second_to_last(exp, layer.j), rest))
 
 
-def _shape_of_couplings(b: Body, u: str, j: int, i: int) -> str:
+def _squashed(b: Body, s: str, layer: _Layer) -> str:
+    if layer.elementwise:
+        return squash_elements(b, s, layer.epsilon)
+    return squash(b, s, layer.out, layer.epsilon)
+
+
+def _normalized(b: Body, s: str, layer: _Layer) -> str:
+    """The sums divided by their norms."""
+    n2 = b.sum_last(b.op("Mul", s, s), layer.out)
+    return b.op("Div", s, b.op("Sqrt", b.op("Add", n2, b.constant(layer.epsilon))))
+
+
+def _shape_of_couplings(b: Body, first: str, layer: _Layer) -> str:
     """``[N, J, I]`` as a tensor."""
     if b.batched() != -1:
-        return b.ints([b.batched(), j, i])
-    return b.op("Concat", b.op("Shape", u, start=0, end=1), b.ints([j, i]), axis=0)
+        return b.ints([b.batched(), layer.j, layer.i])
+    return b.op("Concat", b.op("Shape", first, start=0, end=1), b.ints([layer.j, layer.i]), axis=0)
+
+
+def _start_logits(b: Body, layer: _Layer) -> str:
+    """``[1, J, I]``: those of every image."""
+    return b.transpose(b.reshape(b.input("log_prior"), 1, layer.i, layer.j), 0, 2, 1)
+
+
+def _single_pass(
+    b: Body, u: str, weight_matrix: str, couplings: str, own: int, size: int, layer: _Layer
+) -> str:
+    """Sums ``[N, J, 1, Pout]``: one product of all children with the weights times their couplings."""
+    i, j, out = layer.i, layer.j, layer.out
+    c = b.transpose(couplings, 2, 0, 1)
+    scaled = b.op("Mul", b.reshape(weight_matrix, own, size, j, out), b.reshape(c, i, 1, j, 1))
+    s = b.op("MatMul", b.reshape(u, b.batched(), i * size), b.reshape(scaled, i * size, j * out))
+    return b.reshape(s, b.batched(), j, 1, out)
+
+
+def _iterate(
+    b: Body, u_hat: str, bias: str, logits: str, couplings: str, layer: _Layer
+) -> tuple[str, str]:
+    """The iterations over votes ``[N, J, I, Pout]``, unrolled: the last parents and couplings."""
+    start = logits
+    total = v = ""
+    sizes = (1, layer.j, layer.i, layer.out)
+    for iteration in range(layer.iterations):
+        if iteration:
+            couplings = b.mark(_couplings(b, logits, layer), "couplings", iteration + 1)
+        s = b.op("Add", weighted_sum(b, row(b, couplings), u_hat), bias)
+        v = b.mark(_squashed(b, s, layer), "pose", iteration + 1)
+        if iteration + 1 == layer.iterations and b.rewrites.dead_update:
+            break
+        parents = _normalized(b, s, layer) if layer.normalize else v
+        if layer.replace:
+            logits = agreement(b, u_hat, parents, sizes, layer.scale)
+        elif b.rewrites.logit_free:
+            # b_ij = log_prior_ij + û_ij · (v_j of all passes so far).
+            total = b.op("Add", total, parents) if total else parents
+            logits = b.op("Add", start, agreement(b, u_hat, total, sizes, layer.scale))
+        else:
+            logits = b.op("Add", logits, agreement(b, u_hat, parents, sizes, layer.scale))
+    return v, couplings
+
+
+def _results(b: Body, first: str, v: str, couplings: str, layer: _Layer) -> None:
+    b.result("v", b.reshape(v, b.batched(), layer.j, layer.out))
+    if b.couplings:
+        if layer.iterations == 1:  # the same for every image
+            couplings = b.op("Expand", couplings, _shape_of_couplings(b, first, layer))
+        b.result("couplings", b.transpose(couplings, 0, 2, 1))
 
 
 def build(b: Body) -> None:
@@ -30,48 +130,62 @@ def build(b: Body) -> None:
     Votes are ``[N, J, I, Pout]``, logits and couplings ``[N or 1, J, I]``.
     """
     i, j, out, size = (int(d or 0) for d in b.shapes["weight"])
-    iterations, leaky = b.attributes["iterations"], bool(b.attributes["leaky"])
-    epsilon = b.attributes["epsilon"]
+    layer = _layer(b, i, j, out)
     u, weight, bias = b.input("u"), b.input("weight"), b.input("bias")
     weight_matrix = b.reshape(b.transpose(weight, 0, 3, 1, 2), i, size, j * out)
     bias = b.reshape(bias, j, 1, out)
-    # The start logits are those of every image.
-    logits = b.transpose(b.reshape(b.input("log_prior"), 1, i, j), 0, 2, 1)
-
-    couplings = b.mark(_softmax_over_parents(b, logits, j, leaky), "couplings")
-    start = logits
-    v = ""
-    total = ""
-    u_hat = ""
-    if b.rewrites.first_pass_uniform and iterations == 1:
-        # One product of all children with the weights times their couplings: no votes at all.
-        c = b.transpose(couplings, 2, 0, 1)
-        scaled = b.op("Mul", b.reshape(weight_matrix, i, size, j, out), b.reshape(c, i, 1, j, 1))
-        s = b.op(
-            "MatMul", b.reshape(u, b.batched(), i * size), b.reshape(scaled, i * size, j * out)
-        )
-        v = squash(b, b.op("Add", b.reshape(s, b.batched(), j, 1, out), bias), out, epsilon)
-        v = b.mark(v, "pose")
-        iterations = 0
+    logits = _start_logits(b, layer)
+    couplings = b.mark(_couplings(b, logits, layer), "couplings")
+    if b.rewrites.first_pass_uniform and layer.iterations == 1:
+        s = _single_pass(b, u, weight_matrix, couplings, i, size, layer)
+        v = b.mark(_squashed(b, b.op("Add", s, bias), layer), "pose")
     else:
         u_hat = votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
-    for iteration in range(iterations):
-        if iteration:
-            couplings = _softmax_over_parents(b, logits, j, leaky)
-            couplings = b.mark(couplings, "couplings", iteration + 1)
-        s = weighted_sum(b, row(b, couplings), u_hat)
-        v = squash(b, b.op("Add", s, bias), out, epsilon)
-        v = b.mark(v, "pose", iteration + 1)
-        if iteration + 1 == iterations and b.rewrites.dead_update:
-            break
-        if b.rewrites.logit_free:
-            # b_ij = log_prior_ij + û_ij · (v_j of all passes so far).
-            total = b.op("Add", total, v) if total else v
-            logits = b.op("Add", start, agreement(b, u_hat, total, (1, j, i, out)))
+        v, couplings = _iterate(b, u_hat, bias, logits, couplings, layer)
+    _results(b, u, v, couplings, layer)
+
+
+def _votes_of_shared(b: Body, u: str, weight_matrix: str, size: int, layer: _Layer) -> str:
+    """Votes ``[N, J, I, Pout]`` with one weight for all children: a single product."""
+    flat = b.reshape(weight_matrix, size, layer.j * layer.out)
+    v = b.op("MatMul", u, flat)
+    return b.transpose(b.reshape(v, b.batched(), layer.i, layer.j, layer.out), 0, 2, 1, 3)
+
+
+def build_v2(b: Body) -> None:
+    """Write the body of ``DynamicRoutingV2``, unrolled."""
+    own, j, out, size = (int(d or 0) for d in b.shapes["weight"])
+    layer = _layer(b, int(b.shapes["u"][1] or 0), j, out)
+    i = layer.i
+    u, weight, bias = b.input("u"), b.input("weight"), b.input("bias")
+    weight_matrix = b.reshape(b.transpose(weight, 0, 3, 1, 2), own, size, j * out)
+    bias = b.reshape(bias, j, 1, out)
+    vote_bias = b.transpose(b.input("vote_bias"), 1, 0, 2)  # [J, I or 1, Pout]
+    logits = _start_logits(b, layer)
+    couplings = b.mark(_couplings(b, logits, layer), "couplings")
+    if b.rewrites.first_pass_uniform and layer.iterations == 1:
+        s = _single_pass(b, u, weight_matrix, couplings, own, size, layer)
+        column = b.reshape(couplings, j, i, 1)
+        constant = b.sum_second_to_last(b.op("Mul", column, vote_bias), i)
+        s = b.op("Add", s, b.op("Add", constant, bias))
+        v = b.mark(_squashed(b, s, layer), "pose")
+    else:
+        if own == i:
+            u_hat = votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
         else:
-            logits = b.op("Add", logits, agreement(b, u_hat, v, (1, j, i, out)))
-    b.result("v", b.reshape(v, b.batched(), j, out))
-    if b.couplings:
-        if b.attributes["iterations"] == 1:  # the same for every image
-            couplings = b.op("Expand", couplings, _shape_of_couplings(b, u, j, i))
-        b.result("couplings", b.transpose(couplings, 0, 2, 1))
+            u_hat = _votes_of_shared(b, u, weight_matrix, size, layer)
+        u_hat = b.op("Add", u_hat, vote_bias)
+        v, couplings = _iterate(b, u_hat, bias, logits, couplings, layer)
+    _results(b, u, v, couplings, layer)
+
+
+def build_over_votes(b: Body) -> None:
+    """Write the body of ``VoteRouting``, unrolled."""
+    layer = _layer(b, *(int(d or 0) for d in b.shapes["votes"][1:]))
+    given = b.input("votes")
+    u_hat = b.transpose(given, 0, 2, 1, 3)
+    bias = b.reshape(b.input("bias"), layer.j, 1, layer.out)
+    logits = _start_logits(b, layer)
+    couplings = b.mark(_couplings(b, logits, layer), "couplings")
+    v, couplings = _iterate(b, u_hat, bias, logits, couplings, layer)
+    _results(b, given, v, couplings, layer)

@@ -1,4 +1,4 @@
-"""Body of ``capsedge::EMRouting``."""
+"""Bodies of ``capsedge::EMRouting`` and ``EMRoutingV2``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def _softplus(b: Body, x: str) -> str:
     """ln(1 + eˣ) without a power that overflows: TensorRT's own Softplus does, in FP32 above 88."""
     power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
     return b.op("Add", b.op("Relu", x), b.op("Log", b.op("Add", power, b.constant(1.0))))
+
+
+def _sigmoid(b: Body, x: str) -> str:
+    """The logistic function with all its digits where it is small, as ``graph.exact_sigmoid`` says."""
+    power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
+    top = b.op("Exp", b.op("Neg", b.op("Relu", b.op("Neg", x))))
+    return b.op("Div", top, b.op("Add", power, b.constant(1.0)))
 
 
 @dataclass(frozen=True)
@@ -66,21 +73,29 @@ def build(b: Body) -> None:
     """
     layer = _layer(b)
     v = _votes(b, layer)
-    a_child = windows(b, b.input("a"), layer.height, layer.width, layer.types, layer.index)
+    a = b.input("a")
+    if b.attributes.get("normalize_activations"):
+        a = b.op("Div", a, b.op("Add", a, b.constant(b.attributes["epsilon"])))
+    a_child = windows(b, a, layer.height, layer.width, layer.types, layer.index)
     a_child = b.reshape(a_child, b.batched(layer.s), 1, layer.i)
     mean, logit, responsibility = _iterate(b, layer, v, a_child)
     h, w = (1, 1)
     if not layer.shared:
         h, w = grid(layer.height, layer.width, layer.kernel, layer.strides)
     b.result("pose_out", b.reshape(mean, b.batched(), h, w, layer.m, layer.size))
-    b.result("a_out", b.reshape(b.op("Sigmoid", logit), b.batched(), h, w, layer.m))
+    b.result("a_out", b.reshape(_sigmoid(b, logit), b.batched(), h, w, layer.m))
     if b.couplings:
         if not responsibility:
             zero = b.op("Mul", a_child, b.constant(0.0))
-            equal = b.constant(np.full((1, layer.m, 1), 1.0 / layer.m))
+            equal = b.constant(np.full((1, layer.m, 1), _first(b, layer)))
             responsibility = b.op("Add", zero, equal)
         c = b.transpose(responsibility, 0, 2, 1)
         b.result("couplings", b.reshape(c, b.batched(), h, w, layer.i, layer.m))
+
+
+def _first(b: Body, layer: _Layer) -> float:
+    """The responsibilities of the first iteration."""
+    return 1.0 if b.attributes.get("ones_first") else 1.0 / layer.m
 
 
 def _layer(b: Body) -> _Layer:
@@ -103,11 +118,16 @@ def _votes(b: Body, layer: _Layer) -> str:
         matrix = b.op("Expand", one, b.ints([layer.cells, types * side, m * side]))
     children = windows(b, b.input("pose"), layer.height, layer.width, types * size, layer.index)
     v = votes(b, children, b.reshape(matrix, i, side, m * side), s, (i, side, side, m, side))
-    if not b.attributes["coordinate_addition"]:
-        return v
     # The same for all types; spread out when the file is loaded, so that it is stored once.
-    positions = _coordinates(layer.height, layer.width, side)
-    cell = b.constant(positions[layer.index][:, :, None])  # [S, cells, 1, P]
+    if "coordinates" in b.shapes:
+        flat = b.reshape(b.input("coordinates"), layer.height * layer.width, size)
+        cell = b.op("Gather", flat, b.ints(layer.index.reshape(-1).tolist()), axis=0)
+        cell = b.reshape(cell, s, layer.cells, 1, size)
+    elif b.attributes["coordinate_addition"]:
+        positions = _coordinates(layer.height, layer.width, side)
+        cell = b.constant(positions[layer.index][:, :, None])  # [S, cells, 1, P]
+    else:
+        return v
     add = b.op("Expand", cell, b.ints([s, layer.cells, types, size]))
     if s == 1:
         return b.op("Add", v, b.reshape(add, 1, 1, i, size))
@@ -126,9 +146,9 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
     eps = b.constant(b.attributes["epsilon"])
     mean = logit = responsibility = ""
     for iteration in range(iterations):
-        # M-step. The first pass divides every child equally.
+        # M-step. In the first pass, all parents have the same.
         if iteration == 0:
-            share = b.op("Mul", a_child, b.constant(1.0 / m))
+            share = b.op("Mul", a_child, b.constant(_first(b, layer)))
             r = b.op("Add", share, b.constant(np.zeros((1, m, 1))))
         else:
             r = b.op("Mul", responsibility, a_child)

@@ -7,6 +7,11 @@ import math
 from capsedge.graph.bodies._builder import Body
 
 
+def squash_elements(b: Body, x: str, epsilon: float) -> str:
+    """Each element as a pose of its own."""
+    return _scaled(b, x, b.op("Mul", x, x), epsilon)
+
+
 def squash(b: Body, x: str, size: int, epsilon: float, *, last: bool = True) -> str:
     """``x · n²/(1 + n²) / sqrt(n² + epsilon)`` (Sabour et al. 2017, equation 1).
 
@@ -23,6 +28,13 @@ def _scaled(b: Body, x: str, n2: str, epsilon: float) -> str:
     share = b.op("Div", n2, b.op("Add", n2, b.constant(1.0)))
     root = b.op("Sqrt", b.op("Add", n2, b.constant(epsilon)))
     return b.op("Mul", x, b.op("Div", share, root))
+
+
+def exponential_squash(b: Body, x: str, size: int, epsilon: float) -> str:
+    """``(1 - exp(-n)) · x / (n + epsilon)`` along the last axis, of ``size`` elements."""
+    n = b.op("Sqrt", b.sum_last(b.op("Mul", x, x), size))
+    length = b.op("Sub", b.constant(1.0), b.op("Exp", b.op("Neg", n)))
+    return b.op("Mul", x, b.op("Div", length, b.op("Add", n, b.constant(epsilon))))
 
 
 def build(b: Body) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 
+from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.proto import copy_of
@@ -102,6 +103,7 @@ def _finished(
         )
         if recognized:
             replace_layer_norms(finished)
+        write_exact_sigmoids(finished)
         merged = copy_of(finished)
         merge_views(merged)
         finished = merged

@@ -1,8 +1,8 @@
 """Dynamic routing over given votes, fitted in stages: what is summed, how it is squashed, how often.
 
-1. Tiny votes: agreements vanish, so that one weighted sum and one squash must fit. That tells the axes, the
-   softmax's axis, prior and bias.
-2. Large votes: iterations, whether logits accumulate, the scale of agreements.
+1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. That tells the
+   axes, the softmax's axis, prior and bias.
+2. Large votes: iterations, whether logits accumulate, what agreements are with, and their scale.
 3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by relative differences.
 
 Priors, biases, scales and epsilons are the constants that the region reads.
@@ -25,8 +25,9 @@ from capsedge.graph.recognize.values import Array, Values
 
 _ENDS = 24  # tensors after the last softmax that may be the result
 _KEPT = 12  # hypotheses that go on to the second stage
-_TINY, _LARGE = 1e-2, 2.0
+_TINY, _LARGE = 3e-3, 2.0
 _SCALES = (1.0, 0.1, 0.01)  # of tiny votes: large parents agree even with small ones
+_NEAR = 5e-2  # agreements with normalized sums do not vanish faster than tiny votes
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _first_stage(
             ]
             if ranked:
                 found += _sums(graph, roles, roles.read(tiny), ranked, numbers, given, leaky)
-    return sorted((g for g in found if g.error < 2e-2), key=lambda g: (g.error, g.late))[:_KEPT]
+    return sorted((g for g in found if g.error < _NEAR), key=lambda g: (g.error, g.late))[:_KEPT]
 
 
 def _poses(
@@ -176,7 +177,7 @@ def _sums(
 ) -> Iterator[_Guess]:
     n, j, i, p = roles.sizes
     overs = ("j",) if leaky else ("j", "i", "ji")
-    shapes = (("B", "p"), ("E", "p"), ("B", "element"), ("B", "j"))
+    shapes = (("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j"))
     for prior, bias, over in itertools.product(
         _priors(numbers, n, j, i), _biases(numbers, j, p), overs
     ):
@@ -223,12 +224,19 @@ def _second_stage(
     for guess in first:
         u, wanted = guess.roles.read(large), guess.layout.read(given[guess.end])
         scales = sorted({1.0, u.shape[3] ** -0.5, *(s for s in scalars if 1e-3 < abs(s) < 1e3)})
-        for t, again, mean, scale in itertools.product(
-            (count + 1, count), (False, True), (False, True), scales
+        for t, again, mean, unit, scale in itertools.product(
+            (count + 1, count), (False, True), (False, True), (False, True), scales
         ):
-            if t == 1 and (again or mean or scale != 1):
+            if t == 1 and (again or mean or unit or scale != 1):
                 continue
-            kind = replace(guess.kind, iterations=t, replace=again, batch_mean=mean, scale=scale)
+            kind = replace(
+                guess.kind,
+                iterations=t,
+                replace=again,
+                batch_mean=mean,
+                normalize=unit,
+                scale=scale,
+            )
             best.append(replace(guess, kind=kind, error=difference(kind(u), wanted)))
         if min(g.error for g in best) < 1e-6:
             break
@@ -250,7 +258,7 @@ def _epsilon(
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
     epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
     # Where a bias hides what epsilon there is, one of the file goes before none.
-    forms = [*((f, s) for f in "BA" for s in epsilons if s), ("B", 0.0)]
+    forms = [*((f, s) for f in "BAF" for s in epsilons if s), ("B", 0.0)]
     if guess.kind.form != "B":
         forms = [(guess.kind.form, s) for s in reversed(epsilons)]
     rng = np.random.default_rng(3)

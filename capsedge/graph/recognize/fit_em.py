@@ -21,7 +21,8 @@ from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Array, Values
 
-_Best = tuple[float, float, tuple[Array, Array] | None]
+_Pair = tuple[Array, Array]  # beta_u, beta_a
+_Place = tuple[str, Layout]
 _CUTS = 6  # tensors that may hold the activations
 
 
@@ -106,7 +107,7 @@ def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[
                     continue
                 base = _Base(graph, votes, cut, roles, children, of_pose, numbers, given)
                 try:
-                    return base.fitted(u, acting, normalized, len(anchors) + 1, ends)
+                    return base.fitted(u, acting, normalized, len(anchors) + 1)
                 except NotRecognized as error:
                     reason = str(error)
     raise NotRecognized(reason)
@@ -114,6 +115,8 @@ def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[
 
 @dataclass
 class _Base:
+    """A way in which tensors may be votes, activations and means."""
+
     graph: Values
     votes: str
     cut: str
@@ -123,88 +126,111 @@ class _Base:
     numbers: Mapping[str, Array]
     given: Mapping[str, Array]
 
-    def fitted(
-        self, u: Array, acting: Array, normalized: bool, count: int, ends: list[str]
-    ) -> FoundEM:
+    def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> FoundEM:
+        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` are.
+
+        Raises:
+            NotRecognized: none that agrees.
+        """
+        reason = NotRecognized("no pass")
+        for ones_first in (False, True):
+            try:
+                kind, mean, activation = self._passes(u, acting, count, ones_first)
+            except NotRecognized as error:
+                # What the paper's start says of it tells more.
+                reason = reason if ones_first else error
+                continue
+            pose, result = self._results(mean, activation)
+            return self._accepted(replace(kind, normalized=normalized), pose, result)
+        raise reason
+
+    def _passes(
+        self, u: Array, acting: Array, count: int, ones_first: bool
+    ) -> tuple[EM, Array, Array]:
+        """Temperatures and betas, pass by pass; the poses and activations of the last."""
         n, j, _, p = self.roles.sizes
-        graph = self.graph
-        scalars = sorted({float(v.reshape(-1)[0]) for v in self.numbers.values() if v.size == 1})
-        epsilons = sorted({s for s in scalars if 0 < s <= 1e-2}) or [1e-30]
-        arguments = list(self._arguments(ends, n * j))
+        arguments = list(self._arguments(n * j))
         pairs = list(self._betas(j, p))
-        r = np.full((1, j, 1), 1 / j)
+        epsilon = self.epsilons[0]
+        r = np.full((1, j, 1), 1.0 if ones_first else 1 / j)
         temperatures: list[float] = []
         for number in range(count):
-            mass, mean, off, variance = m_step(u, r * acting[:, None], epsilons[0])
+            mass, mean, off, variance = m_step(u, r * acting[:, None], epsilon)
             logs = 0.5 * np.log(variance).sum(-1)
-            best: _Best = (float("inf"), 0.0, None)
-            for z in arguments:
-                for pair in pairs:
-                    plain = pair[1] - (pair[0] * p + logs) * mass
-                    scale = float((z * plain).sum() / max((plain * plain).sum(), 1e-300))
-                    best = min(
-                        best, (difference(scale * plain, z), scale, pair), key=lambda b: b[0]
-                    )
-            error, scale, fitting = best
-            if fitting is None or error > 1e-3:
+            error, scale, pair = _nearest(arguments, pairs, p, logs, mass)
+            if pair is None or error > 1e-3:
                 raise NotRecognized(
                     f"EM routing whose activations fit no formula at pass {number + 1} ({error:.1g} off)"
                 )
-            near = min(scalars, key=lambda s: abs(s - scale), default=scale)
+            near = min(self.scalars, key=lambda s: abs(s - scale), default=scale)
             scale = near if abs(near - scale) < 1e-4 * abs(scale) else float(np.float32(scale))
             temperatures.append(scale)
-            pairs = [fitting]
-            logit = scale * (fitting[1] - (fitting[0] * p + logs) * mass)
+            pairs = [pair]
+            logit = scale * (pair[1] - (pair[0] * p + logs) * mass)
             r = responsibilities(logit, logs, off, variance)
-        activation = logistic(logit)
-        # Of equal tensors the first: what is made of it stays as it is.
-        pose = next(
-            (
-                (e, lay)
-                for e, lay in self.of_pose
-                if difference(mean, lay.read(self.given[e])) < 1e-4
-            ),
-            None,
-        )
+        kind = EM(tuple(temperatures), *pairs[0], epsilon, ones_first=ones_first)
+        return kind, mean, logistic(logit)
+
+    def _results(self, mean: Array, activation: Array) -> tuple[_Place, _Place]:
+        """Where the poses and the activations are. Of equal tensors the first: what is made of it stays."""
+        n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
+        poses = (
+            (e, lay) for e, lay in self.of_pose if difference(mean, lay.read(self.given[e])) < 1e-4
+        )
         acts = (
             (e, lay)
-            for e in ends
-            if graph.size(e) == n * j
-            for lay in layouts(graph.shape(e), parts[:2], batch)
+            for e in self.given
+            if self.graph.size(e) == n * j
+            for lay in layouts(self.graph.shape(e), parts[:2], batch)
             if difference(activation, lay.read(self.given[e])) < 1e-3
         )
-        result = next(acts, None)
+        pose, result = next(poses, None), next(acts, None)
         if pose is None or result is None:
             raise NotRecognized("EM routing whose last pass makes no poses or no activations")
-        kind = EM(tuple(temperatures), pairs[0][0], pairs[0][1], epsilons[0], normalized)
-        function = graph.function([self.votes, self.cut], [pose[0], result[0]])
+        return pose, result
+
+    def _accepted(self, kind: EM, pose: _Place, result: _Place) -> FoundEM:
+        """With the epsilon that agrees best, if it agrees well enough."""
+        function = self.graph.function([self.votes, self.cut], [pose[0], result[0]])
 
         def original(x: Array, a: Array) -> tuple[Array, Array]:
             found = function(self.roles.write(x), self.children.write(a[:, None, :, None]))
             return pose[1].read(found[0]), result[1].read(found[1])
 
-        verdicts = [
-            (judge_em(original, replace(kind, epsilon=e), self.roles.sizes), e) for e in epsilons
-        ]
-        verdict, epsilon = min(verdicts, key=lambda v: v[0].excess)
+        kinds = [replace(kind, epsilon=e) for e in self.epsilons]
+        verdicts = [(judge_em(original, k, self.roles.sizes), k) for k in kinds]
+        verdict, kind = min(verdicts, key=lambda v: v[0].excess)
         if not verdict.accepted:
             raise NotRecognized(
                 f"EM routing fits but for {verdict.excess:.2g} times the tolerance ({verdict.case})"
             )
         return FoundEM(
             self.votes, self.cut, pose[0], result[0], self.roles, self.children, pose[1], result[1],
-            replace(kind, epsilon=epsilon), verdict,
+            kind, verdict,
         )  # fmt: skip
 
-    def _arguments(self, ends: list[str], size: int) -> Iterator[Array]:
+    @property
+    def scalars(self) -> list[float]:
+        """Numbers that the region reads."""
+        return sorted({float(v.reshape(-1)[0]) for v in self.numbers.values() if v.size == 1})
+
+    @property
+    def epsilons(self) -> list[float]:
+        """Those of them that may be the epsilon."""
+        return [s for s in self.scalars if 0 < s <= 1e-2] or [1e-30]
+
+    def _arguments(self, size: int) -> Iterator[Array]:
         """Arguments of logistic functions, written in any way."""
-        known = set(ends)
         n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
         for node in self.graph.nodes:
-            sign = {"Sigmoid": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
-            if sign is None or node.input[0] not in known or self.graph.size(node.input[0]) != size:
+            sign = {"Sigmoid": 1, "Abs": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
+            if (
+                sign is None
+                or node.input[0] not in self.given
+                or self.graph.size(node.input[0]) != size
+            ):
                 continue
             for layout in itertools.islice(
                 layouts(self.graph.shape(node.input[0]), parts[:2], batch), 2
@@ -220,6 +246,19 @@ class _Base:
         for u, a in itertools.permutations(stored, 2):
             yield u, a
             yield u / p, a
+
+
+def _nearest(
+    arguments: list[Array], pairs: list[_Pair], p: int, logs: Array, mass: Array
+) -> tuple[float, float, _Pair | None]:
+    """The betas and the temperature that give one of the arguments: error, temperature, betas."""
+    best: tuple[float, float, _Pair | None] = (float("inf"), 0.0, None)
+    for z in arguments:
+        for pair in pairs:
+            plain = pair[1] - (pair[0] * p + logs) * mass
+            scale = float((z * plain).sum() / max((plain * plain).sum(), 1e-300))
+            best = min(best, (difference(scale * plain, z), scale, pair), key=lambda b: b[0])
+    return best
 
 
 _Hard = tuple[str, Array, Array]

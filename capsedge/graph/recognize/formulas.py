@@ -24,7 +24,8 @@ def softmax(b: Array, axes: tuple[int, ...], leaky: bool = False) -> Array:
 
 
 def squash(s: Array, form: str, epsilon: float, over: str = "p") -> Array:
-    """``A``: n²/(1+n²)·s/(n+e); ``B``: n²/(1+n²)·s/√(n²+e); ``D``: s·n/(1+n²); ``E``: (1-exp -n)·s/(n+e).
+    """``A``: n²/(1+n²)·s/(n+e); ``B``: n²/(1+n²)·s/√(n²+e); ``D``: s·n/(1+n²); ``E``: (1-exp -n)·s/(n+e);
+    ``F``: s·√(n²+e)/(1+n²+e); ``H``: s·√(n²+e)/(½+n²+e).
 
     Args:
         over: ``p`` the pose (last axis), ``j`` the last axis but one, ``element`` each for itself.
@@ -37,6 +38,9 @@ def squash(s: Array, form: str, epsilon: float, over: str = "p") -> Array:
         return np.asarray(square / (1 + square) * s / np.sqrt(square + epsilon + _TINY))
     if form == "D":
         return np.asarray(s * n / (1 + square))
+    if form in "FH":
+        square = square + epsilon
+        return np.asarray(s * np.sqrt(square) / ({"F": 1.0, "H": 0.5}[form] + square + _TINY))
     if form == "E":
         return np.asarray(-np.expm1(-n) * s / (n + epsilon + _TINY))
     raise ValueError(form)
@@ -56,6 +60,8 @@ class Dynamic:
         leaky: whether there is one more parent, with logit zero.
         replace: whether agreements replace the logits instead of adding to them.
         batch_mean: whether agreements are averaged over the images.
+        normalize: whether agreements are with the sums divided by their norms instead of the poses.
+        norm_epsilon: added to the square of such a norm.
     """
 
     iterations: int = 1
@@ -69,6 +75,8 @@ class Dynamic:
     leaky: bool = False
     replace: bool = False
     batch_mean: bool = False
+    normalize: bool = False
+    norm_epsilon: float = 0.0
 
     def __call__(self, votes: Array) -> Array:
         """Parents ``[n, j, p]``."""
@@ -79,10 +87,17 @@ class Dynamic:
             s = (c[:, :, None] @ votes)[:, :, 0] + self.bias
             v = squash(s, self.form, self.epsilon, self.axis)
             if t + 1 < self.iterations:
-                a = self.scale * (votes @ v[..., None])[..., 0]
+                a = self.scale * (votes @ self._parents(s, v)[..., None])[..., 0]
                 a = a.mean(0, keepdims=True) if self.batch_mean else a
                 b = a if self.replace else b + a
         return v
+
+    def _parents(self, s: Array, v: Array) -> Array:
+        """What votes are compared with."""
+        if not self.normalize:
+            return v
+        square = (s * s).sum(-1, keepdims=True)
+        return np.asarray(s / np.sqrt(square + self.norm_epsilon + _TINY))
 
 
 def m_step(votes: Array, r: Array, epsilon: float) -> tuple[Array, Array, Array, Array]:
@@ -109,6 +124,7 @@ class EM:
         beta_u, beta_a: ``[j]``; the cost is that of docs/operators.md.
         epsilon: in the divisions and added to the variances.
         normalized: whether an activation is divided by itself plus epsilon first.
+        ones_first: whether responsibilities begin at one instead of one over the parents.
     """
 
     temperatures: tuple[float, ...]
@@ -116,13 +132,14 @@ class EM:
     beta_a: Array
     epsilon: float
     normalized: bool = False
+    ones_first: bool = False
 
     def __call__(self, votes: Array, a: Array) -> tuple[Array, Array]:
         """Poses ``[n, j, p]`` and activations ``[n, j]`` from votes and activations ``[n, i]``."""
         if self.normalized:
             a = a / (a + self.epsilon)
         parents, pose = votes.shape[1], votes.shape[3]
-        r = np.full((1, parents, 1), 1 / parents)
+        r = np.full((1, parents, 1), 1.0 if self.ones_first else 1 / parents)
         for t, temperature in enumerate(self.temperatures):
             mass, mean, off, variance = m_step(votes, r * a[:, None], self.epsilon)
             logs = 0.5 * np.log(variance).sum(-1)
@@ -130,6 +147,38 @@ class EM:
             if t + 1 < len(self.temperatures):
                 r = responsibilities(logit, logs, off, variance)
         return mean, logistic(logit)
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """The pass of Efficient-CapsNet, and what only resembles it.
+
+    Attributes:
+        scale: of the agreements with the sum of all votes.
+        bias: added after the softmax ``[j, i]``, or zero.
+        epsilon: of the squash.
+        form: of the squash.
+        over: what the softmax runs over.
+    """
+
+    scale: float
+    bias: Array = field(default_factory=lambda: np.zeros(()))
+    epsilon: float = 0.0
+    form: str = "E"
+    over: str = "j"
+
+    def couplings(self, votes: Array) -> Array:
+        """The softmax alone ``[n, j, i]``."""
+        total = votes.sum(2)[..., None]
+        return softmax(self.scale * (votes @ total)[..., 0], OVER[self.over])
+
+    def sums(self, votes: Array) -> Array:
+        """The weighted sums ``[n, j, p]``."""
+        return np.asarray(((self.couplings(votes) + self.bias)[:, :, None] @ votes)[:, :, 0])
+
+    def __call__(self, votes: Array) -> Array:
+        """Parents ``[n, j, p]``."""
+        return squash(self.sums(votes), self.form, self.epsilon)
 
 
 def responsibilities(logit: Array, logs: Array, off: Array, variance: Array) -> Array:

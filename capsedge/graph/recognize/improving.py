@@ -13,6 +13,7 @@ import onnx.version_converter
 
 from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.proto import copy_of, opset_of, replace
 from capsedge.graph.recognize.batching import with_batch
 from capsedge.graph.recognize.finishing import equal, recognized_and_proven
@@ -90,13 +91,18 @@ def improve(
     stage("loading")
     source = onnx.load_model_from_string(data)
     _check_opset(source)
-    original = Original(data)
+    exact, sigmoids = _with_exact_sigmoids(source)
+    original = Original(exact.SerializeToString() if sigmoids else data)
     plain = _prepared(source)
     before = opset_of(plain)
     stage(f"converting from opset {before}")
     converted = _converted(plain, before)
     stage("cleaning")
     cleaned, notes = _cleaned(converted)
+    if sigmoids:
+        notes.append(
+            f"{sigmoids} Sigmoid{'s' * (sigmoids > 1)} written exactly: ONNX Runtime's is 0 below -18"
+        )
     try:
         graph = Values(cleaned)
     except NotRecognized as error:
@@ -106,7 +112,8 @@ def improve(
     wide = widened(converted) if has_halves(converted) else None
     original.batch = 0 if graph.free else graph.batch
     if wide is not None:
-        original.truth = Original(wide.SerializeToString(), original.batch)
+        truth, _ = _with_exact_sigmoids(wide)
+        original.truth = Original(truth.SerializeToString(), original.batch)
     stage("looking for a free batch")
     as_it_is = graph
     cleaned, graph, said = with_batch(cleaned, graph, original, batch)
@@ -118,9 +125,9 @@ def improve(
     stage("proving")
     finished, comparisons, recognition = recognized_and_proven(original, cleaned, made, left, graph)
     if not equal(comparisons):
-        finished, graph, said = with_batch(
-            converted, as_it_is, original, batch if as_it_is.free else "keep"
-        )
+        exact, _ = _with_exact_sigmoids(converted)
+        wanted = batch if as_it_is.free else "keep"
+        finished, graph, said = with_batch(exact, as_it_is, original, wanted)
         comparisons = prove(original, finished, graph)
         notes = ["the clean-up changed the numbers and was not kept", *said]
         if not equal(comparisons):
@@ -171,6 +178,19 @@ def _check_opset(source: onnx.ModelProto) -> None:
             f"Files from opset {OLDEST} on are read.",
             "Export it anew.",
         )
+
+
+def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """The file as ONNX defines it, where ONNX Runtime computes another Sigmoid; and how many it has."""
+    exact = copy_of(model)
+    try:
+        count = write_exact_sigmoids(exact)
+    except onnx.shape_inference.InferenceError:
+        return model, 0
+    if not count:
+        return model, 0
+    exact.ir_version = max(exact.ir_version, 4)  # before, every initializer is an input
+    return exact, count
 
 
 def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:

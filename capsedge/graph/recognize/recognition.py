@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -10,17 +11,19 @@ import onnx
 from capsedge.graph.recognize.anchors import Anchor, Group, groups
 from capsedge.graph.recognize.edit import Edit, splice
 from capsedge.graph.recognize.fit_attention import fit_attention, fit_uniform
-from capsedge.graph.recognize.fit_dynamic import fit_dynamic
+from capsedge.graph.recognize.fit_dynamic import FoundDynamic, fit_dynamic
 from capsedge.graph.recognize.fit_em import fit_em
+from capsedge.graph.recognize.fit_self_attention import fit_self_attention
 from capsedge.graph.recognize.grids import Children
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.report import Found, Left, Recognition
-from capsedge.graph.recognize.source import linear_source
+from capsedge.graph.recognize.source import Source, dynamic_source, linear_source
 from capsedge.graph.recognize.squashes import squashes, write_squash
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.recognize.write_attention import write_attention
 from capsedge.graph.recognize.write_dynamic import write_dynamic
 from capsedge.graph.recognize.write_em import write_em
+from capsedge.graph.recognize.write_self_attention import write_self_attention
 from capsedge.graph.recognize.write_standard import write_standard
 
 STANDARD = "standard operators"  # what is reported where no operator fits
@@ -108,25 +111,25 @@ def _group(graph: Values, group: Group, made: list[Made], left: list[Left]) -> N
         reason = f"its own values are quantized inside ('{inside}'): no operator has that"
         left += [Left(a.name, reason) for a in group.anchors]
         return
+    fitted: list[FoundDynamic] = []
     for votes in group.votes:
         for attempt in (_dynamic, _em):
             try:
-                made.append(attempt(graph, votes, group.anchors, len(made)))
+                made.append(attempt(graph, votes, group.anchors, len(made), fitted))
                 return
             except NotRecognized as error:
                 reasons.append(str(error))
-    if any(_NONE in reason for reason in reasons):
-        for votes in group.votes:
-            try:
-                made.append(_standard(graph, votes, group.anchors, len(made), _telling(reasons)))
-                return
-            except NotRecognized:
-                continue
+    for write, found in itertools.product((_given, _standard), fitted):
+        try:
+            made.append(write(graph, found, len(made), reasons))
+            return
+        except NotRecognized as error:
+            reasons.append(str(error))
     for anchor in group.anchors:
         why = list(reasons)
-        for votes in group.votes:
+        for votes, single in itertools.product(group.votes, (_self_attention, _attention)):
             try:
-                made.append(_attention(graph, votes, anchor, len(made)))
+                made.append(single(graph, votes, anchor, len(made)))
                 break
             except NotRecognized as error:
                 why.append(str(error))
@@ -144,14 +147,18 @@ def _quantized_inside(graph: Values, group: Group) -> str | None:
     return None
 
 
-def _standard(graph: Values, votes: str, anchors: list[Anchor], number: int, reason: str) -> Made:
+def _given(graph: Values, found: FoundDynamic, number: int, _: list[str]) -> Made:
+    """Routing over votes of which no capsules were found that they are made of."""
+    return _written(graph, found, None, number)
+
+
+def _standard(graph: Values, found: FoundDynamic, number: int, reasons: list[str]) -> Made:
     """Routing that no operator has, in a faster form."""
-    found = fit_dynamic(graph, votes, anchors)
     edit, gain = write_standard(graph, found, f"routing_{number}")
     kind = found.kind
     _, j, i, p = found.roles.sizes
     parameters = {"children": str(i), "parents": f"{j} of {p}", "iterations": str(kind.iterations)}
-    note = f"{reason}; written with standard operators in another form, {gain:.1f} times as fast"
+    note = f"{_telling(reasons)}; written with standard operators in another form, {gain:.1f} times as fast"
     return edit, Found(STANDARD, found.result, parameters, (note,))
 
 
@@ -160,17 +167,38 @@ def _telling(reasons: list[str]) -> str:
     return next((r for r in reasons if _NONE in r or "averaged" in r or "EM" in r), reasons[0])
 
 
-def _em(graph: Values, votes: str, anchors: list[Anchor], number: int) -> Made:
+def _em(
+    graph: Values, votes: str, anchors: list[Anchor], number: int, _: list[FoundDynamic]
+) -> Made:
     found = fit_em(graph, votes, anchors)
-    edit, children = write_em(graph, found, f"routing_{number}")
-    parameters = _grid(children, found.roles.sizes) | {
+    written = write_em(graph, found, f"routing_{number}")
+    parameters = _grid(written.children, found.roles.sizes) | {
         "iterations": str(len(found.kind.temperatures)),
         "inverse temperatures": ", ".join(f"{t:.4g}" for t in found.kind.temperatures),
         "epsilon": f"{found.kind.epsilon:.3g}",
     }
     if found.kind.normalized:
         parameters["activations"] = "a/(a + epsilon)"
-    return edit, Found("EMRouting", found.pose, parameters)
+    if found.kind.ones_first:
+        parameters["first responsibilities"] = "1"
+    if written.coordinates is not None:
+        parameters["coordinates"] = "of the file"
+    return written.edit, Found(written.operator, found.pose, parameters)
+
+
+def _self_attention(graph: Values, votes: str, anchor: Anchor, number: int) -> Made:
+    found = fit_self_attention(graph, votes, anchor)
+    source = linear_source(graph, votes, found.roles)
+    edit, notes = write_self_attention(graph, found, source, f"routing_{number}")
+    _, j, i, p = found.roles.sizes
+    parameters = {
+        "children": f"{i} of {source.depth}",
+        "parents": f"{j} of {p}",
+        "epsilon": f"{found.kind.epsilon:.3g}",
+    }
+    if found.kind.bias.any():
+        parameters["bias"] = "of the file"
+    return edit, Found("SelfAttentionRouting", found.result, parameters, notes)
 
 
 def _attention(graph: Values, votes: str, anchor: Anchor, number: int) -> Made:
@@ -211,22 +239,44 @@ def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:
     }
 
 
-def _dynamic(graph: Values, votes: str, anchors: list[Anchor], number: int) -> Made:
+def _dynamic(
+    graph: Values, votes: str, anchors: list[Anchor], number: int, fitted: list[FoundDynamic]
+) -> Made:
+    """Dynamic routing over votes of capsules; what fits goes into ``fitted`` first."""
     found = fit_dynamic(graph, votes, anchors)
-    source = linear_source(graph, votes, found.roles)
-    edit, notes = write_dynamic(graph, found, source, f"routing_{number}")
+    fitted.append(found)
+    return _written(graph, found, dynamic_source(graph, votes, found.roles), number)
+
+
+def _written(graph: Values, found: FoundDynamic, source: Source | None, number: int) -> Made:
+    written = write_dynamic(graph, found, source, f"routing_{number}")
     kind = found.kind
     _, j, i, p = found.roles.sizes
     parameters = {
-        "children": f"{i} of {source.depth}",
+        "children": f"{i}, votes given" if source is None else f"{i} of {source.depth}",
         "parents": f"{j} of {p}",
         "iterations": str(kind.iterations),
         "epsilon": f"{kind.epsilon:.3g}",
     }
-    if kind.leaky:
-        parameters["leaky"] = "yes"
-    if kind.prior.any():
-        parameters["prior"] = "of the file"
-    if kind.bias.any():
-        parameters["bias"] = "of the file"
-    return edit, Found("DynamicRouting", found.result, parameters, notes)
+    said = {
+        "softmax": "over the children" if kind.over == "i" else "",
+        "logits": "replaced" if kind.replace else "",
+        "agreements": "with normalized sums" if kind.normalize else "",
+        "agreement scale": f"{kind.scale:.4g}" if kind.scale != 1 else "",
+        "squash": _squash(kind.form, kind.axis),
+        "leaky": "yes" if kind.leaky else "",
+        "prior": "of the file" if kind.prior.any() else "",
+        "bias": "of the file" if kind.bias.any() else "",
+    }
+    if source is not None:
+        shared = len(source.weight[0]) > 1 and (source.weight == source.weight[:, :1]).all()
+        said["weight"] = "shared by the children" if shared else ""
+        said["vote bias"] = "of the file" if source.constant is not None else ""
+    parameters |= {name: text for name, text in said.items() if text}
+    return written.edit, Found(written.operator, found.result, parameters, written.notes)
+
+
+def _squash(form: str, axis: str) -> str:
+    if axis == "element":
+        return "of each element"
+    return "s·n/(½ + n²)" if form == "H" else ""

@@ -94,6 +94,25 @@ def linear_source(
     return min(found, key=lambda each: each[0])[1]
 
 
+def dynamic_source(graph: Values, votes: str, roles: Layout) -> Source:
+    """``linear_source`` of votes whose constant part is that of every position.
+
+    Raises:
+        NotRecognized: the votes are not a linear map of cells, or only the elements of cells in another
+            order, or each position has a constant of its own.
+    """
+    source = linear_source(graph, votes, roles, suits=lambda w: not _is_selection(w))
+    if source.constant is not None and (source.constant != source.constant[:1]).any():
+        raise NotRecognized("the votes of each position have a constant of their own")
+    return source
+
+
+def _is_selection(weight: Array) -> bool:
+    """Whether every element of a vote is one element of its cell, and each of them at most once."""
+    once = bool(((weight == 0) | (weight == 1)).all()) and bool((weight.sum(3) == 1).all())
+    return once and bool((weight.sum((0, 2)) <= 1).all())
+
+
 def _cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> Iterator[Layout]:
     """Ways in which a tensor may be ``[image, cells, q]``."""
     shape, batch = graph.shape(tensor), graph.batch

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.source import Source, cell_axes
 from capsedge.graph.recognize.values import Array
+
+_ALIKE = 1e-6  # numbers that FP32 may have rounded differently
 
 
 @dataclass(frozen=True)
@@ -155,14 +157,51 @@ def matrices(weight: Array) -> tuple[Array, bool] | None:
     return None
 
 
-def coordinates_added(constant: Array, windows: Windows, transposed: bool = False) -> bool:
-    """Whether votes' constant part ``[positions, j, i, p]`` is that of ``coordinate_addition``."""
-    side = math.isqrt(constant.shape[-1])
+def coordinates_of(constant: Array, windows: Windows, transposed: bool = False) -> Array | None:
+    """What is added to the votes of each cell ``[H, W, P]``, where that is all that a constant part is.
+
+    Args:
+        constant: part of the votes ``[positions, j, i, p]``.
+        transposed: whether the file's poses are the transposes of the operator's.
+
+    Returns:
+        None where it depends on the parent or on the type of the child.
+    """
+    size = constant.shape[-1]
+    rows, columns = windows.coordinates[..., 0], windows.coordinates[..., 1]
+    found = np.zeros((*windows.grid[:2], size))
+    found[rows, columns] = constant[:, 0]
+    if np.abs(constant - found[rows, columns][:, None]).max() > _ALIKE * np.abs(constant).max():
+        return None
+    side = math.isqrt(size)
+    return (
+        found.reshape(*found.shape[:2], side, side).swapaxes(2, 3).reshape(found.shape)
+        if transposed
+        else found
+    )
+
+
+def unfolded(windows: Windows, coordinates: Array) -> tuple[Windows, Array]:
+    """The grid that a grid of one row is a view of, where coordinates ``[1, W, P]`` are the paper's on it."""
+    height, width, types = windows.grid
+    for rows in range(2, width if height == 1 else 0):
+        if width % rows:
+            continue
+        spread = coordinates.reshape(rows, width // rows, -1)
+        if of_the_paper(spread):
+            at = windows.coordinates.copy()
+            at[..., 0], at[..., 1] = np.divmod(at[..., 1], width // rows)
+            return replace(windows, grid=(rows, width // rows, types), coordinates=at), spread
+    return windows, coordinates
+
+
+def of_the_paper(coordinates: Array) -> bool:
+    """Whether coordinates ``[H, W, P]`` are those of ``coordinate_addition``."""
+    height, width, size = coordinates.shape
+    side = math.isqrt(size)
     if side < 2:
         return False
-    wanted = np.zeros_like(constant)
-    for axis in (0, 1):
-        element = (side - 1) * side + axis if transposed else axis * side + side - 1
-        share = (windows.coordinates[..., axis] + 0.5) / windows.grid[axis]
-        wanted[..., element] = share[:, None]
-    return bool(np.abs(constant - wanted).max() <= 1e-6)
+    wanted = np.zeros_like(coordinates)
+    wanted[..., side - 1] = ((np.arange(height) + 0.5) / height)[:, None]
+    wanted[..., 2 * side - 1] = (np.arange(width) + 0.5) / width
+    return bool(np.abs(coordinates - wanted).max() <= _ALIKE)

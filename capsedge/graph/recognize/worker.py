@@ -1,4 +1,4 @@
-"""The process that takes a foreign file apart: ``python -m MODULE SECONDS BYTES BATCH``.
+"""The process that takes a foreign file apart: `capsedge.runtime.files.confined`, with the batch as its word.
 
 The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
 the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
@@ -11,12 +11,13 @@ import os
 import sys
 import traceback
 
+from capsedge.runtime.files.confined import confine
+
 
 def main() -> None:
     """Improve the file on the standard input under the limits that the arguments name."""
-    seconds, most = (int(word) for word in sys.argv[1:3])
-    batch = int(sys.argv[3]) if sys.argv[3].isdigit() else sys.argv[3]
-    _confine(seconds, most)
+    (word,) = confine()
+    batch = int(word) if word.isdigit() else word
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
     from capsedge.errors import CapsedgeError
@@ -47,18 +48,6 @@ _stages = ["starting"]
 def _say(what: str) -> None:
     _stages.append(what)
     print(f"stage: {what}", file=sys.stderr, flush=True)
-
-
-def _confine(seconds: int, most: int) -> None:
-    """Limit the processor time and the address space of this process, where the system can."""
-    try:
-        import resource
-    except ImportError:
-        return
-    for kind, limit in ((resource.RLIMIT_CPU, 4 * seconds), (resource.RLIMIT_AS, most)):
-        _, hard = resource.getrlimit(kind)
-        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (least, hard))
 
 
 if __name__ == "__main__":

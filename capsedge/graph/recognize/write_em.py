@@ -1,9 +1,10 @@
-"""``EMRouting`` in the place of what was found."""
+"""``EMRouting``, or ``EMRoutingV2`` where that cannot say it, in the place of what was found."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +20,36 @@ from capsedge.graph.recognize.grids import (
 )
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.source import Source, linear_source
-from capsedge.graph.recognize.values import Values
+from capsedge.graph.recognize.values import Array, Values
 from capsedge.graph.recognize.windows import (
     Windows,
-    coordinates_added,
+    coordinates_of,
     matrices,
+    of_the_paper,
     shared_grids,
+    unfolded,
     windows_of,
 )
 
 
-def write_em(graph: Values, found: FoundEM, tag: str) -> tuple[Edit, Children]:
+@dataclass(frozen=True)
+class Written:
+    """The nodes, and what they are.
+
+    Attributes:
+        edit: the nodes.
+        children: over the grid.
+        operator: the type of the routing node.
+        coordinates: added to the votes ``[H, W, P]``; None for none.
+    """
+
+    edit: Edit
+    children: Children
+    operator: str
+    coordinates: Array | None
+
+
+def write_em(graph: Values, found: FoundEM, tag: str) -> Written:
     """The nodes.
 
     Raises:
@@ -39,58 +59,61 @@ def write_em(graph: Values, found: FoundEM, tag: str) -> tuple[Edit, Children]:
     source = linear_source(graph, found.votes, found.roles, p, lambda w: matrices(w) is not None)
     matrix = matrices(source.weight)
     assert matrix is not None
-    windows, shared, coordinates = _arrangement(source, matrix[1])
+    windows, coordinates, shared = _arrangement(source, matrix[1])
     children = children_of(source, windows, matrix, shared)
     acting = _acting(graph, found)
     if not agree(acting, children):
         raise NotRecognized("EM routing whose activations are of other cells than its poses")
-    kind = found.kind
     edit = Edit(graph, tag)
-    pose = read_poses(edit, children)
-    a = read_activations(edit, acting, children)
-    if kind.normalized:
-        small = edit.constant(np.float32(kind.epsilon), "epsilon")
-        a = edit.describe(
-            edit.op("Div", [a, edit.op("Add", [a, small])]), (graph.batch, *windows.grid)
+    inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
+    kind = found.kind
+    stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
+    attributes: dict[str, Any] = {
+        "iterations": len(kind.temperatures),
+        "strides": [1, 1] if shared else list(windows.strides),
+        "inverse_temperatures": list(kind.temperatures),
+        "shared": int(shared),
+        "epsilon": float(kind.epsilon),
+    }
+    usual = coordinates is None or of_the_paper(coordinates)
+    if usual and not kind.normalized and not kind.ones_first:
+        operator = "EMRouting"
+        attributes["coordinate_addition"] = int(coordinates is not None)
+    else:
+        operator = "EMRoutingV2"
+        stored["coordinates"] = (
+            np.zeros((*windows.grid[:2], p)) if coordinates is None else coordinates
         )
-    outputs = edit.capsule(
-        "EMRouting",
-        [
-            pose,
-            a,
-            edit.constant(children.weight, "weight"),
-            edit.constant(kind.beta_u, "beta_u"),
-            edit.constant(kind.beta_a, "beta_a"),
-        ],
-        iterations=len(kind.temperatures),
-        strides=[1, 1] if shared else list(windows.strides),
-        inverse_temperatures=list(kind.temperatures),
-        coordinate_addition=int(coordinates),
-        shared=int(shared),
-        epsilon=float(kind.epsilon),
-    )
+        attributes["normalize_activations"] = int(kind.normalized)
+        attributes["ones_first"] = int(kind.ones_first)
+    inputs += [edit.constant(value, name) for name, value in stored.items()]
+    outputs = edit.capsule(operator, inputs, **attributes)
     write_parents(edit, outputs[0], found.pose_layout, found.pose, children, j, p)
     edit.describe(outputs[1], (graph.batch, *windows.places, j))
     edit.write(outputs[1], found.result_layout, found.result)
-    return edit, children
+    return Written(edit, children, operator, coordinates)
 
 
-def _arrangement(source: Source, transposed: bool) -> tuple[Windows, bool, bool]:
-    """Windows, whether weights are shared over the whole grid, and whether coordinates are added."""
+def _arrangement(source: Source, transposed: bool) -> tuple[Windows, Array | None, bool]:
+    """Windows, the coordinates added, and whether weights are shared over the whole grid."""
     constant = source.constant
     for windows in sorted(shared_grids(source), key=lambda w: -math.prod(w.grid[:2])):
         if math.prod(windows.grid[:2]) == 1:
             continue
-        if constant is None or coordinates_added(constant, windows, transposed):
-            return windows, True, constant is not None
+        if constant is None:
+            return windows, None, True
+        coordinates = coordinates_of(constant, windows, transposed)
+        if coordinates is not None:
+            return (*unfolded(windows, coordinates), True)
     windows = windows_of(source)
-    if constant is not None and not (
-        windows.axes and coordinates_added(constant, windows, transposed)
-    ):
+    if constant is None:
+        return windows, None, False
+    coordinates = coordinates_of(constant, windows, transposed)
+    if coordinates is None:
         raise NotRecognized(
-            "EM routing whose votes have a constant part (coordinates in another form): no operator has that"
+            "EM routing whose votes have a constant part that is not one for each place: no operator has that"
         )
-    return windows, False, constant is not None
+    return windows, coordinates, False
 
 
 def _acting(graph: Values, found: FoundEM) -> Source:

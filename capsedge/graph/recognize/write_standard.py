@@ -29,7 +29,7 @@ def write_standard(graph: Values, found: FoundDynamic, tag: str) -> tuple[Edit, 
         NotRecognized: they cannot be written, or are not faster.
     """
     kind = found.kind
-    if kind.leaky or kind.batch_mean or kind.form not in _FORMS:
+    if kind.leaky or kind.batch_mean or kind.normalize or kind.form not in _FORMS:
         raise NotRecognized("it is not written anew")
     edit = Edit(graph, tag)
     v = _Writer(edit, found.roles.sizes, kind).route(

@@ -32,6 +32,22 @@ constexpr OperatorSpec kDynamicRouting = {
     {{"v"}},
     {integer("iterations", 3), integer("leaky", 0), number("epsilon", 1e-8f)},
 };
+constexpr FixedList<AttributeSpec, 8> kAgreement = {
+    integer("iterations", 3),  integer("leaky", 0),       integer("over_children", 0),     integer("replace", 0),
+    integer("normalize", 0),   integer("elementwise", 0), number("agreement_scale", 1.0f), number("epsilon", 1e-8f),
+};
+constexpr OperatorSpec kDynamicRoutingV2 = {
+    "DynamicRoutingV2",
+    {{"u"}, {"weight"}, {"vote_bias"}, {"log_prior"}, {"bias"}},
+    {{"v"}},
+    kAgreement,
+};
+constexpr OperatorSpec kVoteRouting = {
+    "VoteRouting",
+    {{"votes"}, {"log_prior"}, {"bias"}},
+    {{"v"}},
+    kAgreement,
+};
 constexpr OperatorSpec kEmRouting = {
     "EMRouting",
     {{"pose"}, {"a"}, {"weight"}, {"beta_u"}, {"beta_a"}},
@@ -39,11 +55,24 @@ constexpr OperatorSpec kEmRouting = {
     {required("iterations", AttributeType::kInt), kStrides, required("inverse_temperatures", AttributeType::kFloats),
      integer("coordinate_addition", 0), integer("shared", 0), number("epsilon", 1e-6f)},
 };
+constexpr OperatorSpec kEmRoutingV2 = {
+    "EMRoutingV2",
+    {{"pose"}, {"a"}, {"weight"}, {"beta_u"}, {"beta_a"}, {"coordinates"}},
+    {{"pose_out"}, {"a_out"}},
+    {required("iterations", AttributeType::kInt), kStrides, required("inverse_temperatures", AttributeType::kFloats),
+     integer("shared", 0), integer("normalize_activations", 0), integer("ones_first", 0), number("epsilon", 1e-6f)},
+};
 constexpr OperatorSpec kAttentionRouting = {
     "AttentionRouting",
     {{"pose"}, {"parent"}, {"weight"}, {"scale"}, {"bias"}},
     {{"pose_out"}},
     {kStrides, integer("matrix_pose", 1), required("agreement_scale", AttributeType::kFloat), number("epsilon", 1e-5f)},
+};
+constexpr OperatorSpec kSelfAttentionRouting = {
+    "SelfAttentionRouting",
+    {{"u"}, {"weight"}, {"bias"}},
+    {{"v"}},
+    {number("epsilon", 1e-20f)},
 };
 constexpr OperatorSpec kUniformRouting = {
     "UniformRouting",
@@ -91,13 +120,20 @@ constexpr OperatorSpec quantized(const char* name, const OperatorSpec& plain) {
 constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {
     kSquash,
     kDynamicRouting,
+    kDynamicRoutingV2,
+    kVoteRouting,
     kEmRouting,
+    kEmRoutingV2,
     kAttentionRouting,
+    kSelfAttentionRouting,
     kUniformRouting,
     kPoseNormalization,
     quantized("QuantizedDynamicRouting", kDynamicRouting),
+    quantized("QuantizedDynamicRoutingV2", kDynamicRoutingV2),
     quantized("QuantizedEMRouting", kEmRouting),
+    quantized("QuantizedEMRoutingV2", kEmRoutingV2),
     quantized("QuantizedAttentionRouting", kAttentionRouting),
+    quantized("QuantizedSelfAttentionRouting", kSelfAttentionRouting),
     quantized("QuantizedUniformRouting", kUniformRouting),
     kQuantizedConv,
 };
@@ -112,6 +148,12 @@ size_t OperatorSpec::input(std::string_view wanted) const {
   for (size_t i = 0; i < inputs.size(); ++i)
     if (wanted == inputs[i].name) return i;
   throw std::logic_error(std::string(name) + " has no input '" + std::string(wanted) + "'");
+}
+
+bool OperatorSpec::has_attribute(std::string_view wanted) const {
+  for (const AttributeSpec& known : attributes)
+    if (wanted == known.name) return true;
+  return false;
 }
 
 const AttributeSpec& OperatorSpec::attribute(std::string_view wanted) const {

@@ -54,15 +54,16 @@ struct OperatorSpec {
   const char* name = nullptr;
   FixedList<Parameter, 9> inputs;
   FixedList<Parameter, 2> outputs;
-  FixedList<AttributeSpec, 6> attributes;
+  FixedList<AttributeSpec, 8> attributes;
   const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
 
   // Throw std::logic_error for a name that is not in the table.
   size_t input(std::string_view name) const;
   const AttributeSpec& attribute(std::string_view name) const;
+  bool has_attribute(std::string_view name) const;
 };
 
-constexpr size_t kOperatorCount = 11;
+constexpr size_t kOperatorCount = 18;
 extern const std::array<OperatorSpec, kOperatorCount> kOperators;
 
 // Null for a name that no operator has.

@@ -1,5 +1,6 @@
 #include "shapes.h"
 
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,14 @@ struct Dim {
   std::string name;
 };
 using Dims = std::vector<Dim>;
+
+// ONNX Runtime takes a dimension without a name for a number, even if that is -1, and folds it into the
+// constants of what follows (the Shape of torch.full_like). A name of its own says that it is free, and equal
+// to no other.
+std::string free_dimension() {
+  static std::atomic<uint64_t> count{0};
+  return "capsedge_free_" + std::to_string(++count);
+}
 
 class Context {
  public:
@@ -46,11 +55,13 @@ class Context {
     check(api_, CreateTensorTypeAndShapeInfo(api_)(&raw));
     const Info info(raw, {api_});
     std::vector<int64_t> sizes;
+    std::vector<std::string> named;
     std::vector<const char*> names;
     for (const Dim& d : dims) {
       sizes.push_back(d.size);
-      names.push_back(d.name.c_str());
+      named.push_back(d.size < 0 && d.name.empty() ? free_dimension() : d.name);
     }
+    for (const std::string& name : named) names.push_back(name.c_str());
     check(api_, SetTensorElementType(api_)(raw, type));
     check(api_, SetDimensions(api_)(raw, sizes.data(), sizes.size()));
     check(api_, SetSymbolicDimensions(api_)(raw, names.data(), names.size()));
@@ -139,10 +150,13 @@ void infer(const Context& context) {
   if (op == "Squash" || op == "PoseNormalization") {
     const Dims x = context.input("x");
     if (!x.empty()) context.output(0, x);
-  } else if (op == "DynamicRouting") {
+  } else if (op == "VoteRouting") {
+    const Dims votes = context.input("votes");
+    if (votes.size() == 4) context.output(0, {votes[0], votes[2], votes[3]});
+  } else if (op == "DynamicRouting" || op == "DynamicRoutingV2" || op == "SelfAttentionRouting") {
     const Dims u = context.input("u"), weight = context.input("weight");
     if (u.size() == 3 && weight.size() == 4) context.output(0, {u[0], weight[1], weight[2]});
-  } else if (op == "EMRouting") {
+  } else if (op == "EMRouting" || op == "EMRoutingV2") {
     infer_em(context);
   } else if (op == "AttentionRouting") {
     const Dims parent = context.input("parent");

@@ -16,7 +16,10 @@ static const char* name_of(Operator op) {
   switch (op) {
     case Operator::kSquash: return "Squash";
     case Operator::kDynamic: return "DynamicRouting";
+    case Operator::kDynamicV2: return "DynamicRoutingV2";
+    case Operator::kVotes: return "VoteRouting";
     case Operator::kEm: return "EMRouting";
+    case Operator::kEmV2: return "EMRoutingV2";
     case Operator::kAttention: return "AttentionRouting";
   }
   return "";
@@ -36,7 +39,7 @@ static bool is_of_the_gpu(const AttributeSpec& a) { return std::strcmp(a.name, k
 const std::vector<AttributeSpec>& attributes_of(Operator op) {
   static const std::vector<std::vector<AttributeSpec>> all = [] {
     std::vector<std::vector<AttributeSpec>> made;
-    for (const Operator each : {Operator::kSquash, Operator::kDynamic, Operator::kEm, Operator::kAttention}) {
+    for (const Operator each : kAll) {
       const auto& own = spec_of(each).attributes;
       made.emplace_back(own.begin(), own.end());
       if (each != Operator::kSquash) made.back().push_back(kMultiprocessors);
@@ -61,6 +64,8 @@ const std::vector<float>& numbers(Operator op, const Values& values, const char*
   return values.floats[place_of(op, name)];
 }
 
+bool is_em(Operator op) { return op == Operator::kEm || op == Operator::kEmV2; }
+
 static std::string check(Operator op, const Values& values) {
   const auto& known = attributes_of(op);
   for (size_t k = 0; k < known.size(); ++k) {
@@ -75,10 +80,15 @@ static std::string check(Operator op, const Values& values) {
     if (is_of_the_gpu(known[k]) && values.integers[k][0] < 0) return "attribute 'multiprocessors' is negative";
     if (name == "strides" && (values.integers[k].size() != 2 || values.integers[k][0] < 1 || values.integers[k][1] < 1))
       return "attribute 'strides': wanted two numbers of 1 or more";
-    if (name == "leaky" || name == "shared" || name == "coordinate_addition" || name == "matrix_pose")
+    const bool flag = known[k].is_integer() && !known[k].is_list() && name != "iterations" && name != "axis" &&
+                      !is_of_the_gpu(known[k]);
+    if (flag)
       if (values.integers[k][0] != 0 && values.integers[k][0] != 1) return "attribute '" + name + "': wanted 0 or 1";
   }
-  if (op == Operator::kEm) {
+  const bool second = op == Operator::kDynamicV2 || op == Operator::kVotes;
+  if (second && integer(op, values, "leaky") && integer(op, values, "over_children"))
+    return "attributes 'leaky' and 'over_children' exclude each other";
+  if (is_em(op)) {
     const size_t found = numbers(op, values, "inverse_temperatures").size();
     if (found != static_cast<size_t>(integer(op, values, "iterations")))
       return "attribute 'inverse_temperatures' has " + std::to_string(found) + " numbers: wanted one per iteration";

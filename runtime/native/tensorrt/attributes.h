@@ -13,9 +13,12 @@ namespace capsedge {
 namespace tensorrt {
 
 // Those that have a plugin.
-enum class Operator { kSquash, kDynamic, kEm, kAttention };
+enum class Operator { kSquash, kDynamic, kDynamicV2, kVotes, kEm, kEmV2, kAttention };
+inline constexpr Operator kAll[] = {Operator::kSquash, Operator::kDynamic, Operator::kDynamicV2, Operator::kVotes,
+                                    Operator::kEm,     Operator::kEmV2,    Operator::kAttention};
 
 const OperatorSpec& spec_of(Operator op);
+bool is_em(Operator op);
 
 // Those of the operator and our own, in the order in which they are serialized.
 const std::vector<AttributeSpec>& attributes_of(Operator op);

@@ -43,9 +43,11 @@ const char* Creator::getPluginVersion() const noexcept { return kVersion; }
 const char* Creator::getPluginNamespace() const noexcept { return kNamespace; }
 
 const std::vector<IPluginCreatorInterface*>& creators() {
-  static Creator squash(Operator::kSquash), dynamic(Operator::kDynamic), em(Operator::kEm),
-      attention(Operator::kAttention);
-  static const std::vector<IPluginCreatorInterface*> all = {&squash, &dynamic, &em, &attention};
+  static const std::vector<IPluginCreatorInterface*> all = [] {
+    std::vector<IPluginCreatorInterface*> made;
+    for (const Operator op : kAll) made.push_back(new Creator(op));  // they live as long as the process
+    return made;
+  }();
   return all;
 }
 

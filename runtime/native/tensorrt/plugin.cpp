@@ -106,28 +106,64 @@ capsedge_cuda_routing Plugin::blank_layer(DataType type) const {
 std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, capsedge_cuda_routing& layer) const {
   if (inputs != input_count()) return std::to_string(inputs) + " inputs: wanted " + std::to_string(input_count());
   layer = blank_layer(type);
-  if (op_ == Operator::kDynamic) return set_dynamic(dims, layer);
+  if (op_ == Operator::kDynamic || op_ == Operator::kDynamicV2) return set_dynamic(dims, layer);
+  if (op_ == Operator::kVotes) return set_votes(dims, layer);
   const std::string why = set_windows(dims, layer);
   if (!why.empty()) return why;
-  return op_ == Operator::kEm ? set_em(dims, layer) : set_attention(dims, layer);
+  return is_em(op_) ? set_em(dims, layer) : set_attention(dims, layer);
 }
 
 std::string Plugin::set_dynamic(const Dims* dims, capsedge_cuda_routing& layer) const {
-  const Dims &u = dims[0], &weight = dims[1];
+  const bool second = op_ == Operator::kDynamicV2;
+  const Dims &u = dims[0], &weight = dims[1], &prior = dims[second ? 3 : 2];
   std::string why = expect("weight", weight, {-1, -1, -1, -1});
-  if (why.empty()) why = expect("u", u, {-1, weight.d[0], weight.d[3]});
-  if (why.empty()) why = expect("log_prior", dims[2], {weight.d[0], weight.d[1]});
-  if (why.empty()) why = expect("bias", dims[3], {weight.d[1], weight.d[2]});
+  if (!why.empty()) return why;
+  const bool one = second && weight.d[0] == 1;
+  why = expect("u", u, {-1, one ? -1 : weight.d[0], weight.d[3]});
+  if (!why.empty()) return why;
+  if (second)
+    why = expect("vote_bias", dims[2], {dims[2].nbDims == 3 && dims[2].d[0] == 1 ? 1 : u.d[1], weight.d[1], weight.d[2]});
+  if (why.empty()) why = expect("log_prior", prior, {u.d[1], weight.d[1]});
+  if (why.empty()) why = expect("bias", dims[second ? 4 : 3], {weight.d[1], weight.d[2]});
   if (!why.empty()) return why;
   layer.operation = CAPSEDGE_CUDA_DYNAMIC;
   layer.images = narrow(u.d[0]);
-  layer.types = narrow(weight.d[0]);
+  layer.types = narrow(u.d[1]);
+  layer.one_weight = weight.d[0] < u.d[1];
+  layer.vote_biases = second ? narrow(dims[2].d[0]) : 0;
   layer.parents = narrow(weight.d[1]);
   layer.columns = narrow(weight.d[2]);
   layer.inner = narrow(weight.d[3]);
+  set_agreement(layer);
+  return "";
+}
+
+std::string Plugin::set_votes(const Dims* dims, capsedge_cuda_routing& layer) const {
+  const Dims& votes = dims[0];
+  std::string why = expect("votes", votes, {-1, -1, -1, -1});
+  if (why.empty()) why = expect("log_prior", dims[1], {votes.d[1], votes.d[2]});
+  if (why.empty()) why = expect("bias", dims[2], {votes.d[2], votes.d[3]});
+  if (!why.empty()) return why;
+  layer.operation = CAPSEDGE_CUDA_VOTES;
+  layer.images = narrow(votes.d[0]);
+  layer.types = narrow(votes.d[1]);
+  layer.parents = narrow(votes.d[2]);
+  layer.columns = narrow(votes.d[3]);
+  layer.inner = 1;
+  set_agreement(layer);
+  return "";
+}
+
+void Plugin::set_agreement(capsedge_cuda_routing& layer) const {
   layer.iterations = integer(op_, values_, "iterations");
   layer.leaky = integer(op_, values_, "leaky");
-  return "";
+  layer.agreement_scale = 1.0f;
+  if (op_ == Operator::kDynamic) return;
+  layer.over_children = integer(op_, values_, "over_children");
+  layer.replace = integer(op_, values_, "replace");
+  layer.normalize = integer(op_, values_, "normalize");
+  layer.elementwise = integer(op_, values_, "elementwise");
+  layer.agreement_scale = number(op_, values_, "agreement_scale");
 }
 
 std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) const {
@@ -135,7 +171,7 @@ std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) 
   std::string why = expect("pose", pose, {-1, -1, -1, -1, -1});
   if (why.empty()) why = expect("weight", weight, {-1, -1, pose.d[3], -1, -1, -1});
   if (!why.empty()) return why;
-  const bool em = op_ == Operator::kEm;
+  const bool em = is_em(op_);
   layer.images = narrow(pose.d[0]);
   layer.height = narrow(pose.d[1]);
   layer.width = narrow(pose.d[2]);
@@ -169,12 +205,18 @@ std::string Plugin::set_em(const Dims* dims, capsedge_cuda_routing& layer) const
   const Dims& pose = dims[0];
   layer.operation = CAPSEDGE_CUDA_EM;
   layer.iterations = integer(op_, values_, "iterations");
-  layer.coordinates = integer(op_, values_, "coordinate_addition");
+  if (op_ == Operator::kEm) {
+    layer.coordinates = integer(op_, values_, "coordinate_addition");
+  } else {
+    layer.normalize_activations = integer(op_, values_, "normalize_activations");
+    layer.ones_first = integer(op_, values_, "ones_first");
+  }
   const std::vector<float>& lambdas = numbers(op_, values_, "inverse_temperatures");
   std::copy(lambdas.begin(), lambdas.end(), layer.inverse_temperatures);
   std::string why = expect("a", dims[1], {pose.d[0], pose.d[1], pose.d[2], pose.d[3]});
   if (why.empty()) why = expect("beta_u", dims[3], {layer.parents});
   if (why.empty()) why = expect("beta_a", dims[4], {layer.parents});
+  if (why.empty() && op_ == Operator::kEmV2) why = expect("coordinates", dims[5], {pose.d[1], pose.d[2], pose.d[4]});
   return why;
 }
 
@@ -200,12 +242,25 @@ void Plugin::set_addresses(const void* const* in, void* const* out, capsedge_cud
     layer.bias = in[3];
     return;
   }
+  if (op_ == Operator::kDynamicV2) {
+    layer.weight = in[1];
+    layer.vote_bias = in[2];
+    layer.log_prior = in[3];
+    layer.bias = in[4];
+    return;
+  }
+  if (op_ == Operator::kVotes) {
+    layer.log_prior = in[1];
+    layer.bias = in[2];
+    return;
+  }
   layer.weight = in[2];
-  if (op_ == Operator::kEm) {
+  if (is_em(op_)) {
     layer.activation = in[1];
     layer.beta_u = in[3];
     layer.beta_a = in[4];
     layer.out_activation = out[1];
+    if (op_ == Operator::kEmV2) layer.additions = in[5];
   } else {
     layer.parent = in[1];
     layer.scale = in[3];
@@ -254,7 +309,15 @@ int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsE
     out[0] = in[0];
     return 0;
   }
-  if (op_ == Operator::kDynamic) {
+  if (op_ == Operator::kVotes) {
+    if (in[0].nbDims != 4) return refuse("wanted votes [N, I, J, P]");
+    out[0].nbDims = 3;
+    out[0].d[0] = in[0].d[0];
+    out[0].d[1] = in[0].d[2];
+    out[0].d[2] = in[0].d[3];
+    return 0;
+  }
+  if (op_ == Operator::kDynamic || op_ == Operator::kDynamicV2) {
     if (in[0].nbDims != 3 || in[1].nbDims != 4) return refuse("wanted u [N, I, Pin] and weight [I, J, Pout, Pin]");
     out[0].nbDims = 3;
     out[0].d[0] = in[0].d[0];

@@ -1,4 +1,4 @@
-// The four operators as TensorRT plugins over the CUDA kernels: one class, told apart by `Operator`.
+// The operators as TensorRT plugins over the CUDA kernels: one class, told apart by `Operator`.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -65,6 +65,8 @@ class Plugin final : public nvinfer1::IPluginV3,
   std::string set_dynamic(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   std::string set_windows(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;  // EM and attention
   std::string set_em(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  std::string set_votes(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  void set_agreement(capsedge_cuda_routing& layer) const;
   std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   void set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const;
   void em_output_shapes(const nvinfer1::DimsExprs* in, nvinfer1::DimsExprs* out, nvinfer1::IExprBuilder& builder) const;

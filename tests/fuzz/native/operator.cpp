@@ -53,9 +53,11 @@ size_t width_of(int32_t type) {
   return type == CAPSEDGE_KERNEL_FLOAT || type == CAPSEDGE_KERNEL_INT32 ? 4 : type == CAPSEDGE_KERNEL_FLOAT16 ? 2 : 1;
 }
 
-const char* const kNames[] = {"Squash", "DynamicRouting", "EMRouting", "AttentionRouting", "UniformRouting",
+const char* const kNames[] = {"Squash", "DynamicRouting", "DynamicRoutingV2", "VoteRouting", "QuantizedDynamicRoutingV2",
+                              "EMRouting", "AttentionRouting", "UniformRouting",
                               "PoseNormalization", "QuantizedConv", "QuantizedDynamicRouting", "QuantizedEMRouting",
-                              "QuantizedAttentionRouting", "QuantizedUniformRouting"};
+                              "QuantizedAttentionRouting", "QuantizedUniformRouting", "EMRoutingV2",
+                              "SelfAttentionRouting", "QuantizedEMRoutingV2", "QuantizedSelfAttentionRouting"};
 static_assert(std::size(kNames) == kOperatorCount, "an operator is not fuzzed");
 
 // Shapes that fit each other: letters as in docs/operators.md. A mutation afterwards makes some that do not.
@@ -85,14 +87,22 @@ std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int
     add({}, F), add({}, U8), add({m}, CAPSEDGE_KERNEL_INT32);
   } else if (name.find("Dynamic") != std::string::npos) {
     add({n, i, pin}, floating);
-    add_weight({i, m, pout, pin}, {m, pout});
-    if (!quantized) add({i, m}, floating);
-    else add({i, m}, floating);
+    const bool second = name.find("V2") != std::string::npos;
+    add_weight({second && b.below(2) ? 1 : i, m, pout, pin}, {m, pout});
+    if (second) add({b.below(2) ? 1 : i, m, pout}, floating);
+    add({i, m}, floating);
     add({m, pout}, floating);
+  } else if (name == "VoteRouting") {
+    add({n, i, m, pout}, floating), add({i, m}, floating), add({m, pout}, floating);
+  } else if (name.find("SelfAttention") != std::string::npos) {
+    add({n, i, pin}, floating);
+    add_weight({i, m, pout, pin}, {m, pout});
+    add({i, m}, floating);
   } else if (name.find("EM") != std::string::npos) {
     add({n, h, w, c, side * side}, floating), add({n, h, w, c}, floating);
     add_weight({kh, kw, c, m, side, side}, {m, side});
     add({m}, floating), add({m}, floating);
+    if (name.find("V2") != std::string::npos) add({h, w, side * side}, floating);
   } else if (name.find("Uniform") != std::string::npos) {
     add(pose, floating);
     add_weight(weight, {m, columns});
@@ -189,13 +199,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const double pads[4] = {static_cast<double>(b.number(3) - 1), static_cast<double>(b.number(3) - 1), static_cast<double>(b.number(3) - 1), 0};
   const double on = matrix ? 1 : 0, epsilon = b.next() % 8 ? 1e-6 : static_cast<double>(b.number(200)) * 1e-40;
   const double leaky = b.next() & 1, iterations = static_cast<double>(std::min<int64_t>(b.number(3), 4)), agreement = 0.5, axis = static_cast<double>(b.number(4) - 2);
+  const uint8_t rule = b.next();
+  double rules[4];
+  for (int k = 0; k < 4; ++k) rules[k] = rule >> k & 1;
   double temperatures[8];
   const int32_t temperature_count = static_cast<int32_t>(std::clamp<int64_t>(static_cast<int64_t>(iterations), 0, 8));
   for (double& t : temperatures) t = static_cast<double>(b.next()) / 32;
   const List attributes{
       {"strides", strides, 2}, {"dilations", dilations, 2}, {"pads", pads, 4}, {"matrix_pose", &on, 1}, {"epsilon", &epsilon, 1},
       {"leaky", &leaky, 1}, {"iterations", &iterations, 1}, {"agreement_scale", &agreement, 1}, {"axis", &axis, 1},
-      {"inverse_temperatures", temperatures, temperature_count}, {"coordinate_addition", &leaky, 1}, {"shared", &leaky, 1}};
+      {"inverse_temperatures", temperatures, temperature_count}, {"coordinate_addition", &leaky, 1}, {"shared", &leaky, 1},
+      {"over_children", &rules[0], 1}, {"replace", &rules[1], 1}, {"normalize", &rules[2], 1}, {"elementwise", &rules[3], 1},
+      {"normalize_activations", &on, 1}, {"ones_first", &leaky, 1}};
 
   std::vector<Given> in = inputs_of(name, b, matrix, floating);
   make_one_odd(in, b);

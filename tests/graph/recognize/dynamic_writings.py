@@ -339,3 +339,108 @@ class VoteBias(Writing):
             if t < 2:
                 b = b + (votes * v[:, None]).sum(-1)
         return v
+
+
+class KerasExample(Writing):
+    """One weight for all children, agreements replace the logits, squash with ½ + n² + epsilon."""
+
+    def make(self) -> None:
+        self.w = self.weight(1, SIZE_IN, PARENTS * SIZE_OUT)
+
+    def squash(self, s: Tensor) -> Tensor:
+        square = s.pow(2).sum(-1, keepdim=True) + 1e-7
+        return square.sqrt() / (0.5 + square) * s
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = F.conv1d(u.transpose(1, 2), self.w[0].t().unsqueeze(-1)).transpose(1, 2)
+        votes = votes.reshape(-1, CHILDREN, PARENTS, SIZE_OUT).transpose(1, 2)
+        b = torch.zeros_like(votes[..., 0])
+        for t in range(3):
+            v = self.squash(torch.einsum("bji,bjip->bjp", F.softmax(b, 1), votes))
+            if t < 2:
+                b = torch.einsum("bjp,bjip->bji", v, votes)
+        return v.norm(dim=-1)
+
+
+class KMeans(Writing):
+    """From the mean of the votes: normalize, agree (replaced), weigh; [J,Pout,Pin] shared by the children."""
+
+    def make(self) -> None:
+        self.w = self.weight(PARENTS, SIZE_OUT, SIZE_IN)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = torch.matmul(self.w[None, :, None], u[:, None, :, :, None]).squeeze(-1)
+        out = votes.sum(dim=-2, keepdim=True) / CHILDREN
+        for _ in range(3):
+            out = F.normalize(out, dim=-1)
+            c = F.softmax((votes * out).sum(dim=-1, keepdim=True), dim=-3)
+            out = (c * votes).sum(dim=-2, keepdim=True)
+        n = out.norm(dim=-1, keepdim=True)
+        return (n / (1 + n**2) * out).squeeze(-2)
+
+
+class SharedWeight(Writing):
+    """The paper's routing with one weight for all children."""
+
+    def make(self) -> None:
+        self.w = self.weight(SIZE_IN, PARENTS * SIZE_OUT)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = (u @ self.w).view(-1, CHILDREN, PARENTS, SIZE_OUT)
+        b = torch.zeros(votes.shape[:3])
+        for t in range(3):
+            v = squash_added((F.softmax(b, 2)[..., None] * votes).sum(1))
+            if t < 2:
+                b = b + (votes * v[:, None]).sum(-1)
+        return v
+
+
+class ScaledAgreements(Writing):
+    """Agreements divided by the root of the size of a pose."""
+
+    def make(self) -> None:
+        self.w = self.weight(CHILDREN, PARENTS, SIZE_OUT, SIZE_IN)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = torch.einsum("ijoq,biq->bijo", self.w, u)
+        b = torch.zeros(votes.shape[:3])
+        for t in range(3):
+            v = squash_added((F.softmax(b, 2)[..., None] * votes).sum(1))
+            if t < 2:
+                b = b + (votes * v[:, None]).sum(-1) / SIZE_OUT**0.5
+        return v
+
+
+class NonlinearVotes(Writing):
+    """Votes that a layer and a ReLU make."""
+
+    def make(self) -> None:
+        self.layer = nn.Linear(SIZE_IN, PARENTS * SIZE_OUT)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = F.relu(self.layer(u)).view(-1, CHILDREN, PARENTS, SIZE_OUT)
+        b = torch.zeros(votes.shape[:3])
+        for t in range(3):
+            v = squash_added((F.softmax(b, 2)[..., None] * votes).sum(1))
+            if t < 2:
+                b = b + (votes * v[:, None]).sum(-1)
+        return v
+
+
+class ConvolvedVotes(Writing):
+    """Votes of a convolution over a row of capsules: children are kinds, every place routes on its own."""
+
+    def make(self) -> None:
+        self.conv = nn.Conv1d(SIZE_IN, PARENTS * SIZE_OUT, 3, padding=1)
+        self.bias = nn.Parameter(0.2 * torch.randn(PARENTS, SIZE_OUT))
+
+    def route(self, u: Tensor) -> Tensor:
+        kinds, places = 3, CHILDREN // 3
+        rows = u.view(-1, kinds, places, SIZE_IN).flatten(0, 1).transpose(1, 2)
+        votes = self.conv(rows).view(-1, kinds, PARENTS, SIZE_OUT, places).permute(0, 4, 1, 2, 3)
+        b = torch.zeros(votes.shape[:4])
+        for t in range(3):
+            v = squash_rooted((F.softmax(b, 3)[..., None] * votes).sum(2) + self.bias)
+            if t < 2:
+                b = b + (votes * v[:, :, None]).sum(-1)
+        return v

@@ -150,6 +150,35 @@ class WeightFirst(Paper):
         return m.reshape(-1, pose.shape[1], weight.shape[1], POSE)
 
 
+class PaperCoordinates(Paper):
+    """Row and column, (i + 1/2)/h, added to the last elements of the first two rows."""
+
+    elements = (SIDE - 1, 2 * SIDE - 1)
+
+    def located(self, votes: Tensor, places: int) -> Tensor:
+        x = votes.reshape(-1, places, places, MIDDLE, CLASSES, POSE)
+        steps = (torch.arange(places, dtype=torch.float32) + 0.5) / places
+        add = torch.zeros(places, places, POSE)
+        add[:, :, self.elements[0]] = steps[:, None]
+        add[:, :, self.elements[1]] = steps
+        return (x + add[None, :, :, None, None]).reshape(votes.shape)
+
+
+class WeightFirstCoordinates(PaperCoordinates, WeightFirst):
+    """In the file's poses, which are the transposes of the operator's: another place there."""
+
+
+class VoteBias(Paper):
+    """A bias of each parent's votes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(CLASSES, POSE))
+
+    def located(self, votes: Tensor, places: int) -> Tensor:
+        return votes + self.bias
+
+
 class OnesFirst(Paper):
     """Couplings begin at one instead of one divided by the number of parents."""
 

@@ -55,24 +55,6 @@ class SoftMeans(nn.Module):
         return centres
 
 
-class SelfAttentionCapsules(nn.Module):
-    """Single-pass self-attention routing with a bias after the softmax."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.w = nn.Parameter(torch.randn(5, CHILDREN, SIZE, 6))
-        self.b = nn.Parameter(torch.randn(5, CHILDREN, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = torch.einsum("bni,knid->bknd", torch.tanh(x), self.w)
-        c = torch.einsum("bkij,bkmj->bkim", u, u) / 6**0.5
-        c = F.softmax(c.sum(-1, keepdim=True), dim=1) + self.b
-        s = (u * c).sum(-2)
-        n = s.norm(dim=-1, keepdim=True)
-        return (1 - torch.exp(-n)) * s / (n + 1e-20)
-
-
 class Classifier(nn.Module):
     """Convolutions and a softmax over classes: no votes anywhere."""
 
@@ -255,6 +237,6 @@ class Gated(nn.Module):
 
 
 RESEMBLING = (
-    Transformer, Pooling, SoftMeans, SelfAttentionCapsules, Classifier, Experts, Slots, GraphAttention,
+    Transformer, Pooling, SoftMeans, Classifier, Experts, Slots, GraphAttention,
     CosineAttention, Excitation, Hopfield, Descriptors, Sharpened, Momentum, Gated,
 )  # fmt: skip

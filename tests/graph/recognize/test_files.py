@@ -185,11 +185,11 @@ def test_one_region_at_fault_does_not_take_the_others_along(
     right = recognition.write_dynamic
 
     def wrong(graph: Any, found: Any, source: Any, tag: str) -> Any:
-        edit, notes = right(graph, found, source, tag)
+        written = right(graph, found, source, tag)
         if tag == "routing_0":
-            (bias,) = (t for t in edit.initializers if t.name.endswith("_bias"))
+            (bias,) = (t for t in written.edit.initializers if t.name.endswith("_bias"))
             bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + 0.01, bias.name))
-        return edit, notes
+        return written
 
     monkeypatch.setattr(recognition, "write_dynamic", wrong)
     data = exported(Pair(), torch.randn(3, D.CHILDREN, D.SIZE_IN)).SerializeToString()
@@ -259,13 +259,13 @@ def test_what_the_whole_file_contradicts_is_not_kept(monkeypatch: pytest.MonkeyP
     right = recognition.write_dynamic
 
     def wrong(*given: Any) -> Any:
-        edit, notes = right(*given)
-        for tensor in edit.initializers:
+        written = right(*given)
+        for tensor in written.edit.initializers:
             if tensor.name.endswith("_weight"):
                 tensor.CopyFrom(
                     numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name)
                 )
-        return edit, notes
+        return written
 
     monkeypatch.setattr(recognition, "write_dynamic", wrong)
     improved = improve(loop().SerializeToString())

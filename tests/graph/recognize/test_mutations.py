@@ -18,11 +18,15 @@ from capsedge.graph.recognize.anchors import groups
 from capsedge.graph.recognize.fit_attention import fit_attention, judge_attention
 from capsedge.graph.recognize.fit_dynamic import FoundDynamic, fit_dynamic
 from capsedge.graph.recognize.fit_em import fit_em, judge_em
+from capsedge.graph.recognize.fit_self_attention import fit_self_attention
+from capsedge.graph.recognize.improving import improve
+from capsedge.graph.recognize.proof import Original, prove
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.simplify import simplify
 from tests.graph.recognize import attention_writings as A  # noqa: N812
 from tests.graph.recognize import dynamic_writings as D  # noqa: N812
 from tests.graph.recognize import em_writings as E  # noqa: N812
+from tests.graph.recognize import self_attention_writings as S  # noqa: N812
 from tests.graph.recognize.making import exported
 
 FEATURES = torch.randn(3, D.CHILDREN, D.SIZE_IN, generator=torch.Generator().manual_seed(0))
@@ -42,7 +46,14 @@ def excess(graph: Values, found: FoundDynamic, kind: Any) -> float:
     ).excess
 
 
-@pytest.mark.parametrize("writing", [D.ParentsFirst, D.LearnedPrior, D.Einsums, D.Leaky])
+@pytest.mark.parametrize(
+    "writing",
+    [
+        *(D.ParentsFirst, D.LearnedPrior, D.Einsums, D.Leaky),
+        *(D.OverChildren, D.ElementWise, D.Replaced, D.KerasExample, D.KMeans, D.VoteBias),
+        *(D.NonlinearVotes, D.ConvolvedVotes),
+    ],
+)
 def test_dynamic_routing(writing: type) -> None:
     graph = graph_of(writing(), FEATURES)
     (group,) = groups(graph)
@@ -51,19 +62,23 @@ def test_dynamic_routing(writing: type) -> None:
     assert excess(graph, found, kind) <= 1
     _, j, i, p = found.roles.sizes
     change = np.zeros((j, i))
-    change[0] = 1e-4
+    change[0, ::2] = 1e-4
     shift = np.zeros((j, p))
     shift[:, 0] = 1e-4
     mutants = {
         "one iteration more": replace(kind, iterations=kind.iterations + 1),
         "one iteration less": replace(kind, iterations=kind.iterations - 1),
-        "softmax over the children": replace(kind, over="i"),
+        "softmax over the other axis": replace(kind, over="i" if kind.over == "j" else "j"),
+        "softmax over both": replace(kind, over="ji"),
         "squash over the parents": replace(kind, axis="j"),
         "prior": replace(kind, prior=kind.prior + change),
         "bias": replace(kind, bias=kind.bias + shift),
-        "scale": replace(kind, scale=1.01),
+        "scale": replace(kind, scale=1.01 * kind.scale),
         "leaky": replace(kind, leaky=not kind.leaky),
-        "logits replaced": replace(kind, replace=True),
+        "other update": replace(kind, replace=not kind.replace),
+        "other parents": replace(kind, normalize=not kind.normalize),
+        "other squash": replace(kind, form="H" if kind.form != "H" else "B"),
+        "each element squashed": replace(kind, axis="element" if kind.axis == "p" else "p"),
         "mean over the batch": replace(kind, batch_mean=True),
     }
     if kind.epsilon and not kind.bias.any():
@@ -73,8 +88,9 @@ def test_dynamic_routing(writing: type) -> None:
     assert not accepted
 
 
-def test_em_routing() -> None:
-    graph = graph_of(E.Paper(), E.Writing.example(3))
+@pytest.mark.parametrize("writing", [E.Paper, E.Renormalized, E.OnesFirst])
+def test_em_routing(writing: type) -> None:
+    graph = graph_of(writing(), E.Writing.example(3))
     group = groups(graph)[0]
     found = fit_em(graph, group.votes[0], group.anchors)
     function = graph.function([found.votes, found.activations], [found.pose, found.result])
@@ -98,7 +114,8 @@ def test_em_routing() -> None:
         "epsilon times 10": replace(kind, epsilon=10 * kind.epsilon),
         "beta_u plus 1 %": replace(kind, beta_u=1.01 * kind.beta_u),
         "betas swapped": replace(kind, beta_u=kind.beta_a, beta_a=kind.beta_u),
-        "normalized": replace(kind, normalized=True),
+        "normalized": replace(kind, normalized=not kind.normalized),
+        "ones first": replace(kind, ones_first=not kind.ones_first),
     }
     accepted = [
         name for name, mutant in mutants.items() if judge_em(original, mutant, sizes).accepted
@@ -106,6 +123,66 @@ def test_em_routing() -> None:
     assert not accepted
     offset = [judge_em(lambda x, a: original(x + 1e-3, a), kind, sizes).accepted]
     assert offset == [False]
+
+
+def test_coordinates() -> None:
+    """The whole file with other coordinates differs from the original."""
+    data = exported(E.Renormalized(), E.Writing.example(3)).SerializeToString()
+    improved = improve(data)
+    graph = graph_of(E.Renormalized(), E.Writing.example(3))
+    right = onnx.load_from_string(improved.model)
+    nodes = [n for n in right.graph.node if n.domain == "capsedge"]
+    stored = {t.name: t for t in right.graph.initializer}
+    (name,) = (n.input[5] for n in nodes if onnx.numpy_helper.to_array(stored[n.input[5]]).any())
+    values = onnx.numpy_helper.to_array(stored[name])
+    assert values.shape == (1, 4, E.POSE)
+    mutants = {
+        "none": 0 * values,
+        "plus 1 %": 1.01 * values,
+        "offset of one half": np.where(np.arange(E.POSE) < 2, values + 0.25, 0),
+        "rows and columns swapped": values[..., [1, 0, 2, 3]],
+        "other elements": values[..., [2, 3, 0, 1]],
+    }
+    accepted = []
+    for what, mutant in mutants.items():
+        changed = onnx.ModelProto()
+        changed.CopyFrom(right)
+        tensor = next(t for t in changed.graph.initializer if t.name == name)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(mutant.astype(np.float32), name))
+        if all(c.excess <= 1 for c in prove(Original(data), changed, graph)):
+            accepted.append(what)
+    assert all(c.excess <= 1 for c in improved.comparisons)
+    assert not accepted
+
+
+def test_self_attention_routing() -> None:
+    graph = graph_of(S.Total(), S.Total.example(3))
+    group = groups(graph)[0]
+    found = fit_self_attention(graph, group.votes[0], group.anchors[0])
+    function = graph.function([found.votes], [found.result])
+
+    def excess_of(kind: Any) -> float:
+        return judge(
+            lambda x: found.layout.read(function(x)[0]),
+            lambda x: kind(found.roles.read(x)),
+            graph.shape(found.votes),
+            STRICT,
+        ).excess
+
+    kind = found.kind
+    assert excess_of(kind) <= 1
+    _, j, i, _ = found.roles.sizes
+    bias = np.zeros((j, i))
+    bias[0, 0] = 1e-4
+    mutants = {
+        "scale plus 1 %": replace(kind, scale=1.01 * kind.scale),
+        "softmax over the children": replace(kind, over="i"),
+        "bias": replace(kind, bias=bias),
+        "epsilon times 10": replace(kind, epsilon=10 * kind.epsilon),
+        "no epsilon": replace(kind, epsilon=0.0),
+        "other squash": replace(kind, form="B"),
+    }
+    assert not [name for name, mutant in mutants.items() if excess_of(mutant) <= 1]
 
 
 def test_attention_routing() -> None:

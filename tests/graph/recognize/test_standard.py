@@ -41,7 +41,7 @@ class Joint(D.Writing):
         return v
 
 
-FORMS = (Joint, D.OverChildren, D.ElementWise, D.OverParents, D.Replaced, D.VoteBias)
+FORMS = (Joint, D.OverParents)
 
 
 @pytest.mark.parametrize("writing", FORMS)
@@ -50,8 +50,7 @@ def test_it_computes_the_same(writing: type[D.Writing], monkeypatch: pytest.Monk
     original = exported(writing(), FEATURES)
     improved = improve(original.SerializeToString())
     (found,) = improved.recognition.found
-    if found.operator != STANDARD:
-        pytest.skip(f"{found.operator} computes it")
+    assert found.operator == STANDARD
     assert "2.0 times as fast" in found.notes[0]
     assert not improved.recognition.left
     x = 3 * torch.randn(5, D.CHILDREN, D.SIZE_IN).numpy()

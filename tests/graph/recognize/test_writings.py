@@ -15,11 +15,17 @@ import torch
 from capsedge.graph.recognize.improving import Improved, improve
 from capsedge.graph.recognize.recognition import STANDARD
 from capsedge.graph.recognize.values import session_of
-from tests.graph.recognize import attention_writings, dynamic_writings, em_writings, resembling
+from tests.graph.recognize import (
+    attention_writings,
+    dynamic_writings,
+    em_writings,
+    resembling,
+    self_attention_writings,
+)
 from tests.graph.recognize.making import exported
 
 BOTH = ("script", pytest.param("dynamo", marks=pytest.mark.slow))
-D, E, A = dynamic_writings, em_writings, attention_writings
+D, E, A, S = dynamic_writings, em_writings, attention_writings, self_attention_writings
 FEATURES = torch.randn(3, D.CHILDREN, D.SIZE_IN, generator=torch.Generator().manual_seed(0))
 
 # What was read off, as far as it tells writings apart.
@@ -34,15 +40,35 @@ DYNAMIC = {
     D.Einsums: {"iterations": "3", "bias": "of the file", "epsilon": "1e-16"},
     D.Leaky: {"iterations": "3", "leaky": "yes", "epsilon": "1e-08"},
 }
-REFUSED = {
-    D.OverChildren: "softmax over the children",
-    D.BatchMean: "averaged over the batch",
-    D.ElementWise: "softmax over the children",
-    D.OverParents: "squash over the parents",
-    D.Replaced: "replace the logits",
-    D.PerElement: "one logit for each element",
-    D.VoteBias: "constant part",
+SECOND = {
+    D.OverChildren: {"softmax": "over the children", "iterations": "3", "epsilon": "0"},
+    D.ElementWise: {"softmax": "over the children", "squash": "of each element"},
+    D.Replaced: {"logits": "replaced", "iterations": "3", "epsilon": "1e-08"},
+    D.VoteBias: {"vote bias": "of the file", "iterations": "3"},
+    D.KerasExample: {
+        "logits": "replaced", "weight": "shared by the children", "squash": "s·n/(½ + n²)",
+    },
+    D.KMeans: {
+        "logits": "replaced", "agreements": "with normalized sums", "iterations": "4",
+        "weight": "shared by the children",
+    },
+    D.SharedWeight: {"weight": "shared by the children", "iterations": "3"},
+    D.ScaledAgreements: {"agreement scale": "0.4082", "iterations": "3"},
+}  # fmt: skip
+GIVEN = {
+    D.NonlinearVotes: {"children": "18, votes given", "iterations": "3", "epsilon": "1e-08"},
+    D.ConvolvedVotes: {"children": "3, votes given", "bias": "of the file", "epsilon": "1e-16"},
 }
+REFUSED = {
+    D.BatchMean: "averaged over the batch",
+    D.OverParents: "squash over the parents",
+    D.PerElement: "one logit for each element",
+}
+RECOGNIZED = [
+    *((writing, "DynamicRouting", said) for writing, said in DYNAMIC.items()),
+    *((writing, "DynamicRoutingV2", said) for writing, said in SECOND.items()),
+    *((writing, "VoteRouting", said) for writing, said in GIVEN.items()),
+]
 
 
 def operators(improved: Improved) -> Counter[str]:
@@ -51,18 +77,22 @@ def operators(improved: Improved) -> Counter[str]:
 
 def test_every_writing_is_judged() -> None:
     written = {v for v in vars(D).values() if isinstance(v, type) and issubclass(v, D.Writing)}
-    assert written - {D.Writing} == {*DYNAMIC, *REFUSED}
+    assert written - {D.Writing} == {*DYNAMIC, *SECOND, *GIVEN, *REFUSED}
 
 
 @pytest.mark.parametrize("exporter", BOTH)
-@pytest.mark.parametrize("writing", DYNAMIC, ids=lambda w: w.__name__)
-def test_dynamic_routing_is_recognized(writing: type, exporter: str) -> None:
+@pytest.mark.parametrize(
+    ("writing", "operator", "said"), RECOGNIZED, ids=[each[0].__name__ for each in RECOGNIZED]
+)
+def test_dynamic_routing_is_recognized(
+    writing: type, operator: str, said: dict[str, str], exporter: str
+) -> None:
     original = exported(writing(), FEATURES, exporter)
     improved = improve(original.SerializeToString())
-    assert operators(improved) == {"DynamicRouting": 1}
+    assert operators(improved) == {operator: 1}
     assert not improved.recognition.left
     found = improved.recognition.found[0].parameters
-    assert DYNAMIC[writing].items() <= found.items()
+    assert said.items() <= found.items()
     assert improved.batch == "free"
     assert "Softmax" not in {n.op_type for n in onnx.load_from_string(improved.model).graph.node}
 
@@ -95,18 +125,84 @@ def test_em_routing_is_recognized(writing: type) -> None:
     assert second["parents"] == "6 of 4"
 
 
-def test_normalized_activations_are_recognized_and_coordinates_named() -> None:
+def test_normalized_activations_and_coordinates_are_recognized() -> None:
     improved = improve(exported(E.Renormalized(), E.Writing.example(3)).SerializeToString())
-    (found,) = improved.recognition.found
-    assert found.parameters["activations"] == "a/(a + epsilon)"
-    assert found.parameters["epsilon"] == "1e-08"
-    assert {"coordinates in another form" in e.reason for e in improved.recognition.left} == {True}
+    assert operators(improved) == {"EMRoutingV2": 2}
+    assert not improved.recognition.left
+    first, second = (f.parameters for f in improved.recognition.found)
+    for found in (first, second):
+        assert found["activations"] == "a/(a + epsilon)"
+        assert found["epsilon"] == "1e-08"
+    assert "coordinates" not in first
+    assert second["coordinates"] == "of the file"
+    model = onnx.load_from_string(improved.model)
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    nodes = [n for n in model.graph.node if n.domain == "capsedge"]
+    (added,) = (stored[n.input[5]] for n in nodes if stored[n.input[5]].any())
+    steps = np.array([(0, 0), (0, 0.5), (0.5, 0), (0.5, 0.5)])
+    np.testing.assert_allclose(added.reshape(4, E.POSE)[:, :2], steps, atol=1e-7)
+    assert not added[..., 2:].any()
 
 
-def test_em_that_begins_elsewhere_is_left() -> None:
+@pytest.mark.parametrize("writing", [E.PaperCoordinates, E.WeightFirstCoordinates])
+def test_coordinates_of_the_paper_need_no_new_operator(writing: type) -> None:
+    improved = improve(exported(writing(), E.Writing.example(3)).SerializeToString())
+    wanted = (
+        {"EMRouting": 2} if writing is E.PaperCoordinates else {"EMRouting": 1, "EMRoutingV2": 1}
+    )
+    assert operators(improved) == wanted
+    assert improved.recognition.found[1].parameters["coordinates"] == "of the file"
+
+
+def test_a_constant_of_each_parent_is_left() -> None:
+    improved = improve(exported(E.VoteBias(), E.Writing.example(3)).SerializeToString())
+    assert operators(improved) == {"EMRouting": 1}
+    assert "not one for each place" in improved.recognition.left[0].reason
+
+
+def test_responsibilities_that_begin_at_one_are_recognized() -> None:
     improved = improve(exported(E.OnesFirst(), E.Writing.example(3)).SerializeToString())
-    assert not improved.recognition.found
-    assert all("pass 1" in e.reason for e in improved.recognition.left)
+    assert operators(improved) == {"EMRoutingV2": 2}
+    for found in improved.recognition.found:
+        assert found.parameters["first responsibilities"] == "1"
+        assert found.parameters["inverse temperatures"] == "0.05, 0.0975, 0.1426"
+
+
+@pytest.mark.parametrize("exporter", BOTH)
+@pytest.mark.parametrize(
+    ("writing", "wanted"),
+    [
+        (S.Agreements, {"epsilon": "1e-20", "bias": "of the file"}),
+        (S.Total, {"epsilon": "1e-06"}),
+    ],
+    ids=["Agreements", "Total"],
+)
+def test_self_attention_routing_is_recognized(
+    writing: type, wanted: dict[str, str], exporter: str
+) -> None:
+    improved = improve(exported(writing(), writing.example(3), exporter).SerializeToString())
+    assert operators(improved) == {"SelfAttentionRouting": 1}
+    assert not improved.recognition.left
+    found = improved.recognition.found[0].parameters
+    assert found == {"children": "7 of 4", "parents": "5 of 6", **wanted}
+    assert improved.batch == "free"
+
+
+@pytest.mark.parametrize(
+    ("writing", "reason"),
+    [
+        (S.Unscaled, "agreements are scaled by 1:"),
+        (S.OverChildren, "softmax over the children"),
+        (S.OtherSquash, "another squash"),
+        (S.BiasInside, ""),
+    ],
+    ids=["Unscaled", "OverChildren", "OtherSquash", "BiasInside"],
+)
+def test_what_only_resembles_self_attention_is_left(writing: type, reason: str) -> None:
+    improved = improve(exported(writing(), writing.example(3)).SerializeToString())
+    assert set(operators(improved)) <= {"Squash"}
+    assert improved.recognition.left
+    assert all(reason in each.reason for each in improved.recognition.left)
 
 
 @pytest.mark.parametrize("exporter", BOTH)

@@ -14,7 +14,8 @@ extern "C" {
 #define CAPSEDGE_CUDA_EXPORT __attribute__((visibility("default")))
 
 enum { CAPSEDGE_CUDA_FLOAT = 0, CAPSEDGE_CUDA_FLOAT16 = 1, CAPSEDGE_CUDA_INT8 = 2 };
-enum { CAPSEDGE_CUDA_DYNAMIC = 0, CAPSEDGE_CUDA_EM = 1, CAPSEDGE_CUDA_ATTENTION = 2 };
+/* VOTES is dynamic routing over votes that are given. */
+enum { CAPSEDGE_CUDA_DYNAMIC = 0, CAPSEDGE_CUDA_EM = 1, CAPSEDGE_CUDA_ATTENTION = 2, CAPSEDGE_CUDA_VOTES = 3 };
 enum { CAPSEDGE_CUDA_MAX_ITERATIONS = 64 };
 /* PORTABLE is AUTO as on a GPU without thread block clusters. */
 enum {
@@ -39,19 +40,26 @@ typedef struct capsedge_cuda_routing {
   int32_t parents, rows, inner, columns;
   int32_t iterations;
   int32_t leaky, coordinates, shared; /* 0 or 1 */
+  int32_t normalize_activations, ones_first; /* EM: 0 or 1 */
   int32_t parent_images;              /* attention: images, or 1 for the same parents everywhere */
-  float epsilon, agreement_scale;
+  /* Dynamic routing and routing of votes; 0 or 1. */
+  int32_t over_children, replace, normalize, elementwise;
+  int32_t one_weight;   /* dynamic: one for all children */
+  int32_t vote_biases;  /* dynamic: 0 none, 1 for all children, or one for each */
+  float epsilon, agreement_scale;     /* the scale: of all but EM */
   float inverse_temperatures[CAPSEDGE_CUDA_MAX_ITERATIONS];
-  const void* pose;             /* u of dynamic routing */
+  const void* pose;             /* u of dynamic routing; votes [images][types][parents][columns], whose inner is 1 */
   const void* activation;       /* EM */
   const void* parent;           /* attention */
-  const void* weight;
+  const void* weight;           /* null for votes */
   const float* weight_scale;    /* [parents][columns] of an INT8 weight */
-  const void* log_prior;        /* dynamic */
+  const void* vote_bias;        /* dynamic [vote_biases][parents][columns] */
+  const void* log_prior;        /* dynamic, votes */
   const void* scale;            /* attention */
-  const void* bias;             /* dynamic [parents][columns], attention [rows * columns] */
+  const void* bias;             /* dynamic, votes [parents][columns], attention [rows * columns] */
   const void* beta_u;
   const void* beta_a;           /* EM */
+  const void* additions;        /* EM: [height][width][rows * columns], added to votes; null for none */
   void* out_pose;
   void* out_activation;         /* EM */
   int32_t scheme;               /* AUTO; the others are for tests */

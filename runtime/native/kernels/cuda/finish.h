@@ -2,7 +2,7 @@
 // what their children are compared with.
 #pragma once
 
-#include "routing.h"
+#include "over_children.h"
 #include "squash.h"
 
 namespace capsedge {
@@ -20,11 +20,35 @@ struct ClusterParts {
   CAPSEDGE_DEVICE const float* operator()(int part) const { return b.shared_of(first, part); }
 };
 
+// All parts into the first, over the children.
+template <typename Parts>
+CAPSEDGE_DEVICE void merge_over_children(const Block& b, const Layer& l, const Parts& parts, float* partial) {
+  const int size = l.parents * l.pose_elements;
+  // Element `at` of the sums, or a mass, of a parent.
+  const auto merged = [&](int at, int parent) {
+    float top = partial[size + l.parents + parent], sum = partial[at];
+    for (int s = 1; s < l.splits; ++s) {
+      const float* other = parts(s);
+      const float theirs = other[size + l.parents + parent], high = fmaxf(top, theirs);
+      sum = sum * shrunk(top, high) + other[at] * shrunk(theirs, high);
+      top = high;
+    }
+    return sum;
+  };
+  for (int at = b.thread(); at < size + l.parents; at += b.threads())
+    partial[at] = merged(at, at < size ? at / l.pose_elements : at - size);
+  b.sync();  // the first part's tops are not used again
+}
+
 // All parts into the first.
 template <typename Parts>
 CAPSEDGE_DEVICE void merge_parts(const Block& b, const Layer& l, const Parts& parts, float* partial) {
   const int size = l.parents * l.pose_elements;
   if (l.splits == 1) return;
+  if (l.over_children) {
+    merge_over_children(b, l, parts, partial);
+    return;
+  }
   if (l.operation != CAPSEDGE_CUDA_EM) {
     for (int at = b.thread(); at < size; at += b.threads()) {
       float sum = partial[at];
@@ -60,19 +84,22 @@ CAPSEDGE_DEVICE void finish_dynamic(const Layer& l, int64_t unit, int m, const f
                                     bool first, bool last) {
   const int P = l.pose_elements;
   const float* sums = partial + m * P;
+  const float share = l.over_children ? 1.0f / partial[l.parents * P + m] : 1.0f;
   float n2 = 0.0f;
   for (int h = 0; h < P; ++h) {
-    const float s = sums[h] + load<T>(l.bias, m * P + h);
+    const float s = fmaf(sums[h], share, load<T>(l.bias, m * P + h));
     n2 = fmaf(s, s, n2);
   }
-  const float factor = squash_factor(n2, l.epsilon);
+  const float factor = squash_factor(n2, l.epsilon), norm = 1.0f / sqrtf(n2 + l.epsilon);
   for (int h = 0; h < P; ++h) {
-    const float v = (sums[h] + load<T>(l.bias, m * P + h)) * factor;
+    const float s = fmaf(sums[h], share, load<T>(l.bias, m * P + h));
+    const float v = s * (l.elementwise ? squash_factor(s * s, l.epsilon) : factor);
     if (last) {
       store<T>(l.out_pose, (unit * l.parents + m) * P + h, v);
     } else {
-      // The logits after t passes are the prior and the vote times v of all of them.
-      state[m * P + h] = first ? v : state[m * P + h] + v;
+      // The logits after t passes are the prior and the scaled vote times v of all of them, or of the last alone.
+      const float agreeing = l.agreement_scale * (l.normalize ? s * norm : v);
+      state[m * P + h] = first || l.replace ? agreeing : state[m * P + h] + agreeing;
     }
   }
 }
@@ -128,7 +155,7 @@ CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int it
   merge_parts(b, l, parts, partial);
   const bool last = iteration == l.iterations - 1;
   for (int m = b.thread(); m < l.parents; m += b.threads()) {
-    if (l.operation == CAPSEDGE_CUDA_DYNAMIC) {
+    if (by_agreement(l)) {
       finish_dynamic<T>(l, unit, m, partial, state, iteration == 0, last);
     } else if (l.operation == CAPSEDGE_CUDA_ATTENTION) {
       finish_attention<T>(l, unit, m, partial);

@@ -2,7 +2,7 @@
 // Logits of kTile children at a time go through scratch memory.
 #pragma once
 
-#include "routing.h"
+#include "over_children.h"
 
 namespace capsedge {
 namespace cuda {
@@ -26,19 +26,48 @@ CAPSEDGE_DEVICE float generic_logit(const Layer& l, const float* state, const Ch
   if (!first)
     for (int h = 0; h < l.pose_elements; ++h)
       agreement = fmaf(state[at + h], vote_element<T, W>(l, child, parent, h / l.columns, h % l.columns), agreement);
-  if (l.operation == CAPSEDGE_CUDA_ATTENTION) return agreement;
-  return agreement + load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
+  return agreement + prior_of<T>(l, number, parent, first);
 }
 
 // Couplings of one child over its logits, in place; EM: times its activation.
 template <typename T>
-CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, float* row) {
+CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, bool first_pass, float* row) {
   float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
   for (int m = 0; m < l.parents; ++m) top = fmaxf(top, row[m]);
   for (int m = 0; m < l.parents; ++m) sum += row[m] = expf(row[m] - top);
   if (l.leaky) sum += expf(-top);
-  const float weight = l.operation == CAPSEDGE_CUDA_EM ? load<T>(l.activation, child.pose) : 1.0f;
+  const float weight = l.operation == CAPSEDGE_CUDA_EM ? activation_of<T>(l, child.pose) * first_factor(l, first_pass) : 1.0f;
   for (int m = 0; m < l.parents; ++m) row[m] = row[m] / sum * weight;
+}
+
+// The votes of `count` children into a parent's sums, mass and top, from their logits.
+template <typename T, typename W>
+CAPSEDGE_DEVICE void generic_over_children(const Block& b, const Layer& l, int64_t unit, int begin, int count,
+                                           const float* logits, float* partial) {
+  const int size = l.parents * l.pose_elements;
+  float *mass = partial + size, *tops = mass + l.parents;
+  const auto highest = [&](int parent) {
+    float top = tops[parent];
+    for (int c = 0; c < count; ++c) top = fmaxf(top, logits[c * l.parents + parent]);
+    return top;
+  };
+  for (int at = b.thread(); at < size; at += b.threads()) {
+    const int parent = at / l.pose_elements, h = at % l.pose_elements;
+    const float top = highest(parent);
+    float value = partial[at] * shrunk(tops[parent], top);
+    for (int c = 0; c < count; ++c)
+      value = fmaf(expf(logits[c * l.parents + parent] - top),
+                   vote_element<T, W>(l, child_of(l, unit, begin + c), parent, 0, h), value);
+    partial[at] = value;
+  }
+  b.sync();
+  for (int m = b.thread(); m < l.parents; m += b.threads()) {
+    const float top = highest(m);
+    mass[m] *= shrunk(tops[m], top);
+    for (int c = 0; c < count; ++c) mass[m] += expf(logits[c * l.parents + m] - top);
+    tops[m] = top;
+  }
+  b.sync();
 }
 
 template <typename T, typename W>
@@ -46,7 +75,8 @@ CAPSEDGE_DEVICE void generic_pass(const Block& b, const Layer& l, int64_t unit, 
                                   const float* state, bool first_pass, float* partial, float* scratch) {
   const int size = l.parents * l.pose_elements;
   const bool em = l.operation == CAPSEDGE_CUDA_EM;
-  for (int at = b.thread(); at < l.floats; at += b.threads()) partial[at] = 0.0f;
+  for (int at = b.thread(); at < l.floats; at += b.threads())
+    partial[at] = l.over_children && at >= size + l.parents ? kLowest : 0.0f;
   for (int begin = first; begin < last; begin += kTile) {
     const int count = last - begin < kTile ? last - begin : kTile;
     for (int at = b.thread(); at < count * l.parents; at += b.threads()) {
@@ -54,8 +84,12 @@ CAPSEDGE_DEVICE void generic_pass(const Block& b, const Layer& l, int64_t unit, 
       scratch[at] = generic_logit<T, W>(l, state, child_of(l, unit, number), number, at % l.parents, first_pass);
     }
     b.sync();
+    if (l.over_children) {
+      generic_over_children<T, W>(b, l, unit, begin, count, scratch, partial);
+      continue;
+    }
     for (int c = b.thread(); c < count; c += b.threads())
-      generic_softmax<T>(l, child_of(l, unit, begin + c), scratch + c * l.parents);
+      generic_softmax<T>(l, child_of(l, unit, begin + c), first_pass, scratch + c * l.parents);
     b.sync();
     for (int at = b.thread(); at < size; at += b.threads()) {
       const int parent = at / l.pose_elements, h = at % l.pose_elements;

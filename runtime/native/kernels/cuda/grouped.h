@@ -11,6 +11,12 @@ namespace cuda {
 // Votes of one parent: rows R, columns L.
 template <int R, int L, typename T, typename W>
 CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, float* vote) {
+  if (R == 1 && L % 4 == 0 && l.operation == CAPSEDGE_CUDA_VOTES) {
+    const T* given = static_cast<const T*>(l.pose) + (child.pose * l.parents + parent) * L;
+#pragma unroll
+    for (int h = 0; h < L; h += 4) load4(given + h, vote + h);
+    return;
+  }
   const T* pose = static_cast<const T*>(l.pose) + child.pose * l.pose_size;
   const W* weight =
       static_cast<const W*>(l.weight) + (child.weight * l.parents + parent) * static_cast<int64_t>(l.inner) * L;
@@ -63,9 +69,18 @@ CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, f
       for (int r = 0; r < R; ++r) vote[r * L + c] *= s;
     }
   }
+  if (R == 1 && l.vote_biases) {
+#pragma unroll
+    for (int c = 0; c < L; ++c) vote[c] += vote_bias_of<T>(l, child.number, parent, c);
+  }
   if (R > 1 && l.coordinates) {
     vote[L - 1] += (child.row + 0.5f) / l.height;
     vote[2 * L - 1] += (child.column + 0.5f) / l.width;
+  }
+  if (l.additions) {
+    const int64_t at = addition_of(l, child.row, child.column);
+#pragma unroll
+    for (int h = 0; h < R * L; ++h) vote[h] += load<T>(l.additions, at + h);
   }
 }
 
@@ -96,9 +111,7 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int 
       logit[q] = kLowest;
       if (parent >= l.parents) continue;
       make_vote<R, L, T, W>(l, child, parent, vote[q]);
-      logit[q] = agreement<P>(query[q], vote[q]);
-      if (l.operation == CAPSEDGE_CUDA_DYNAMIC)
-        logit[q] += load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
+      logit[q] = agreement<P>(query[q], vote[q]) + prior_of<T>(l, number, parent, first_pass);
     }
     group_softmax<Q>(b, l, logit);
     if (!mine) continue;
@@ -152,7 +165,7 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
     }
     group_softmax<Q>(b, l, share);
     if (!mine) continue;
-    const float a = load<T>(l.activation, child.pose);
+    const float a = activation_of<T>(l, child.pose) * first_factor(l, first_pass);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       if (lane + q * l.group >= l.parents) continue;

@@ -1,9 +1,10 @@
-// The kernels of the four operators.
+// The kernels of the operators.
 #include "kernels.h"
 
 #include "finish.h"
 #include "generic.h"
 #include "grouped.h"
+#include "over_children.h"
 #include "squash.h"
 #include "tiled.h"
 
@@ -26,6 +27,15 @@ struct Moments {
   CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
                                    const float* state, bool first_pass, float* partial) {
     em_pass<R, L, Q, T, W>(b, l, unit, first, last, state, first_pass, partial);
+  }
+};
+
+template <int L, int Q>
+struct OverChildren {
+  template <typename T, typename W>
+  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
+                                   const float* state, bool first_pass, float* partial) {
+    over_children_pass<L, Q, T, W>(b, l, unit, first, last, state, first_pass, partial);
   }
 };
 
@@ -145,10 +155,13 @@ Kernels typed_kernels(const Layer& layer, Shape shape, int q, bool tiled) {
       use_pass<Moments<2, 2, 1>, T, W>(kernels);
       break;
     case Shape::k1x16:
-      two ? use_pass<Sums<1, 16, 2>, T, W>(kernels) : use_pass<Sums<1, 16, 1>, T, W>(kernels);
+      if (layer.over_children)
+        two ? use_pass<OverChildren<16, 2>, T, W>(kernels) : use_pass<OverChildren<16, 1>, T, W>(kernels);
+      else
+        two ? use_pass<Sums<1, 16, 2>, T, W>(kernels) : use_pass<Sums<1, 16, 1>, T, W>(kernels);
       break;
     case Shape::k1x8:
-      use_pass<Sums<1, 8, 1>, T, W>(kernels);
+      layer.over_children ? use_pass<OverChildren<8, 1>, T, W>(kernels) : use_pass<Sums<1, 8, 1>, T, W>(kernels);
       break;
     case Shape::kGeneric:
       break;

@@ -12,6 +12,7 @@ namespace cuda {
 //   EM: mean[parents][pose], precision[parents][pose], offset[parents]
 // and of one part of its children:
 //   dynamic, attention: sums[parents][pose]
+//   over the children: sums[parents][pose], mass[parents], top[parents]
 //   EM: mean[parents][pose], squares[parents][pose], mass[parents]
 // Both have the same size, `floats`.
 struct Layer : capsedge_cuda_routing {
@@ -31,6 +32,24 @@ struct Layer : capsedge_cuda_routing {
   float* scratch;      // generic: [units][splits][kTile][parents]
 };
 
+// Dynamic routing, of capsules or of votes.
+CAPSEDGE_DEVICE bool by_agreement(const Layer& l) {
+  return l.operation == CAPSEDGE_CUDA_DYNAMIC || l.operation == CAPSEDGE_CUDA_VOTES;
+}
+
+// What a logit has beside agreements: the prior, until agreements replace it.
+template <typename T>
+CAPSEDGE_DEVICE float prior_of(const Layer& l, int child, int parent, bool first_pass) {
+  if (!by_agreement(l) || (l.replace && !first_pass)) return 0.0f;
+  return load<T>(l.log_prior, static_cast<int64_t>(child) * l.parents + parent);
+}
+
+// Element `c` of what is added to a child's vote for a parent.
+template <typename T>
+CAPSEDGE_DEVICE float vote_bias_of(const Layer& l, int64_t child, int parent, int c) {
+  return load<T>(l.vote_bias, ((l.vote_biases > 1 ? child : 0) * l.parents + parent) * l.columns + c);
+}
+
 constexpr int kTile = 8;  // children that the generic kernel takes at once
 constexpr int kTileFloats = 10 * 1024;  // tiled: of shared memory, for weights
 constexpr int kTileChildren = 8;        // tiled: at most
@@ -49,6 +68,7 @@ CAPSEDGE_DEVICE Part part_of(const Layer& l, int number) {
 struct Child {
   int64_t pose;    // index of its pose in the map, in capsules
   int64_t weight;  // number of its weight
+  int32_t number;  // in its window
   int32_t row, column;
 };
 
@@ -57,6 +77,7 @@ CAPSEDGE_DEVICE Child child_of(const Layer& l, int64_t unit, int child) {
   const int position = static_cast<int>(unit % l.positions);
   const int cell = child / l.types, type = child % l.types;
   Child found;
+  found.number = child;
   if (l.shared) {
     found.row = cell / l.width;
     found.column = cell % l.width;
@@ -64,15 +85,33 @@ CAPSEDGE_DEVICE Child child_of(const Layer& l, int64_t unit, int child) {
   } else {
     found.row = position / l.grid_width * l.stride_rows + cell / l.kernel_width;
     found.column = position % l.grid_width * l.stride_columns + cell % l.kernel_width;
-    found.weight = child;
+    found.weight = l.one_weight ? 0 : child;
   }
   found.pose = ((image * l.height + found.row) * l.width + found.column) * l.types + type;
   return found;
 }
 
+// Index of the first element that is added to the votes of a cell's children.
+CAPSEDGE_DEVICE int64_t addition_of(const Layer& l, int row, int column) {
+  return (static_cast<int64_t>(row) * l.width + column) * l.pose_elements;
+}
+
+// Activation of the capsule at this index of the map.
+template <typename T>
+CAPSEDGE_DEVICE float activation_of(const Layer& l, int64_t capsule) {
+  const float a = load<T>(l.activation, capsule);
+  return l.normalize_activations ? a / (a + l.epsilon) : a;
+}
+
+// What couplings are multiplied by: equal ones, 1/M, of a first pass may be 1 instead.
+CAPSEDGE_DEVICE float first_factor(const Layer& l, bool first_pass) {
+  return l.ones_first && first_pass ? static_cast<float>(l.parents) : 1.0f;
+}
+
 // One element of a vote: row r, column c of pose times weight, before the scale of an INT8 weight.
 template <typename T, typename W>
 CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int parent, int r, int c) {
+  if (l.operation == CAPSEDGE_CUDA_VOTES) return load<T>(l.pose, (child.pose * l.parents + parent) * l.columns + c);
   const int64_t pose = child.pose * l.pose_size + r * l.inner;
   const int64_t block = (child.weight * l.parents + parent) * l.inner * l.columns;
   const bool transposed = l.operation == CAPSEDGE_CUDA_DYNAMIC;
@@ -81,8 +120,10 @@ CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int paren
   float sum = 0.0f;
   for (int k = 0; k < l.inner; ++k) sum = fmaf(load<T>(l.pose, pose + k), load<W>(l.weight, weight + k * step), sum);
   if (l.weight_scale) sum *= l.weight_scale[parent * l.columns + c];
+  if (l.vote_biases) sum += vote_bias_of<T>(l, child.number, parent, c);
   if (l.coordinates && c == l.columns - 1 && r < 2)
     sum += r == 0 ? (child.row + 0.5f) / l.height : (child.column + 0.5f) / l.width;
+  if (l.additions) sum += load<T>(l.additions, addition_of(l, child.row, child.column) + r * l.columns + c);
   return sum;
 }
 

@@ -62,6 +62,7 @@ void plan_tiles(Plan& plan, int32_t scheme) {
   const bool shapes = plan.shape == Shape::k4x4 || plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
   // Parents' weights lie four floats further apart than they are long: in different banks.
   const int64_t stride = static_cast<int64_t>(l.inner) * l.columns + 4, child = l.parents * stride;
+  if (l.operation == CAPSEDGE_CUDA_VOTES || l.over_children) return;
   if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return;
   const int together = kThreads / l.group * units_of_group(l);
   const bool chooses = scheme == CAPSEDGE_CUDA_AUTO || scheme == CAPSEDGE_CUDA_PORTABLE;
@@ -96,7 +97,7 @@ Layer sized_layer(const capsedge_cuda_routing& r) {
   l.positions = r.grid_height * r.grid_width;
   l.children = (r.shared ? r.height * r.width : r.kernel_height * r.kernel_width) * r.types;
   const int size = r.parents * l.pose_elements;
-  l.floats = r.operation == CAPSEDGE_CUDA_EM ? 2 * size + r.parents : size;
+  l.floats = r.operation == CAPSEDGE_CUDA_EM ? 2 * size + r.parents : r.over_children ? size + 2 * r.parents : size;
   l.units = static_cast<int64_t>(r.images) * l.positions;
   l.group = 1;
   while (l.group < r.parents && l.group < kWarp) l.group *= 2;
@@ -137,7 +138,8 @@ int64_t splits_of(const Plan& plan, int32_t scheme, int processors) {
 
 const char* check_layer(const capsedge_cuda_routing& r) {
   const bool em = r.operation == CAPSEDGE_CUDA_EM;
-  if (r.operation < CAPSEDGE_CUDA_DYNAMIC || r.operation > CAPSEDGE_CUDA_ATTENTION) return "unknown operation";
+  const bool votes = r.operation == CAPSEDGE_CUDA_VOTES, agreement = votes || r.operation == CAPSEDGE_CUDA_DYNAMIC;
+  if (r.operation < CAPSEDGE_CUDA_DYNAMIC || r.operation > CAPSEDGE_CUDA_VOTES) return "unknown operation";
   if (r.type != CAPSEDGE_CUDA_FLOAT && r.type != CAPSEDGE_CUDA_FLOAT16) return "inputs are float or float16";
   if (r.weight_type != r.type && r.weight_type != CAPSEDGE_CUDA_INT8)
     return "the weight has the type of the other inputs, or int8";
@@ -151,9 +153,19 @@ const char* check_layer(const capsedge_cuda_routing& r) {
   if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.iterations != 1) return "attention routing is one pass";
   if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.parent_images != r.images && r.parent_images != 1)
     return "the parents' batch is neither 1 nor that of the poses";
-  if (r.operation == CAPSEDGE_CUDA_DYNAMIC && r.rows != 1) return "dynamic routing has vectors, one row";
-  if (r.operation != CAPSEDGE_CUDA_DYNAMIC && r.leaky) return "only dynamic routing can be leaky";
+  if (agreement && r.rows != 1) return "dynamic routing has vectors, one row";
+  if (!agreement && (r.leaky || r.over_children || r.replace || r.normalize || r.elementwise))
+    return "only dynamic routing can be leaky, go over the children, replace, normalize or squash elements";
+  if (r.leaky && r.over_children) return "leaky routing is over the parents";
+  if (r.operation != CAPSEDGE_CUDA_DYNAMIC && (r.one_weight || r.vote_biases))
+    return "one weight for all and a bias of votes belong to dynamic routing";
+  if (r.vote_biases != 0 && r.vote_biases != 1 && r.vote_biases != r.types)
+    return "a bias of votes is one for all children or one for each";
+  if (votes && (r.inner != 1 || r.weight_type != r.type)) return "given votes have no weight";
   if (!em && (r.coordinates || r.shared)) return "coordinates and shared weights belong to EM routing";
+  if (!em && (r.additions || r.normalize_activations || r.ones_first))
+    return "additions, normalized activations and responsibilities of one belong to EM routing";
+  if (r.coordinates && r.additions) return "coordinates and additions exclude each other";
   if (r.coordinates && r.rows < 2) return "coordinates need poses of two rows";
   if (!(r.epsilon > 0)) return "epsilon is not positive";
   if (r.shared ? r.grid_height != 1 || r.grid_width != 1 || r.kernel_height != 1 || r.kernel_width != 1

@@ -15,7 +15,7 @@ CAPSEDGE_DEVICE void load_tile(const Block& b, const Layer& l, int begin, int co
   const bool transposed = l.operation == CAPSEDGE_CUDA_DYNAMIC;
   for (int at = b.thread(); at < count * one; at += b.threads()) {
     const int child = at / one, rest = at % one, parent = rest / matrix, place = rest % matrix;
-    const int number = l.shared ? (begin + child) % l.types : begin + child;
+    const int number = l.one_weight ? 0 : l.shared ? (begin + child) % l.types : begin + child;
     const int k = transposed ? place % l.inner : place / l.columns;
     const int c = transposed ? place / l.inner : place % l.columns;
     float value = load<W>(l.weight, static_cast<int64_t>(number) * one + rest);
@@ -80,6 +80,14 @@ CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Corner* corner, int row, 
       vote[u][2 * L - 1] += (corner[u].column + column + 0.5f) / l.width;
     }
   }
+  if (l.additions) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int64_t at = addition_of(l, corner[u].row + row, corner[u].column + column);
+#pragma unroll
+      for (int h = 0; h < R * L; ++h) vote[u][h] += load<T>(l.additions, at + h);
+    }
+  }
 }
 
 template <int R, int L, int U, bool EM, typename T, typename W>
@@ -125,6 +133,14 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
       float vote[U][P], logit[U];
       if (mine)
         tiled_votes<R, L, U, T>(l, corner, row, column, type, tile + (c * l.parents + parent) * l.stride, vote);
+      if (mine && R == 1 && l.vote_biases) {
+#pragma unroll
+        for (int e = 0; e < L; ++e) {
+          const float constant = vote_bias_of<T>(l, number, parent, e);
+#pragma unroll
+          for (int u = 0; u < U; ++u) vote[u][e] += constant;
+        }
+      }
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         logit[u] = kLowest;
@@ -133,8 +149,7 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
           logit[u] = log_density<P>(vote[u], query[u], precision[u], offset[u]);
         else
           logit[u] = agreement<P>(query[u], vote[u]);
-        if (l.operation == CAPSEDGE_CUDA_DYNAMIC)
-          logit[u] += load<T>(l.log_prior, static_cast<int64_t>(number) * l.parents + parent);
+        logit[u] += prior_of<T>(l, number, parent, first_pass);
       }
 #pragma unroll
       for (int u = 0; u < U; ++u) {
@@ -143,7 +158,7 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
         if (!mine || !corner[u].there) continue;
         if constexpr (EM) {
           const int64_t at = (static_cast<int64_t>(row) * l.width + column) * l.types + type;
-          const float activation = load<T>(l.activation, corner[u].pose + at);
+          const float activation = activation_of<T>(l, corner[u].pose + at) * first_factor(l, first_pass);
           add_vote<P>(logit[u] * activation, vote[u], mass[u], sums[u], squares[u]);
         } else {
 #pragma unroll

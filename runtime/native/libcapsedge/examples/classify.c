@@ -1,5 +1,6 @@
 /* Classify images in C:  classify MODEL IMAGE.png...
- * Prints one line per image: its name, the best class, its score, and the first values of its pose. */
+ * Prints one line per image: its name, the best class, its score, and the first values of its pose; the values and units of
+ * a model for regression. */
 #include <stdio.h>
 
 #include "capsedge.h"
@@ -12,6 +13,18 @@ static int failed(capsedge_status* status) {
   const int code = capsedge_status_code(status); /* the exit codes of the command line */
   capsedge_status_release(status);
   return code;
+}
+
+/* Prints the values of a regression; returns the code of a failure. */
+static int print_values(capsedge_session* session, const capsedge_result* result) {
+  for (size_t k = 0; k < result->value_count; ++k) {
+    const char *name = NULL, *unit = NULL;
+    const int refused = failed(capsedge_value_name(session, k, &name, &unit));
+    if (refused != 0) return refused;
+    printf("%s %s %.4g%s%s", k ? "," : "", name, result->values[k], unit[0] ? " " : "", unit);
+  }
+  printf("\n");
+  return 0;
 }
 
 static int classify(capsedge_session* session, capsedge_prediction* prediction, const char* path) {
@@ -36,6 +49,10 @@ static int classify(capsedge_session* session, capsedge_prediction* prediction, 
   for (size_t i = 0; i < images && refused == 0; ++i) {
     capsedge_result result = CAPSEDGE_RESULT_INIT;
     refused = failed(capsedge_prediction_result(prediction, i, &result));
+    if (refused == 0 && result.value_count > 0) {
+      printf("%s:", path);
+      refused = print_values(session, &result);
+    }
     for (size_t k = 0; k < result.label_count; ++k) {
       const capsedge_label* const label = &result.labels[k];
       printf("%s: class %s, %s %.4f, pose", path, label->name, result.score_kind, label->score);
@@ -51,10 +68,7 @@ int main(int count, char** words) {
     fprintf(stderr, "usage: classify MODEL IMAGE.png...\n");
     return CAPSEDGE_USAGE;
   }
-  static const char* const outputs[] = {"lengths", "poses"}; /* leave the decoder out */
   capsedge_open_options options = CAPSEDGE_OPEN_OPTIONS_INIT;
-  options.outputs = outputs;
-  options.output_count = 2;
   capsedge_session* session = NULL;
   capsedge_prediction* prediction = NULL;
   int code = failed(capsedge_open(words[1], &options, &session));

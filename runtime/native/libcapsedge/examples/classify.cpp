@@ -29,6 +29,20 @@ void print_table(const std::string& title, const std::vector<Row>& rows) {
   std::printf("\n");
 }
 
+// "yaw -3.2°, pitch 10°, depth 2.5 mm"
+std::string values_text(const capsedge::Session& session, const capsedge::Answer& answer) {
+  std::string text;
+  for (size_t k = 0; k < answer.values.size(); ++k) {
+    const auto value = session.value_name(k);
+    if (!value) return value.error().message;
+    char number[32];
+    std::snprintf(number, sizeof number, "%.4g", answer.values[k]);
+    const std::string unit = value->unit == "degrees" ? "\u00b0" : value->unit.empty() ? "" : " " + value->unit;
+    text += (k > 0 ? ", " : "") + value->name + " " + number + unit;
+  }
+  return text;
+}
+
 int complain(const capsedge::Error& error) {
   std::fprintf(stderr, "error: %s\n", error.message.c_str());
   return error.code;
@@ -55,9 +69,11 @@ int main(int count, char** words) {
   if (!session) return complain(session.error());
   auto about = session->describe();
   if (!about) return complain(about.error());
-  if (about->score_kind == nullptr) return std::fprintf(stderr, "error: %s cannot predict\n", model.c_str()), CAPSEDGE_ARTEFACT;
+  const bool regression = about->value_count > 0;
+  if (about->score_kind == nullptr && !regression) return std::fprintf(stderr, "error: %s cannot predict\n", model.c_str()), CAPSEDGE_ARTEFACT;
 
-  std::vector<Row> rows{{"image", "class", about->score_kind}};
+  std::vector<Row> rows{{"image", "class", regression ? "" : about->score_kind}};
+  if (regression) rows[0] = {"image", "values"};
   int code = 0;
   for (; at < count; ++at) {
     png_image png;
@@ -70,6 +86,10 @@ int main(int count, char** words) {
     const auto prediction = session->predict(capsedge::image(png.pixels, png.height, png.width, png.channels), options);
     if (!prediction) return complain(prediction.error());
     const capsedge::Answer answer = (*prediction)[0];
+    if (regression) {
+      rows.push_back({words[at], values_text(*session, answer)});
+      continue;
+    }
     if (answer.labels.empty()) rows.push_back({words[at], "-", ""});
     for (const capsedge_label& label : answer.labels) {
       char score[32];

@@ -70,9 +70,9 @@ static capsedge_tensor prepared_input(capsedge_session* session) {
   input.type = port.type;
   input.rank = 4;
   input.shape[0] = 1;
-  input.shape[1] = how.channels;
-  input.shape[2] = how.height;
-  input.shape[3] = how.width;
+  input.shape[1] = how.channels_last ? how.height : how.channels;
+  input.shape[2] = how.channels_last ? how.width : how.height;
+  input.shape[3] = how.channels_last ? how.channels : how.width;
   return input;
 }
 

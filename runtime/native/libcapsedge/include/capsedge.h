@@ -118,17 +118,18 @@ typedef struct capsedge_description {
   int64_t batch; /* images that the file is fixed to; -1: any number */
   const char* architecture;
   const char* routing;
-  const char* task; /* "single-label" or "multi-label" */
+  const char* task; /* "single-label", "multi-label" or "regression" */
   const char* precision;
   int32_t iterations;
   int32_t class_count;    /* 0 if the file does not state it */
-  const char* score_kind; /* "length" or "probability"; NULL: the model cannot predict */
+  const char* score_kind; /* "length" or "probability"; NULL: the model cannot predict classes */
   int64_t smallest_batch; /* of one run */
   int64_t largest_batch;  /* of one run; 0: any */
   const char* plain_because; /* why an engine does not run as CUDA graphs; NULL if it does, and on the CPU */
+  size_t value_count; /* of a regression; 0: the model cannot predict values */
 } capsedge_description;
 #define CAPSEDGE_DESCRIPTION_INIT \
-  {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL}
+  {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL, 0}
 
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_session* session,
                                                                  capsedge_description* description);
@@ -136,6 +137,11 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_sessio
 /* The name of a class; its number if the file does not name classes. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_class_name(capsedge_session* session, int32_t index,
                                                                    const char** name);
+
+/* The name of a regression's value, such as "yaw", and its unit, such as "degrees" ("" if the file does not state it).
+ * `unit` may be NULL. */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_value_name(capsedge_session* session, size_t index,
+                                                                   const char** name, const char** unit);
 
 /* A metadata property of the file, such as "capsedge.parity", as it stands there (capsedge's own are JSON); NULL where
  * there is none of this name. */
@@ -231,14 +237,16 @@ typedef struct capsedge_preprocessing {
   size_t mean_count;
   size_t std_count;
   const char* resize; /* "stretch", "pad", "crop" or "center" */
+  const char* per_image; /* "standardize", "min-max", or "" (or NULL): nothing depends on the image */
+  int32_t channels_last; /* 1: the input is [height, width, channels] */
 } capsedge_preprocessing;
-#define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL}
+#define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0}
 
 /* As stated in the metadata of the model file. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedge_session* session,
                                                                          capsedge_preprocessing* preprocessing);
 
-/* One image as [channels, height, width] floats; `count` is how many there is room for. The same bits as Python's.
+/* One image as [channels, height, width] floats (or [height, width, channels]); `count` is how many there is room for. The same bits as Python's.
  * `invert`: dark ink on a light ground. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing,
                                                                 const capsedge_image* image, int32_t invert,
@@ -246,7 +254,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_p
 
 /* ---- Predictions ---- */
 
-/* Labels, scores and poses of a batch of images, and the memory to compute them in, which is used again. */
+/* Labels, scores and poses (or values) of a batch of images, and the memory to compute them in, which is used again. */
 typedef struct capsedge_prediction capsedge_prediction;
 
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_create(capsedge_prediction** prediction);
@@ -261,7 +269,7 @@ typedef struct capsedge_predict_options {
 } capsedge_predict_options;
 #define CAPSEDGE_PREDICT_OPTIONS_INIT {sizeof(capsedge_predict_options), 0, 0, 0, 0}
 
-/* Classify images of any sizes. Without top_k and without a threshold: the best label of a model for one, those with
+/* Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without top_k and without a threshold: the best label of a model for one, those with
  * a score of at least 0.5 of a model for several. `options` may be NULL. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_predict(capsedge_session* session, const capsedge_image* images,
                                                                 size_t count, const capsedge_predict_options* options,
@@ -269,7 +277,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_predict(capsedge_session
 
 typedef struct capsedge_label {
   const char* name;  /* belongs to the prediction */
-  const float* pose; /* [pose_size], belongs to the prediction */
+  const float* pose; /* [pose_size], belongs to the prediction; NULL in a model without poses */
   double score;
   int32_t index;
 } capsedge_label;
@@ -279,13 +287,15 @@ typedef struct capsedge_result {
   size_t size;
   const capsedge_label* labels; /* best first; equal scores in the order of their classes */
   size_t label_count;
-  const double* scores; /* [class_count] */
-  const float* poses;   /* [class_count, pose_size] */
+  const double* scores; /* [class_count]; NULL for a regression */
+  const float* poses;   /* [class_count, pose_size]; NULL in a model without poses */
   int32_t class_count;
   int32_t pose_size;
-  const char* score_kind; /* "length" of the class's capsule, or "probability" */
+  const char* score_kind; /* "length" of the class's capsule, or "probability"; NULL for a regression */
+  const double* values;   /* [value_count], of a regression; capsedge_value_name has their names and units */
+  size_t value_count;     /* 0 for a classification */
 } capsedge_result;
-#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL}
+#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0}
 
 /* How many images the prediction holds. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_count(capsedge_prediction* prediction,

@@ -121,6 +121,11 @@ struct Answer {
   View<float> poses;            // [classes, pose]
   int32_t pose_size = 0;
   const char* score_kind = nullptr;  // "length" or "probability"
+  View<double> values;               // of a regression; Session::value_name has their names and units
+};
+
+struct ValueName {
+  std::string name, unit;  // "yaw", "degrees"
 };
 
 // The answers for a batch, and the memory to compute them in. One thread at a time.
@@ -152,7 +157,7 @@ class Prediction {
     if (!Result<void>(capsedge_prediction_result(handle_, i, &r))) return {};
     const auto classes = static_cast<size_t>(r.class_count);
     return {{r.labels, r.label_count}, {r.scores, classes}, {r.poses, classes * static_cast<size_t>(r.pose_size)},
-            r.pose_size, r.score_kind};
+            r.pose_size, r.score_kind, {r.values, r.value_count}};
   }
 
   capsedge_prediction* handle() const { return handle_; }
@@ -205,6 +210,12 @@ class Session {
     const char* name = nullptr;
     if (Result<void> done(capsedge_class_name(handle_, index, &name)); !done) return done.error();
     return std::string(name);
+  }
+  // Of a regression's value.
+  Result<ValueName> value_name(size_t index) const {
+    const char *name = nullptr, *unit = nullptr;
+    if (Result<void> done(capsedge_value_name(handle_, index, &name, &unit)); !done) return done.error();
+    return ValueName{name, unit};
   }
   // A metadata property as it stands in the file; null where there is none of this name.
   Result<const char*> property(const std::string& key) const {

@@ -203,7 +203,8 @@ capsedge_status* capsedge_describe(capsedge_session* session, capsedge_descripti
       d.iterations = m->iterations;
       d.class_count = static_cast<int32_t>(s->class_names()->size());
     }
-    if (s->answers().possible) d.score_kind = s->answers().logits ? "probability" : "length";
+    if (s->answers().possible) d.score_kind = s->answers().kind;
+    if (s->answers().possible) d.value_count = s->answers().values;
     write_result(d, description, "description");
   });
 }
@@ -215,6 +216,18 @@ capsedge_status* capsedge_class_name(capsedge_session* session, int32_t index, c
     if (index < 0 || static_cast<size_t>(index) >= names.size())
       fail_usage("There is no class " + std::to_string(index) + ".", "The model has " + std::to_string(names.size()) + ".");
     *required(name, "name") = names[static_cast<size_t>(index)].c_str();
+  });
+}
+
+capsedge_status* capsedge_value_name(capsedge_session* session, size_t index, const char** name, const char** unit) {
+  return guarded([&] {
+    const Sessions::Hold s(sessions(), session);
+    const size_t count = s->answers().values;
+    if (index >= count)
+      fail_usage("There is no value " + std::to_string(index) + ".", "The model has " + std::to_string(count) + ".");
+    const StatedOutputs& stated = *s->metadata()->outputs;  // a model with values has them
+    *required(name, "name") = stated.names[index].c_str();
+    if (unit) *unit = stated.units[index].c_str();
   });
 }
 
@@ -277,6 +290,8 @@ capsedge_status* capsedge_preprocessing_of(capsedge_session* session, capsedge_p
     found.mean_count = p.mean.size();
     found.std_count = p.std.size();
     found.resize = name_of(p.resize);
+    found.per_image = name_of(p.per_image);
+    found.channels_last = p.channels_last;
     write_result(found, preprocessing, "preprocessing");
   });
 }
@@ -295,6 +310,8 @@ capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing, c
     p.mean.assign(required(given.mean, "mean"), given.mean + given.mean_count);
     p.std.assign(required(given.std, "std"), given.std + given.std_count);
     p.resize = resize_rule(required(given.resize, "resize"));
+    p.per_image = per_image_rule(given.per_image ? given.per_image : "");
+    p.channels_last = given.channels_last != 0;
     const std::string wrong = p.wrong();
     if (!wrong.empty()) fail_usage("The preprocessing is wrong.", wrong + ".");
     if (count < static_cast<size_t>(p.values()))

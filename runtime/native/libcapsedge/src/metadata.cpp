@@ -1,5 +1,8 @@
 #include "metadata.h"
 
+#include <algorithm>
+#include <set>
+
 #include "failure.h"
 #include "json.h"
 
@@ -7,7 +10,8 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr int64_t kSchema = 1;
+constexpr int64_t kNewestSchema = 2;  // a file is of schema 2 only if it says what schema 1 cannot
+constexpr size_t kMostNames = 1 << 16, kMostCharacters = 1024;
 constexpr std::string_view kPrefix = "capsedge.";
 
 using Values = std::map<std::string, Json>;
@@ -22,7 +26,8 @@ constexpr Entry kEntries[] = {
     {"schema", Json::kInteger, false},     {"architecture", Json::kString, false}, {"configuration", Json::kObject, false},
     {"routing", Json::kString, false},     {"iterations", Json::kInteger, false},  {"class_names", Json::kArray, false},
     {"preprocessing", Json::kObject, false}, {"task", Json::kString, true},        {"precision", Json::kString, true},
-    {"calibration", Json::kObject, true},  {"checkpoint_sha256", Json::kString, true}, {"parity", Json::kObject, true}};
+    {"calibration", Json::kObject, true},  {"checkpoint_sha256", Json::kString, true}, {"parity", Json::kObject, true},
+    {"outputs", Json::kObject, true}};
 
 const Entry* entry_of(std::string_view name) {
   for (const Entry& entry : kEntries)
@@ -44,13 +49,13 @@ Values values_of(const std::map<std::string, std::string>& properties) {
     Json value;
     try {
       value = parse_json(text, Nan::kNull);
-      const bool none = value.kind == Json::kNull && name == "preprocessing";  // a model of the user's own may have none
+      const bool none = value.kind == Json::kNull && (name == "preprocessing" || name == "outputs");  // may be absent
       if (!none) value.check(entry->kind);
     } catch (const JsonError& error) {
       throw JsonError("'" + name + "': " + error.what());
     }
     // The workstation's part is large, and nothing here needs it.
-    if (entry->kind == Json::kObject && name != "preprocessing") value = Json();
+    if (entry->kind == Json::kObject && name != "preprocessing" && name != "outputs") value = Json();
     values.emplace(name, std::move(value));
   }
   if (values.empty()) return values;
@@ -71,6 +76,11 @@ int32_t side(const Json& value) {
   return static_cast<int32_t>(whole);
 }
 
+bool is_channels_last(const std::string& layout) {
+  if (layout != "NCHW" && layout != "NHWC") throw JsonError("layout '" + layout.substr(0, 80) + "'");
+  return layout == "NHWC";
+}
+
 Preprocessing preprocessing_of(const Json& json) {
   Preprocessing p;
   p.scale = 1.0 / 255.0;
@@ -86,12 +96,58 @@ Preprocessing preprocessing_of(const Json& json) {
     else if (name == "mean") p.mean = reals(value);
     else if (name == "std") p.std = reals(value);
     else if (name == "resize") p.resize = resize_rule(value.string());
+    else if (name == "per_image") p.per_image = per_image_rule(value.string());
+    else if (name == "layout") p.channels_last = is_channels_last(value.string());
     else throw JsonError("'preprocessing' has '" + name + "', which this version does not know");
   }
   if (!sides[0] || !sides[1] || !sides[2]) throw JsonError("'preprocessing' has no size");
   const std::string wrong = p.wrong();
   if (!wrong.empty()) throw JsonError(wrong);
   return p;
+}
+
+StatedOutputs outputs_of(const Json& json) {
+  json.only({"scores", "kind", "poses", "values", "names", "units"});
+  StatedOutputs o;
+  const auto text = [&](const char* name, std::string& to) {
+    if (const Json* const found = json.find(name)) to = found->string();
+  };
+  const auto list = [&](const char* name, std::vector<std::string>& to) {
+    if (const Json* const found = json.find(name))
+      for (const Json& item : found->array()) to.push_back(item.string());
+  };
+  text("scores", o.scores), text("kind", o.kind), text("poses", o.poses);
+  list("values", o.values), list("names", o.names), list("units", o.units);
+  return o;
+}
+
+size_t characters(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// Throws JsonError for outputs that contradict themselves, the task or the classes.
+void check_outputs(const StatedOutputs& o, const Metadata& m) {
+  if (m.regression()) {
+    if (o.values.empty() || !o.scores.empty() || !o.kind.empty() || !o.poses.empty() || !m.class_names.empty())
+      throw JsonError("a regression has outputs for values, and neither scores nor classes");
+    if (o.names.empty() || o.units.size() != o.names.size())
+      throw JsonError("the values have " + std::to_string(o.names.size()) + " names and " + std::to_string(o.units.size()) + " units");
+  } else if (o.scores.empty() || !o.values.empty() || !o.names.empty() || !o.units.empty()) {
+    throw JsonError("a classification has an output for scores, and no values");
+  } else if (o.kind != "length" && o.kind != "logits" && o.kind != "probability") {
+    throw JsonError("kind of scores '" + o.kind.substr(0, 80) + "'");
+  }
+  std::set<std::string> named;
+  std::vector<std::string> all = o.values;
+  for (const std::string* one : {&o.scores, &o.poses})
+    if (!one->empty()) all.push_back(*one);
+  for (const std::string& name : all)
+    if (name.empty() || !named.insert(name).second) throw JsonError("an output is named twice, or has no name");
+  if (o.names.size() > kMostNames) throw JsonError("there are over " + std::to_string(kMostNames) + " values");
+  for (const auto* list : {&o.names, &o.units})
+    for (const std::string& text : *list)
+      if (characters(text) > kMostCharacters)
+        throw JsonError("a name or unit has over " + std::to_string(kMostCharacters) + " characters");
 }
 
 }  // namespace
@@ -106,9 +162,9 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
       return found == values.end() ? std::string(otherwise) : found->second.text;
     };
     const int64_t schema = values.at("schema").integer, iterations = values.at("iterations").integer;
-    if (schema != kSchema)
+    if (schema < 1 || schema > kNewestSchema)
       throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata has another schema.",
-                    "It has " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(kSchema) + ".",
+                    "It has " + std::to_string(schema) + ", this version of capsedge reads up to " + std::to_string(kNewestSchema) + ".",
                     "Export the model again, or install the capsedge that made it.");
     if (iterations < INT32_MIN || iterations > INT32_MAX) throw JsonError("'iterations' is " + std::to_string(iterations));
     m.architecture = text("architecture", "");
@@ -116,11 +172,17 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     m.iterations = static_cast<int32_t>(iterations);
     m.precision = text("precision", "fp32");
     m.task = text("task", "single-label");
-    if (m.task != "single-label" && m.task != "multi-label") throw JsonError("task '" + m.task + "'");
+    if (m.task != "single-label" && m.task != "multi-label" && !m.regression()) throw JsonError("task '" + m.task.substr(0, 80) + "'");
     for (const Json& name : values.at("class_names").items)  // older files name classes by number, too
       m.class_names.push_back(name.kind == Json::kInteger ? std::to_string(name.integer) : name.string());
     const Json& preprocessing = values.at("preprocessing");
     if (preprocessing.kind != Json::kNull) m.preprocessing = preprocessing_of(preprocessing);
+    const auto outputs = values.find("outputs");
+    if (outputs != values.end() && outputs->second.kind != Json::kNull) m.outputs = outputs_of(outputs->second);
+    if (m.outputs || m.regression()) check_outputs(m.outputs.value_or(StatedOutputs()), m);
+    const bool newer = m.outputs || (m.preprocessing && (m.preprocessing->channels_last || m.preprocessing->per_image != PerImage::kNothing));
+    if (newer && schema < kNewestSchema)
+      throw JsonError("schema " + std::to_string(schema) + " has no 'outputs', 'per_image' and 'layout'");
   } catch (const JsonError& error) {
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
                   "Export the model again with `capsedge export`.");

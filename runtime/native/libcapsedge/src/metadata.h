@@ -10,11 +10,21 @@
 
 namespace capsedge::libcapsedge {
 
+// Which outputs hold the answer, where that is not lengths or logits, and poses.
+struct StatedOutputs {
+  std::string scores, kind, poses;  // of a classification; kind: length, logits or probability
+  std::vector<std::string> values;  // of a regression
+  std::vector<std::string> names, units;  // of its values
+};
+
 struct Metadata {
   std::string architecture, routing, task, precision;
   int32_t iterations = 0;
   std::vector<std::string> class_names;
   std::optional<Preprocessing> preprocessing;
+  std::optional<StatedOutputs> outputs;
+
+  bool regression() const { return task == "regression"; }
 };
 
 // Nothing where the file has no properties of ours. Throws Failure (CAPSEDGE_ARTEFACT) where they are damaged or of a

@@ -120,12 +120,14 @@ bool is_expanded_pose(std::string_view name) {
   };
   const auto letter = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  const size_t end = name.find("Routing_iter");
+  const size_t end = name.find("Routing");
   if (end == 0 || end == std::string_view::npos) return false;
   for (const char c : name.substr(0, end))
     if (!letter(c)) return false;
   name.remove_prefix(end);
-  return drop("Routing_iter") && skip(digit) && drop("_pose__") && skip(digit) && name.empty();
+  drop("Routing");
+  if (drop("V") && !skip(digit)) return false;
+  return drop("_iter") && skip(digit) && drop("_pose__") && skip(digit) && name.empty();
 }
 
 // Goes through a file by the schema and the protobuf wire format (https://protobuf.dev/programming-guides/encoding);
@@ -138,7 +140,8 @@ class Walker {
     if (data_.substr(std::min<size_t>(4, data_.size()), 4) == "ORTM")
       throw Malformed("it is also a file of ONNX Runtime's own format");
     const Found found = walk(model_message(), {0, data_.size()}, 0, Place::kModel);
-    text(found, 2);  // the producer
+    file_.producer = text(found, 2);
+    file_.producer_version = text(found, 3);
     if (!found.has(7) || found[1].number == 0) throw Malformed("it has no graph");
   }
 
@@ -271,6 +274,35 @@ std::string varint_of(size_t value) {
   return bytes + static_cast<char>(value);
 }
 
+// What a file of another format is, by its first bytes, for the formats most often given instead (Python's
+// runtime/files/formats.py knows more); empty if that is not known.
+std::string_view other_format(std::string_view bytes) {
+  struct Signature {
+    size_t at;
+    std::string_view bytes, name;
+  };
+  using namespace std::string_view_literals;
+  static constexpr Signature kSignatures[] = {
+      {0, "\x89PNG"sv, "an image"},
+      {0, "\xff\xd8\xff"sv, "an image"},
+      {0, "PK\x03\x04"sv, "a zip archive, such as a PyTorch file (.pt, .pth) or a Keras model (.keras)"},
+      {0, "\x80\x02\x8a\x0al\xfc\x9c"sv, "a PyTorch file from before version 1.6, or saved in that format"},
+      {0, "\x89HDF\r\n"sv, "an HDF5 file, such as a Keras model (.h5)"},
+      {4, "TFL3"sv, "a LiteRT (TensorFlow Lite) model"},
+      {4, "ORTM"sv, "a model in ONNX Runtime's own format (.ort)"},
+      {0, "ftrt"sv, "a TensorRT engine"},
+      {0, "ptrt"sv, "a TensorRT engine"},
+      {8, "{"sv, "a file of weights (safetensors)"},
+      {0, "\x1f\x8b"sv, "a compressed file"},
+      {0, "7767517"sv, "a model of ncnn"},
+      {0, "<?xml"sv, "an XML file"},
+      {0, "version https://git-lfs"sv, "a pointer of Git LFS, not the file itself"},
+  };
+  for (const Signature& each : kSignatures)
+    if (bytes.size() >= each.at && bytes.substr(each.at, each.bytes.size()) == each.bytes) return each.name;
+  return bytes.empty() ? "empty"sv : ""sv;
+}
+
 }  // namespace
 
 std::set<std::string> OnnxFile::missing_functions() const {
@@ -291,6 +323,9 @@ OnnxFile read_onnx(std::string_view bytes, const std::string& name) {
   try {
     Walker(bytes, file).model();
   } catch (const Malformed& error) {
+    if (const std::string_view told = other_format(bytes); !told.empty())
+      throw Failure(CAPSEDGE_ARTEFACT, name + " is not an ONNX file: it is " + std::string(told) + ".", "",
+                    "Name the .onnx file of the model; `capsedge inspect` says what makes one of this file.");
     throw Failure(CAPSEDGE_ARTEFACT, name + " is not a complete ONNX file.", std::string("Read as one, ") + error.what() + ".",
                   "Fetch the file again, or export it again with `capsedge export`.");
   }

@@ -20,6 +20,7 @@ struct Span {
 };
 
 struct OnnxFile {
+  std::string producer, producer_version;
   std::map<std::string, std::string> metadata;
   std::vector<NodeType> capsedge_nodes;  // functions included
   std::set<NodeType> capsedge_functions;

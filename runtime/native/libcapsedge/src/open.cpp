@@ -1,11 +1,13 @@
 #include "open.h"
 
+#include <algorithm>
 #include <set>
 
 #include "failure.h"
 #include "families.h"
 #include "files.h"
 #include "onnx_file.h"
+#include "operators.h"
 
 namespace capsedge::libcapsedge {
 
@@ -52,6 +54,28 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
 }
 #endif
 
+// Digits and points, as in "1.20.3".
+bool is_version(const std::string& text) {
+  const auto fits = [](char c) { return (c >= '0' && c <= '9') || c == '.'; };
+  return !text.empty() && text.size() < 20 && std::all_of(text.begin(), text.end(), fits);
+}
+
+// Refuses operators of a later version that have no function body (Python: `_known_operators`, runtime/loading.py).
+void check_known_operators(const OnnxFile& file, const std::set<std::string>& missing, const std::string& name) {
+  std::set<std::string> unknown;
+  for (const std::string& type : missing)
+    if (find_operator(type) == nullptr) unknown.insert(type);
+  if (unknown.empty()) return;
+  const bool ours = file.producer == "capsedge" && is_version(file.producer_version);
+  throw Failure(CAPSEDGE_ENVIRONMENT,
+                name + " needs operators that this version of libcapsedge does not have: " +
+                    joined({unknown.begin(), unknown.end()}) + ".",
+                (ours ? "The file was written by capsedge " + file.producer_version + ". " : "") +
+                    "This is libcapsedge " + CAPSEDGE_VERSION + ", and the nodes carry no function bodies that could run instead.",
+                "Install " + (ours ? "libcapsedge " + file.producer_version + " or later" : std::string("a later version")) +
+                    ", or export the file again with `capsedge export --ops auto`, which writes the bodies.");
+}
+
 }  // namespace
 
 std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& name, const OpenOptions& options) {
@@ -70,6 +94,7 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
   opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
   std::set<std::string> missing;
   for (const std::string& type : file.missing_functions()) missing.insert(ort::operator_of(type));
+  check_known_operators(file, missing, name);
   if (!opened.fused && !missing.empty())
     throw Failure(CAPSEDGE_ENVIRONMENT, name + " runs only with the fused operators.",
                   "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",

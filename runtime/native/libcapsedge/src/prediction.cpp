@@ -51,6 +51,21 @@ class Busy {
 
 }  // namespace
 
+void Prediction::check_options(const Answers& answers, PredictOptions& options) const {
+  if (options.top_k < 0) fail_usage("top_k is " + std::to_string(options.top_k) + ".", "It must be 1 or more, or 0 for no limit.");
+  if (options.use_threshold && !(options.threshold >= 0 && options.threshold <= 1))
+    fail_usage("threshold is " + std::to_string(options.threshold) + ".", "Scores go from 0 to 1.");
+  if (answers.regression && (options.top_k > 0 || options.use_threshold))
+    fail_usage("The model estimates values.", "top_k and threshold choose among classes, and it has none.", "Leave them out.");
+  if (options.top_k > 0 || options.use_threshold) return;
+  if (answers.several) {
+    options.use_threshold = true;
+    options.threshold = kDefaultThreshold;
+  } else {
+    options.top_k = 1;
+  }
+}
+
 void Prediction::predict(const Session& session, const capsedge_image* images, size_t count, PredictOptions options) {
   const Busy busy(busy_);
   count_ = 0;
@@ -58,28 +73,19 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   if (!answers.possible)
     throw Failure(CAPSEDGE_ARTEFACT, session.name() + " cannot predict.", answers.why_not, answers.fix);
   const Preprocessing& preprocessing = session.preprocessing();
-  if (options.top_k < 0) fail_usage("top_k is " + std::to_string(options.top_k) + ".", "It must be 1 or more, or 0 for no limit.");
-  if (options.use_threshold && !(options.threshold >= 0 && options.threshold <= 1))
-    fail_usage("threshold is " + std::to_string(options.threshold) + ".", "Scores go from 0 to 1.");
-  if (options.top_k == 0 && !options.use_threshold) {
-    if (answers.several) {
-      options.use_threshold = true;
-      options.threshold = kDefaultThreshold;
-    } else {
-      options.top_k = 1;
-    }
-  }
+  check_options(answers, options);
   names_ = session.class_names();
   classes_ = answers.classes;
   pose_size_ = answers.pose_size;
-  kind_ = answers.logits ? "probability" : "length";
-  const auto classes = static_cast<size_t>(classes_), poses = classes * static_cast<size_t>(pose_size_);
+  kind_ = answers.kind;
+  value_count_ = answers.values;
+  const auto classes = static_cast<size_t>(classes_);
   scores_.resize(count * classes);
-  poses_.resize(count * poses);
+  poses_.resize(count * classes * static_cast<size_t>(pose_size_));
+  values_.resize(count * value_count_);
   labels_.clear();
   ends_.clear();
 
-  const auto values = static_cast<size_t>(preprocessing.values());
   const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
   const int64_t chunk = std::clamp<int64_t>(kRunBytes / 4 / preprocessing.values(), 1, kChunk);
   const auto size = static_cast<size_t>(fixed > 0 ? fixed : largest > 0 ? std::min(chunk, largest) : chunk);
@@ -87,26 +93,24 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   for (size_t first = 0; first < count; first += size) {
     const size_t used = std::min(size, count - first);
     const size_t rows = std::max(least, used);
-    const auto start = std::chrono::steady_clock::now();
-    input_.resize(rows * values);
-    for (size_t n = 0; n < used; ++n)
-      prepare(preprocessing, images[first + n], options.invert, "image " + std::to_string(first + n), scratch_,
-              input_.data() + n * values);
-    std::fill(input_.begin() + static_cast<std::ptrdiff_t>(used * values), input_.end(), 0.0f);
-    session.counters().prepare_ns.fetch_add(
-        static_cast<uint64_t>(
-            std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count()),
-        std::memory_order_relaxed);
+    prepare_batch(session, images, first, used, rows, options.invert);
     run(session, rows, used);
-    for (size_t n = 0; n < used; ++n) {
-      double* scores = scores_.data() + (first + n) * classes;
-      for (size_t j = 0; j < classes; ++j) scores[j] = score_out_[n * classes + j];
-      if (answers.logits) probabilities(scores, classes, answers.several);
-      std::copy_n(pose_out_.data() + n * poses, poses, poses_.data() + (first + n) * poses);
-      choose(first + n, options);
-    }
+    keep(answers, first, used, options);
   }
   count_ = count;
+}
+
+void Prediction::prepare_batch(const Session& session, const capsedge_image* images, size_t first, size_t used, size_t rows,
+                               bool invert) {
+  const Preprocessing& preprocessing = session.preprocessing();
+  const auto values = static_cast<size_t>(preprocessing.values());
+  const auto start = std::chrono::steady_clock::now();
+  input_.resize(rows * values);
+  for (size_t n = 0; n < used; ++n)
+    prepare(preprocessing, images[first + n], invert, "image " + std::to_string(first + n), scratch_, input_.data() + n * values);
+  std::fill(input_.begin() + static_cast<std::ptrdiff_t>(used * values), input_.end(), 0.0f);
+  const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
+  session.counters().prepare_ns.fetch_add(static_cast<uint64_t>(took.count()), std::memory_order_relaxed);
 }
 
 void Prediction::run(const Session& session, size_t rows, size_t used) {
@@ -117,8 +121,8 @@ void Prediction::run(const Session& session, size_t rows, size_t used) {
   input.type = in.type;
   input.rank = 4;
   input.shape[0] = static_cast<int64_t>(rows);
-  const Preprocessing& p = session.preprocessing();
-  input.shape[1] = p.channels, input.shape[2] = p.height, input.shape[3] = p.width;
+  const std::array<int64_t, 3> shape = session.preprocessing().shape();
+  std::copy(shape.begin(), shape.end(), input.shape + 1);
   input.data = input_.data();
   input.bytes = input_.size() * 4;
   if (in.type == CAPSEDGE_FLOAT16) {
@@ -127,33 +131,58 @@ void Prediction::run(const Session& session, size_t rows, size_t used) {
     input.data = half_.data();
     input.bytes = half_.size() * 2;
   }
-  Value outputs[2];
-  std::vector<float>* const rooms[2] = {&score_out_, &pose_out_};
-  for (size_t i = 0; i < 2; ++i) {
+  const size_t count = answers.outputs.size();
+  Value outputs[CAPSEDGE_MAX_TENSORS];
+  found_.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    const AnswerOutput& answer = answers.outputs[i];
     Value& value = outputs[i];
-    value.port = i == 0 ? answers.scores : answers.poses;
-    session.shape_for(static_cast<int64_t>(rows), value);
-    size_t count = 1;
-    for (int32_t k = 0; k < value.rank; ++k) count *= static_cast<size_t>(value.shape[k]);
-    rooms[i]->resize(count);
-    value.data = rooms[i]->data();
-    value.bytes = count * element_bytes(value.type);
+    value.port = answer.port;
+    value.type = ports[answer.port].type;
+    value.rank = static_cast<int32_t>(1 + answer.shape.size());
+    value.shape[0] = static_cast<int64_t>(rows);
+    std::copy(answer.shape.begin(), answer.shape.end(), value.shape + 1);
+    found_[i].resize(rows * answer.values);
+    value.data = found_[i].data();
+    value.bytes = found_[i].size() * element_bytes(value.type);
   }
-  session.run_values(&input, 1, outputs, 2, static_cast<int64_t>(rows));
-  for (size_t i = 0; i < 2; ++i) {
-    if (outputs[i].type != CAPSEDGE_FLOAT16) continue;
-    // They lie in the first half of the room.
-    std::vector<float>& room = *rooms[i];
-    half_.resize(room.size());
-    std::memcpy(half_.data(), room.data(), room.size() * 2);
-    plain().widen(half_.data(), room.data(), static_cast<int64_t>(room.size()));
+  session.run_values(&input, 1, outputs, count, static_cast<int64_t>(rows));
+  for (size_t i = 0; i < count; ++i) {
+    std::vector<float>& room = found_[i];
+    if (outputs[i].type == CAPSEDGE_FLOAT16) {
+      // They lie in the first half of the room.
+      half_.resize(room.size());
+      std::memcpy(half_.data(), room.data(), half_.size() * 2);
+      plain().widen(half_.data(), room.data(), static_cast<int64_t>(half_.size()));
+    }
+    const size_t judged = answers.regression || i == 0 ? used * answers.outputs[i].values : 0;  // poses decide nothing
+    if (!std::all_of(room.begin(), room.begin() + static_cast<std::ptrdiff_t>(judged), [](float v) { return std::isfinite(v); }))
+      throw Failure(CAPSEDGE_ARTEFACT, session.name() + " computed " + ports[outputs[i].port].name + " that are NaN or infinite.",
+                    "The weights may be damaged, or their range too large for the file's precision.",
+                    "Run `capsedge verify` on the file.");
   }
-  const size_t scores = used * static_cast<size_t>(classes_);
-  if (!std::all_of(score_out_.begin(), score_out_.begin() + static_cast<std::ptrdiff_t>(scores),
-                   [](float v) { return std::isfinite(v); }))
-    throw Failure(CAPSEDGE_ARTEFACT, session.name() + " computed " + ports[answers.scores].name + " that are NaN or infinite.",
-                  "The weights may be damaged, or their range too large for the file's precision.",
-                  "Run `capsedge verify` on the file.");
+}
+
+void Prediction::keep(const Answers& answers, size_t first, size_t used, const PredictOptions& options) {
+  if (answers.regression) {
+    for (size_t n = 0; n < used; ++n) {
+      double* to = values_.data() + (first + n) * value_count_;
+      for (size_t i = 0; i < found_.size(); ++i) {
+        const size_t each = answers.outputs[i].values;
+        to = std::copy_n(found_[i].data() + n * each, each, to);
+      }
+      ends_.push_back(0);
+    }
+    return;
+  }
+  const auto classes = static_cast<size_t>(classes_), poses = classes * static_cast<size_t>(pose_size_);
+  for (size_t n = 0; n < used; ++n) {
+    double* const scores = scores_.data() + (first + n) * classes;
+    std::copy_n(found_[0].data() + n * classes, classes, scores);
+    if (answers.logits) probabilities(scores, classes, answers.several);
+    if (poses > 0) std::copy_n(found_[1].data() + n * poses, poses, poses_.data() + (first + n) * poses);
+    choose(first + n, options);
+  }
 }
 
 void Prediction::choose(size_t image, const PredictOptions& options) {
@@ -167,8 +196,8 @@ void Prediction::choose(size_t image, const PredictOptions& options) {
   size_t taken = 0;
   for (const int32_t j : order_) {
     if (taken == most || (options.use_threshold && scores[j] < options.threshold)) break;
-    labels_.push_back({(*names_)[static_cast<size_t>(j)].c_str(),
-                       poses_.data() + (image * classes + static_cast<size_t>(j)) * pose, scores[j], j});
+    const float* const of_class = pose > 0 ? poses_.data() + (image * classes + static_cast<size_t>(j)) * pose : nullptr;
+    labels_.push_back({(*names_)[static_cast<size_t>(j)].c_str(), of_class, scores[j], j});
     ++taken;
   }
   ends_.push_back(labels_.size());
@@ -180,8 +209,11 @@ void Prediction::result(size_t image, capsedge_result& result) const {
   const size_t begin = image == 0 ? 0 : ends_[image - 1];
   result.labels = labels_.data() + begin;
   result.label_count = ends_[image] - begin;
-  result.scores = scores_.data() + image * static_cast<size_t>(classes_);
-  result.poses = poses_.data() + image * static_cast<size_t>(classes_) * static_cast<size_t>(pose_size_);
+  const size_t classes = static_cast<size_t>(classes_);
+  if (classes > 0) result.scores = scores_.data() + image * classes;
+  if (pose_size_ > 0) result.poses = poses_.data() + image * classes * static_cast<size_t>(pose_size_);
+  if (value_count_ > 0) result.values = values_.data() + image * value_count_;
+  result.value_count = value_count_;
   result.class_count = classes_;
   result.pose_size = pose_size_;
   result.score_kind = kind_;

@@ -25,7 +25,10 @@ class Prediction {
   void result(size_t image, capsedge_result& result) const;
 
  private:
+  void check_options(const Answers& answers, PredictOptions& options) const;
+  void prepare_batch(const Session& session, const capsedge_image* images, size_t first, size_t used, size_t rows, bool invert);
   void run(const Session& session, size_t rows, size_t used);
+  void keep(const Answers& answers, size_t first, size_t used, const PredictOptions& options);
   void choose(size_t image, const PredictOptions& options);
 
   std::atomic<bool> busy_{false};
@@ -33,13 +36,16 @@ class Prediction {
   size_t count_ = 0;
   int32_t classes_ = 0, pose_size_ = 0;
   const char* kind_ = nullptr;
+  size_t value_count_ = 0;
+  std::vector<double> values_;          // [count, value_count], of a regression
   std::vector<double> scores_;          // [count, classes]
   std::vector<float> poses_;            // [count, classes, pose]
   std::vector<capsedge_label> labels_;  // of all images
   std::vector<size_t> ends_;            // of each image's labels
   // Of one run.
   PrepareScratch scratch_;
-  std::vector<float> input_, score_out_, pose_out_;
+  std::vector<float> input_;
+  std::vector<std::vector<float>> found_;  // of each output of the answers
   std::vector<uint16_t> half_;
   std::vector<int32_t> order_;
 };

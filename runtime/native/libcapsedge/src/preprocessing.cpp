@@ -13,6 +13,7 @@ namespace capsedge::libcapsedge {
 namespace {
 
 constexpr const char* kRules[] = {"stretch", "pad", "crop", "center"};
+constexpr const char* kPerImage[] = {"", "standardize", "min-max"};
 
 // Luma of ITU-R BT.601 in 1/65536.
 constexpr float kRed = 19595.0f, kGreen = 38470.0f, kBlue = 7471.0f, kUnit = 65536.0f;
@@ -173,6 +174,19 @@ Resize resize_rule(const std::string& name) {
 
 const char* name_of(Resize rule) { return kRules[static_cast<size_t>(rule)]; }
 
+PerImage per_image_rule(const std::string& name) {
+  for (size_t i = 0; i < std::size(kPerImage); ++i)
+    if (name == kPerImage[i]) return static_cast<PerImage>(i);
+  return PerImage::kUnknown;
+}
+
+const char* name_of(PerImage rule) { return kPerImage[static_cast<size_t>(rule)]; }
+
+std::array<int64_t, 3> Preprocessing::shape() const {
+  if (channels_last) return {height, width, channels};
+  return {channels, height, width};
+}
+
 std::string Preprocessing::wrong() const {
   const std::string size = std::to_string(channels) + "x" + std::to_string(height) + "x" + std::to_string(width);
   if (height < 1 || width < 1 || channels < 1) return "the input size " + size + " is not positive";
@@ -188,6 +202,11 @@ std::string Preprocessing::wrong() const {
       return std::string(list == &mean ? "mean" : "std") + " has " + std::to_string(list->size()) + " values for " +
              std::to_string(channels) + " channels";
   if (resize == Resize::kUnknown) return "the resize rule is none of stretch, pad, crop, center";
+  if (per_image == PerImage::kUnknown) return "per_image is none of standardize, min-max";
+  if (per_image == PerImage::kStandardize &&
+      (std::any_of(mean.begin(), mean.end(), [](double v) { return v != 0; }) ||
+       std::any_of(std.begin(), std.end(), [](double v) { return v != 1; })))
+    return "an image that is standardized by itself takes no other mean and std";
   return "";
 }
 
@@ -237,34 +256,68 @@ void resize_height(const Placement& placed, int64_t channels, Rows& rows, Prepar
   }
 }
 
-// Along the width, then (v * scale - mean) / std into [channels, height, width]. What padding leaves is level 0.
+// (v * scale - mean) / std of a channel.
+struct Normalization {
+  float scale, mean, std;
+  float of(float v) const { return (v * scale - mean) / std; }
+};
+
+Normalization normalization(const Preprocessing& p, int64_t channel) {
+  const auto of = [channel](const std::vector<double>& list) {
+    return static_cast<float>(list[list.size() == 1 ? 0 : static_cast<size_t>(channel)]);
+  };
+  return {static_cast<float>(p.scale), of(p.mean), of(p.std)};
+}
+
+// Along the width into [channels, height, width], normalized unless the whole image comes first. What padding leaves is level 0.
 void resize_width(const Placement& placed, const Preprocessing& p, PrepareScratch& scratch, float* to) {
+  const bool levels = p.per_image == PerImage::kMinMax;
   const Size &part = placed.part, &inner = placed.inner, &target = placed.target;
   const int64_t channels = p.channels, row = part.width * channels;
-  const float scale = static_cast<float>(p.scale);
-  const auto of = [](const std::vector<double>& list, int64_t c) {
-    return static_cast<float>(list[list.size() == 1 ? 0 : static_cast<size_t>(c)]);
-  };
   const int64_t down = (target.height - inner.height) / 2, right = (target.width - inner.width) / 2;
   for (int64_t c = 0; c < channels && placed.padded(); ++c)
     std::fill(to + c * target.height * target.width, to + (c + 1) * target.height * target.width,
-              (0.0f * scale - of(p.mean, c)) / of(p.std, c));
+              levels ? 0.0f : normalization(p, c).of(0.0f));
   for (int64_t j = 0; j < inner.width; ++j) {
     const int64_t first = part.width == inner.width ? j : taps(part.width, inner.width, j, scratch.weights);
     if (part.width == inner.width) scratch.weights.assign(1, 1.0f);
     const float* weights = scratch.weights.data();
     const size_t count = scratch.weights.size();
     for (int64_t c = 0; c < channels; ++c) {
-      const float mean = of(p.mean, c), std = of(p.std, c);
+      const Normalization n = normalization(p, c);
       float* column = to + (c * target.height + down) * target.width + right + j;
       for (int64_t i = 0; i < inner.height; ++i) {
         const float* line = scratch.tall.data() + i * row + first * channels + c;
         float sum = weights[0] * line[0];
         for (size_t k = 1; k < count; ++k) sum = sum + weights[k] * line[static_cast<int64_t>(k) * channels];
-        column[i * target.width] = (sum * scale - mean) / std;
+        column[i * target.width] = levels ? sum : n.of(sum);
       }
     }
   }
+}
+
+// The image's levels from 0 to 255, then normalized.
+void stretch_levels(const Preprocessing& p, float* values) {
+  const int64_t area = int64_t{p.height} * p.width;
+  const auto [lowest, highest] = std::minmax_element(values, values + p.values());
+  const float low = *lowest, span = *highest > low ? *highest - low : 1.0f;
+  for (int64_t c = 0; c < p.channels; ++c) {
+    const Normalization n = normalization(p, c);
+    for (float *v = values + c * area, *const end = v + area; v != end; ++v) *v = n.of((*v - low) / span * 255.0f);
+  }
+}
+
+// Mean 0 and deviation 1, in doubles and from the first value to the last.
+void standardize(float* values, int64_t count) {
+  double sum = 0, squares = 0;
+  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(values[i]);
+  const double mean = sum / static_cast<double>(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const double centred = static_cast<double>(values[i]) - mean;
+    squares += centred * centred;
+  }
+  const double deviation = std::max(std::sqrt(squares / static_cast<double>(count)), 1.0 / std::sqrt(static_cast<double>(count)));
+  for (int64_t i = 0; i < count; ++i) values[i] = static_cast<float>((static_cast<double>(values[i]) - mean) / deviation);
 }
 
 }  // namespace
@@ -274,8 +327,16 @@ void prepare(const Preprocessing& p, const capsedge_image& image, bool invert, c
   check_image(image, p.channels, name);
   Rows rows(image, p.channels, invert, name, scratch.row);
   const Placement placed = place(p, image);
+  const bool permuted = p.channels_last && p.channels > 1;
+  if (permuted) scratch.planes.resize(static_cast<size_t>(p.values()));
+  float* const planes = permuted ? scratch.planes.data() : to;
   resize_height(placed, p.channels, rows, scratch);
-  resize_width(placed, p, scratch, to);
+  resize_width(placed, p, scratch, planes);
+  if (p.per_image == PerImage::kMinMax) stretch_levels(p, planes);
+  if (p.per_image == PerImage::kStandardize) standardize(planes, p.values());
+  const int64_t area = int64_t{p.height} * p.width;
+  for (int64_t i = 0; permuted && i < area; ++i)
+    for (int64_t c = 0; c < p.channels; ++c) to[i * p.channels + c] = planes[c * area + i];
 }
 
 }  // namespace capsedge::libcapsedge

@@ -11,9 +11,6 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr char kLengths[] = "lengths", kLogits[] = "logits", kPoses[] = "poses";
-constexpr char kExportAgain[] = "Export the model again with `capsedge export`.";
-
 bool fits(int64_t found, int64_t declared) { return declared < 0 || found == declared; }
 
 // Bytes of a value whose type and shape are set.
@@ -119,7 +116,8 @@ Session::Session(std::string name, Model model)
       fused_(model.fused), expanded_routing_(model.expanded_routing), backend_(std::move(model.backend)) {
   check_sizes();
   if (metadata_) check_metadata(model.outputs);
-  find_answers();
+  answers_ = answers_of(metadata_ ? &*metadata_ : nullptr, *backend_);
+  class_names_ = std::make_shared<const std::vector<std::string>>(answers_.class_names);
 }
 
 void Session::check_sizes() const {
@@ -134,66 +132,10 @@ void Session::check_sizes() const {
 }
 
 void Session::check_metadata(const std::vector<std::string>& output_names) const {
-  const std::vector<Port>& inputs = backend_->inputs();
-  const auto has = [&](const char* name) { return std::count(output_names.begin(), output_names.end(), name) == 1; };
-  std::string why;
-  if (inputs.size() != 1 || inputs[0].shape.size() != 4) {
-    why = "It has " + std::to_string(inputs.size()) + " inputs, not one, images [N, C, H, W].";
-  } else if (has(kLengths) == has(kLogits) || !has(kPoses)) {
-    why = "It needs the outputs lengths or logits, and poses; it has " + joined(output_names) + ".";
-  } else if (metadata_->preprocessing) {
-    const Preprocessing& p = *metadata_->preprocessing;
-    const std::vector<int64_t>& shape = inputs[0].shape;
-    if (!fits(p.channels, shape[1]) || !fits(p.height, shape[2]) || !fits(p.width, shape[3]))
-      why = "It prepares images [" + std::to_string(p.channels) + ", " + std::to_string(p.height) + ", " +
-            std::to_string(p.width) + "] for an input " + shape_text(shape.data(), 4) + ".";
-  }
-  for (const Port& port : backend_->outputs()) {
-    if (port.name != kLengths && port.name != kLogits) continue;
-    const auto named = static_cast<int64_t>(metadata_->class_names.size());
-    if (named > 0 && (port.shape.size() != 2 || !fits(named, port.shape[1])))
-      why = "It names " + std::to_string(named) + " classes, " + port.name + " has " +
-            shape_text(port.shape.data(), port.shape.size()) + ".";
-  }
-  if (!why.empty()) throw Failure(CAPSEDGE_ARTEFACT, "The metadata of " + name_ + " does not fit its graph.", why, kExportAgain);
-}
-
-void Session::find_answers() {
-  Answers& a = answers_;
-  const std::vector<Port>& outputs = backend_->outputs();
-  const Port* scores = nullptr;
-  const Port* poses = nullptr;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].name == kLengths || outputs[i].name == kLogits) scores = &outputs[a.scores = i];
-    if (outputs[i].name == kPoses) poses = &outputs[a.poses = i];
-  }
-  const auto is_float = [](int32_t type) { return type == CAPSEDGE_FLOAT32 || type == CAPSEDGE_FLOAT16; };
-  std::vector<std::string> names;
-  if (!metadata_) {
-    a.why_not = "The file has no metadata under 'capsedge.': it names neither its classes nor its preprocessing.";
-    a.fix = "Use capsedge_run, or export the model with `capsedge export`.";
-  } else if (scores == nullptr || poses == nullptr) {
-    a.why_not = "It was opened without its scores or its poses.";
-    a.fix = "Name both in capsedge_open_options.outputs.";
-  } else {
-    a.logits = scores->name == kLogits;
-    a.several = metadata_->task == "multi-label";
-    int64_t size = 1;  // check_sizes() has bounded it
-    for (size_t i = 2; i < poses->shape.size(); ++i) size = size < 0 || poses->shape[i] < 0 ? -1 : size * poses->shape[i];
-    names = metadata_->class_names;
-    const int64_t declared = scores->shape.size() == 2 ? scores->shape[1] : -1;
-    a.classes = static_cast<int32_t>(names.empty() ? std::max<int64_t>(declared, 0) : static_cast<int64_t>(names.size()));
-    if (a.classes == 0 || declared < 0 || size < 1 || poses->shape.size() < 3 || poses->shape[1] != a.classes ||
-        !is_float(scores->type) || !is_float(poses->type) || !is_float(backend_->inputs()[0].type)) {
-      a.why_not = "Its scores and poses are not [N, classes] and [N, classes, pose] of floats with fixed sizes.";
-      a.fix = "Use capsedge_run.";
-    } else {
-      a.pose_size = static_cast<int32_t>(size);
-      a.possible = true;
-    }
-    for (auto j = static_cast<int32_t>(names.size()); j < a.classes; ++j) names.push_back(std::to_string(j));
-  }
-  class_names_ = std::make_shared<const std::vector<std::string>>(std::move(names));
+  const std::string why = unfit(*metadata_, *backend_, output_names);
+  if (!why.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, "The metadata of " + name_ + " does not fit its graph.", why,
+                  "Export the model again with `capsedge export`, or describe it again with `capsedge optimize`.");
 }
 
 const std::string* Session::property(const std::string& key) const {

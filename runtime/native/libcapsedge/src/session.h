@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "answers.h"
 #include "backend.h"
 #include "metadata.h"
 
@@ -24,16 +25,6 @@ struct Model {
 
 struct Counters {
   std::atomic<uint64_t> runs{0}, images{0}, failed{0}, prepare_ns{0}, run_ns{0}, longest_run_ns{0};
-};
-
-// Where the answers of a model for images are.
-struct Answers {
-  bool possible = false;
-  std::string why_not, fix;  // where they are not
-  size_t scores = 0, poses = 0;  // outputs
-  bool logits = false;
-  bool several = false;  // labels an image
-  int32_t classes = 0, pose_size = 0;
 };
 
 struct GpuStream {
@@ -74,8 +65,6 @@ class Session {
   size_t batch_input() const;
   void check_sizes() const;
   void check_metadata(const std::vector<std::string>& output_names) const;
-  void find_answers();
-
   const std::string name_;
   const std::map<std::string, std::string> properties_;
   const std::optional<Metadata> metadata_;

@@ -1,38 +1,57 @@
 #include <algorithm>
 
+#include "agreement.h"
 #include "int8_weight.h"
-#include "operator.h"
-#include "router.h"
 #include "simd/dispatch.h"
 
 namespace capsedge {
 
 namespace {
 
-enum Input { kPose, kWeight, kPrior, kBias };
-
 WeightLayout layout_of(const Shape& weight) {
-  // [I, J, Pout, Pin]
+  // [I or 1, J, Pout, Pin]
   return {weight[0], weight[1], weight[3], weight[2], weight[2] * weight[3], 1, weight[3]};
 }
 
+// What is added to the votes, [I or 1][J][Pout], as votes are laid out: [Pout][J], and zeros up to whole vectors.
+struct VoteBias {
+  VoteBias(const Tensor& tensor, const Level& level) {
+    const int64_t children = tensor.shape[0], parents = tensor.shape[1], size = tensor.shape[2];
+    const Floats from(tensor, level);
+    const float* first = from.data();
+    if (std::all_of(first, first + elements(tensor.shape), [](float x) { return x == 0; })) return;
+    row = round_up(parents * size, kSlack);
+    stride = children > 1 ? row : 0;
+    Buffer& to = values.emplace(children * row);
+    std::fill(to.data(), to.data() + to.size(), 0.0f);
+    for (int64_t i = 0; i < children; ++i)
+      for (int64_t m = 0; m < parents; ++m)
+        for (int64_t h = 0; h < size; ++h) to.data()[i * row + h * parents + m] = *first++;
+  }
+  std::optional<Buffer> values;  // none where all are zero
+  int64_t row = 0, stride = 0;
+};
+
+// Both versions: the first has neither shared weights nor a constant in the votes.
 class DynamicRouting : public Operator {
  public:
   DynamicRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        iterations_(attributes.integer("iterations")),
-        leaky_(attributes.flag("leaky")),
-        epsilon_(attributes.positive("epsilon")) {
-    expect(iterations_ >= 1 && iterations_ <= 1000, name(),
-           "attribute 'iterations' is ", iterations_, ": wanted 1 or more (at most 1000)");
-  }
+        rule_(attributes),
+        second_(std::string_view(spec_.name) == "DynamicRoutingV2"),
+        prior_at_(spec_.input("log_prior")),
+        bias_at_(spec_.input("bias")) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     expect_shape(name(), "u", in[kPose], {"N", "I", "Pin"});
-    expect_shape(name(), "weight", in[kWeight], {in[kPose][1], "J", "Pout", in[kPose][2]});
-    expect_shape(name(), "log_prior", in[kPrior], {in[kPose][1], in[kWeight][1]});
-    expect_shape(name(), "bias", in[kBias], {in[kWeight][1], in[kWeight][2]});
-    return {{in[kPose][0], in[kWeight][1], in[kWeight][2]}};
+    const int64_t children = in[kPose][1];
+    const auto own = [&](size_t index) { return second_ && !in[index].empty() && in[index][0] == 1 ? 1 : children; };
+    expect_shape(name(), "weight", in[kWeight], {own(kWeight), "J", "Pout", in[kPose][2]});
+    const int64_t parents = in[kWeight][1], size = in[kWeight][2];
+    if (second_) expect_shape(name(), "vote_bias", in[kVoteBias], {own(kVoteBias), parents, size});
+    expect_shape(name(), "log_prior", in[prior_at_], {children, parents});
+    expect_shape(name(), "bias", in[bias_at_], {parents, size});
+    return {{in[kPose][0], parents, size}};
   }
 
   void constant(size_t index, const Tensor& tensor) override {
@@ -42,8 +61,10 @@ class DynamicRouting : public Operator {
       } else {
         weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
       }
-    } else if (index == kPrior) {
+    } else if (index == prior_at_) {
       prior_.emplace(tensor, level_);
+    } else if (second_ && index == kVoteBias && tensor.shape.size() == 3) {
+      vote_bias_.emplace(tensor, level_);
     }
   }
 
@@ -54,65 +75,49 @@ class DynamicRouting : public Operator {
     const int64_t parents = weight_shape[1], out = weight_shape[2];
     if (images == 0) return;
     const Level& level = level_for(level_, parents);
-    const Floats pose(in[kPose], level);
+    const Floats pose(in[kPose], level), bias(in[bias_at_], level);
     // Few votes beside many weights: INT8 stays INT8.
     const bool int8 = is_int8(in[kWeight]);
     std::optional<Prior> own_prior;
-    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
-    const Floats bias_in(in[kBias], level);
+    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[prior_at_], level); });
     FloatOutput v(results[0], level);
 
+    const bool one = weight_shape[0] < children;
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
     // Images that share a reading of the weights, as long as their votes fit the cache together.
-    const int64_t units = out * parents <= 512 ? std::min<int64_t>(images, 4) : 1;
-    Routing routing{};
-    routing.votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
+    const int64_t units = out * parents <= 512 && !one ? std::min<int64_t>(images, 4) : 1;
+    Votes votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
+    votes.one_weight = one;
     const WeightLayout layout = layout_of(weight_shape);
     std::optional<Int8Weight> own_int8;
     std::optional<Buffer> own_weight;
     if (int8) {
-      made_once(int8_, own_int8, [&] { return Int8Weight(in[kWeight], layout, &threads); }).use(routing.votes);
+      made_once(int8_, own_int8, [&] { return Int8Weight(in[kWeight], layout, &threads); }).use(votes);
     } else {
-      routing.votes.weight =
-          made_once(weight_, own_weight, [&] { return pack(in[kWeight], layout, level, &threads); }).data();
+      votes.weight = made_once(weight_, own_weight, [&] { return pack(in[kWeight], layout, level, &threads); }).data();
     }
-    routing.children = children;
-    routing.weight_floats = elements(weight_shape) / (int8 ? 4 : 1);
-    routing.passes = static_cast<int>(iterations_);
-    routing.unit_stride = children * size;
-    for (int64_t n = 0; n < images; n += units)
-      routing.groups.push_back(
-          {pose.data() + n * routing.unit_stride, n, static_cast<int>(std::min(units, images - n))});
-    routing.scale = 1.0f;
-    routing.prior = prior.zero ? nullptr : prior.values.data();
-    routing.leaky = leaky_;
-    const Votes& votes = routing.votes;
-    Buffer bias(static_cast<int64_t>(votes.pose_elements) * votes.lanes);
-    from_parents(votes, bias_in.data(), bias.data());
-    // The logits after t passes are log_prior + vote · (v of pass 1 + ... + v of pass t): the query is that sum.
-    routing.finish = [&](int64_t image, bool last, float* sum, float* query) {
-      level.finish_squash(sum, bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum, query);
-      if (last) to_parents(votes, sum, v.data() + image * parents * out);
-    };
-    route(routing, level, threads);
+    std::optional<VoteBias> own_bias;
+    if (second_) {
+      const VoteBias& added = made_once(vote_bias_, own_bias, [&] { return VoteBias(in[kVoteBias], level); });
+      votes.bias = added.values ? added.values->data() : nullptr;
+      votes.bias_stride = added.stride;
+    }
+    route_by_agreement(rule_,
+                       {votes, images, children, units, elements(weight_shape) / (int8 ? 4 : 1), pose.data(),
+                        children * size, prior, bias.data(), v.data()},
+                       level, threads);
     v.store();
   }
 
  private:
-  struct Prior {
-    Prior(const Tensor& tensor, const Level& level) : values(tensor, level, kSlack) {
-      const float* first = values.data();
-      zero = std::all_of(first, first + elements(tensor.shape), [](float x) { return x == 0; });
-    }
-    Floats values;
-    bool zero;
-  };
+  enum Input { kPose, kWeight, kVoteBias };
 
-  const int64_t iterations_;
-  const bool leaky_;
-  const float epsilon_;
+  const Agreement rule_;
+  const bool second_;
+  const size_t prior_at_, bias_at_;
   std::optional<Buffer> weight_;
   std::optional<Int8Weight> int8_;
+  std::optional<VoteBias> vote_bias_;
   std::optional<Prior> prior_;
 };
 

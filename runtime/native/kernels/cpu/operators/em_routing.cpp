@@ -8,7 +8,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kPose, kActivation, kWeight, kBetaU, kBetaA };
+enum Input { kPose, kActivation, kWeight, kBetaU, kBetaA, kCoordinates };
 
 // As many children as one pass takes. Longer than elsewhere: every part begins with the slower kind of block.
 constexpr int kEmChunk = 2 * kChunk;
@@ -39,9 +39,40 @@ struct Statistics {
   }
 };
 
+// Added to votes: only the elements of the pose that are not zero everywhere.
+struct Coordinates {
+  std::vector<int32_t> elements;
+  std::vector<float> values;  // [row][column][elements]
+
+  Coordinates() = default;
+  // [H, W, P]
+  Coordinates(const Tensor& tensor, const Level& level) {
+    const Floats all(tensor, level);
+    const int64_t size = tensor.shape[2], cells = tensor.shape[0] * tensor.shape[1];
+    for (int64_t h = 0; h < size; ++h)
+      for (int64_t cell = 0; cell < cells; ++cell)
+        if (all.data()[cell * size + h] != 0) {
+          elements.push_back(static_cast<int32_t>(h));
+          break;
+        }
+    for (int64_t cell = 0; cell < cells; ++cell)
+      for (const int32_t h : elements) values.push_back(all.data()[cell * size + h]);
+  }
+  // The paper's: in the last column of the first two rows.
+  Coordinates(const Grid& grid, int32_t side) : elements{side - 1, 2 * side - 1} {
+    const float row_scale = 1.0f / static_cast<float>(grid.height), column_scale = 1.0f / static_cast<float>(grid.width);
+    for (int64_t row = 0; row < grid.height; ++row)
+      for (int64_t column = 0; column < grid.width; ++column) {
+        values.push_back((static_cast<float>(row) + 0.5f) * row_scale);
+        values.push_back((static_cast<float>(column) + 0.5f) * column_scale);
+      }
+  }
+};
+
 struct Settings {
   Shape strides;
-  bool coordinates, shared;
+  bool shared;
+  bool normalize, ones_first;
   float epsilon;
   std::vector<float> temperatures;  // one per iteration
 };
@@ -50,11 +81,12 @@ struct Settings {
 class Run {
  public:
   // `weight` is packed in bundles of `bundle` children, or one by one if that is 1.
-  Run(const Settings& settings, const Level& level, int64_t bundle, const float* weight, const std::vector<Tensor>& in,
-      const std::vector<Output>& results)
+  Run(const Settings& settings, const Level& level, int64_t bundle, const float* weight, const Coordinates& coordinates,
+      const std::vector<Tensor>& in, const std::vector<Output>& results)
       : settings_(settings),
         level_(level),
         bundle_(bundle),
+        coordinates_(coordinates),
         grid_{in[kPose].shape[1], in[kPose].shape[2]},
         types_(in[kPose].shape[3]),
         size_(in[kPose].shape[4]),
@@ -62,11 +94,13 @@ class Run {
         out_grid_{results[0].shape[1], results[0].shape[2]},
         positions_(results[0].shape[0] * out_grid_.height * out_grid_.width),
         pose_(in[kPose], level),
-        activation_(in[kActivation], level),
+        given_activation_(in[kActivation], level),
+        activation_(given_activation_.data()),
         result_pose_(results[0], level),
         result_activation_(results[1], level) {
     plan(in[kWeight].shape, weight);
     set_betas(Floats(in[kBetaU], level), Floats(in[kBetaA], level));
+    if (settings.normalize) normalize(elements(in[kActivation].shape));
   }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -110,6 +144,12 @@ class Run {
     std::fill(betas_.data(), betas_.data() + betas_.size(), 0.0f);
     std::copy(beta_u.data(), beta_u.data() + parents_, betas_.data());
     std::copy(beta_a.data(), beta_a.data() + parents_, betas_.data() + real_.lanes);
+  }
+
+  void normalize(int64_t count) {
+    normalized_ = Buffer(count);
+    for (int64_t i = 0; i < count; ++i) normalized_.data()[i] = activation_[i] / (activation_[i] + settings_.epsilon);
+    activation_ = normalized_.data();
   }
 
   // All passes of one position in one task.
@@ -166,16 +206,16 @@ class Run {
     p.first = static_cast<int>(chunk * chunk_children_);
     p.last = static_cast<int>(std::min(children_, (chunk + 1) * chunk_children_));
     p.pose = pose_.data() + capsule * size_;
-    p.activation = activation_.data() + capsule;
+    p.activation = activation_ + capsule;
     p.first_pass = first_pass;
+    p.first_divisor = settings_.ones_first ? 1.0f : static_cast<float>(parents_);
     p.mean = s.mean;
     p.precision = s.precision;
     p.offset = s.offset;
-    p.coordinates = settings_.coordinates;
+    p.additions = {coordinates_.values.data(), coordinates_.elements.data(),
+                   static_cast<int>(coordinates_.elements.size()), static_cast<int>(grid_.width)};
     p.row0 = static_cast<int>(row);
     p.column0 = static_cast<int>(column);
-    p.row_scale = 1.0f / static_cast<float>(grid_.height);
-    p.column_scale = 1.0f / static_cast<float>(grid_.width);
     p.kept = kept;
     p.moments = moments;
     p.scratch = scratch;
@@ -220,11 +260,14 @@ class Run {
   const Settings& settings_;
   const Level& level_;
   const int64_t bundle_;
+  const Coordinates& coordinates_;
   const Grid grid_;  // of the children
   const int64_t types_, size_, parents_;
   const Grid out_grid_;
   const int64_t positions_;
-  const Floats pose_, activation_;
+  const Floats pose_, given_activation_;
+  const float* activation_;  // given, or normalized
+  Buffer normalized_;
   FloatOutput result_pose_, result_activation_;
   Buffer betas_;  // beta_u and beta_a, [2][lanes]
   std::vector<Child> places_;
@@ -238,8 +281,14 @@ class EmRouting : public Operator {
  public:
   EmRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        settings_{attributes.strides(), attributes.flag("coordinate_addition"), attributes.flag("shared"),
-                  attributes.positive("epsilon"), attributes.numbers("inverse_temperatures")} {
+        extended_(attributes.spec().inputs.size() > kCoordinates),
+        paper_coordinates_(!extended_ && attributes.flag("coordinate_addition")),
+        settings_{attributes.strides(),
+                  attributes.flag("shared"),
+                  extended_ && attributes.flag("normalize_activations"),
+                  extended_ && attributes.flag("ones_first"),
+                  attributes.positive("epsilon"),
+                  attributes.numbers("inverse_temperatures")} {
     const auto count = static_cast<int64_t>(settings_.temperatures.size());
     const int64_t iterations = attributes.integer("iterations");
     expect(iterations == count, name(), "attribute 'iterations' is ", iterations, ", but there are ", count,
@@ -255,7 +304,8 @@ class EmRouting : public Operator {
     expect_shape(name(), "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
     expect_shape(name(), "beta_u", in[kBetaU], {weight[3]});
     expect_shape(name(), "beta_a", in[kBetaA], {weight[3]});
-    expect(!settings_.coordinates || side >= 2, name(), "coordinate addition wants poses of 2x2 or more");
+    expect(!paper_coordinates_ || side >= 2, name(), "coordinate addition wants poses of 2x2 or more");
+    if (extended_) expect_shape(name(), "coordinates", in[kCoordinates], {pose[1], pose[2], pose[4]});
     Grid grid{1, 1};
     if (settings_.shared) {
       expect(weight[0] == 1 && weight[1] == 1, name(), "input 'weight' has shape ", weight,
@@ -268,6 +318,7 @@ class EmRouting : public Operator {
 
   void constant(size_t index, const Tensor& tensor) override {
     if (index == kWeight && tensor.shape.size() == 6) weight_ = packed(tensor, nullptr);
+    if (index == kCoordinates && tensor.shape.size() == 3) coordinates_.emplace(tensor, level_);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
@@ -277,12 +328,20 @@ class EmRouting : public Operator {
     const Level& level = bundle > 1 ? level_ : level_for(level_, weight_shape[3]);
     std::optional<Buffer> own;
     const Buffer& weight = made_once(weight_, own, [&] { return packed(in[kWeight], &threads); });
-    Run(settings_, level, bundle, weight.data(), in, results).all(threads);
+    std::optional<Coordinates> own_coordinates;
+    const Coordinates& coordinates = made_once(coordinates_, own_coordinates, [&] { return coordinates_of(in); });
+    Run(settings_, level, bundle, weight.data(), coordinates, in, results).all(threads);
   }
 
  private:
   int64_t bundle(const Shape& weight) const {
     return bundle_of(window_layout(weight), level_, settings_.shared, weight[2]);
+  }
+  Coordinates coordinates_of(const std::vector<Tensor>& in) const {
+    if (extended_) return {in[kCoordinates], level_};
+    const Shape& pose = in[kPose].shape;
+    const auto side = static_cast<int32_t>(in[kWeight].shape[4]);
+    return paper_coordinates_ ? Coordinates(Grid{pose[1], pose[2]}, side) : Coordinates();
   }
   Buffer packed(const Tensor& weight, const Threads* threads) const {
     const WeightLayout layout = window_layout(weight.shape);
@@ -290,8 +349,11 @@ class EmRouting : public Operator {
     return bundle > 1 ? pack_bundles(weight, layout, level_, bundle) : pack(weight, layout, level_, threads);
   }
 
+  const bool extended_;  // EMRoutingV2
+  const bool paper_coordinates_;
   const Settings settings_;
   std::optional<Buffer> weight_;
+  std::optional<Coordinates> coordinates_;
 };
 
 }  // namespace

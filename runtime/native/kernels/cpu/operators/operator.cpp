@@ -15,8 +15,12 @@ constexpr struct {
 } kMakers[] = {
     {"Squash", make_squash},
     {"DynamicRouting", make_dynamic_routing},
+    {"DynamicRoutingV2", make_dynamic_routing},
+    {"VoteRouting", make_vote_routing},
     {"EMRouting", make_em_routing},
+    {"EMRoutingV2", make_em_routing},
     {"AttentionRouting", make_attention_routing},
+    {"SelfAttentionRouting", make_self_attention_routing},
     {"UniformRouting", make_uniform_routing},
     {"PoseNormalization", make_pose_normalization},
     {"QuantizedConv", make_quantized_conv},

@@ -15,7 +15,8 @@ struct ScaleAxes {
 };
 ScaleAxes scale_axes(const OperatorSpec& routing) {
   // [I, J, Pout, Pin], or [Kh, Kw, C, M, K, L].
-  return std::string_view(routing.name) == "DynamicRouting" ? ScaleAxes{1, 2} : ScaleAxes{3, 5};
+  const bool dense = std::string_view(routing.inputs[0].name) == "u";
+  return dense ? ScaleAxes{1, 2} : ScaleAxes{3, 5};
 }
 
 // Messages of the float operator begin with its name.

@@ -21,7 +21,7 @@ class Run {
       : r_(routing),
         level_(level),
         threads_(threads),
-        unit_floats_(static_cast<int64_t>(r_.votes.pose_elements) * r_.votes.lanes),
+        unit_floats_(static_cast<int64_t>(r_.votes.pose_elements + (r_.over_children ? 2 : 0)) * r_.votes.lanes),
         chunks_((r_.children + kChunk - 1) / kChunk) {}
 
   void all() {
@@ -41,7 +41,8 @@ class Run {
  private:
   const Group& group(int64_t g) const { return r_.groups[static_cast<size_t>(g)]; }
 
-  RoutingPass pass(const Group& group, int64_t chunk, const float* query, float* kept, bool have_kept, float* sums,
+  // Pass `t`, whose query counts if there is one.
+  RoutingPass pass(const Group& group, int64_t chunk, int t, const float* query, float* kept, float* sums,
                    float* scratch) const {
     RoutingPass p{};
     p.votes = r_.votes;
@@ -50,15 +51,33 @@ class Run {
     p.units = group.units;
     p.pose = group.pose;
     p.unit_stride = r_.unit_stride;
-    p.query = query;
+    p.query = t > 0 || r_.start ? query : nullptr;
     p.scale = r_.scale;
-    p.prior = r_.prior;
+    p.prior = t > 0 && r_.replace ? nullptr : r_.prior;
     p.leaky = r_.leaky;
+    p.bias = query ? r_.bias : nullptr;
     p.kept = kept;
-    p.have_kept = have_kept;
+    p.have_kept = t > 0 && kept != nullptr;
+    p.sum_stride = unit_floats_;
     p.sums = sums;
     p.scratch = scratch;
     return p;
+  }
+
+  void route_pass(const RoutingPass& pass) const {
+    if (r_.over_children) {
+      level_.route_over_children(pass);
+    } else {
+      level_.route(pass);
+    }
+  }
+
+  // The sums of some units' other children into theirs.
+  void merge(int units, const float* other, float* sums) const {
+    if (!r_.over_children) return level_.add(other, sums, units * unit_floats_);
+    for (int u = 0; u < units; ++u)
+      level_.merge_over_children(r_.votes.pose_elements, r_.votes.lanes, other + u * unit_floats_,
+                                 sums + u * unit_floats_);
   }
 
   // All passes of one group in one task.
@@ -76,8 +95,8 @@ class Run {
       for (int u = 0; u < group.units; ++u) r_.start(group.unit + u, query + u * unit_floats_);
     for (int t = 0; t < r_.passes; ++t) {
       for (int64_t c = 0; c < chunks_; ++c) {
-        level_.route(pass(group, c, t || r_.start ? query : nullptr, kept, t > 0 && keep, c ? part : sum, scratch));
-        if (c) level_.add(part, sum, floats);
+        route_pass(pass(group, c, t, query, kept, c ? part : sum, scratch));
+        if (c) merge(group.units, part, sum);
       }
       for (int u = 0; u < group.units; ++u)
         r_.finish(group.unit + u, t + 1 == r_.passes, sum + u * unit_floats_, query + u * unit_floats_);
@@ -103,14 +122,14 @@ class Run {
         const int64_t to = first + (last - first) * (slice + 1) / slices;
         for (int64_t g = from; g < to; ++g) {
           const int64_t at = (group(g).unit - first_unit) * unit_floats_;
-          level_.route(pass(group(g), chunk, t || r_.start ? queries.data() + at : nullptr,
-                            keep ? kept.data() + (g - first) * group_votes : nullptr, t > 0 && keep,
-                            parts.data() + chunk * floats + at, scratch));
+          route_pass(pass(group(g), chunk, t, queries.data() + at,
+                          keep ? kept.data() + (g - first) * group_votes : nullptr,
+                          parts.data() + chunk * floats + at, scratch));
         }
       });
       parallel_for(threads_, units, [&](int64_t u) {
         float* sum = parts.data() + u * unit_floats_;
-        for (int64_t c = 1; c < chunks_; ++c) level_.add(sum + c * floats, sum, unit_floats_);
+        for (int64_t c = 1; c < chunks_; ++c) merge(1, sum + c * floats, sum);
         r_.finish(first_unit + u, t + 1 == r_.passes, sum, queries.data() + u * unit_floats_);
       });
     }

@@ -9,6 +9,13 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
+// The additions of a child's place.
+CAPSEDGE_INLINE const float* additions_at(const EmPass& pass, const Child& child) {
+  const Additions& a = pass.additions;
+  const int64_t row = pass.row0 + child.row, column = pass.column0 + child.column;
+  return a.values + (row * a.width + column) * a.count;
+}
+
 // Votes of one bundle, out[r][l][parent][lane]. R rows; K is the inner size, or 0 when only known at run time.
 template <int R, int K>
 CAPSEDGE_INLINE void bundle_rows(const Votes& v, const float* pose, const float* weight, float* out) {
@@ -46,15 +53,11 @@ static void bundle_votes(const EmPass& pass, int bundle, float* out) {
   }
   for (; r < v.rows; ++r, pose += v.inner * W)
     bundle_rows<1, 0>(v, pose, weight, out + static_cast<int64_t>(r) * row);
-  if (!pass.coordinates) return;
-  float places[2][W];
-  for (int lane = 0; lane < W; ++lane) {
-    places[0][lane] = (static_cast<float>(pass.row0 + children[lane].row) + 0.5f) * pass.row_scale;
-    places[1][lane] = (static_cast<float>(pass.column0 + children[lane].column) + 0.5f) * pass.column_scale;
-  }
-  for (int r = 0; r < 2; ++r) {
-    float* vote = out + ((r + 1) * v.columns - 1) * static_cast<int64_t>(v.parents);
-    for (int at = 0; at < v.parents; at += W) store(vote + at, load(vote + at) + load(places[r]));
+  for (int e = 0; e < pass.additions.count; ++e) {
+    float values[W];
+    for (int lane = 0; lane < W; ++lane) values[lane] = additions_at(pass, children[lane])[e];
+    float* vote = out + static_cast<int64_t>(pass.additions.elements[e]) * v.parents;
+    for (int at = 0; at < v.parents; at += W) store(vote + at, load(vote + at) + load(values));
   }
 }
 

@@ -154,15 +154,13 @@ static void clear_moments(int elements, int lanes, const Moments& moments) {
   }
 }
 
-// The child's place in the grid, added to the last column of the first two rows of its votes.
-CAPSEDGE_INLINE void add_coordinates(const EmPass& pass, int child, float* votes) {
+// What belongs to the child's place in the grid, added to its votes.
+CAPSEDGE_INLINE void add_additions(const EmPass& pass, int child, float* votes) {
   const Votes& shape = pass.votes;
-  const Child& place = shape.children[child];
-  const float coordinates[2] = {(static_cast<float>(pass.row0 + place.row) + 0.5f) * pass.row_scale,
-                                (static_cast<float>(pass.column0 + place.column) + 0.5f) * pass.column_scale};
-  for (int r = 0; r < 2; ++r) {
-    float* vote = votes + ((r + 1) * shape.columns - 1) * static_cast<int64_t>(shape.parents);
-    for (int m = 0; m < shape.parents; ++m) vote[m] += coordinates[r];
+  const float* values = additions_at(pass, shape.children[child]);
+  for (int e = 0; e < pass.additions.count; ++e) {
+    float* vote = votes + static_cast<int64_t>(pass.additions.elements[e]) * shape.parents;
+    for (int m = 0; m < shape.parents; ++m) vote[m] += values[e];
   }
 }
 
@@ -173,8 +171,8 @@ static void block_votes(const EmPass& pass, int first, int count, float* votes) 
     return;
   }
   make_votes(shape, pass.pose, shape.inner, shape.rows, first, count, votes);
-  if (pass.coordinates)
-    for (int c = 0; c < count; ++c) add_coordinates(pass, first + c, votes + c * shape.tile_stride);
+  if (pass.additions.count)
+    for (int c = 0; c < count; ++c) add_additions(pass, first + c, votes + c * shape.tile_stride);
 }
 
 // Logits to responsibilities times activations.
@@ -185,12 +183,11 @@ static void child_shares(const EmPass& pass, int first, int count, float* share)
   for (int c = 0; c < count; ++c) a[c] = pass.activation[shape.children[first + c].capsule];
   if (!pass.first_pass) return softmax(count, share, shape.parents, lanes, false, a);
   for (int c = 0; c < count; ++c)
-    for (int v = 0; v < lanes; v += W) store(share + c * lanes + v, splat(a[c] / static_cast<float>(shape.parents)));
+    for (int v = 0; v < lanes; v += W) store(share + c * lanes + v, splat(a[c] / pass.first_divisor));
 }
 
 static void bundle_shares(const EmPass& pass, int first, int count, float* share) {
   const int lanes = pass.votes.lanes;
-  const float parents = static_cast<float>(lanes / W);
   for (int c = 0; c < count; ++c, share += lanes) {
     const Child* children = pass.votes.children + static_cast<int64_t>(first + c) * W;
     float values[W];
@@ -200,7 +197,7 @@ static void bundle_shares(const EmPass& pass, int first, int count, float* share
     if (!pass.first_pass) {
       bundle_softmax(share, lanes, a);
     } else {
-      for (int v = 0; v < lanes; v += W) store(share + v, a / parents);
+      for (int v = 0; v < lanes; v += W) store(share + v, a / pass.first_divisor);
     }
   }
 }

@@ -30,6 +30,10 @@ struct Votes {
   int parents;           // M
   int lanes;             // M rounded up to whole vectors: stride of queries, sums and statistics
   int64_t tile_stride;   // floats of one child's votes in the tile
+  bool one_weight;       // the same weight for all children, which follow one another
+  bool given;            // votes are the poses, [parents][pose elements] of each child
+  const float* bias;     // added to every vote: of each child [columns][parents], zeros up to whole strips; or null
+  int64_t bias_stride;   // floats from one child's to the next, 0 where all have the same
   int bundle;            // children in one vector (bundle.h: what is said of a child is then of a bundle), or 1
 };
 
@@ -41,7 +45,8 @@ enum { kBlock = 8, kSlack = 16 };
 enum { kStrip = 32 };
 
 // One pass of logit-free routing over a range of children: sums[u][h][m] = Σ_i c_ium V_iumh with
-// c = softmax over m of prior_im + scale · Σ_h query_uhm V_iumh.
+// c = softmax over m of prior_im + scale · Σ_h query_uhm V_iumh. Over the children i instead, the sums are those of
+// exp (logit - top), and behind them follow mass [lanes], Σ_i exp (logit - top), and top [lanes].
 struct RoutingPass {
   Votes votes;
   int first, last;       // children
@@ -52,10 +57,23 @@ struct RoutingPass {
   float scale;
   const float* prior;    // [children][parents] followed by kSlack floats, or null
   bool leaky;
+  const float* bias;     // as prior: added to the couplings, only with a query; or null
   float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
   bool have_kept;
+  int64_t sum_stride;    // floats from one unit's sums, or query, to the next
   float* sums;           // [units][pose elements][lanes], overwritten
   float* scratch;        // scratch_floats()
+};
+
+// Sum of a pass to pose, and to the query of the next one; all [pose elements][lanes].
+struct AgreementFinish {
+  int pose_elements, lanes;
+  const float* bias;
+  bool over_children;    // mass and top follow the sum
+  bool elementwise;      // each element is squashed for itself
+  bool normalize;        // the query has the sum divided by its norm, not the pose
+  bool replace;          // the query becomes that, and does not grow by it
+  float epsilon;
 };
 
 // Weighted moments of votes about their weighted mean: mass [lanes], mean and squares [pose elements][lanes].
@@ -65,19 +83,27 @@ struct Moments {
   float* squares;
 };
 
+// Added to the votes of the children at each place of the grid, in some elements of the pose.
+struct Additions {
+  const float* values;   // [row][column][count]
+  const int32_t* elements;
+  int count;
+  int width;             // of the grid
+};
+
 // E-step (left out in the first pass) and M-step of EM routing over a range of children of one window.
 struct EmPass {
   Votes votes;
   int first, last;
   const float* pose;
   const float* activation;
-  bool first_pass;       // responsibilities are 1/M
+  bool first_pass;
+  float first_divisor;   // in it, responsibilities are one divided by this
   const float* mean;     // [pose elements][lanes]
   const float* precision;  // 1/σ², likewise
   const float* offset;   // [lanes]: ln a_j - ½ Σ_h ln σ²_jh
-  bool coordinates;
+  Additions additions;
   int row0, column0;     // place of the window in the grid
-  float row_scale, column_scale;  // 1/H, 1/W
   float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
   Moments moments;       // overwritten
   float* bundle_pose;    // scratch for the poses of one bundle, [pose size][bundle]
@@ -141,17 +167,20 @@ struct Level {
   void (*squash_rows)(const float* x, float* y, int64_t rows, int64_t size, float epsilon);
   void (*squash_planes)(const float* x, float* y, int64_t outer, int64_t size, int64_t inner, float epsilon);
   void (*route)(const RoutingPass& pass);
+  void (*route_over_children)(const RoutingPass& pass);
+  // One unit's sums of other children into `sums`.
+  void (*merge_over_children)(int pose_elements, int lanes, const float* other, float* sums);
   void (*em)(const EmPass& pass);
   void (*em_merge)(int pose_elements, int lanes, const Moments& into, const Moments& from);
   void (*em_finish)(const EmFinish& finish);
   void (*em_fold)(int pose_elements, int parents, int lanes, const Moments& from, const Moments& to);
   void (*em_spread)(int rows, int parents, int lanes, const float* from, float* to);
   void (*add)(const float* x, float* y, int64_t count);  // y += x, count a multiple of the width
-  // sum and pose are [pose elements][lanes]; query += pose.
-  void (*finish_squash)(const float* sum, const float* bias, int pose_elements, int lanes, float epsilon,
-                        float* pose, float* query);
+  void (*finish_agreement)(const AgreementFinish& finish, const float* sum, float* pose, float* query);
   void (*finish_norm)(const float* sum, const float* scale, const float* bias, int pose_elements, int lanes,
                       float epsilon, float* pose);
+  // sum and pose are [pose elements][lanes].
+  void (*finish_exponential)(const float* sum, int pose_elements, int lanes, float epsilon, float* pose);
   int linear_rows;       // that linear() computes together
   void (*linear)(const LinearPass& pass, const float* const* rows, int count, float* out);
   // Layer normalization over rows of `size`; x and y may be the same.

@@ -4,6 +4,7 @@
 
 #include "level.h"
 #include "softmax.h"
+#include "squash.h"
 #include "votes.h"
 
 namespace capsedge {
@@ -51,69 +52,192 @@ CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* vo
   }
 }
 
+// The votes of a block of children, of all units: in the tile, or where they are kept.
+CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count) {
+  const Votes& shape = pass.votes;
+  float* votes =
+      pass.kept ? pass.kept + first * shape.tile_stride : pass.scratch + kBlock * static_cast<int64_t>(shape.lanes);
+  if (pass.have_kept) return votes;
+  if (shape.given) {
+    for (int c = 0; c < count; ++c)
+      transpose_votes(pass.pose + static_cast<int64_t>(first + c) * shape.pose_size, shape.parents,
+                      shape.pose_elements, votes + c * shape.tile_stride);
+    return votes;
+  }
+  const int rows = shape.rows * pass.units;
+  const int64_t row_stride = pass.units > 1 ? pass.unit_stride : shape.inner;
+  make_votes(shape, pass.pose, row_stride, rows, first, count, votes);
+  if (shape.bias) add_constant(shape, pass.units, first, count, votes);
+  return votes;
+}
+
+// Logits of a block of children of one unit, [child][lanes]: agreements with the query, and priors, where there are any.
+CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, const float* votes, const float* query, int first, int count,
+                                  float* logits) {
+  const Votes& shape = pass.votes;
+  const int lanes = shape.lanes;
+  const float* prior = pass.prior ? pass.prior + static_cast<int64_t>(first) * shape.parents : nullptr;
+  if (query) {
+    int c = 0;
+    for (; c + 8 <= count; c += 8)
+      agreement<8>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+                   logits + c * lanes);
+    for (; c < count; ++c)
+      agreement<1>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+                   logits + c * lanes);
+  } else if (prior) {
+    for (int c = 0; c < count; ++c)
+      for (int v = 0; v < lanes; v += W) store(logits + c * lanes + v, load(prior + c * shape.parents + v));
+  }
+}
+
+CAPSEDGE_INLINE void block_sums(const Votes& shape, int count, const float* votes, const float* couplings, float* sums) {
+  int h = 0;
+  for (; h + 8 <= shape.pose_elements; h += 8) weighted_sum<8>(shape, count, votes, couplings, h, sums);
+  for (; h < shape.pose_elements; ++h) weighted_sum<1>(shape, count, votes, couplings, h, sums);
+}
+
+// couplings[c][m] += bias[c][m].
+CAPSEDGE_INLINE void add_rows(const float* bias, int count, int parents, int lanes, float* couplings) {
+  for (int c = 0; c < count; ++c)
+    for (int v = 0; v < lanes; v += W) {
+      float* at = couplings + c * lanes + v;
+      store(at, load(at) + load(bias + static_cast<int64_t>(c) * parents + v));
+    }
+}
+
 static void route(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
-  const int lanes = shape.lanes, elements = shape.pose_elements;
-  const int64_t unit_votes = static_cast<int64_t>(elements) * shape.parents;
-  const int64_t unit_sums = static_cast<int64_t>(elements) * lanes;
+  const int lanes = shape.lanes;
+  const int64_t unit_votes = static_cast<int64_t>(shape.pose_elements) * shape.parents;
   float* couplings = pass.scratch;
-  float* tile = pass.scratch + kBlock * lanes;
-  for (int64_t i = 0; i < pass.units * unit_sums; i += W) store(pass.sums + i, V{});
+  for (int64_t i = 0; i < pass.units * pass.sum_stride; i += W) store(pass.sums + i, V{});
   // With nothing to agree with and no priors all children share alike.
   const bool uniform = pass.query == nullptr && pass.prior == nullptr;
   if (uniform) {
     for (int i = 0; i < kBlock * lanes; i += W) store(couplings + i, V{});
     softmax(kBlock, couplings, shape.parents, lanes, pass.leaky, nullptr);
   }
-
   for (int first = pass.first; first < pass.last; first += kBlock) {
     const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
-    float* votes = pass.kept ? pass.kept + first * shape.tile_stride : tile;
-    if (!pass.have_kept) {
-      const int rows = shape.rows * pass.units;
-      const int64_t row_stride = pass.units > 1 ? pass.unit_stride : shape.inner;
-      make_votes(shape, pass.pose, row_stride, rows, first, count, votes);
-    }
+    const float* votes = block_votes(pass, first, count);
     for (int u = 0; u < pass.units; ++u) {
       const float* mine = votes + u * unit_votes;
-      const float* prior = pass.prior ? pass.prior + static_cast<int64_t>(first) * shape.parents : nullptr;
-      if (pass.query) {
-        const float* query = pass.query + u * unit_sums;
-        int c = 0;
-        for (; c + 8 <= count; c += 8)
-          agreement<8>(shape, mine + c * shape.tile_stride, query, pass.scale,
-                       prior ? prior + c * shape.parents : nullptr, couplings + c * lanes);
-        for (; c < count; ++c)
-          agreement<1>(shape, mine + c * shape.tile_stride, query, pass.scale,
-                       prior ? prior + c * shape.parents : nullptr, couplings + c * lanes);
-      } else if (prior) {
-        for (int c = 0; c < count; ++c)
-          for (int v = 0; v < lanes; v += W)
-            store(couplings + c * lanes + v, load(prior + c * shape.parents + v));
+      if (!uniform) {
+        block_logits(pass, mine, pass.query ? pass.query + u * pass.sum_stride : nullptr, first, count, couplings);
+        softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
       }
-      if (!uniform) softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
-      float* sums = pass.sums + u * unit_sums;
-      int h = 0;
-      for (; h + 8 <= elements; h += 8) weighted_sum<8>(shape, count, mine, couplings, h, sums);
-      for (; h < elements; ++h) weighted_sum<1>(shape, count, mine, couplings, h, sums);
+      if (pass.bias) add_rows(pass.bias + static_cast<int64_t>(first) * shape.parents, count, shape.parents, lanes, couplings);
+      block_sums(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
     }
   }
 }
 
-static void finish_squash(const float* sum, const float* bias, int elements, int lanes, float epsilon, float* pose,
-                          float* query) {
+// The logits of a block become exp (logit - top), and its unit's sums and mass those of the top so far.
+CAPSEDGE_INLINE void shares_of_top(const Votes& shape, int count, float* logits, float* sums) {
+  const int lanes = shape.lanes, elements = shape.pose_elements;
+  float *mass = sums + elements * lanes, *top = mass + lanes;
+  const VI real = lanes_below(shape.parents - (lanes - W));  // of the last vector
+  for (int v = 0; v < lanes; v += W) {
+    const V before = load(top + v);
+    V highest = before;
+    for (int c = 0; c < count; ++c) {
+      float* mine = logits + c * lanes + v;
+      // Lanes without a parent hold anything.
+      if (v == lanes - W) store(mine, select(real, load(mine), V{}));
+      highest = max(load(mine), highest);
+    }
+    V total = load(mass + v);
+    if (maximum(highest - before) > 0) {
+      const V shrink = exp_of_negative(before - highest);
+      store(top + v, highest);
+      total = total * shrink;
+      for (int h = 0; h < elements; ++h) store(sums + h * lanes + v, load(sums + h * lanes + v) * shrink);
+    }
+    for (int c = 0; c < count; ++c) {
+      const V e = exp_of_negative(load(logits + c * lanes + v) - highest);
+      store(logits + c * lanes + v, e);
+      total = total + e;
+    }
+    store(mass + v, total);
+  }
+}
+
+// One reading of the votes, as where parents compete: the softmax's sum and its highest logit grow with the sums.
+static void route_over_children(const RoutingPass& pass) {
+  const Votes& shape = pass.votes;
+  const int lanes = shape.lanes;
+  const int64_t unit_votes = static_cast<int64_t>(shape.pose_elements) * shape.parents;
+  float* shares = pass.scratch;
+  const bool uniform = pass.query == nullptr && pass.prior == nullptr;
+  for (int u = 0; u < pass.units; ++u) {
+    float* sums = pass.sums + u * pass.sum_stride;
+    float* top = sums + (shape.pose_elements + 1) * lanes;
+    for (float* at = sums; at < top; at += W) store(at, V{});
+    for (int v = 0; v < lanes; v += W) store(top + v, splat(uniform ? 0.0f : -3.402823466e38f));
+  }
+  if (uniform)
+    for (int i = 0; i < kBlock * lanes; i += W) store(shares + i, splat(1.0f));
+  for (int first = pass.first; first < pass.last; first += kBlock) {
+    const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
+    const float* votes = block_votes(pass, first, count);
+    for (int u = 0; u < pass.units; ++u) {
+      const float* mine = votes + u * unit_votes;
+      float* sums = pass.sums + u * pass.sum_stride;
+      if (uniform) {
+        float* mass = sums + shape.pose_elements * lanes;
+        for (int v = 0; v < lanes; v += W) store(mass + v, load(mass + v) + static_cast<float>(count));
+      } else {
+        block_logits(pass, mine, pass.query ? pass.query + u * pass.sum_stride : nullptr, first, count, shares);
+        shares_of_top(shape, count, shares, sums);
+      }
+      block_sums(shape, count, mine, shares, sums);
+    }
+  }
+}
+
+static void merge_over_children(int elements, int lanes, const float* other, float* sums) {
+  for (int v = 0; v < lanes; v += W) {
+    const int top = (elements + 1) * lanes + v;
+    const V here = load(sums + top), there = load(other + top), highest = max(here, there);
+    const V mine = exp_of_negative(here - highest), others = exp_of_negative(there - highest);
+    store(sums + top, highest);
+    for (int h = 0; h <= elements; ++h)
+      store(sums + h * lanes + v, madd(load(other + h * lanes + v), others, load(sums + h * lanes + v) * mine));
+  }
+}
+
+static void finish_agreement(const AgreementFinish& f, const float* sum, float* pose, float* query) {
+  for (int v = 0; v < f.lanes; v += W) {
+    V share = splat(1.0f);
+    if (f.over_children) share = share / load(sum + f.pose_elements * f.lanes + v);
+    const auto biased = [&](int h) { return madd(load(sum + h * f.lanes + v), share, load(f.bias + h * f.lanes + v)); };
+    V n2{};
+    for (int h = 0; h < f.pose_elements; ++h) {
+      const V s = biased(h);
+      n2 = madd(s, s, n2);
+    }
+    const V whole = squash_factor(n2, f.epsilon), norm = rsqrt(n2 + f.epsilon);
+    for (int h = 0; h < f.pose_elements; ++h) {
+      const V s = biased(h);
+      const V factor = f.elementwise ? squash_factor(s * s, f.epsilon) : whole;
+      const V agreeing = f.normalize ? norm : factor;
+      store(pose + h * f.lanes + v, s * factor);
+      store(query + h * f.lanes + v, f.replace ? s * agreeing : madd(s, agreeing, load(query + h * f.lanes + v)));
+    }
+  }
+}
+
+static void finish_exponential(const float* sum, int elements, int lanes, float epsilon, float* pose) {
   for (int v = 0; v < lanes; v += W) {
     V n2{};
     for (int h = 0; h < elements; ++h) {
-      const V s = load(sum + h * lanes + v) + load(bias + h * lanes + v);
+      const V s = load(sum + h * lanes + v);
       n2 = madd(s, s, n2);
     }
-    const V factor = n2 / (n2 + 1.0f) * rsqrt(n2 + epsilon);
-    for (int h = 0; h < elements; ++h) {
-      const V s = load(sum + h * lanes + v) + load(bias + h * lanes + v);
-      store(pose + h * lanes + v, s * factor);
-      store(query + h * lanes + v, madd(s, factor, load(query + h * lanes + v)));
-    }
+    const V n = sqrt(n2);
+    const V factor = (1.0f - exp_of_negative(-n)) / (n + epsilon);
+    for (int h = 0; h < elements; ++h) store(pose + h * lanes + v, load(sum + h * lanes + v) * factor);
   }
 }
 

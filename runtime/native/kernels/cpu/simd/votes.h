@@ -87,7 +87,7 @@ CAPSEDGE_INLINE int strip_width(int64_t left) { return left > kStrip / 2 ? kStri
 
 template <int R, int K, typename T>
 CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner, const T* weight, const float* scale,
-                               int64_t n, float* out) {
+                               int64_t n, int64_t step, float* out) {
   const Rows<R, K> rows(pose, row_stride);
   const int count = K ? K : inner;
   const int64_t strips = n / kStrip * kStrip;
@@ -99,7 +99,7 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
     const int64_t at = n - left;
     V votes[R][1];
     strip<R, 1, K>(rows, inner, last + (at - strips), width, scale, at, votes);
-    for (int r = 0; r < R; ++r) store(out + r * n + at, votes[r][0]);
+    for (int r = 0; r < R; ++r) store(out + r * step + at, votes[r][0]);
   }
   for (int64_t at = 0; at < strips; at += kStrip, weight += count * kStrip) {
     enum { S = 2 };
@@ -110,13 +110,30 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int s = 0; s < S; ++s) store(out + r * n + at + sub + s * W, votes[r][s]);
+        for (int s = 0; s < S; ++s) store(out + r * step + at + sub + s * W, votes[r][s]);
     }
   }
   for (int64_t at = strips; at + W <= n; at += W) {
     V votes[R][1];
     strip<R, 1, K>(rows, inner, last + (at - strips), width, scale, at, votes);
-    for (int r = 0; r < R; ++r) store(out + r * n + at, votes[r][0]);
+    for (int r = 0; r < R; ++r) store(out + r * step + at, votes[r][0]);
+  }
+}
+
+// Any number of rows of one weight; the votes of two rows lie `step` apart.
+template <int K, typename T>
+CAPSEDGE_INLINE void all_rows(const float* x, int64_t row_stride, int rows, int inner, const T* weight,
+                              const float* scale, int64_t n, int64_t step, float* out) {
+  int r = 0;
+  for (; r + 4 <= rows; r += 4)
+    vote_rows<4, K>(x + r * row_stride, row_stride, inner, weight, scale, n, step, out + r * step);
+  x += r * row_stride;
+  out += r * step;
+  switch (rows - r) {
+    case 3: vote_rows<3, K>(x, row_stride, inner, weight, scale, n, step, out); break;
+    case 2: vote_rows<2, K>(x, row_stride, inner, weight, scale, n, step, out); break;
+    case 1: vote_rows<1, K>(x, row_stride, inner, weight, scale, n, step, out); break;
+    default: break;
   }
 }
 
@@ -124,20 +141,16 @@ template <int K, typename T>
 CAPSEDGE_INLINE void vote_tile(const Votes& v, const T* weights, const float* pose, int64_t row_stride, int rows,
                                int first, int count, float* out) {
   const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
+  if (v.one_weight) {
+    // The children are the rows: weights are read once for four of them.
+    all_rows<K>(pose + static_cast<int64_t>(first) * v.pose_size, v.pose_size, count, v.inner, weights, v.scale, n,
+                v.tile_stride, out);
+    return;
+  }
   for (int c = 0; c < count; ++c, out += v.tile_stride) {
     const Child& place = v.children[first + c];
     const float* x = pose + static_cast<int64_t>(place.capsule) * v.pose_size;
-    const T* weight = weights + place.weight * v.weight_size;
-    int r = 0;
-    for (; r + 4 <= rows; r += 4)
-      vote_rows<4, K>(x + r * row_stride, row_stride, v.inner, weight, v.scale, n, out + r * n);
-    x += r * row_stride;
-    switch (rows - r) {
-      case 3: vote_rows<3, K>(x, row_stride, v.inner, weight, v.scale, n, out + r * n); break;
-      case 2: vote_rows<2, K>(x, row_stride, v.inner, weight, v.scale, n, out + r * n); break;
-      case 1: vote_rows<1, K>(x, row_stride, v.inner, weight, v.scale, n, out + r * n); break;
-      default: break;
-    }
+    all_rows<K>(x, row_stride, rows, v.inner, weights + place.weight * v.weight_size, v.scale, n, n, out);
   }
 }
 
@@ -155,6 +168,55 @@ static void make_votes(const Votes& v, const float* pose, int64_t row_stride, in
     case 4: vote_tile<4>(v, v.weight, pose, row_stride, rows, first, count, out); break;
     case 8: vote_tile<8>(v, v.weight, pose, row_stride, rows, first, count, out); break;
     default: vote_tile<0>(v, v.weight, pose, row_stride, rows, first, count, out); break;
+  }
+}
+
+typedef float Four __attribute__((vector_size(16)));
+typedef int32_t FourPlaces __attribute__((vector_size(16)));
+
+// Elements of two vectors by place, 0 to 7.
+template <int A, int B, int C, int D>
+CAPSEDGE_INLINE Four chosen(Four x, Four y) {
+#ifdef __clang__
+  return __builtin_shufflevector(x, y, A, B, C, D);
+#else
+  return __builtin_shuffle(x, y, FourPlaces{A, B, C, D});
+#endif
+}
+
+// [parents][elements] to [elements][parents].
+CAPSEDGE_INLINE void transpose_votes(const float* from, int parents, int elements, float* to) {
+  int m = 0;
+  for (; m + 4 <= parents; m += 4) {
+    int h = 0;
+    for (; h + 4 <= elements; h += 4) {
+      Four row[4], half[4];
+      for (int k = 0; k < 4; ++k) __builtin_memcpy(&row[k], from + (m + k) * elements + h, sizeof(Four));
+      half[0] = chosen<0, 4, 1, 5>(row[0], row[1]);
+      half[1] = chosen<0, 4, 1, 5>(row[2], row[3]);
+      half[2] = chosen<2, 6, 3, 7>(row[0], row[1]);
+      half[3] = chosen<2, 6, 3, 7>(row[2], row[3]);
+      row[0] = chosen<0, 1, 4, 5>(half[0], half[1]);
+      row[1] = chosen<2, 3, 6, 7>(half[0], half[1]);
+      row[2] = chosen<0, 1, 4, 5>(half[2], half[3]);
+      row[3] = chosen<2, 3, 6, 7>(half[2], half[3]);
+      for (int k = 0; k < 4; ++k) __builtin_memcpy(to + (h + k) * parents + m, &row[k], sizeof(Four));
+    }
+    for (; h < elements; ++h)
+      for (int k = 0; k < 4; ++k) to[h * parents + m + k] = from[(m + k) * elements + h];
+  }
+  for (; m < parents; ++m)
+    for (int h = 0; h < elements; ++h) to[h * parents + m] = from[m * elements + h];
+}
+
+// Adds each child's constant to its votes of `units` units. What a vector adds beyond a vote's end is zero.
+static void add_constant(const Votes& v, int units, int first, int count, float* votes) {
+  const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
+  for (int c = 0; c < count; ++c, votes += v.tile_stride) {
+    const float* constant = v.bias + (first + c) * v.bias_stride;
+    for (int u = 0; u < units; ++u)
+      for (int64_t at = 0; at < n; at += W)
+        store(votes + u * n + at, load(votes + u * n + at) + load(constant + at));
   }
 }
 

@@ -1,0 +1,228 @@
+"""``capsedge import``: trained weights of public networks become checkpoints."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli import _options
+from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._places import READS, WRITES
+from capsedge.cli._tables import print_table
+from capsedge.errors import UsageError
+
+if TYPE_CHECKING:
+    from capsedge.importing.api import ImportReport
+
+File = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Weights of PyTorch (.pt, .pth, .tar, ...), .safetensors, .npz, or Keras (.h5, .keras)."
+    ),
+    READS,
+]
+Listed = Annotated[bool, typer.Option("--list", help="Show the families that are recognized.")]
+As = Annotated[
+    str | None, typer.Option("--as", help="The family, where it is not recognized; see --list.")
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option("--iters", help="Routing iterations, as the author's code counts them."),
+]
+VariantName = Annotated[
+    str | None, typer.Option("--variant", help="The family's variant, where the file fits several.")
+]
+Size = Annotated[
+    str | None, typer.Option("--size", help="Height and width of the input, such as 28,28.")
+]
+Classes = Annotated[
+    str | None, typer.Option("--classes", help="Names of the classes, separated by commas.")
+]
+Mean = Annotated[
+    str | None, typer.Option("--mean", help="Mean of the input by channel, such as 0.1307.")
+]
+Std = Annotated[
+    str | None, typer.Option("--std", help="Standard deviation of the input by channel.")
+]
+Range = Annotated[
+    str | None,
+    typer.Option(
+        "--range", help="Values of a black and a white pixel, before mean and std: 0,1 or 0,255."
+    ),
+]
+Task = Annotated[str | None, typer.Option("--task", help="single-label or multi-label.")]
+KeyMap = Annotated[
+    Path | None,
+    typer.Option("--map", help="TOML file that renames and turns the tensors of other networks."),
+    READS,
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        help="Compare with the author's own module, author.py:build. This runs that code.",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Labelled images: measure accuracy, and that of alternatives."),
+    READS,
+]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="Use only the first N images.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The checkpoint; FILE.safetensors by default."),
+    WRITES,
+]
+
+
+def command(
+    file: File = None,
+    listed: Listed = False,
+    family: As = None,
+    iters: Iterations = None,
+    variant: VariantName = None,
+    size: Size = None,
+    classes: Classes = None,
+    mean: Mean = None,
+    std: Std = None,
+    span: Range = None,
+    task: Task = None,
+    key_map: KeyMap = None,
+    against: Against = None,
+    data: Data = None,
+    limit: Limit = 1000,
+    output: Output = None,
+    as_json: _options.Json = False,
+) -> None:
+    """Make a checkpoint of the trained weights of a public capsule network."""
+    if listed:
+        _list(as_json)
+        return
+    if file is None:
+        raise UsageError(
+            "No file is named.", "", "capsedge import FILE; or --list for the families."
+        )
+    require(
+        "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
+    )
+    from capsedge.families.recognition import UnknownNetwork
+    from capsedge.importing.api import import_checkpoint
+
+    target = output or _beside(file)
+    sides = _numbers("--size", size, 2)
+    span_ = _numbers("--range", span, 2)
+    try:
+        report = import_checkpoint(
+            file,
+            target,
+            family=family,
+            iterations=iters,
+            variant=variant,
+            size=None if sides is None else (int(sides[0]), int(sides[1])),
+            classes=None if classes is None else _options.words(classes),
+            mean=_numbers("--mean", mean),
+            std=_numbers("--std", std),
+            span=None if span_ is None else (span_[0], span_[1]),
+            task=task,
+            key_map=key_map,
+            against=against,
+            data=data,
+            limit=limit,
+        )
+    except UnknownNetwork as unknown:
+        log(*unknown.details)
+        raise
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        _print(report)
+
+
+def _beside(file: Path) -> Path:
+    target = file.with_suffix(".safetensors")
+    if target == file:
+        raise UsageError(
+            f"{file} would be written over.",
+            "",
+            "Name the checkpoint with -o CHECKPOINT.safetensors.",
+        )
+    return target
+
+
+def _numbers(option: str, text: str | None, count: int | None = None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or count not in (None, len(found)):
+        raise UsageError(
+            f"{option} {text} cannot be read.",
+            f"It wants {count or 'some'} numbers, separated by commas.",
+            "Use for example --size 28,28, --range 0,1, --mean 0.1307.",
+        )
+    return found
+
+
+def _list(as_json: bool) -> None:
+    from capsedge.families import FAMILIES
+
+    if as_json:
+        print_json(
+            {
+                "schema": 1,
+                "families": [
+                    {
+                        "name": f.name,
+                        "source": f.source,
+                        "licence": f.licence or None,
+                        "dialect": f.dialect,
+                        "differences": list(f.differences),
+                        "variants": {v.name: v.words for v in f.variants},
+                    }
+                    for f in FAMILIES
+                ],
+            }
+        )
+        return
+    rows = [[f.name, f.dialect, f.source, f.licence or "not stated"] for f in FAMILIES]
+    print_table("Families", ["name", "dialect", "source", "licence"], rows)
+
+
+def _print(report: ImportReport) -> None:
+    origin = report.origin
+    lines = [
+        ("file", f"{origin.file}: {report.format}"),
+        ("family", f"{origin.family}: {origin.dialect}"),
+        ("by", report.recognized_by),
+        ("source", f"{origin.source}; licence: {origin.licence or 'not stated'}"),
+        *(("differs", text) for text in origin.differences),
+        *(("note", text) for text in origin.notes),
+        (
+            "network",
+            f"{report.parameters:,} parameters, {report.model.config.iterations} weighted sums",
+        ),
+    ]
+    if report.comparison is not None:
+        c = report.comparison
+        lines.append(
+            (
+                "compared",
+                f"{c.inputs} inputs with {c.code}: largest difference {c.largest_difference:.2g}, "
+                f"{c.flips} flips, least margin {c.least_margin:.2g}, NaN of the author's code {c.nan}",
+            )
+        )
+    if report.measured is not None:
+        m = report.measured
+        lines.append(("accuracy", f"{100 * m.accuracy:.2f} % of {m.images} images"))
+    for key, value in lines:
+        say(f"{key:<10} {value}")
+    for warning in report.warnings:
+        log(f"warning: {warning}")
+    following = f"  capsedge export --checkpoint {shlex.quote(str(report.output))}"
+    log(f"wrote {report.output}", "next:", following)

@@ -1,0 +1,133 @@
+"""Files of Keras: ``.h5`` of Keras 1, 2 and 3 (whole models and weights), ``.keras``.
+
+A weight is named ``layer/weight``, as the file names both (``capsule/W``, ``model_1/conv1/kernel``), or,
+where the file only counts them (Keras 3), ``layer/0``. Nothing of a configuration is run; its Lambda layers,
+which are code, are only listed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from io import BufferedReader
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.formats.hdf5 import BadHdf5, Hdf5, read_hdf5
+from capsedge.formats.stored import Floats, Weights
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.documents import Malformed, decode, parse
+
+_COUNTED = (
+    "layers",
+    "_layer_checkpoint_dependencies",
+)  # words of Keras 3 between a model and its layers
+_OPTIMIZER = ("optimizer", "optimizer_weights")
+_CHUNK = 1 << 20
+
+
+def read_h5(file: BufferedReader) -> Weights:
+    """A ``.h5`` file.
+
+    Raises:
+        BadHdf5: it is refused, or is no file of Keras.
+    """
+    content = read_hdf5(file)
+    config = _json(content.texts.get("", {}).get("model_config"))
+    return weights_of(content, config, "Keras HDF5")
+
+
+def read_keras(file: BufferedReader) -> Weights:
+    """A ``.keras`` archive.
+
+    Raises:
+        BadArchive, BadHdf5: it is damaged, exceeds the limits or is no file of Keras.
+    """
+    archive = Archive(file)
+    config = _json(_member(archive, "config.json", limits.JSON_BYTES).decode(errors="replace"))
+    with tempfile.TemporaryFile() as unpacked, archive.member("model.weights.h5") as content:
+        left = limits.KERAS_BYTES
+        while part := content.read(_CHUNK):
+            left -= len(part)
+            if left < 0:
+                raise BadArchive(f"its weights have over {limits.KERAS_BYTES >> 20} MiB")
+            unpacked.write(part)
+        unpacked.flush()
+        return weights_of(read_hdf5(unpacked), config, "Keras archive")
+
+
+def _member(archive: Archive, name: str, most: int) -> bytes:
+    with archive.member(name) as content:
+        data = content.read(most + 1)
+    if len(data) > most:
+        raise BadArchive(f"'{name}' has over {most:,} bytes")
+    return data
+
+
+def _json(text: object) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        return decode(dict[str, Any], parse(str(text).encode(errors="replace"), nan="null"))
+    except Malformed as error:
+        raise BadHdf5(f"its configuration cannot be read: {error}") from error
+
+
+def weights_of(content: Hdf5, config: dict[str, Any] | None, kind: str) -> Weights:
+    """The weights by name.
+
+    Raises:
+        BadHdf5: there are none, or a name is there twice.
+    """
+    found: dict[str, Floats] = {}
+    for name, array in _named(content):
+        if name in found:
+            raise BadHdf5(f"it names '{name}' twice")
+        found[name] = np.ascontiguousarray(array, np.float32)
+    if not found:
+        raise BadHdf5("it holds no weights as Keras stores them")
+    version = content.texts.get("", {}).get("keras_version")
+    words = f"{kind}, {version}" if isinstance(version, str) else kind
+    return Weights(found, words, config, tuple(lambdas(config)) if config else ())
+
+
+def _named(content: Hdf5) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Weights by name; from the names that Keras 1 and 2 list, else from the paths of Keras 3."""
+    base = "model_weights/" if "layer_names" in content.texts.get("model_weights", {}) else ""
+    layers = content.texts.get(base.rstrip("/"), {}).get("layer_names")
+    if layers is not None:
+        for layer in (layers,) if isinstance(layers, str) else layers:
+            names = content.texts.get(f"{base}{layer}", {}).get("weight_names", ())
+            for name in (names,) if isinstance(names, str) else names:
+                path = f"{base}{layer}/{name}"
+                if path not in content.arrays:
+                    raise BadHdf5(f"it lists '{path}' and does not have it")
+                plain = name.removesuffix(":0")
+                yield (
+                    plain if plain.startswith(f"{layer}/") else f"{layer}/{plain}",
+                    content.arrays[path],
+                )
+        return
+    for path, array in content.arrays.items():
+        parts = path.split("/")
+        if len(parts) >= 2 and parts[-2] == "vars" and parts[0] not in _OPTIMIZER:
+            yield "/".join(p for p in (*parts[:-2], parts[-1]) if p not in _COUNTED), array
+
+
+def lambdas(config: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the Lambda layers anywhere in a configuration, sorted."""
+    found, rest = set(), [config]
+    while rest:
+        value: Any = rest.pop()
+        if isinstance(value, Mapping):
+            if value.get("class_name") in ("Lambda", "TFOpLambda"):
+                inner = value.get("config")
+                name = inner.get("name") if isinstance(inner, Mapping) else value.get("name")
+                found.add(str(name))
+            rest += value.values()
+        elif isinstance(value, (list, tuple)):
+            rest += value
+    yield from sorted(found)

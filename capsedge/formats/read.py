@@ -1,0 +1,104 @@
+"""Reading a file of weights of any tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+
+from capsedge.datasets.npz import Arrays
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.formats import keras
+from capsedge.formats.hdf5 import BadHdf5
+from capsedge.formats.stored import Floats, Weights
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.documents import Malformed
+from capsedge.runtime.files.opening import opened, size
+from capsedge.runtime.files.safetensors_file import TYPES, read_header
+
+Read = Callable[[Path, BufferedReader], Weights]
+
+
+def read_weights(path: Path | str) -> Weights:
+    """Read a file of weights; the suffix says its format. Nothing in the file is run.
+
+    Args:
+        path: ``.pt``, ``.pth``, ``.pkl``, ``.chkpt``, ``.ckpt``, ``.tar``, ``.bin`` of PyTorch;
+            ``.safetensors``; ``.npz``; ``.h5``, ``.hdf5`` and ``.keras`` of Keras.
+
+    Raises:
+        UsageError: there is no such file, or its suffix is of no known format.
+        ArtefactError: it is damaged, exceeds the limits, or holds more than weights.
+        EnvironmentProblem: Keras files need h5py.
+    """
+    path = Path(path)
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(
+            f"{path} is not named like a file of weights.",
+            f"Its suffix is '{path.suffix}'; known: {', '.join(_READERS)}.",
+            "Rename it to what it is.",
+        )
+    with opened(path, "Check the path of the weights.") as file:
+        if size(file) > limits.ARRAY_BYTES:
+            raise ArtefactError(
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+            )
+        try:
+            found = read(path, file)
+        except (BadArchive, BadHdf5, Malformed) as error:
+            raise ArtefactError(
+                f"{path} is refused.",
+                f"{str(error)[:1].upper()}{str(error)[1:]}.",
+                "Save it again.",
+            ) from error
+    if not found.tensors:
+        raise ArtefactError(
+            f"{path} has no weights.", "There are no tensors in it.", "Save it again."
+        )
+    return found
+
+
+def _torch(path: Path, file: BufferedReader) -> Weights:
+    found: Weights = import_module("capsedge.formats.pytorch").read(path, file)
+    return found
+
+
+def _safetensors(path: Path, file: BufferedReader) -> Weights:
+    header = read_header(file)
+    start = file.tell()
+    tensors: dict[str, Floats] = {}
+    for name, tensor in header.tensors.items():
+        kind = TYPES[tensor.dtype][0]
+        if not kind.startswith(("float16", "float32", "float64", "int", "uint", "bfloat16")):
+            raise Malformed(f"'{name}' has elements of the type {kind}")
+        file.seek(start + tensor.data_offsets[0])
+        data = file.read(tensor.data_offsets[1] - tensor.data_offsets[0])
+        if kind == "bfloat16":  # the upper half of an FP32
+            flat = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            flat = np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
+        tensors[name] = flat.reshape(tensor.shape).astype(np.float32)
+    return Weights(tensors, "safetensors")
+
+
+def _npz(path: Path, file: BufferedReader) -> Weights:
+    archive = Archive(file)
+    names = [n.removesuffix(".npy") for n in archive.names if n.endswith(".npy")]
+    if len(names) > limits.TENSORS:
+        raise BadArchive(f"it has {len(names):,} arrays, the limit is {limits.TENSORS:,}")
+    arrays = Arrays(path, archive, size(file))
+    return Weights({n: np.asarray(arrays.read(n), np.float32) for n in names}, "NumPy archive")
+
+
+_READERS: dict[str, Read] = {
+    **dict.fromkeys((".pt", ".pth", ".pkl", ".chkpt", ".ckpt", ".tar", ".bin"), _torch),
+    ".safetensors": _safetensors,
+    ".npz": _npz,
+    **dict.fromkeys((".h5", ".hdf5"), lambda _, file: keras.read_h5(file)),
+    ".keras": lambda _, file: keras.read_keras(file),
+}

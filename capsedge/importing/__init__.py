@@ -1,0 +1,1 @@
+"""``capsedge import``: trained weights of public families become checkpoints. Needs torch."""

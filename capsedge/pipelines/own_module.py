@@ -1,0 +1,272 @@
+"""A user's own code and weights made a module: what ``--module`` names. Needs torch.
+
+The code runs as any program does that the user starts. Its name comes from the command line only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsedge.datasets.npz import read_arrays
+from capsedge.errors import CapsedgeError, UsageError
+from capsedge.exporters.user_code import is_user_code, on_cpu, place
+from capsedge.runtime.files.writing import sha256
+from capsedge.weights import load_weights
+
+_LARGEST = 2**28  # elements of an example
+
+
+@dataclass(frozen=True)
+class ModuleSource:
+    """What a user names.
+
+    Attributes:
+        module: ``file.py:Name`` or ``package.module:Name``, a class or a function that returns a module.
+        weights: the file of its weights; empty for those that the code itself makes.
+        args: a JSON object of keyword arguments, or an array of positional ones.
+    """
+
+    module: str
+    weights: str = ""
+    args: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """A user's module with its weights, in evaluation mode.
+
+    Attributes:
+        module: the module.
+        source: what the user named.
+        name: of the class or function.
+        code: the file that it stands in; None where Python does not know.
+        notes: what a person should know of the weights.
+    """
+
+    module: nn.Module
+    source: ModuleSource
+    name: str
+    code: Path | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> Path | None:
+        """The file of the weights."""
+        return Path(self.source.weights) if self.source.weights else None
+
+    def facts(self) -> dict[str, Any]:
+        """What a certificate says of it."""
+        return {
+            "own_module": True,
+            "code": f"{self.code.name if self.code else '?'}:{self.name}",
+            "code_sha256": sha256(self.code) if self.code else "",
+            "weights": self.weights.name if self.weights else "",
+            "parameters": sum(p.numel() for p in self.module.parameters()),
+        }
+
+
+def load_module(source: ModuleSource) -> OwnModule:
+    """Run the user's code, build the module, and load its weights.
+
+    Raises:
+        UsageError: there is no such file or name, the code fails (the error shows the user's lines), or the
+            weights are those of another network.
+        ArtefactError: the weights are damaged or hold code.
+    """
+    where, _, name = source.module.rpartition(":")
+    if not where or not name:
+        raise UsageError(
+            f"'{source.module}' names no module.",
+            "It wants the place of the code and, after a colon, a class or a function in it.",
+            "Use --module capsnet.py:CapsNet, or --module package.module:CapsNet.",
+        )
+    positional, keywords = _arguments(source.args)
+    with _running(source.module):
+        code = _imported(where)
+    made = _attribute(code, where, name)
+    torch.manual_seed(0)
+    with _running(source.module, made):
+        module = made if isinstance(made, nn.Module) else made(*positional, **keywords)
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"{source.module} is no PyTorch module.",
+            f"It gives {_described(module)}.",
+            "Name a class of torch.nn.Module, or a function that returns one.",
+        )
+    notes: tuple[str, ...] = ()
+    if source.weights:
+        loaded = load_weights(module, source.weights)
+        notes = ((f"the weights are its {loaded.place}",) if loaded.place else ()) + loaded.notes
+    with contextlib.suppress(TypeError, OSError):
+        found = inspect.getsourcefile(made if callable(made) else type(made))
+        return OwnModule(module.eval(), source, name, Path(found) if found else None, notes)
+    return OwnModule(module.eval(), source, name, None, notes)
+
+
+def _described(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments.
+
+    Raises:
+        UsageError: the text is not JSON, or is a single value.
+    """
+    if not text:
+        return [], {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"--args {text[:80]} is not JSON.",
+            f"{error}.",
+            """Use for example --args '{"classes": 10, "bias": true}' or --args '[10, 3]'.""",
+        ) from None
+    if isinstance(value, dict):
+        return [], value
+    return (value if isinstance(value, list) else [value]), {}
+
+
+def _imported(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        with _importable(Path.cwd()):
+            return importlib.import_module(where)
+    path = Path(where)
+    if not path.is_file():
+        raise UsageError(f"There is no file {where}.", "", "Check the name after --module.")
+    path = path.resolve()
+    name = path.stem if path.stem not in sys.modules and path.stem.isidentifier() else "own_module"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None  # a .py file has one
+    code = importlib.util.module_from_spec(spec)
+    sys.modules[name] = code
+    with _importable(path.parent):
+        spec.loader.exec_module(code)
+    return code
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """The folder is the first to import from, as it is for a script in it; nothing is written there."""
+    path, arguments, bytecode = sys.path[:], sys.argv, sys.dont_write_bytecode
+    sys.path.insert(0, str(folder))
+    sys.argv, sys.dont_write_bytecode = [arguments[0]], True
+    try:
+        yield
+    finally:
+        sys.path[:], sys.argv, sys.dont_write_bytecode = path, arguments, bytecode
+
+
+def _attribute(code: ModuleType, where: str, name: str) -> Any:
+    """What has this name.
+
+    Raises:
+        UsageError: nothing; it offers names that stand for modules.
+    """
+    value: Any = code
+    try:
+        for part in name.split("."):
+            value = getattr(value, part)
+    except AttributeError:
+        kinds = [
+            k for k, v in vars(code).items() if isinstance(v, type) and issubclass(v, nn.Module)
+        ]
+        kinds = [k for k in kinds if getattr(code, k).__module__ == code.__name__]
+        close = difflib.get_close_matches(name, kinds, 1)
+        raise UsageError(
+            f"There is no {name} in {where}.",
+            f"Modules in it: {', '.join(kinds) or 'none'}.",
+            f"Use --module {where}:{(close or kinds or ['NAME'])[0]}.",
+        ) from None
+    if not isinstance(value, nn.Module) and not callable(value):
+        raise UsageError(
+            f"{where}:{name} is no PyTorch module.",
+            f"It is {_described(value)}.",
+            "Name a class of torch.nn.Module, or a function that returns one.",
+        )
+    return value
+
+
+@contextlib.contextmanager
+def _running(what: str, made: Any = None) -> Iterator[None]:
+    """Errors of the user's code are told with the user's lines.
+
+    Args:
+        made: the class or function that is called, for its arguments.
+    """
+    try:
+        with on_cpu():
+            yield
+    except CapsedgeError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [place(f.filename, f.lineno or 0) for f in frames if is_user_code(f.filename)]
+        if isinstance(error, SyntaxError) and error.filename:
+            lines.append(place(error.filename, error.lineno or 0))
+        said = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"The code of {what} fails.", said, _advice(error, made, bool(lines)), details=lines
+        ) from error
+
+
+def _advice(error: BaseException, made: Any, inside: bool) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"Install {error.name}, or start where it can be imported (PYTHONPATH)."
+    if isinstance(error, TypeError) and made is not None and not inside:
+        with contextlib.suppress(TypeError, ValueError):
+            return f"Its arguments are {inspect.signature(made)}: give them with --args as JSON."
+    if isinstance(error, SystemExit):
+        return (
+            "It ends the program while it is imported: keep that behind if __name__ == '__main__'."
+        )
+    return "Run it alone to see where: python -c 'import ...'."
+
+
+def read_example(text: str) -> tuple[Tensor, ...]:
+    """Inputs of the shapes ``1x28x28,10`` (without the batch), or those in an ``.npy`` or ``.npz`` file.
+
+    Returns:
+        Batch first: two of each shape, or what the file holds.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text.endswith((".npy", ".npz")):
+        arrays = read_arrays(Path(text))
+        if not arrays or any(a.ndim == 0 or not len(a) for a in arrays.values()):
+            raise UsageError(f"{text} holds no inputs.", "", "Give arrays with the batch first.")
+        return tuple(torch.from_numpy(a.copy()) for a in arrays.values())
+    try:
+        shapes = [[int(n) for n in part.split("x")] for part in text.lower().split(",")]
+        elements = [torch.Size(shape).numel() for shape in shapes]
+    except ValueError:
+        shapes, elements = [], []
+    if not shapes or not all(0 < n <= _LARGEST for n in elements) or min(map(min, shapes)) < 1:
+        raise UsageError(
+            f"'{text}' is no shape of an input.",
+            "It is the size of one image, channels first.",
+            "Use --example 1x28x28, --example 1x28x28,10 for two inputs, or an .npy or .npz file.",
+        )
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.rand((2, *shape), generator=generator) for shape in shapes)

@@ -1,0 +1,108 @@
+"""What is given to ``export``, judged before any work: the module, and the user's own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from capsedge.datasets.npz import read_arrays
+from capsedge.errors import UsageError
+
+Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
+_OWN = "model.load_state_dict(torch.load(path, weights_only=True)); capsedge.export(model, ...)"
+
+
+def check_module(model: object) -> None:
+    """Refuse what is no module, and say how to get one from it.
+
+    Raises:
+        UsageError: it is a path, a state dict, a class, or anything else.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, (str, Path)):
+        raise UsageError(
+            f"'{model}' is a path; export takes a module.",
+            "A file of weights does not hold the network's code.",
+            "For a checkpoint of this package: capsedge.export(capsedge.load_checkpoint(path), ...). For a "
+            f"network of your own: model = CapsNet(); {_OWN} (docs/your-model.md).",
+        )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise UsageError(
+            f"{model.__name__} is a class; export takes a module.",
+            "A class has no weights.",
+            f"Make one and load its weights: model = {model.__name__}(...); model.load_state_dict(...).",
+        )
+    if isinstance(model, Mapping):
+        raise UsageError(
+            "A state dict is no module.",
+            "It holds the weights without the network's code.",
+            "Build the network and load it: model.load_state_dict(state); capsedge.export(model, ...)",
+        )
+    raise UsageError(
+        f"A {type(model).__name__} is no PyTorch module.",
+        "export takes a torch.nn.Module.",
+        "Wrap a function in a module; for an ONNX file use capsedge.optimize.",
+    )
+
+
+def own_inputs(
+    given: Inputs, names: Sequence[str], example: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The user's inputs as tensors of the example's types, one for each input.
+
+    Args:
+        given: an npz or npy file, an array or tensor, a sequence of them, or a mapping by input name.
+
+    Raises:
+        UsageError: they do not fit the inputs.
+    """
+    label = str(given) if isinstance(given, (str, Path)) else "inputs"
+    if isinstance(given, (str, Path)):
+        given = read_arrays(Path(given))
+    if isinstance(given, Mapping):
+        given = _by_name(given, names, label)
+    values = [given] if isinstance(given, (Tensor, np.ndarray)) else list(given)
+    if len(values) != len(names):
+        raise UsageError(
+            f"{label} holds {len(values)} inputs.", f"The network takes {', '.join(names)}.", ""
+        )
+    found = []
+    for name, value, like in zip(names, values, example, strict=True):
+        x = torch.as_tensor(np.ascontiguousarray(value))
+        if x.ndim == 0 or not len(x) or x.shape[1:] != like.shape[1:]:
+            raise UsageError(
+                f"{label} does not fit the input '{name}'.",
+                f"It is {list(x.shape)}; wanted [n, {', '.join(map(str, like.shape[1:]))}].",
+                "Give the inputs as the network sees them, the batch first.",
+            )
+        if like.dtype.is_floating_point and not x.dtype.is_floating_point:
+            raise UsageError(
+                f"{label} holds whole numbers for the input '{name}'.",
+                f"The network takes {str(like.dtype).removeprefix('torch.')}.",
+                "Give the inputs as the network sees them, scaled and normalized.",
+            )
+        if x.dtype.is_floating_point and not torch.isfinite(x).all():
+            raise UsageError(f"{label} holds NaN or infinite values.", "", "Leave them out.")
+        found.append(x.to(like.dtype))
+    if len({len(x) for x in found}) > 1:
+        raise UsageError(f"{label} holds different numbers of inputs.", "", "Give as many of each.")
+    return tuple(found)
+
+
+def _by_name(given: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
+    """In the order of the names; one array alone, or one called images, needs no name."""
+    if all(name in given for name in names):
+        return [given[name] for name in names]
+    if len(names) == 1 and (len(given) == 1 or "images" in given):
+        return [given.get("images", next(iter(given.values())))]
+    raise UsageError(
+        f"{label} does not name the inputs.",
+        f"It holds {', '.join(given) or 'nothing'}; the network takes {', '.join(names)}.",
+        "Save them with numpy.savez(path, " + ", ".join(f"{n}=..." for n in names) + ").",
+    )

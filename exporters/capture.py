@@ -1,0 +1,178 @@
+"""PyTorch module in, ONNX graph of the translation's nodes out; the batch free wherever that is possible."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError
+from capsedge.exporters.free_batch import NotAlike, merge
+from capsedge.exporters.modules import Subject
+from capsedge.exporters.own_modules import Flat, PerImage, sized
+from capsedge.exporters.translation import translation_table
+from capsedge.exporters.user_code import first_line, is_user_code, line_of, place
+
+BATCH = "N"
+_TWO = (3, 5)  # batches that a module is captured at where its code fixes them
+_FIXED = "Constraints violated"
+_DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
+
+
+def capture(
+    module: nn.Module, subject: Subject, opset: int, batch: int | None
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """The graph of a module, and the program that it was made of.
+
+    With a free batch, a module whose code fixes the batch while it is captured (``[W] * x.size(0)``) is
+    captured one image at a time (``torch.func.vmap``) at two batches, and the two are made one.
+
+    Args:
+        module: the subject's, or one that wraps it.
+
+    Raises:
+        UnsupportedModelError: torch cannot capture it; the error names the user's line.
+    """
+    if batch is not None:
+        return _only(module, subject.example, subject, opset)
+    flat = subject.module if isinstance(subject.module, Flat) else None
+    if flat is None or not flat.each:
+        try:
+            with _specialized() as lines:
+                return _captured(module, subject.example, subject, opset, free=True)
+        except CapsedgeError:
+            raise
+        except Exception as error:  # torch raises many kinds of errors here, none of them ours
+            if flat is None:
+                raise _explained(error, lines) from error
+            first: Exception = error
+    else:
+        first = RuntimeError("the module takes one image at a time")
+        lines = []
+    try:
+        found = [
+            _captured(PerImage(flat).eval(), sized(subject.example, n), subject, opset, free=False)
+            for n in _TWO
+        ]
+        return merge(found[0][0], found[1][0], _TWO, BATCH), found[0][1]
+    except NotAlike as error:
+        raise _explained(first, lines) from error
+    except Exception as error:
+        told = error if flat.each else first
+        raise _explained(told, lines) from error
+
+
+def _only(
+    module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """Captured at the batch of the example."""
+    try:
+        return _captured(module, example, subject, opset, free=False)
+    except CapsedgeError:
+        raise
+    except Exception as error:
+        raise _explained(error, []) from error
+
+
+def _captured(
+    module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int, free: bool
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    dims = tuple({0: torch.export.Dim(BATCH)} for _ in example) if free else None
+    variadic = isinstance(module, (Flat, PerImage)) or hasattr(module, "variadic")
+    shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            dynamic_shapes=shapes,
+            input_names=list(subject.inputs),
+            output_names=list(subject.outputs),
+            custom_translation_table=translation_table(),
+            optimize=False,  # it would delete small epsilons
+            verbose=False,
+        )
+    assert made is not None
+    return made.model_proto, made.exported_program or program
+
+
+def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
+    """What stopped torch, with the user's line and the way out."""
+    cause = error.__cause__ or error
+    text = f"{type(cause).__name__} {cause}"
+    where = line_of(error) or line_of(cause)
+    if any(sign in text for sign in _DECIDES):
+        return UnsupportedModelError(
+            "PyTorch cannot capture this module as a graph: its code decides by the values of its input.",
+            where or first_line(cause),
+            "A graph has one way through. Compute both and choose with torch.where(condition, a, b), or "
+            "leave the `if`, `.item()` or `.tolist()` out of what is exported.",
+        )
+    if _FIXED in text:
+        return UnsupportedModelError(
+            "The batch cannot be free: the module's code fixes it.",
+            "While it is captured, it makes a plain number of the batch."
+            if lines
+            else first_line(cause),
+            "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
+            "batch=1 (--batch 1).",
+            details=list(dict.fromkeys(lines[:3])),
+        )
+    return UnsupportedModelError(
+        "PyTorch cannot capture this module as a graph.",
+        f"{type(cause).__name__}: {first_line(cause)}",
+        "Write that line with other operations, or fix the batch with batch=1 (--batch 1).",
+        details=[where] if where else [],
+    )
+
+
+@contextlib.contextmanager
+def _specialized() -> Iterator[list[str]]:
+    """Collects the user's lines that make a plain number of the free batch."""
+    lines: list[str] = []
+    kept = {name: getattr(torch.SymInt, name, None) for name in ("__index__", "__int__")}
+
+    def noting(inner: Any) -> Any:
+        def convert(self: Any) -> int:
+            frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
+            if frames and not self.node.is_constant():
+                lines.append(place(frames[-1].filename, frames[-1].lineno or 0))
+            return int(inner(self))
+
+        return convert
+
+    for name, inner in kept.items():
+        if inner is not None:
+            setattr(torch.SymInt, name, noting(inner))
+    try:
+        yield lines
+    finally:
+        for name, inner in kept.items():
+            if inner is not None:
+                setattr(torch.SymInt, name, inner)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch, which logs, warns, and prints whole graphs before it raises; errors are still raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,115 @@
+"""A process of its own for libraries that parse untrusted files: bounded in time, memory, files and output.
+
+The parent runs a module of the package with `confined`; the module calls `confine` before it imports
+anything heavy and `close_doors` before it touches the file, from which on it can open no other file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+# Without the folder that the user happens to be in, where `python -m` looks for modules first: an h5py.py
+# that came with the file would run.
+_START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "
+    "import runpy; runpy.run_module(sys.argv[1], run_name='__main__')"
+)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the process may use.
+
+    Attributes:
+        seconds: of wall-clock time.
+        memory: bytes of address space, of which libraries take a part.
+        output: bytes of its answer.
+    """
+
+    seconds: int
+    memory: int
+    output: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that ended.
+
+    Attributes:
+        code: exit code, negative for a signal; None if its time was up.
+        answer: its standard output, positioned at the start.
+        said: the end of its standard error.
+    """
+
+    code: int | None
+    answer: BinaryIO
+    said: str
+
+
+@contextmanager
+def confined(
+    module: str,
+    file: BinaryIO,
+    bounds: Bounds,
+    environment: Mapping[str, str] | None = None,
+    words: Sequence[str] = (),
+) -> Iterator[Ended]:
+    """Run a module of the package on an open file, which it finds on its standard input.
+
+    Args:
+        module: run as the main module; its first act is `confine`.
+        file: a real file, not a buffer; the process reads it from its start and cannot name it.
+        environment: variables to set.
+        words: more arguments, which `confine` returns in the process.
+    """
+    numbers = [str(n) for n in (bounds.seconds, bounds.memory, bounds.output)]
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, module, *numbers, *words],
+            stdin=file,
+            stdout=answer,
+            stderr=said,
+            env={**os.environ, **(environment or {})},
+        )
+        try:
+            code: int | None = process.wait(bounds.seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            process.kill()
+            process.wait()
+        said.seek(max(0, said.seek(0, os.SEEK_END) - 2000))
+        answer.seek(0)
+        yield Ended(code, answer, said.read().decode(errors="replace"))
+
+
+def confine() -> list[str]:
+    """Take on the bounds that the arguments name, where the system has such; returns the other words."""
+    seconds, memory, output = (int(word) for word in sys.argv[2:5])
+    _limit({"RLIMIT_CPU": 4 * seconds, "RLIMIT_AS": memory, "RLIMIT_FSIZE": output})
+    return sys.argv[5:]
+
+
+def close_doors() -> None:
+    """Open no file from now on: not by a link in the file, not as a plugin. What is open stays open."""
+    _limit({"RLIMIT_NOFILE": 0})
+
+
+def _limit(wanted: Mapping[str, int]) -> None:
+    try:
+        import resource
+    except ImportError:
+        return
+    for name, limit in wanted.items():
+        kind = getattr(resource, name)
+        _, hard = resource.getrlimit(kind)
+        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (least, least))

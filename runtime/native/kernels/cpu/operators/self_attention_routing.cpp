@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cmath>
+
+#include "int8_weight.h"
+#include "operator.h"
+#include "router.h"
+#include "simd/dispatch.h"
+
+namespace capsedge {
+
+namespace {
+
+enum Input { kPose, kWeight, kBias };
+
+WeightLayout layout_of(const Shape& weight) {
+  // [I, J, Pout, Pin]
+  return {weight[0], weight[1], weight[3], weight[2], weight[2] * weight[3], 1, weight[3]};
+}
+
+// Two passes: the first sums all votes with equal couplings, the second agrees with that sum.
+class SelfAttentionRouting : public Operator {
+ public:
+  SelfAttentionRouting(const Attributes& attributes, const Level& level)
+      : Operator(attributes, level), epsilon_(attributes.positive("epsilon")) {}
+
+  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+    expect_shape(name(), "u", in[kPose], {"N", "I", "Pin"});
+    expect_shape(name(), "weight", in[kWeight], {in[kPose][1], "J", "Pout", in[kPose][2]});
+    expect_shape(name(), "bias", in[kBias], {in[kPose][1], in[kWeight][1]});
+    return {{in[kPose][0], in[kWeight][1], in[kWeight][2]}};
+  }
+
+  void constant(size_t index, const Tensor& tensor) override {
+    if (index == kWeight && tensor.shape.size() == 4) {
+      if (is_int8(tensor)) {
+        int8_.emplace(tensor, layout_of(tensor.shape), nullptr);
+      } else {
+        weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
+      }
+    } else if (index == kBias) {
+      bias_.emplace(tensor, level_);
+    }
+  }
+
+  void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
+    const Shape& shape = in[kPose].shape;
+    const Shape& weight_shape = in[kWeight].shape;
+    const int64_t images = shape[0], children = shape[1], size = shape[2];
+    const int64_t parents = weight_shape[1], out = weight_shape[2];
+    if (images == 0) return;
+    const Level& level = level_for(level_, parents);
+    const Floats pose(in[kPose], level);
+    std::optional<Bias> own_bias;
+    const Bias& bias = made_once(bias_, own_bias, [&] { return Bias(in[kBias], level); });
+    FloatOutput v(results[0], level);
+
+    const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
+    // Images that share a reading of the weights, as long as their votes fit the cache together.
+    const int64_t units = out * parents <= 512 ? std::min<int64_t>(images, 4) : 1;
+    Routing routing{};
+    routing.votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
+    std::optional<Int8Weight> own_int8;
+    std::optional<Buffer> own_weight;
+    const WeightLayout layout = layout_of(weight_shape);
+    const bool int8 = is_int8(in[kWeight]);
+    if (int8) {
+      made_once(int8_, own_int8, [&] { return Int8Weight(in[kWeight], layout, &threads); }).use(routing.votes);
+    } else {
+      routing.votes.weight =
+          made_once(weight_, own_weight, [&] { return pack(in[kWeight], layout, level, &threads); }).data();
+    }
+    routing.children = children;
+    routing.weight_floats = elements(weight_shape) / (int8 ? 4 : 1);
+    routing.passes = 2;
+    routing.unit_stride = children * size;
+    for (int64_t n = 0; n < images; n += units)
+      routing.groups.push_back(
+          {pose.data() + n * routing.unit_stride, n, static_cast<int>(std::min(units, images - n))});
+    // Equal couplings are 1/J: the sum that votes agree with is J times that of the first pass.
+    routing.scale = static_cast<float>(parents) / std::sqrt(static_cast<float>(out));
+    routing.bias = bias.zero ? nullptr : bias.values.data();
+    const Votes& votes = routing.votes;
+    const int64_t sums = static_cast<int64_t>(votes.pose_elements) * votes.lanes;
+    routing.finish = [&](int64_t image, bool last, float* sum, float* query) {
+      if (!last) {
+        std::copy(sum, sum + sums, query);
+        return;
+      }
+      level.finish_exponential(sum, votes.pose_elements, votes.lanes, epsilon_, sum);
+      to_parents(votes, sum, v.data() + image * parents * out);
+    };
+    route(routing, level, threads);
+    v.store();
+  }
+
+ private:
+  struct Bias {
+    Bias(const Tensor& tensor, const Level& level) : values(tensor, level, kSlack) {
+      const float* first = values.data();
+      zero = std::all_of(first, first + elements(tensor.shape), [](float x) { return x == 0; });
+    }
+    Floats values;
+    bool zero;
+  };
+
+  const float epsilon_;
+  std::optional<Buffer> weight_;
+  std::optional<Int8Weight> int8_;
+  std::optional<Bias> bias_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operator> make_self_attention_routing(const Attributes& attributes, const Level& level) {
+  return std::make_unique<SelfAttentionRouting>(attributes, level);
+}
+
+}  // namespace capsedge

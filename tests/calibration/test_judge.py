@@ -1,0 +1,205 @@
+"""What a file is judged by without labels: answers and margins, or numbers; and the gate on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import capsedge
+from capsedge.calibration.evaluate import Outcome, compare
+from capsedge.calibration.judge import Gate, Judge
+from capsedge.datasets import ImageSet
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.judging.errors import ErrorCount
+from tests.foreign.files import IMAGES, MADE
+
+
+def _outcome(reference: list, found: list, labels: list | None = None) -> Outcome:
+    a, b = (np.array(v, np.float32) for v in (reference, found))
+    data = ImageSet("test", np.zeros((len(a), 1)), None if labels is None else np.array(labels))
+    return compare({"y": [a]}, {"y": [b]}, data, Judge("y"))
+
+
+def _numbers(reference: np.ndarray, found: np.ndarray) -> Outcome:
+    data = ImageSet("test", np.zeros((len(reference), 1)))
+    return compare({"y": [reference]}, {"y": [found]}, data, Judge(None, ("y",)))
+
+
+SURE, UNSURE = [0.9, 0.1], [0.5, 0.49]
+
+
+def test_answers_that_change_count_and_the_sure_ones_may_not() -> None:
+    reference = [SURE] * 60 + [UNSURE] * 40
+    found = [SURE] * 60 + [UNSURE] * 39 + [UNSURE[::-1]]
+    outcome = _outcome(reference, found)
+    assert outcome.judged_by == "agreement"
+    assert outcome.drop == pytest.approx(1.0)
+    assert Gate().passes(outcome)  # 1 point, and its margin is small
+    assert not Gate(0.9).passes(outcome)
+    lost = _outcome(reference, [UNSURE[::-1], *found[1:-1], UNSURE])
+    assert lost.drop == pytest.approx(1.0)
+    assert lost.surest == pytest.approx(0.8)
+    # FP32 was as sure of it as of most: not surer than half of the answers, so this alone passes ...
+    assert Gate().passes(lost)
+    very = [[5.0, 0.0], *reference[1:]]
+    lost = _outcome(very, [[0.0, 5.0], *reference[1:]])
+    assert any("margin of 5" in why for why in Gate().failures(lost))
+
+
+def test_with_labels_the_gate_is_on_accuracy_as_ever() -> None:
+    reference, found = [SURE] * 1000, [SURE] * 998 + [SURE[::-1]] * 2
+    outcome = _outcome(reference, found, [0] * 1000)
+    assert outcome.judged_by == "accuracy"
+    assert outcome.drop == pytest.approx(0.2)
+    assert not Gate().passes(outcome)
+    assert Gate(0.2 + 1e-9).passes(outcome)
+
+
+def test_numbers_are_judged_by_their_range() -> None:
+    rng = np.random.default_rng(0)
+    reference = (rng.random((100, 3)) * [180, 1, 1]).astype(np.float32)
+    off = reference.copy()
+    off[:, 1] += 0.02  # 2 % of its own range, and nothing beside that of the first
+    outcome = _numbers(reference, off)
+    assert outcome.judged_by == "error"
+    assert outcome.drop == pytest.approx(2.0, rel=0.1)
+    assert not Gate().passes(outcome)
+    assert Gate(3.0).passes(outcome)
+    one = reference.copy()
+    one[7, 0] += 40.0  # one value is far off; the mean error is small
+    outcome = _numbers(reference, one)
+    assert outcome.drop < 1.0
+    assert any("22." in why or "allowed" in why for why in Gate().failures(outcome))
+    assert Gate(1.0, 30.0).passes(outcome)
+    still = np.full((10, 2), 4.0, np.float32)
+    assert _numbers(still, still + np.float32(0.004)).drop == pytest.approx(0.1, rel=0.01)
+    assert _numbers(0 * still, 0 * still + 1).drop == np.inf
+    assert _numbers(0 * still, 0 * still).drop == 0
+
+
+def test_whole_numbers_and_sizes() -> None:
+    count = ErrorCount("best", False)
+    count.update(np.arange(10), np.array([*range(9), 0]))
+    assert count.result().mean_share == pytest.approx(0.1)
+    count = ErrorCount("where", False)
+    with pytest.raises(UnsupportedModelError, match="depends on its values"):
+        count.update(np.zeros(3), np.zeros(4))
+
+
+def test_what_is_judged_is_said_and_written(tmp_path: Path) -> None:
+    file = MADE["two_inputs_and_outputs"]()
+    model, out = file.model.SerializeToString(), tmp_path / "q.onnx"
+    report = capsedge.quantize(model, out, calib_data=file.data, max_drop=5)
+    assert [o.name for o in report.outcome.outputs] == ["turned", "best"]
+    assert report.judged.startswith("the numbers of turned, best (the file names no output")
+    record = {p.key: p.value for p in onnx.load(out).metadata_props}
+    evaluation = json.loads(record["capsedge_quantization"])["evaluation"]
+    assert evaluation["judged_by"] == "error"
+    assert evaluation["max_drop"] == 5
+    assert evaluation["max_error"] == 10
+    assert evaluation["outputs"][0]["name"] == "turned"
+    # The same with the scores named: their answers.
+    report = capsedge.quantize(
+        MADE["opset17"]().model.SerializeToString(), calib_data=IMAGES, scores="y"
+    )
+    assert report.outcome.judged_by == "agreement"
+    assert report.max_drop == 1.0
+
+
+def test_labels_tell_which_output_decides() -> None:
+    model = MADE["opset17"]().model.SerializeToString()
+    labels = np.arange(40) % 5
+    data = ImageSet("test", IMAGES["x"][20:], labels[20:])
+    report = capsedge.quantize(model, calib_data=IMAGES["x"][:20], data=data, max_drop=100)
+    assert report.outcome.judged_by == "accuracy"
+    assert "the class of y" in report.judged
+    words = MADE["words"]().model.SerializeToString()
+    with pytest.raises(UsageError, match=r"labels up to 6"):
+        capsedge.quantize(
+            model,
+            calib_data=IMAGES["x"][:20],
+            data=ImageSet("t", IMAGES["x"][20:], labels[20:] + 2),
+            scores="y",
+        )
+    report = capsedge.quantize(words, calib_data=IMAGES["x"][:20], data=data, max_drop=100)
+    assert report.outcome.accuracy is not None
+
+
+def test_python_is_told_python() -> None:
+    model = MADE["opset17"]().model.SerializeToString()
+    x = IMAGES["x"]
+    for arguments, word in (
+        ({"calib_data": x, "max_drop": -1}, "max_drop"),
+        ({"calib_data": x[:, 0]}, "takes float32 [N, 1, 8, 8]"),
+        ({"calib_data": {"z": x}}, "the inputs are x"),
+        ({"calib_data": (255 * np.abs(x)).astype(np.uint8)}, "pixels cannot be prepared"),
+        ({"calib_data": x, "scores": "z"}, "no output 'z'"),
+        ({"calib_data": x, "data": x}, "calibrated on"),
+        ({"calib_data": x[:2]}, "One image"),
+        ({"calib_data": x, "max_drop": 0, "max_error": 0}, "loses too much"),
+    ):
+        with pytest.raises(capsedge.CapsedgeError) as caught:
+            capsedge.quantize(model, **arguments)
+        assert word in str(caught.value)
+        assert "--" not in str(caught.value)
+
+
+def test_arrays_of_files(tmp_path: Path) -> None:
+    """npy, and npz under any name for a single input."""
+    model = MADE["opset17"]().model.SerializeToString()
+    np.save(tmp_path / "a.npy", IMAGES["x"])
+    np.savez(tmp_path / "b.npz", whatever=IMAGES["x"])
+    found = [
+        capsedge.quantize(model, calib_data=tmp_path / name, max_drop=100, max_error=100).model
+        for name in ("a.npy", "b.npz")
+    ]
+    assert onnx.load_from_string(found[0]).graph == onnx.load_from_string(found[1]).graph
+    two = MADE["two_inputs_and_outputs"]()
+    np.savez(tmp_path / "c.npz", x=two.data["x"])
+    with pytest.raises(UsageError, match="does not have an array for every input"):
+        capsedge.quantize(two.model.SerializeToString(), calib_data=tmp_path / "c.npz")
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16", "mixed"])
+def test_without_labels_from_a_folder_of_images(
+    exported: Path, tmp_path: Path, precision: str
+) -> None:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for k in range(50):
+        Image.fromarray(rng.integers(0, 256, (10, 10), dtype=np.uint8)).save(tmp_path / f"{k}.png")
+    report = capsedge.quantize(exported, calib_data=tmp_path, max_drop=100, precision=precision)
+    assert report.outcome.accuracy is None
+    assert report.outcome.judged_by == "agreement"
+    assert report.images["evaluation"] == 25
+
+
+def test_full_like(tmp_path: Path) -> None:
+    """A free dimension without a name, which ONNX Runtime took for -1 in the Shape of torch.full_like."""
+    torch = pytest.importorskip("torch")
+    from capsedge.ops import dynamic_routing, squash
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = torch.nn.Conv2d(1, 16, 3, stride=2)
+            self.weight = torch.nn.Parameter(0.1 * torch.randn(32, 3, 8, 8))
+
+        def forward(self, images):
+            u = squash(self.stem(images).permute(0, 2, 3, 1).reshape(-1, 32, 8))
+            u = u * torch.full_like(u[:, :, 0], 0.5)[..., None]
+            poses, _ = dynamic_routing(u, self.weight, iterations=2)
+            return {"lengths": poses.norm(dim=-1), "poses": poses}
+
+    path = tmp_path / "net.onnx"
+    capsedge.export(Net().eval(), path, example=torch.rand(2, 1, 10, 10))
+    x = np.random.default_rng(0).random((60, 1, 10, 10)).astype(np.float32)
+    for precision in ("int8", "fp16"):
+        report = capsedge.quantize(path, calib_data=x, precision=precision, max_drop=100)
+        assert report.outcome.images == 30
+        assert report.outcome.error < 0.05

@@ -1,0 +1,108 @@
+"""``capsedge import``: from a file of weights to an ONNX file that classifies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import capsedge
+from capsedge.cli import app
+from capsedge.errors import UsageError
+from tests.families import networks
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "trained.pt"
+    torch.save({"state_dict": networks.XifengGuo().state_dict(), "epoch": 3}, path)
+    return path
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(w) for w in words])
+
+
+def test_a_walk(weights: Path, tmp_path: Path) -> None:
+    checkpoint, model = tmp_path / "c.safetensors", tmp_path / "m.onnx"
+    done = run(
+        "import", weights, "--iters", 3, "--classes", "cat,dog,cow,hen,pig", "-o", checkpoint
+    )
+    assert done.exit_code == 0, done.output
+    assert "xifengguo" in done.output
+    assert "MIT" in done.output
+    assert "not compared with its author's code" in done.output
+    shown = run("inspect", checkpoint)
+    assert "not compared with its author's code" in shown.output
+    assert "MIT" in shown.output
+    assert run("export", "--checkpoint", checkpoint, "-o", model).exit_code == 0
+    verified = run("verify", model, "--checkpoint", checkpoint)
+    assert verified.exit_code == 0, verified.output
+    assert "not compared with its author's code" in " ".join(verified.output.split())
+    found = capsedge.load(model).predict("capsedge/samples/digit-7.png")[0].labels[0].name
+    assert found in {"cat", "dog", "cow", "hen", "pig"}
+
+
+def test_a_comparison_is_claimed_by_the_file(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsedge.importing.against.RANDOM", 8)
+    monkeypatch.setattr("capsedge.importing.against.STROKES", 8)
+    (tmp_path / "author.py").write_text(
+        "from tests.families.networks import XifengGuo\ndef build(): return XifengGuo(3)\n"
+    )
+    checkpoint = tmp_path / "c.safetensors"
+    words = ["--iters", 3, "--against", f"{tmp_path / 'author.py'}:build", "-o", checkpoint]
+    done = run("import", weights, *words, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["comparison"]["passed"]
+    assert report["comparison"]["flips"] == 0
+    assert "claimed by the file: 33 inputs" in run("inspect", checkpoint).output
+
+
+def test_iterations_are_asked_for(weights: Path) -> None:
+    done = run("import", weights)
+    assert isinstance(done.exception, UsageError)
+    assert "--iters" in str(done.exception)
+    assert "--routings" in str(done.exception)
+    assert not weights.with_suffix(".safetensors").exists()
+
+
+def test_an_unknown_network_is_printed(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"conv1.weight": torch.zeros(2, 2), "evil\x1b[2Jname": torch.zeros(3)}, path)
+    done = run("import", path)
+    assert "2 x 2" in done.output
+    assert "\x1b" not in done.output
+    assert done.exit_code
+
+
+def test_families_are_listed() -> None:
+    listed = run("import", "--list").output
+    assert "xifengguo" in listed
+    assert "BSD-3-Clause" in listed
+    document = json.loads(run("import", "--list", "--json").stdout)
+    assert {f["name"] for f in document["families"]} >= {"gram-ai", "timomernick"}
+
+
+def test_where_the_author_averages_over_the_batch_it_is_fixed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    torch.save(networks.TimoMernick().state_dict(), tmp_path / "m.pt")
+    done = run("import", tmp_path / "m.pt")
+    assert done.exit_code == 0, done.output
+    assert "batch fixed to 1" in done.output
+    model = capsedge.load_checkpoint(tmp_path / "m.safetensors")
+    with pytest.raises(UsageError, match="batch 1 only"):
+        capsedge.export(model, tmp_path / "m.onnx", batch=4)
+    report = capsedge.export(model, tmp_path / "m.onnx")
+    assert report.inputs == {"images": [1, 1, 28, 28]}
+
+
+def test_the_input_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(b"")
+    assert isinstance(run("import", tmp_path / "m.safetensors").exception, UsageError)

@@ -1,0 +1,147 @@
+"""``--module``: the user's code runs, its errors show its lines, and nothing is left beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason="modules are PyTorch's")
+
+import capsedge  # noqa: E402
+from capsedge.cli import app  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.exporters import own_nets  # noqa: E402
+
+HELPER = "WIDTH = 4\n"
+CODE = """
+import argparse
+import torch
+from helper_of_caps import WIDTH
+
+print("a line that is no result")
+argparse.ArgumentParser().parse_args()
+
+
+class Stem(torch.nn.Module):
+    def __init__(self, width, bias=True):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(1, width, 3, bias=bias)
+        if width > 90:
+            raise ValueError("too wide")
+
+    def forward(self, images):
+        return self.layer(images.cuda()).mean((2, 3))
+
+
+def make(width=WIDTH):
+    return Stem(width)
+
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a user's code, from which commands are started."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "caps.py").write_text(CODE)
+    (folder / "helper_of_caps.py").write_text(HELPER)
+    shutil.copy(own_nets.__file__, folder / "nets.py")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def run(*arguments: object) -> tuple[int, str, Any]:
+    """Exit code, standard output, and the error."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(result.exception, capsedge.CapsedgeError):
+        return int(result.exception.exit_code), result.stdout, result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_export_verify_profile(user: Path) -> None:
+    torch.save({"model": own_nets.Plain().state_dict()}, "caps.tar")
+    own = ("--module", user / "nets.py:Plain", "--weights", "caps.tar")
+    code, out, err = run("export", *own, "--example", "4", "-o", "caps.onnx", "--json")
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["recognition"]["found"][0]["operator"] in ("DynamicRouting", "Squash")
+    assert said["operators"]["capsedge::DynamicRouting"] == 1
+    assert said["next"][0].startswith("capsedge verify caps.onnx --module ")
+    assert [p.name for p in user.iterdir() if p.is_dir()] == []  # no __pycache__
+    np.savez("own.npz", x=np.random.default_rng(0).random((6, 4), np.float32))
+    code, out, err = run("export", *own, "--example", "own.npz", "--inputs", "own.npz", "--dry-run")
+    assert code == 0, err
+    assert "recognized DynamicRouting" in out
+
+
+def test_a_folder_of_its_own_and_prints(user: Path) -> None:
+    own = ("--module", "code/caps.py:make", "--args", "[5]")
+    code, out, err = run("export", *own, "--example", "1x8x8", "-o", "s.onnx", "--json")
+    assert code == 0, err
+    assert json.loads(out)["outputs"] == {"output": ["N", 5]}  # the user's print is not in it
+    code, out, err = run("verify", "s.onnx", *own, "-o", "c.json")
+    assert code == 0, err
+    assert out.splitlines()[-1] == "PASSED"
+    link = json.loads(Path("c.json").read_text())["chain"][0]
+    assert link["kind"] == "module"
+    assert link["own_module"] is True
+    assert link["code"] == "caps.py:make"
+    # Other weights (the seed is the same, the width is not) are found out.
+    code, _, error = run("verify", "s.onnx", "--module", "code/caps.py:make", "--args", "[6]")
+    assert code == 6, error
+    code, out, err = run(
+        "profile", "s.onnx", "--compare", "torch", *own, "--duration", "0.05", "--no-operators", "--json"
+    )  # fmt: skip
+    assert code == 0, err
+    assert {e["name"] for e in json.loads(out)["comparisons"][0]["entries"]} >= {"torch"}
+    assert not list(user.glob("__pycache__"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--module", "caps.py"), "names no module"),
+        (("--module", "gone.py:Stem"), "no file gone.py"),
+        (("--module", "code/caps.py:Sten"), "--module code/caps.py:Stem"),
+        (("--module", "code/caps.py:NUMBER"), "is no PyTorch module"),
+        (("--module", "no_such_package_here.caps:Stem"), "Install no_such_package_here"),
+        (("--module", "code/caps.py:Stem"), "width, bias=True"),
+        (("--module", "code/caps.py:Stem", "--args", "{width: 3}"), "is not JSON"),
+        (("--module", "code/caps.py:Stem", "--args", '{"width": 99}'), "raise ValueError"),
+        (("--module", "code/broken.py:Stem"), "broken.py:2"),
+        (("--module", "code/ends.py:Stem"), "__main__"),
+        (("--module", "code/caps.py:make", "--example", "1xx"), "no shape of an input"),
+        (("--module", "code/caps.py:make", "--checkpoint", "x.pt"), "exclude each other"),
+        (("--weights", "x.pt"), "--weights needs --module"),
+    ],
+)
+def test_refused(user: Path, arguments: tuple[str, ...], message: str) -> None:
+    (user / "broken.py").write_text("import torch\nclass Stem(:\n")
+    (user / "ends.py").write_text("raise SystemExit(0)\n")
+    example = (
+        () if "--example" in arguments or "--module" not in arguments else ("--example", "1x8x8")
+    )
+    code, _, error = run("export", *arguments, *example, "-o", "m.onnx")
+    assert code == 2, error
+    assert message in str(error)
+    assert "Traceback" not in str(error)
+    assert "capsedge/cli" not in str(error)
+    assert not Path("m.onnx").exists()
+
+
+def test_the_way_from_the_checkpoint_error(user: Path) -> None:
+    torch.save(own_nets.Plain().state_dict(), "caps.pt")
+    code, _, error = run("export", "--checkpoint", "caps.pt")
+    assert code == 6
+    assert "export --module" in str(error)
+    assert "docs/your-model.md" in str(error)
+    assert (ROOT / "docs/your-model.md").is_file()

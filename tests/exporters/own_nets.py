@@ -1,0 +1,141 @@
+"""Networks as users write them, traps included; small enough to export in a test."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+CHILDREN, PARENTS, DEPTH, POSE = 12, 3, 4, 5
+
+
+def squash(s: Tensor, dim: int = -1) -> Tensor:
+    norm = s.norm(dim=dim, keepdim=True)
+    return norm**2 / (1 + norm**2) / (norm + 1e-8) * s
+
+
+class Own(nn.Module):
+    """A stem of capsules; ``[B, 4]`` in."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.stem = nn.Linear(4, CHILDREN * DEPTH)
+        self.W = nn.Parameter(scale * torch.randn(1, CHILDREN, PARENTS, POSE, DEPTH))
+
+    def votes(self, x: Tensor) -> Tensor:
+        u = squash(self.stem(x).view(x.size(0), CHILDREN, DEPTH))
+        return torch.matmul(self.W, u[:, :, None, :, None]).squeeze(-1)
+
+    def routed(self, votes: Tensor, b: Tensor) -> Tensor:
+        for i in range(3):
+            v = squash((F.softmax(b, dim=2)[..., None] * votes).sum(1))
+            if i < 2:
+                b = b + (votes * v[:, None]).sum(-1)
+        return v
+
+
+class Plain(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.routed(self.votes(x), torch.zeros(x.size(0), CHILDREN, PARENTS)).norm(dim=-1)
+
+
+class Repeated(Own):
+    """Weights repeated for every image, capsules stacked for every parent, squeeze() at the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.size(0)
+        u = squash(self.stem(x).view(batch, CHILDREN, DEPTH))
+        u = torch.stack([u] * PARENTS, dim=2).unsqueeze(4)
+        votes = torch.matmul(torch.cat([self.W] * batch, dim=0), u).squeeze(4)
+        b = torch.zeros(batch, CHILDREN, PARENTS, 1).squeeze(3)
+        return (self.routed(votes, b).unsqueeze(1) ** 2).sum(-1).sqrt().squeeze()
+
+
+class Results(NamedTuple):
+    lengths: Tensor
+    poses: Tensor
+
+
+class Moved(Own):
+    """On a GPU by name, ``Variable``, ``.data`` in place, a named tuple."""
+
+    def forward(self, x: Tensor) -> Results:
+        votes = self.votes(x.cuda())
+        b = Variable(torch.zeros(x.size(0), CHILDREN, PARENTS, device="cuda:0")).to("cuda")
+        for i in range(3):
+            v = squash((F.softmax(b, dim=2)[..., None] * votes).sum(1))
+            if i < 2:
+                b.data += (votes * v[:, None]).sum(-1).data
+        return Results(v.norm(dim=-1), v)
+
+
+class Masked(Own):
+    """A decoder that takes a label, or without one the longest capsule's; nested outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.Linear(PARENTS * POSE, 6)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> dict[str, object]:
+        v = self.routed(self.votes(x), torch.zeros(x.size(0), CHILDREN, PARENTS))
+        lengths = (v**2).sum(-1).sqrt()
+        if y is None:
+            _, index = lengths.max(dim=1)
+            y = Variable(torch.eye(PARENTS)).cuda().index_select(dim=0, index=index.data)
+        return {"lengths": lengths, "more": [v, self.decoder((v * y[:, :, None]).flatten(1))]}
+
+
+class BatchMean(Own):
+    """Agreements averaged over the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        votes = self.votes(x)
+        b = torch.zeros(1, CHILDREN, PARENTS)
+        for i in range(3):
+            v = squash((F.softmax(b, dim=2)[..., None] * votes).sum(1))
+            if i < 2:
+                b = b + (votes * v[:, None]).sum(-1).mean(dim=0, keepdim=True)
+        return v.norm(dim=-1)
+
+
+class Branches(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class FixedBatch(Own):
+    def __init__(self, batch_size: int = 4) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = squash(self.stem(x).view(self.batch_size, CHILDREN, DEPTH))
+        votes = torch.matmul(self.W, u[:, :, None, :, None]).squeeze(-1)
+        b = torch.zeros(self.batch_size, CHILDREN, PARENTS)
+        return self.routed(votes, b).norm(dim=-1)
+
+
+class Total(Own):
+    """An output without the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.votes(x).sum()
+
+
+class OverChildrenPerElement(Own):
+    """One logit for each element of a pose: recognized as what it is, and left."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        votes = self.votes(x)
+        b = torch.zeros_like(votes)
+        for i in range(3):
+            v = squash((F.softmax(b, dim=1) * votes).sum(1))
+            if i < 2:
+                b = b + votes * v[:, None]
+        return v

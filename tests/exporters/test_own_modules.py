@@ -1,0 +1,235 @@
+"""A user's own modules: routing recognized, traps taken or explained, the cause of a difference found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import capsedge
+from capsedge.errors import ParityError, UnsupportedModelError, UsageError
+from capsedge.exporters import diagnosis, recognizing
+from capsedge.exporters.export_report import ExportReport
+from capsedge.exporters.free_batch import NotAlike, merge
+from capsedge.exporters.user_code import on_cpu
+from capsedge.graph import functions
+from capsedge.judging.tolerance import Tolerance
+from tests.exporters import own_nets as nets
+
+EXAMPLE = torch.rand(2, 4, generator=torch.Generator().manual_seed(1))
+
+
+def exported(model: torch.nn.Module, path: Path, **more: object) -> ExportReport:
+    return capsedge.export(model, path, example=EXAMPLE, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "outputs"),
+    [
+        (nets.Plain, {"output": ["N", 3]}),
+        (nets.Repeated, {"output": ["N", 3]}),
+        (nets.Moved, {"lengths": ["N", 3], "poses": ["N", 3, 5]}),
+        (nets.Masked, {"lengths": ["N", 3], "more_0": ["N", 3, 5], "more_1": ["N", 6]}),
+    ],
+)
+def test_recognized_with_a_free_batch(
+    model: type[nets.Own], outputs: dict[str, list[object]], tmp_path: Path
+) -> None:
+    report = exported(model(), tmp_path / "m.onnx")
+    assert report.outputs == outputs
+    assert report.operators["capsedge::DynamicRouting"] == 1
+    (routing,) = (f for f in report.recognition.found if f.operator == "DynamicRouting")
+    assert routing.parameters["iterations"] == "3"
+    assert routing.parameters["epsilon"] == "1e-08"  # no optimiser deleted it
+    assert not report.recognition.left
+    assert {p.case.rpartition(" ")[2] for p in report.parity} == {"1", "2", "5"}
+    session = capsedge.load(tmp_path / "m.onnx")
+    x = torch.rand(7, 4)
+    with on_cpu(), torch.no_grad():
+        result = model()(x)
+    first = next(iter(result.values())) if isinstance(result, dict) else result
+    first = first[0] if isinstance(first, tuple) else first
+    found = session.run({session.inputs[0].name: x.numpy()})[next(iter(outputs))]
+    np.testing.assert_allclose(found, first.numpy(), atol=1e-6)
+
+
+def test_what_is_not_recognized_stays_and_is_said(tmp_path: Path) -> None:
+    report = exported(nets.OverChildrenPerElement(), tmp_path / "m.onnx")
+    assert not any("Routing" in name for name in report.operators)
+    assert report.recognition.left[0].reason
+    assert all("no capsule operator that routes" in v for v in report.rewrites.values())
+
+
+def test_an_average_over_the_batch(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="depends on the other images") as caught:
+        exported(nets.BatchMean(), tmp_path / "m.onnx")
+    assert "own_nets.py:" in caught.value.details[0]
+    assert "mean(dim=0" in caught.value.details[0]
+    assert "--batch 1" in caught.value.fix
+    report = exported(nets.BatchMean(), tmp_path / "m.onnx", batch=1)
+    assert report.inputs == {"x": [1, 4]}
+    assert report.operators["capsedge::DynamicRouting"] == 1
+
+
+def test_a_branch_is_named_and_no_graph_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UnsupportedModelError, match="by the values of its input") as caught:
+        exported(nets.Branches(), tmp_path / "m.onnx")
+    assert "if x.sum() > 0" in caught.value.why
+    assert "torch.where" in caught.value.fix
+    assert "def forward" not in "".join(capfd.readouterr())
+
+
+def test_a_batch_size_in_the_code(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="fails on an example") as caught:
+        exported(nets.FixedBatch(), tmp_path / "m.onnx")
+    assert any("view(self.batch_size" in line for line in caught.value.details)
+    assert "--batch 4" in caught.value.fix
+    assert exported(nets.FixedBatch(), tmp_path / "m.onnx", batch=4).inputs == {"x": [4, 4]}
+    # One image at a time is enough for a free batch.
+    report = exported(nets.FixedBatch(1), tmp_path / "one.onnx")
+    assert report.inputs == {"x": ["N", 4]}
+    assert report.operators["capsedge::DynamicRouting"] == 1
+    images = torch.rand(3, 4)
+    session = capsedge.load(tmp_path / "one.onnx")
+    with torch.no_grad():
+        wanted = torch.cat([nets.FixedBatch(1)(image[None]) for image in images])
+    np.testing.assert_allclose(session.run({"x": images.numpy()})["output"], wanted, atol=1e-6)
+
+
+def test_an_output_without_the_batch(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="does not begin with the batch"):
+        exported(nets.Total(), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("caps.pt", "is a path; export takes a module"),
+        (Path("caps.pt"), "load_state_dict"),
+        ({"weight": torch.ones(2)}, "A state dict is no module"),
+        (nets.Plain, "Plain is a class"),
+        (lambda x: x, "A function is no PyTorch module"),
+    ],
+)
+def test_what_is_no_module(model: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        capsedge.export(model, tmp_path / "m.onnx", example=EXAMPLE)  # type: ignore[arg-type]
+    assert "capsedge export" not in str(caught.value)  # Python's terms
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (EXAMPLE.numpy(), "torch.from_numpy"),
+        ((EXAMPLE, EXAMPLE), "takes x"),
+        ("1x28x28", "is a str"),
+        (torch.rand(2, 9), "fails on an example"),
+    ],
+)
+def test_what_is_no_example(example: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises((UsageError, UnsupportedModelError), match=message):
+        capsedge.export(nets.Plain(), tmp_path / "m.onnx", example=example)  # type: ignore[arg-type]
+
+
+class _Loud(torch.nn.Module):
+    """Differs from its own export where inputs are large: ``dropped`` is the number that capture saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nets.Plain()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        limit = 1e9 if torch.compiler.is_compiling() else 2.0
+        return self.inner(torch.clamp(torch.abs(x), max=limit))
+
+
+def test_hard_cases_outside_the_users_range_warn(tmp_path: Path) -> None:
+    with pytest.raises(ParityError) as caught:
+        exported(_Loud(), tmp_path / "m.onnx")
+    assert "Rewrites have no part in it" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    own = {"x": np.random.default_rng(0).random((9, 4), np.float32)}
+    report = exported(_Loud(), tmp_path / "m.onnx", inputs=own)
+    assert report.warnings
+    assert "outside the range" in report.warnings[0]
+    assert any(p.case.startswith("your inputs") and p.passed for p in report.parity)
+    with pytest.raises(ParityError):  # within the range nothing is forgiven
+        exported(_Loud(), tmp_path / "n.onnx", inputs=20 * own["x"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (np.ones((3, 5), np.float32), "does not fit the input 'x'"),
+        (np.ones((3, 4), np.uint8), "whole numbers"),
+        (np.full((3, 4), np.nan, np.float32), "NaN"),
+        ({"a": np.ones(1), "b": np.ones(1)}, "does not name the inputs"),
+    ],
+)
+def test_inputs_that_do_not_fit(inputs: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        exported(nets.Plain(), tmp_path / "m.onnx", inputs=inputs)
+
+
+def test_the_operators_are_named_as_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recognition that finds another function: the gate refuses, and says whose fault it is."""
+    right = recognizing.detach_functions
+
+    def wrong(model: onnx.ModelProto) -> None:
+        right(model)
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "iterations":
+                    attribute.i -= 1
+
+    monkeypatch.setattr(recognizing, "detach_functions", wrong)
+    with pytest.raises(ParityError, match="operators that replaced its routing"):
+        exported(nets.Plain(2.0), tmp_path / "m.onnx")
+    assert functions.detach_functions is right
+
+
+def test_the_first_node_that_differs() -> None:
+    """A node whose numbers were changed after capture is named with the user's line."""
+    from capsedge.exporters.own_modules import of_module
+    from capsedge.exporters.to_onnx import _again
+    from capsedge.graph.rewrites import Rewrites
+
+    subject = of_module(nets.Plain().eval(), EXAMPLE, None, None, None)
+    model, program = _again(subject, 20, 2, Rewrites.none(), False)
+    bias = next(t for t in model.graph.initializer if t.name.endswith("stem.bias"))
+    moved = onnx.numpy_helper.to_array(bias) + 1
+    bias.CopyFrom(onnx.numpy_helper.from_array(moved, bias.name))
+    said = diagnosis._first_node(model, program, [EXAMPLE], Tolerance(1e-5, 1e-4))
+    assert "First to differ" in said
+    assert "own_nets.py" in said
+
+
+def test_variables_are_back_afterwards() -> None:
+    with on_cpu():
+        assert torch.autograd.Variable(torch.ones(2)).sum() == 2
+    made = torch.autograd.Variable(torch.ones(2), requires_grad=True)
+    assert made.requires_grad
+    assert torch.ones(1).data.device.type == "cpu"
+
+
+def _shaped(batch: int, extra: int = 0) -> onnx.ModelProto:
+    shape = onnx.numpy_helper.from_array(np.array([batch * 2 + extra, 3], np.int64), "shape")
+    node = onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, 6])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None, 3])
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y], [shape]))
+
+
+def test_two_batches_are_merged() -> None:
+    model = merge(_shaped(3), _shaped(5), (3, 5), "N")
+    assert onnx.numpy_helper.to_array(model.graph.initializer[0]).tolist() == [-1, 3]
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
+    with pytest.raises(NotAlike, match="does not follow the batch"):
+        merge(_shaped(3), _shaped(5, 1), (3, 5), "N")
