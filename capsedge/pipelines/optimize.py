@@ -139,10 +139,9 @@ def optimize(
         if measure and document["inputs"]:
             with as_file(better) as fresh:
                 before, after = _times(source, fresh, document, measure, progress)
-    target = None if path is None else Path(path)
-    if target is not None:
-        write_bytes(target, better)
-    return _report(target, better, len(data), document, (before, after))
+    if path is not None:
+        write_bytes(Path(path), better)
+    return _report(path, better, len(data), document, (before, after))
 
 
 def _check(path: Path | str | None, measure: float, batch: Batch) -> None:
@@ -161,14 +160,14 @@ def _check(path: Path | str | None, measure: float, batch: Batch) -> None:
 
 
 def _report(
-    target: Path | None,
+    path: Path | str | None,
     better: bytes,
     source_size: int,
     document: dict[str, Any],
     times: tuple[float | None, float | None],
 ) -> OptimizationReport:
     return OptimizationReport(
-        target,
+        None if path is None else Path(path),
         better,
         len(better),
         source_size,

@@ -91,24 +91,15 @@ def improve(
     stage("loading")
     source = onnx.load_model_from_string(data)
     _check_opset(source)
-    exact, sigmoids = _with_exact_sigmoids(source)
-    original = Original(exact.SerializeToString() if sigmoids else data)
+    original, sigmoids = _original(data, source)
     plain = _prepared(source)
     before = opset_of(plain)
     stage(f"converting from opset {before}")
     converted = _converted(plain, before)
     stage("cleaning")
     cleaned, notes = _cleaned(converted)
-    if sigmoids:
-        notes.append(
-            f"{sigmoids} Sigmoid{'s' * (sigmoids > 1)} written exactly: ONNX Runtime's is 0 below -18"
-        )
-    try:
-        graph = Values(cleaned)
-    except NotRecognized as error:
-        raise UnsupportedModelError(
-            "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
-        ) from error
+    notes += sigmoids
+    graph = _values(cleaned)
     wide = widened(converted) if has_halves(converted) else None
     original.batch = 0 if graph.free else graph.batch
     if wide is not None:
@@ -125,9 +116,10 @@ def improve(
     stage("proving")
     finished, comparisons, recognition = recognized_and_proven(original, cleaned, made, left, graph)
     if not equal(comparisons):
-        exact, _ = _with_exact_sigmoids(converted)
         wanted = batch if as_it_is.free else "keep"
-        finished, graph, said = with_batch(exact, as_it_is, original, wanted)
+        finished, graph, said = with_batch(
+            _with_exact_sigmoids(converted)[0], as_it_is, original, wanted
+        )
         comparisons = prove(original, finished, graph)
         notes = ["the clean-up changed the numbers and was not kept", *said]
         if not equal(comparisons):
@@ -147,6 +139,24 @@ def improve(
         },
         tuple(comparisons),
     )
+
+
+def _original(data: bytes, source: onnx.ModelProto) -> tuple[Original, list[str]]:
+    """What the new file is compared with, and what to say of it."""
+    exact, count = _with_exact_sigmoids(source)
+    if not count:
+        return Original(data), []
+    note = f"{count} Sigmoid{'s' * (count > 1)} written exactly: ONNX Runtime's is 0 below -18"
+    return Original(exact.SerializeToString()), [note]
+
+
+def _values(model: onnx.ModelProto) -> Values:
+    try:
+        return Values(model)
+    except NotRecognized as error:
+        raise UnsupportedModelError(
+            "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
+        ) from error
 
 
 def _unprovable(comparisons: list[Comparison]) -> ParityError:

@@ -24,7 +24,6 @@ from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
 Array = NDArray[Any]
 Function = Callable[..., list[Array]]
-Session = onnxruntime.InferenceSession
 
 BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
 _LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
@@ -60,6 +59,10 @@ def _outside(graph: onnx.GraphProto) -> list[str]:
         found += [name for name in inputs_of(node) if name not in made]
         made.update(node.output)
     return found + [o.name for o in graph.output if o.name not in made]
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    return sum(np.asarray(v).nbytes for v in values)
 
 
 class Values:
@@ -130,7 +133,10 @@ class Values:
         why = ""
         # One image last: broadcasting makes as many of it as the file was traced with.
         batches = (*BATCHES[:-1], *self._named_batches(), BATCHES[-1])
+        each = self._bytes_of_an_image(session) if self.free else 0
         for batch in batches if self.free else (0,):
+            if batch > 2 and batch * each > MOST_BYTES:
+                continue
             feeds = self.feeds(batch)
             try:
                 found = session.run(names, feeds)
@@ -138,13 +144,21 @@ class Values:
                 why = first_line(error)
                 continue
             self.batch = batch or next(iter(self.dims.values()))[0]
-            if sum(np.asarray(v).nbytes for v in found) > MOST_BYTES and batch > 2:
+            if _bytes(found) > MOST_BYTES and batch > 2:
+                del found
                 continue
             self.free = (self.free and batch == BATCHES[0]) or (
                 self.free and self._runs(session, 2)
             )
             return dict(zip(names, found, strict=True)) | feeds | self.weights
         raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
+
+    def _bytes_of_an_image(self, session: onnxruntime.InferenceSession) -> int:
+        """Of all values; 0 where the graph does not run with two images."""
+        try:
+            return _bytes(session.run(None, self.feeds(2))) // 2
+        except Exception:
+            return 0
 
     def _named_batches(self) -> list[int]:
         """What the file may have been traced with: the numbers that its constants begin with."""

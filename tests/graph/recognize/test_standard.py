@@ -46,12 +46,12 @@ FORMS = (Joint, D.OverParents)
 
 @pytest.mark.parametrize("writing", FORMS)
 def test_it_computes_the_same(writing: type[D.Writing], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_standard, "_gain", lambda *_: 2.0)  # not a matter of time here
+    monkeypatch.setattr(write_standard, "_gain", lambda *_: 2.0)
     original = exported(writing(), FEATURES)
     improved = improve(original.SerializeToString())
     (found,) = improved.recognition.found
     assert found.operator == STANDARD
-    assert "2.0 times as fast" in found.notes[0]
+    assert "2.0 times less" in found.notes[0]
     assert not improved.recognition.left
     x = 3 * torch.randn(5, D.CHILDREN, D.SIZE_IN).numpy()
     models = (onnx.load_from_string(improved.model), original)
