@@ -91,7 +91,7 @@ def check_rows(improved: Improved, original: onnx.ModelProto, batch: int, images
         np.testing.assert_allclose(found[k], wanted, atol=2e-6)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("writing", [Repeated, OneByOne, Sliced, Expanded, D.Leaky, D.InputsFirst])
 def test_a_fixed_batch_becomes_free(writing: type[D.Writing], batch: int) -> None:
     original = fixed(writing(), batch)
@@ -106,7 +106,9 @@ def test_a_fixed_batch_becomes_free(writing: type[D.Writing], batch: int) -> Non
     )
 
 
-@pytest.mark.parametrize("writing", [E.WeightFirst, A.Concurrent])
+@pytest.mark.parametrize(
+    "writing", [pytest.param(E.WeightFirst, marks=pytest.mark.slow), A.Concurrent]
+)
 def test_routing_over_positions_becomes_free(writing: type) -> None:
     example = (E if writing is E.WeightFirst else A).Writing.example(5)
     original = fixed(writing(), 1, example)

@@ -88,7 +88,10 @@ def test_dynamic_routing(writing: type) -> None:
     assert not accepted
 
 
-@pytest.mark.parametrize("writing", [E.Paper, E.Renormalized, E.OnesFirst])
+@pytest.mark.parametrize(
+    "writing",
+    [E.Paper, *(pytest.param(w, marks=pytest.mark.slow) for w in (E.Renormalized, E.OnesFirst))],
+)
 def test_em_routing(writing: type) -> None:
     graph = graph_of(writing(), E.Writing.example(3))
     group = groups(graph)[0]

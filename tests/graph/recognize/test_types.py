@@ -72,6 +72,7 @@ def test_dynamic_routing_in_fp16(writing: type[D.Writing], ends: bool) -> None:
     check(improved, original, FEATURES.half().numpy())
 
 
+@pytest.mark.slow
 def test_em_and_attention_routing_in_fp16() -> None:
     for writing, wanted in (
         (E.Paper(), {"EMRouting": 2}),

@@ -114,7 +114,7 @@ def test_the_other_exporter() -> None:
     assert operators(improved) == {"DynamicRouting": 1}
 
 
-@pytest.mark.parametrize("writing", [E.Paper, E.WeightFirst], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("writing", [E.Paper, pytest.param(E.WeightFirst, marks=pytest.mark.slow)])
 def test_em_routing_is_recognized(writing: type) -> None:
     improved = improve(exported(writing(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 2}
@@ -144,7 +144,9 @@ def test_normalized_activations_and_coordinates_are_recognized() -> None:
     assert not added[..., 2:].any()
 
 
-@pytest.mark.parametrize("writing", [E.PaperCoordinates, E.WeightFirstCoordinates])
+@pytest.mark.parametrize(
+    "writing", [E.PaperCoordinates, pytest.param(E.WeightFirstCoordinates, marks=pytest.mark.slow)]
+)
 def test_coordinates_of_the_paper_need_no_new_operator(writing: type) -> None:
     improved = improve(exported(writing(), E.Writing.example(3)).SerializeToString())
     wanted = (
