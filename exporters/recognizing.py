@@ -22,7 +22,7 @@ def recognize_routing(
     if operator_nodes(model) or any(n.domain == DOMAIN for f in model.functions for n in f.node):
         return model, Recognition(), ()
     try:
-        improved = improve(model.SerializeToString())
+        improved = improve(model.SerializeToString(), batch="keep")
     except (ParityError, UnsupportedModelError) as error:
         return model, Recognition(), (f"routing was not looked for: {error.what} {error.why}",)
     better = onnx.load_model_from_string(improved.model)

@@ -31,12 +31,22 @@ Measure = Annotated[
     ),
 ]
 
+Batch = Annotated[
+    str,
+    typer.Option(
+        "--batch",
+        metavar="free|keep|N",
+        help="free: make a fixed batch free where that can be proven; keep: leave it; N: fix it at N images.",
+    ),
+]
+
 
 @grouped
 def command(
     described: Described,
     model: Model,
     output: Output = None,
+    batch: Batch = "free",
     measure: Measure = 1.0,
     as_json: _options.Json = False,
 ) -> None:
@@ -52,6 +62,7 @@ def command(
         model,
         output or model.parent / f"{model.stem}.fused.onnx",
         measure=measure,
+        batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
         **described.keywords(),
         progress=(lambda _: None) if as_json else log,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -12,12 +14,15 @@ from capsedge.graph.proto import constants_of
 from capsedge.graph.shapes import inferred, shapes_of
 from capsedge.schema.names import DOMAIN
 
+_UNBOUNDED = 2**31 - 1  # a Slice that ends there or later takes all that there is
+
 
 def merge_views(model: onnx.ModelProto) -> dict[str, str]:
     """One Reshape with a constant target for every chain of views, in place.
 
-    Views are Reshape, Squeeze, Unsqueeze, Flatten, and a Transpose that moves dimensions of 1 only. One whose
-    shape is not known but for the batch stays what it is, without ``allowzero`` where that says nothing.
+    Views are Reshape, Squeeze, Unsqueeze, Flatten, a Transpose that moves dimensions of 1 only, and a Slice
+    that takes everything. One whose shape is not known but for the batch stays what it is, without
+    ``allowzero`` where that says nothing.
 
     Returns:
         For every view that is left, the tensor that it is a view of.
@@ -34,7 +39,7 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
     for node in graph.node:
         for k, name in enumerate(node.input):
             node.input[k] = same.get(name, name)
-        if not _is_view(node, shapes):
+        if not _is_view(node, shapes, constants):
             continue
         y = node.output[0]
         shape = shapes.get(y)
@@ -90,9 +95,13 @@ class _Targets:
         )
 
 
-def _is_view(node: onnx.NodeProto, shapes: dict[str, Shape]) -> bool:
+def _is_view(
+    node: onnx.NodeProto, shapes: dict[str, Shape], constants: Mapping[str, onnx.TensorProto]
+) -> bool:
     if node.domain or not node.input:
         return False
+    if node.op_type == "Slice":
+        return _takes_everything(node, shapes, constants)
     if node.op_type != "Transpose":
         return node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
     shape, perm = shapes.get(node.input[0]), [int(i) for a in node.attribute for i in a.ints]
@@ -100,6 +109,27 @@ def _is_view(node: onnx.NodeProto, shapes: dict[str, Shape]) -> bool:
         return False
     moved = [axis for axis in perm if shape[axis] != 1]
     return moved == sorted(moved)
+
+
+def _takes_everything(
+    node: onnx.NodeProto, shapes: dict[str, Shape], constants: Mapping[str, onnx.TensorProto]
+) -> bool:
+    """Whether a Slice, of opset 10 or later, leaves nothing out."""
+    shape = shapes.get(node.input[0])
+    given = [constants[name] for name in node.input[1:] if name in constants]
+    if (
+        shape is None
+        or shapes.get(node.output[0]) != shape
+        or len(given) != max(2, len(node.input) - 1)
+    ):
+        return False
+    starts, ends, *more = ([int(v) for v in numpy_helper.to_array(each)] for each in given)
+    axes = more[0] if more else list(range(len(starts)))
+    steps = more[1] if len(more) > 1 else [1] * len(starts)
+    return all(
+        start == 0 and step == 1 and end >= (shape[axis] or _UNBOUNDED)
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
+    )
 
 
 def _target(shape: Shape | None, constant: onnx.TensorProto | None) -> tuple[int, ...] | None:

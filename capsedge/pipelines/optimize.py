@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.worker import Specification
 from capsedge.runtime.reading.onnx_file import OnnxSummary, read_harmless
 
+LARGEST_BATCH = 4096
 _WORKER = "capsedge.graph.recognize.worker"
 Progress = Callable[[str], None]
+Batch = int | Literal["free", "keep"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def optimize(
     path: Path | str | None = None,
     *,
     measure: float = 1.0,
+    batch: Batch = "free",
     class_names: Sequence[str] | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     task: str | None = None,
@@ -98,8 +101,10 @@ def optimize(
         model: a file, or its bytes.
         path: the file to write; none by default.
         measure: seconds to measure before and after for; 0 for not at all.
+        batch: ``free`` makes a fixed batch free where that can be proven, ``keep`` leaves it, a number
+            fixes it.
         class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
-            routing is recognized, the file gets this metadata and stays as it is otherwise.
+            routing is recognized and no number of images is given, the file stays as it is otherwise.
         progress: told what is being done.
 
     Returns:
@@ -114,10 +119,7 @@ def optimize(
         >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")  # doctest: +SKIP
         >>> [found["operator"] for found in report.found], report.gain  # doctest: +SKIP
     """
-    if path is not None:
-        check_writable(path)
-    if not measure >= 0:
-        raise UsageError(f"measure is {measure:g}.", "It is 0 seconds or more.", "Use 1.")
+    _check(path, measure, batch)
     description = Description(class_names, preprocessing, task, outputs)
     with as_file(model) as source:
         data, summary = read_harmless(source)
@@ -128,7 +130,7 @@ def optimize(
             note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
             document, better = _unchanged(opset, note), data
         else:
-            document, better = _recognized(data, str(source), summary, description, progress)
+            document, better = _recognized(data, str(source), summary, description, batch, progress)
         if description:
             made = described(better, description, name=source)
             better = made.data
@@ -137,14 +139,38 @@ def optimize(
         if measure and document["inputs"]:
             with as_file(better) as fresh:
                 before, after = _times(source, fresh, document, measure, progress)
-    target = None if path is None else Path(path)
-    if target is not None:
-        write_bytes(target, better)
+    if path is not None:
+        write_bytes(Path(path), better)
+    return _report(path, better, len(data), document, (before, after))
+
+
+def _check(path: Path | str | None, measure: float, batch: Batch) -> None:
+    if path is not None:
+        check_writable(path)
+    if not measure >= 0:
+        raise UsageError(f"measure is {measure:g}.", "It is 0 seconds or more.", "Use 1.")
+    if batch not in ("free", "keep") and not (
+        isinstance(batch, int) and 1 <= batch <= LARGEST_BATCH
+    ):
+        raise UsageError(
+            f"batch is {batch!r}.",
+            f"It is 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
+            "Leave it out for a batch that is free where that can be proven.",
+        )
+
+
+def _report(
+    path: Path | str | None,
+    better: bytes,
+    source_size: int,
+    document: dict[str, Any],
+    times: tuple[float | None, float | None],
+) -> OptimizationReport:
     return OptimizationReport(
-        target,
+        None if path is None else Path(path),
         better,
         len(better),
-        len(data),
+        source_size,
         tuple(document["found"]),
         tuple(document["left"]),
         tuple(document["notes"]),
@@ -155,8 +181,7 @@ def optimize(
         document["batch"],
         document["comparisons"],
         document["largest_difference"],
-        before,
-        after,
+        *times,
     )
 
 
@@ -167,24 +192,32 @@ def _unchanged(opset: int, note: str) -> dict[str, Any]:
 
 
 def _recognized(
-    data: bytes, name: str, summary: OnnxSummary, description: Description, progress: Progress
+    data: bytes,
+    name: str,
+    summary: OnnxSummary,
+    description: Description,
+    batch: Batch,
+    progress: Progress,
 ) -> tuple[dict[str, Any], bytes]:
-    """As `_improved`; a file that is to be described and has no routing stays as it is."""
+    """As `_improved`; a file that is only to be described and has no routing stays as it is."""
+    only_described = bool(description) and not isinstance(batch, int)
     try:
-        document, better = _improved(data, name, progress)
+        document, better = _improved(data, name, batch, progress)
     except UnsupportedModelError as error:
-        if not description:
+        if not only_described:
             raise
         note = f"only its metadata changes: {error.what} {error.why}"
         return _unchanged(summary.opsets.get("", 0), note), data
-    if description and not document["found"]:
+    if only_described and not document["found"]:
         note = "no capsule routing was recognized; only its metadata changes"
         left = _unchanged(document["opset_before"], note)
         return left | {"left": document["left"]}, data
     return document, better
 
 
-def _improved(data: bytes, name: str, progress: Progress) -> tuple[dict[str, Any], bytes]:
+def _improved(
+    data: bytes, name: str, batch: Batch, progress: Progress
+) -> tuple[dict[str, Any], bytes]:
     """The worker's answer.
 
     Raises:
@@ -195,7 +228,7 @@ def _improved(data: bytes, name: str, progress: Progress) -> tuple[dict[str, Any
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        with confined(_WORKER, file, bounds) as ended:
+        with confined(_WORKER, file, bounds, words=[str(batch)]) as ended:
             code, said = ended.code, ended.said
             header, better = ended.answer.readline(), ended.answer.read()
     if code is None:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -55,7 +55,11 @@ class Ended:
 
 @contextmanager
 def confined(
-    module: str, file: BinaryIO, bounds: Bounds, environment: Mapping[str, str] | None = None
+    module: str,
+    file: BinaryIO,
+    bounds: Bounds,
+    environment: Mapping[str, str] | None = None,
+    words: Sequence[str] = (),
 ) -> Iterator[Ended]:
     """Run a module of the package on an open file, which it finds on its standard input.
 
@@ -63,12 +67,13 @@ def confined(
         module: run as the main module; its first act is `confine`.
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
         environment: variables to set.
+        words: more arguments, which `confine` returns in the process.
     """
-    words = [str(n) for n in (bounds.seconds, bounds.memory, bounds.output)]
+    numbers = [str(n) for n in (bounds.seconds, bounds.memory, bounds.output)]
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         process = subprocess.Popen(
-            [sys.executable, "-c", _START, module, *words],
+            [sys.executable, "-c", _START, module, *numbers, *words],
             stdin=file,
             stdout=answer,
             stderr=said,
@@ -86,10 +91,11 @@ def confined(
         yield Ended(code, answer, said.read().decode(errors="replace"))
 
 
-def confine() -> None:
-    """Take on the bounds that the arguments name, where the system has such bounds."""
+def confine() -> list[str]:
+    """Take on the bounds that the arguments name, where the system has such; returns the other words."""
     seconds, memory, output = (int(word) for word in sys.argv[2:5])
     _limit({"RLIMIT_CPU": 4 * seconds, "RLIMIT_AS": memory, "RLIMIT_FSIZE": output})
+    return sys.argv[5:]
 
 
 def close_doors() -> None:

@@ -34,6 +34,12 @@ def test_it_reads_the_file_and_answers(program: Path) -> None:
     assert (code, int(answer)) == (0, program.stat().st_size)
 
 
+def test_words_arrive(program: Path) -> None:
+    program.write_text(CONFINE.replace("confine()\n", "print(confine())\n"))
+    with program.open("rb") as file, confined("program", file, ROOMY, words=["free", "2"]) as ended:
+        assert ended.answer.read() == b"['free', '2']\n"
+
+
 def test_time(program: Path) -> None:
     started = time.monotonic()
     code, _, _ = run(program, "while True: pass\n", Bounds(1, 4 << 30, 1 << 20))

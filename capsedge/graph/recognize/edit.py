@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
 from capsedge.graph.recognize.layouts import Layout
+from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Array, Values, inputs_of
 from capsedge.schema.names import DOMAIN, VERSION
 from capsedge.schema.operators import OPERATORS
@@ -146,16 +147,24 @@ def splice(model: onnx.ModelProto, edits: Iterable[Edit]) -> onnx.ModelProto:
 
 
 def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Nodes after those that they read from, else in the order given."""
+    """Nodes after those that they read from, else in the order given.
+
+    Raises:
+        NotRecognized: some read from each other in a circle.
+    """
     maker = {o: k for k, n in enumerate(nodes) for o in n.output if o}
     needs = [sorted({maker[i] for i in inputs_of(n) if i in maker}) for n in nodes]
     done: set[int] = set()
+    begun: set[int] = set()
     found: list[onnx.NodeProto] = []
     for start in range(len(nodes)):
         stack = [start]
         while stack:
             missing = [k for k in needs[stack[-1]] if k not in done]
             if missing:
+                begun.add(stack[-1])
+                if not begun.isdisjoint(missing):
+                    raise NotRecognized("its nodes would read from each other in a circle")
                 stack += missing[::-1]
                 continue
             last = stack.pop()

@@ -26,6 +26,7 @@ from capsedge.graph.recognize.values import Array, Values
 _ENDS = 24  # tensors after the last softmax that may be the result
 _KEPT = 12  # hypotheses that go on to the second stage
 _TINY, _LARGE = 3e-3, 2.0
+_SCALES = (1.0, 0.1, 0.01)  # of tiny votes: large parents agree even with small ones
 _NEAR = 5e-2  # agreements with normalized sums do not vanish faster than tiny votes
 
 
@@ -75,9 +76,14 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
     function = graph.function([votes], ends)
     rng = np.random.default_rng(1)
     tiny, large = _TINY * rng.standard_normal(shape), _LARGE * rng.standard_normal(shape)
-    first = _first_stage(
-        graph, votes, last, ends, numbers, dict(zip(ends, function(tiny), strict=True)), tiny
-    )
+    for scale in _SCALES:
+        x = scale * tiny
+        given = dict(zip(ends, function(x), strict=True))
+        first = _first_stage(graph, votes, last, ends, numbers, given, x)
+        if first:
+            break
+    else:
+        raise NotRecognized("no squash of a weighted sum of the votes follows the softmax")
     at_large = dict(zip(ends, function(large), strict=True))
     repeated = graph.size(last.name) == graph.size(votes)
     guess = _second_stage(first, numbers, at_large, large, len(anchors), repeated)
@@ -143,10 +149,7 @@ def _first_stage(
             ]
             if ranked:
                 found += _sums(graph, roles, roles.read(tiny), ranked, numbers, given, leaky)
-    found = sorted((g for g in found if g.error < _NEAR), key=lambda g: (g.error, g.late))
-    if not found:
-        raise NotRecognized("no squash of a weighted sum of the votes follows the softmax")
-    return found[:_KEPT]
+    return sorted((g for g in found if g.error < _NEAR), key=lambda g: (g.error, g.late))[:_KEPT]
 
 
 def _poses(

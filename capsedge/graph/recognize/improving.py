@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 import onnx.helper
@@ -14,21 +14,20 @@ import onnx.version_converter
 from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.exact_sigmoid import write_exact_sigmoids
-from capsedge.graph.functions import attach_functions
-from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.proto import copy_of, opset_of, replace
-from capsedge.graph.recognize.proof import NOWHERE, TOLERANCE, Comparison, prove
+from capsedge.graph.recognize.batching import with_batch
+from capsedge.graph.recognize.finishing import equal, recognized_and_proven
+from capsedge.graph.recognize.half import between_casts, has_halves, widened, widened_as
+from capsedge.graph.recognize.proof import NOWHERE, TOLERANCE, Comparison, Original, prove
 from capsedge.graph.recognize.reasons import NotRecognized
-from capsedge.graph.recognize.recognition import recognize
-from capsedge.graph.recognize.report import Left, Recognition
+from capsedge.graph.recognize.recognition import candidates
+from capsedge.graph.recognize.report import Recognition
 from capsedge.graph.recognize.targets import constant_shapes
 from capsedge.graph.recognize.unroll import unroll
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.simplify import simplify
-from capsedge.graph.views import merge_views
 
 OLDEST, LEAST, WANTED = 8, 18, 20
-IR_VERSION = 10
 Stage = Callable[[str], None]
 
 
@@ -75,74 +74,56 @@ class Improved:
         }
 
 
-def improve(data: bytes, stage: Stage = lambda _: None) -> Improved:
+def improve(
+    data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
+) -> Improved:
     """Convert, clean, recognize and prove.
 
     Args:
         data: of a file that ``read_harmless`` took.
         stage: told what is being done.
+        batch: ``free`` where that can be proven, ``keep`` what the file has, or a number.
 
     Raises:
-        UnsupportedModelError: its opset is too old, or it cannot be converted or run.
+        UnsupportedModelError: its opset is too old, or it cannot be converted or run, or have that batch.
         ParityError: even the cleaned file would not compute what the original does.
     """
-    stage("reading")
+    stage("loading")
     source = onnx.load_model_from_string(data)
-    data, sigmoids = _with_exact_sigmoids(data, source)
+    _check_opset(source)
+    original, sigmoids = _original(data, source)
     plain = _prepared(source)
     before = opset_of(plain)
     stage(f"converting from opset {before}")
     converted = _converted(plain, before)
     stage("cleaning")
     cleaned, notes = _cleaned(converted)
-    if sigmoids:
-        notes.append(
-            f"{sigmoids} Sigmoid{'s' * (sigmoids > 1)} written exactly: ONNX Runtime's is 0 below -18"
-        )
-    try:
-        graph = Values(cleaned)
-    except NotRecognized as error:
-        raise UnsupportedModelError(
-            "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
-        ) from error
-    if not graph.free and graph.dims[next(iter(graph.dims))][0] == 0:
-        notes.append(
-            "the batch is free in name only: the file runs only at the batch that it was traced with"
-        )
+    notes += sigmoids
+    graph = _values(cleaned)
+    wide = widened(converted) if has_halves(converted) else None
+    original.batch = 0 if graph.free else graph.batch
+    if wide is not None:
+        truth, _ = _with_exact_sigmoids(wide)
+        original.truth = Original(truth.SerializeToString(), original.batch)
+    stage("looking for a free batch")
+    as_it_is = graph
+    cleaned, graph, said = with_batch(cleaned, graph, original, batch)
+    notes += said
     stage("recognizing")
-    changed, recognition = recognize(cleaned)
+    made, left = candidates(cleaned if wide is None else widened_as(cleaned, wide))
+    for edit, _ in made if wide is not None else ():
+        between_casts(edit, graph.kinds)
     stage("proving")
-    finished, comparisons = _finished(data, changed, bool(recognition.found), graph)
-    if recognition.found and not _equal(comparisons):
-        worst = max(comparisons, key=lambda c: c.excess, default=None)
-        reason = "the whole file would differ from the original" + (
-            "" if worst is None else f" by {worst.difference:.3g} ({worst.output}, {worst.case})"
+    finished, comparisons, recognition = recognized_and_proven(original, cleaned, made, left, graph)
+    if not equal(comparisons):
+        wanted = batch if as_it_is.free else "keep"
+        finished, graph, said = with_batch(
+            _with_exact_sigmoids(converted)[0], as_it_is, original, wanted
         )
-        recognition = Recognition(
-            left=(
-                *recognition.left,
-                *(Left(f.place, f"{f.operator}: {reason}") for f in recognition.found),
-            )
-        )
-        finished, comparisons = _finished(data, cleaned, False, graph)
-    if not _equal(comparisons):
-        finished, comparisons = converted, prove(data, converted, graph)
-        notes = ["the clean-up changed the numbers and was not kept"]
-        if not _equal(comparisons):
-            worst = max(comparisons, key=lambda c: c.excess)
-            if worst.case == NOWHERE:
-                raise ParityError(
-                    "Nothing can be proven of the file; nothing was written.",
-                    f"Its output '{worst.output}' is not finite on any input that was tried.",
-                    "Use the file as it is.",
-                )
-            raise ParityError(
-                "The file cannot be changed without changing what it computes; nothing was written.",
-                f"Output '{worst.output}' on input '{worst.case}': largest difference "
-                f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
-                f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
-                "Use the file as it is.",
-            )
+        comparisons = prove(original, finished, graph)
+        notes = ["the clean-up changed the numbers and was not kept", *said]
+        if not equal(comparisons):
+            raise _unprovable(comparisons)
     return Improved(
         finished.SerializeToString(),
         recognition,
@@ -160,22 +141,66 @@ def improve(data: bytes, stage: Stage = lambda _: None) -> Improved:
     )
 
 
-def _with_exact_sigmoids(data: bytes, source: onnx.ModelProto) -> tuple[bytes, int]:
+def _original(data: bytes, source: onnx.ModelProto) -> tuple[Original, list[str]]:
+    """What the new file is compared with, and what to say of it."""
+    exact, count = _with_exact_sigmoids(source)
+    if not count:
+        return Original(data), []
+    note = f"{count} Sigmoid{'s' * (count > 1)} written exactly: ONNX Runtime's is 0 below -18"
+    return Original(exact.SerializeToString()), [note]
+
+
+def _values(model: onnx.ModelProto) -> Values:
+    try:
+        return Values(model)
+    except NotRecognized as error:
+        raise UnsupportedModelError(
+            "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
+        ) from error
+
+
+def _unprovable(comparisons: list[Comparison]) -> ParityError:
+    """What to say of a file that cannot be changed."""
+    worst = max(comparisons, key=lambda c: c.excess)
+    if worst.case == NOWHERE:
+        return ParityError(
+            "Nothing can be proven of the file; nothing was written.",
+            f"Its output '{worst.output}' is not finite on any input that was tried.",
+            "Use the file as it is.",
+        )
+    return ParityError(
+        "The file cannot be changed without changing what it computes; nothing was written.",
+        f"Output '{worst.output}' on input '{worst.case}': largest difference "
+        f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
+        f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
+        "Use the file as it is.",
+    )
+
+
+def _check_opset(source: onnx.ModelProto) -> None:
+    if not any(e.domain in ("", "ai.onnx") for e in source.opset_import):
+        raise UnsupportedModelError(
+            "The file imports no standard operators.", "", "Use the file as it is."
+        )
+    if opset_of(source) < OLDEST:
+        raise UnsupportedModelError(
+            f"The file has opset {opset_of(source)}.",
+            f"Files from opset {OLDEST} on are read.",
+            "Export it anew.",
+        )
+
+
+def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """The file as ONNX defines it, where ONNX Runtime computes another Sigmoid; and how many it has."""
-    exact = copy_of(source)
+    exact = copy_of(model)
     try:
         count = write_exact_sigmoids(exact)
     except onnx.shape_inference.InferenceError:
-        return data, 0
+        return model, 0
     if not count:
-        return data, 0
+        return model, 0
     exact.ir_version = max(exact.ir_version, 4)  # before, every initializer is an input
-    return exact.SerializeToString(), count
-
-
-def _equal(comparisons: list[Comparison]) -> bool:
-    """Whether something was compared, and all of it is within tolerance."""
-    return bool(comparisons) and all(c.excess <= 1 for c in comparisons)
+    return exact, count
 
 
 def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
@@ -183,21 +208,11 @@ def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
     model = onnx.inliner.inline_local_functions(source) if source.functions else copy_of(source)
     stored = {t.name for t in model.graph.initializer}
     replace(model.graph.input, [i for i in model.graph.input if i.name not in stored])
-    if not any(e.domain in ("", "ai.onnx") for e in model.opset_import):
-        raise UnsupportedModelError(
-            "The file imports no standard operators.", "", "Use the file as it is."
-        )
     model.ir_version = max(model.ir_version, 8)
     return model
 
 
 def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    if opset < OLDEST:
-        raise UnsupportedModelError(
-            f"The file has opset {opset}.",
-            f"Files from opset {OLDEST} on are read.",
-            "Export it anew.",
-        )
     if opset >= LEAST:
         return model
     try:
@@ -229,43 +244,19 @@ def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     return cleaned, notes
 
 
+def _signature(model: onnx.ModelProto) -> list[str]:
+    return [v.name for v in (*model.graph.input, *model.graph.output)]
+
+
 def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
     """The model simplified; itself where that fails, as it may on what other tools write."""
     try:
-        return simplify(model)
+        simplified = simplify(model)
+        if _signature(simplified) != _signature(model):
+            raise ValueError("inputs and outputs would change their names")
+        return simplified
     except Exception as error:  # of many kinds, none of them ours
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         note = f"constants could not be folded: {why}"
         notes += [note] if note not in notes else []
         return copy_of(model)
-
-
-def _finished(
-    data: bytes, model: onnx.ModelProto, recognized: bool, graph: Values
-) -> tuple[onnx.ModelProto, list[Comparison]]:
-    """Views merged, bodies attached, compared; excess infinite where it does not run."""
-    finished = copy_of(model)
-    described = list(finished.graph.value_info)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(finished, data_prop=True)
-        known = {v.name for v in described}
-        finished.graph.value_info.extend(
-            v for v in inferred.graph.value_info if v.name not in known
-        )
-        if recognized:
-            replace_layer_norms(finished)
-        write_exact_sigmoids(finished)
-        merged = copy_of(finished)
-        merge_views(merged)
-        finished = merged
-    except onnx.shape_inference.InferenceError:
-        pass  # views stay as they are
-    try:
-        if recognized:
-            finished.ir_version = max(finished.ir_version, IR_VERSION)
-            attach_functions(finished)
-        return finished, prove(data, finished, graph)
-    except Exception as error:  # ONNX Runtime's errors have no common public base
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        infinite = float("inf")
-        return finished, [Comparison(why, "", infinite, infinite)]

@@ -9,15 +9,18 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from capsedge.graph.recognize.values import Array, Values, session_of
-from capsedge.judging.tolerance import Tolerance, excess
+from capsedge.errors import UnsupportedModelError
+from capsedge.graph.recognize.values import Array, Values, first_line, session_of
+from capsedge.judging.tolerance import NOISE, Tolerance, excess
 from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
 TOLERANCE = Tolerance(1e-5, 1e-4)
 NOWHERE = "any"  # the case of an output that is finite in none
 ROUNDED = 2.0  # draws of the rounding are two, and others may do more
 _BATCHES = (1, 3)
+FREED = (1, 2, 3, 7)  # for a batch that the original does not have
 _ROUNDING = 2.0**-24
+_HALF_DIGIT = 2.0**-10  # of FP16
 
 
 @dataclass(frozen=True)
@@ -38,42 +41,110 @@ class Comparison:
     excess: float
 
 
-def prove(original: bytes, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
-    """Run both on random and hard inputs; where the original is not finite nothing is compared.
-
-    An output of the original that is nowhere finite proves nothing, and ends as an infinite excess.
+class Original:
+    """The file as it came, for any number of images.
 
     Args:
-        original: the bytes of the file as it came.
-        graph: tells inputs and batch.
+        data: its bytes.
+
+    Attributes:
+        batch: the number of images that it is fixed at; 0 where it is free.
+        truth: of a file in FP16, the same in FP32, which both files are compared with.
+
+    A file of a fixed batch is run as often as needed, every image once, among images of other inputs. So a
+    function in which images depend on each other is found out.
     """
-    before, after = _session(original), session_of(model, optimized=True)
-    names = [o.name for o in before.get_outputs()]
+
+    def __init__(self, data: bytes, batch: int = 0) -> None:
+        self.session = _session(data)
+        self.truth: Original | None = None
+        self.names = [o.name for o in self.session.get_outputs()]
+        self.batch = batch
+
+    def run(self, feeds: dict[str, Array]) -> list[Array]:
+        """All outputs."""
+        images = len(next(iter(feeds.values())))
+        if self.batch in (0, images):
+            return [np.asarray(v) for v in self.session.run(self.names, feeds)]
+        parts = []
+        for start in range(0, images, self.batch):
+            chunk = {name: x[start : start + self.batch] for name, x in feeds.items()}
+            parts.append(self.session.run(self.names, {k: self._full(v) for k, v in chunk.items()}))
+        return [
+            self._joined([np.asarray(p[k]) for p in parts], images) for k in range(len(self.names))
+        ]
+
+    def _full(self, rows: Array) -> Array:
+        """Rows and as many others as the batch wants."""
+        shape = (self.batch - len(rows), *rows.shape[1:])
+        floating = np.issubdtype(rows.dtype, np.floating)
+        drawn = np.random.default_rng(8).random(shape) if floating else np.ones(shape)
+        return np.concatenate([rows, drawn.astype(rows.dtype)])
+
+    def _joined(self, parts: list[Array], images: int) -> Array:
+        if parts[0].ndim == 0 or len(parts[0]) != self.batch:
+            return parts[0]
+        return np.concatenate(parts)[:images]
+
+
+def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
+    """Run both on random and hard inputs; where the original is not finite nothing is compared.
+
+    A file in FP16 is compared with what it would give in FP32: the new file may be as far from that as the
+    original is. An output of the original that is nowhere finite proves nothing: its excess is infinite.
+
+    Args:
+        original: the file as it came.
+        graph: tells inputs and batch of the new file.
+    """
+    after = session_of(model, optimized=True)
     found: list[Comparison] = []
     seen: set[str] = set()
-    for case, feeds in _cases(graph):
-        wanted, given = before.run(names, feeds), after.run(names, feeds)
-        moved = [before.run(names, _moved(feeds, seed)) for seed in range(2)]
-        for k, name in enumerate(names):
-            others = [m[k] for m in moved]
-            found.append(_compare(case, name, given[k], wanted[k], others))
+    for case, feeds in _cases(graph, original.batch):
+        wanted, given = original.run(feeds), after.run(original.names, feeds)
+        if original.truth is None:
+            moved = [original.run(_moved(feeds, seed)) for seed in range(2)]
+            own = [_noise(wanted[k], [m[k] for m in moved]) for k in range(len(wanted))]
+            truth = wanted
+        else:
+            truth = original.truth.run(_wide(feeds))
+            own = [_error(wanted[k], truth[k]) for k in range(len(wanted))]
+        for k, name in enumerate(original.names):
+            one = np.asarray(given[k])
+            if one.shape != wanted[k].shape or one.dtype != wanted[k].dtype:
+                found.append(Comparison(case, name, float("inf"), float("inf")))
+            else:
+                found.append(_compare(case, name, one, truth[k], wanted[k], own[k]))
             if np.isfinite(wanted[k].astype(np.float64)).any():
                 seen.add(name)
     infinite = float("inf")
-    unseen = [name for name in names if name not in seen]
+    unseen = [name for name in original.names if name not in seen]
     return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
 
 
 def _session(original: bytes) -> onnxruntime.InferenceSession:
+    """The original as ONNX Runtime loads it.
+
+    Raises:
+        UnsupportedModelError: it does not.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)
-    return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        raise UnsupportedModelError(
+            "ONNX Runtime cannot load the file.",
+            f"It says: {first_line(error)}",
+            "Only files that run can be proven; export it anew.",
+        ) from error
 
 
-def _cases(graph: Values) -> Iterator[tuple[str, dict[str, Array]]]:
+def _cases(graph: Values, fixed: int) -> Iterator[tuple[str, dict[str, Array]]]:
     rng = np.random.default_rng(11)
-    for batch in _BATCHES if graph.free else (graph.batch,):
+    free = FREED if fixed else _BATCHES
+    for batch in free if graph.free else (graph.batch,):
         for kind in ("uniform", "normal", "zero", "tiny", "large", "equal", "spike"):
             feeds = {}
             for name, plain in graph.feeds(batch, seed=12).items():
@@ -106,17 +177,39 @@ def _moved(feeds: dict[str, Array], seed: int) -> dict[str, Array]:
     }
 
 
-def _compare(case: str, name: str, found: Array, wanted: Array, moved: list[Array]) -> Comparison:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return Comparison(case, name, float("inf"), float("inf"))
+def _wide(feeds: dict[str, Array]) -> dict[str, Array]:
+    """FP16 inputs as FP32."""
+    return {k: x if _is_exact(x) else x.astype(np.float32) for k, x in feeds.items()}
+
+
+def _is_exact(x: Array) -> bool:
+    """Whether its numbers have at least FP32's digits, or are whole."""
+    return x.dtype.itemsize != 2 or np.issubdtype(x.dtype, np.integer)
+
+
+def _noise(wanted: Array, moved: list[Array]) -> Array:
+    """How far rounding of the input moves each pose of the original."""
     reference = np.atleast_1d(wanted.astype(np.float64))
-    finite = np.isfinite(reference)
-    off = np.where(
-        finite, np.abs(np.atleast_1d(found.astype(np.float64)) - np.where(finite, reference, 0)), 0
-    )
+    own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
+    return np.asarray(ROUNDED * own.max(-1, keepdims=True, initial=0))
+
+
+def _error(wanted: Array, truth: Array) -> Array:
+    """How far an original in FP16 is from the truth, as noise: its largest error, and its last digit."""
+    off = np.abs(wanted.astype(np.float64) - truth.astype(np.float64))
+    largest = off[np.isfinite(off)].max(initial=0)
+    return np.asarray((largest + _HALF_DIGIT * np.abs(np.nan_to_num(truth)).max(initial=0)) / NOISE)
+
+
+def _compare(
+    case: str, name: str, found: Array, truth: Array, wanted: Array, noise: Array
+) -> Comparison:
+    """What was found against the truth, where the original is finite."""
+    reference = np.atleast_1d(truth.astype(np.float64))
+    finite = np.isfinite(reference) & np.isfinite(np.atleast_1d(wanted.astype(np.float64)))
+    clean = np.where(finite, reference, 0)
+    off = np.where(finite, np.abs(np.atleast_1d(found.astype(np.float64)) - clean), 0)
     if not np.isfinite(off).all():
         return Comparison(case, name, float("inf"), float("inf"))
-    own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
-    noise = ROUNDED * own.max(-1, keepdims=True, initial=0)
-    ratio = excess(off, np.where(finite, reference, 0), TOLERANCE, noise)
+    ratio = excess(off, clean, TOLERANCE, noise)
     return Comparison(case, name, float(off.max(initial=0)), float(ratio.max(initial=0)))

@@ -19,7 +19,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
     Such a value is made of shapes and constants and is looked at for three batches. One that never differs
     is constant; of a Reshape's target one entry may differ where no other is 0 or -1, and -1 in its place
-    says the same, since a Reshape keeps the number of elements.
+    says the same, since a Reshape keeps the number of elements. Dequantized weights stay integers.
     """
     try:
         graph = Values(model)
@@ -33,25 +33,37 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
             name
             for users in (n.input for n in graph.nodes if n.output[0] not in graph.constant)
             for name in users
-            if name in graph.constant and name not in graph.weights
+            if name in graph.constant and name not in graph.weights and not graph.is_quantized(name)
         }
     )
     if not wanted:
         return model, 0
+    views = [n.output[0] for n in graph.nodes if n.op_type == "Reshape" and n.input[1] in wanted]
     probe = copy_of(model)
     del probe.graph.output[:]
-    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in (*wanted, *views))
     try:
         session = session_of(probe)
-        seen = [session.run(wanted, graph.feeds(b)) for b in _BATCHES]
+        runs = [session.run([*wanted, *views], graph.feeds(b)) for b in _BATCHES]
     except Exception:  # ONNX Runtime's errors have no common public base
         return model, 0
+    seen = [r[: len(wanted)] for r in runs]
+    shapes = zip(*([np.array(np.shape(v)) for v in r[len(wanted) :]] for r in runs), strict=True)
     known: dict[str, Array] = {}
-    for name, runs in zip(wanted, zip(*seen, strict=True), strict=True):
-        value = _constant([np.asarray(r) for r in runs], name in targets)
+    for name, values in zip(wanted, zip(*seen, strict=True), strict=True):
+        value = _constant([np.asarray(v) for v in values], name in targets)
         if value is not None and value.size <= _LARGEST:
             known[name] = value
     copy = copy_of(model)
+    # A target with -1 of its own says less than the shape that comes out of it.
+    found = {name: _constant(list(each), True) for name, each in zip(views, shapes, strict=True)}
+    made = 0
+    for node in copy.graph.node:
+        shape = found.get(node.output[0]) if node.output else None
+        if shape is not None and node.input[1] not in known:
+            node.input[1] = f"{node.output[0]}/shape"
+            copy.graph.initializer.append(initializer(node.input[1], shape))
+            made += 1
     for name, value in known.items():
         copy.graph.initializer.append(initializer(f"{name}/constant", value))
     for node in copy.graph.node:
@@ -60,7 +72,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
             if name in known and (-1 not in known[name] or (node.op_type == "Reshape" and k == 1)):
                 node.input[k] = f"{name}/constant"
     remove_dead_nodes(copy)
-    return copy, len(known)
+    return copy, len(known) + made
 
 
 def _constant(runs: list[Array], target: bool) -> Array | None:

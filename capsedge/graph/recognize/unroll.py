@@ -26,7 +26,10 @@ def unroll(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         return model, 0
     copy = copy_of(model)
     constants = {k: onnx.numpy_helper.to_array(t) for k, t in constants_of(copy).items()}
-    known = values_of(copy)
+    try:
+        known = values_of(copy)
+    except onnx.shape_inference.InferenceError:
+        known = {}
     nodes: list[onnx.NodeProto] = []
     done = 0
     for node in copy.graph.node:

@@ -6,6 +6,8 @@ inference is needed, and weights that are tiled, sliced or computed by the file 
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -24,7 +26,9 @@ Array = NDArray[Any]
 Function = Callable[..., list[Array]]
 
 BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
+_LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
 MOST_NODES = 20_000
+MOST_ELEMENTS = 1 << 28  # of an input
 MOST_BYTES = 1 << 30  # of all values together, at the batch looked at
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
@@ -57,6 +61,10 @@ def _outside(graph: onnx.GraphProto) -> list[str]:
     return found + [o.name for o in graph.output if o.name not in made]
 
 
+def _bytes(values: Iterable[Any]) -> int:
+    return sum(np.asarray(v).nbytes for v in values)
+
+
 class Values:
     """The values of a graph at one batch.
 
@@ -66,6 +74,7 @@ class Values:
     Attributes:
         batch: the batch that was run.
         free: whether the batch is free in the file.
+        dims_say_free: whether the file says so, be it true or not.
         value: every tensor by name.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         nodes: of the graph.
@@ -89,7 +98,11 @@ class Values:
         self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
         if not self.dims or not all(d for d in self.dims.values()):
             raise NotRecognized("an input has no dimensions")
-        self.free = all(d[0] == 0 for d in self.dims.values())
+        if any(d < 0 for dims in self.dims.values() for d in dims):
+            raise NotRecognized("an input has a negative dimension")
+        if any(math.prod(d or 1 for d in dims) > MOST_ELEMENTS for dims in self.dims.values()):
+            raise NotRecognized(f"an input has more than {MOST_ELEMENTS:,} elements")
+        self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
         self.value = self._first_run()
         self._flow()
 
@@ -115,24 +128,48 @@ class Values:
         try:
             session = session_of(model)
         except Exception as error:  # ONNX Runtime's errors have no common public base
-            raise NotRecognized(f"ONNX Runtime cannot load it: {_first_line(error)}") from error
+            raise NotRecognized(f"ONNX Runtime cannot load it: {first_line(error)}") from error
         names = [o.name for o in session.get_outputs()]
         why = ""
-        for batch in BATCHES if self.free else (0,):
+        # One image last: broadcasting makes as many of it as the file was traced with.
+        batches = (*BATCHES[:-1], *self._named_batches(), BATCHES[-1])
+        each = self._bytes_of_an_image(session) if self.free else 0
+        for batch in batches if self.free else (0,):
+            if batch > 2 and batch * each > MOST_BYTES:
+                continue
             feeds = self.feeds(batch)
             try:
                 found = session.run(names, feeds)
             except Exception as error:
-                why = _first_line(error)
+                why = first_line(error)
                 continue
             self.batch = batch or next(iter(self.dims.values()))[0]
-            if sum(np.asarray(v).nbytes for v in found) > MOST_BYTES and batch > 2:
+            if _bytes(found) > MOST_BYTES and batch > 2:
+                del found
                 continue
             self.free = (self.free and batch == BATCHES[0]) or (
                 self.free and self._runs(session, 2)
             )
             return dict(zip(names, found, strict=True)) | feeds | self.weights
         raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
+
+    def _bytes_of_an_image(self, session: onnxruntime.InferenceSession) -> int:
+        """Of all values; 0 where the graph does not run with two images."""
+        try:
+            return _bytes(session.run(None, self.feeds(2))) // 2
+        except Exception:
+            return 0
+
+    def _named_batches(self) -> list[int]:
+        """What the file may have been traced with: the numbers that its constants begin with."""
+        counts: Counter[int] = Counter()
+        for value in self.weights.values():
+            if value.ndim > 1:
+                counts[value.shape[0]] += 1
+            elif value.ndim == 1 and value.dtype == np.int64 and value.size:
+                counts[int(value[0])] += 1
+        likely = [b for b, _ in counts.most_common() if 1 < b <= _LARGEST_BATCH]
+        return [b for b in likely if b not in BATCHES][:_GUESSED]
 
     def _runs(self, session: onnxruntime.InferenceSession, batch: int) -> bool:
         """Whether a batch that is free in name is so indeed."""
@@ -162,6 +199,28 @@ class Values:
                     self.users.setdefault(name, []).append(node)
         self.order = {name: k for k, name in enumerate(self.sources)}
         self.twins: dict[str, list[str]] = {}
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Element type of every tensor."""
+        return {
+            name: helper.np_dtype_to_tensor_dtype(np.asarray(v).dtype)
+            for name, v in self.value.items()
+            if isinstance(v, np.ndarray)
+        }
+
+    def makers(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes that make a constant, in order."""
+        need, found = {name}, []
+        for node in reversed(self.nodes):
+            if any(o in need for o in node.output):
+                found.append(node)
+                need.update(inputs_of(node))
+        return found[::-1]
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether a constant is stored in integers that a node of the graph dequantizes."""
+        return any(n.op_type == "DequantizeLinear" for n in self.makers(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a value."""
@@ -291,7 +350,7 @@ class Values:
             except Exception as error:
                 if not wide:
                     raise NotRecognized(
-                        f"a part of it does not run alone: {_first_line(error)}"
+                        f"a part of it does not run alone: {first_line(error)}"
                     ) from error
 
         def run(*given: Array) -> list[Array]:
@@ -302,7 +361,12 @@ class Values:
                 x = np.ascontiguousarray(array, kind).reshape(self.shape(name))
                 feeds.update(dict.fromkeys((name, *self.twins.get(name, ())), x))
             used = {i.name for i in session.get_inputs()}
-            found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
+            try:
+                found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
+            except Exception as error:  # as above
+                raise NotRecognized(
+                    f"a part of it does not run alone: {first_line(error)}"
+                ) from error
             return [np.asarray(v, np.float64) for v in found]
 
         return run
@@ -373,5 +437,6 @@ def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in a line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

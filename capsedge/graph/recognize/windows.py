@@ -45,7 +45,7 @@ def windows_of(source: Source) -> Windows:
     """
     sizes, at = cell_axes(source)
     if len(at) == 1:
-        return _one_window(source)
+        return _one_window(source, sizes, at)
     varying = [a for a in range(len(sizes)) if np.ptp(at[..., a], axis=0).any()]
     rest = tuple(a for a in range(len(sizes)) if a not in varying)
     if len(varying) == 2:
@@ -58,12 +58,18 @@ def windows_of(source: Source) -> Windows:
     )
 
 
-def _one_window(source: Source) -> Windows:
-    """All cells as types of one place; what shares weights over a grid is seen by ``shared_grid``."""
+def _one_window(source: Source, sizes: tuple[int, ...], at: Array) -> Windows:
+    """A window over all cells, over types of one place where the cells are counted by no grid.
+
+    What shares weights over a grid is seen by ``shared_grids``.
+    """
     if sorted(source.index[0].tolist()) != list(range(source.cells)):
         raise NotRecognized(
             "children that are not all cells of a layer, each once: no operator has that"
         )
+    whole = _windows(sizes, at, (0, 1, 2)) if len(sizes) == 3 else None
+    if whole is not None:
+        return whole
     at = np.zeros((1, source.cells, 3), int)
     at[..., 2] = source.index
     return Windows(

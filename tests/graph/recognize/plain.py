@@ -25,18 +25,27 @@ def dynamic_routing(
     log_prior: Tensor | None = None,
     bias: Tensor | None = None,
     *,
+    vote_bias: Tensor | None = None,
     iterations: int = 3,
     leaky: bool = False,
+    softmax: str = "parents",
+    elementwise: bool = False,
     epsilon: float = 1e-8,
 ) -> tuple[Tensor, Tensor]:
     votes = torch.einsum("ijpq,niq->nijp", weight, u)
+    votes = votes if vote_bias is None else votes + vote_bias
     start = torch.zeros(weight.shape[:2]) if log_prior is None else log_prior
     b = start.expand(votes.shape[:3])
     for t in range(iterations):
         logits = torch.cat([torch.zeros_like(b[..., :1]), b], -1) if leaky else b
-        c = F.softmax(logits, -1)[..., int(leaky) :]
+        c = F.softmax(logits, 1 if softmax == "children" else 2)[..., int(leaky) :]
         s = (c[..., None] * votes).sum(1)
-        v = squash(s if bias is None else s + bias, epsilon=epsilon)
+        s = s if bias is None else s + bias
+        v = (
+            squash(s[..., None], epsilon=epsilon)[..., 0]
+            if elementwise
+            else squash(s, epsilon=epsilon)
+        )
         if t + 1 < iterations:
             b = b + (votes * v[:, None]).sum(-1)
     return v, c

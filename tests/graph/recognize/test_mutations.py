@@ -20,7 +20,7 @@ from capsedge.graph.recognize.fit_dynamic import FoundDynamic, fit_dynamic
 from capsedge.graph.recognize.fit_em import fit_em, judge_em
 from capsedge.graph.recognize.fit_self_attention import fit_self_attention
 from capsedge.graph.recognize.improving import improve
-from capsedge.graph.recognize.proof import prove
+from capsedge.graph.recognize.proof import Original, prove
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.simplify import simplify
 from tests.graph.recognize import attention_writings as A  # noqa: N812
@@ -88,7 +88,10 @@ def test_dynamic_routing(writing: type) -> None:
     assert not accepted
 
 
-@pytest.mark.parametrize("writing", [E.Paper, E.Renormalized, E.OnesFirst])
+@pytest.mark.parametrize(
+    "writing",
+    [E.Paper, *(pytest.param(w, marks=pytest.mark.slow) for w in (E.Renormalized, E.OnesFirst))],
+)
 def test_em_routing(writing: type) -> None:
     graph = graph_of(writing(), E.Writing.example(3))
     group = groups(graph)[0]
@@ -149,7 +152,7 @@ def test_coordinates() -> None:
         changed.CopyFrom(right)
         tensor = next(t for t in changed.graph.initializer if t.name == name)
         tensor.CopyFrom(onnx.numpy_helper.from_array(mutant.astype(np.float32), name))
-        if all(c.excess <= 1 for c in prove(data, changed, graph)):
+        if all(c.excess <= 1 for c in prove(Original(data), changed, graph)):
             accepted.append(what)
     assert all(c.excess <= 1 for c in improved.comparisons)
     assert not accepted

@@ -21,6 +21,7 @@ from capsedge.graph.recognize.improving import improve
 from capsedge.graph.recognize.values import session_of
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.config import CapsuleConv
+from capsedge.models.registry import MODELS
 from capsedge.schema.names import operator_of
 from tests.exporters.nets import CONFIGS, network
 from tests.graph.recognize.making import exported
@@ -79,9 +80,7 @@ def test_the_other_exporter(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["digits-dynamic", "digits-em", "digits-attention", "capsnet-mnist"]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_full_sizes(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     round_trip(build(get_config(name)).eval(), tmp_path, "script")
