@@ -54,7 +54,9 @@ def test_the_variant_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="values"):
         capsedge.import_checkpoint(file, variant="omasaht", task="single-label")
     with pytest.raises(UsageError, match="64x64"):
-        capsedge.import_checkpoint(file, variant="omasaht", preprocessing={"height": 128, "width": 128})
+        capsedge.import_checkpoint(
+            file, variant="omasaht", preprocessing={"height": 128, "width": 128}
+        )
 
 
 @pytest.mark.parametrize("variant", ["omasaht", "vietlinhtspt"])

@@ -31,7 +31,7 @@ CASES: dict[str, Case] = {
     "yl-1993, 32x32": (
         "yl-1993",
         n.Yl1993,
-        {**YL, "size": (32, 32), "span": (0, 1)},
+        {**YL, "preprocessing": {"height": 32, "width": 32, "scale": 1 / 255}},
         SMALL,
     ),
     "apple": ("apple", lambda: n.Attention(mixed=True, resnet=True), APPLE, COLOUR),

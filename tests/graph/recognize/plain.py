@@ -89,10 +89,13 @@ def em_routing(
     inverse_temperatures: Sequence[float],
     strides: Sequence[int] = (1, 1),
     coordinate_addition: bool = False,
+    coordinates: Tensor | None = None,
     shared: bool = False,
+    normalize_activations: bool = False,
     epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, height, width, _, size = map(int, pose.shape)
+    a = a / (a + epsilon) if normalize_activations else a
     votes = votes_of(pose, weight, (1, 1) if shared else strides)
     if coordinate_addition:
         side = round(size**0.5)
@@ -100,6 +103,8 @@ def em_routing(
         added[..., side - 1] += ((torch.arange(height) + 0.5) / height)[:, None, None, None]
         added[..., 2 * side - 1] += ((torch.arange(width) + 0.5) / width)[None, :, None, None]
         votes = votes + added
+    if coordinates is not None:
+        votes = votes + coordinates[:, :, None, None]
     if shared:
         votes, acting = votes.flatten(1, 3)[:, None, None], a.flatten(1)[:, None, None]
     else:
