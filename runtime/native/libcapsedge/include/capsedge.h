@@ -241,7 +241,7 @@ typedef struct capsedge_preprocessing {
   int32_t channels_last; /* 1: the input is [height, width, channels] */
   int32_t bgr;           /* 1: the input is blue, green, red; images are given as red, green, blue all the same */
 } capsedge_preprocessing;
-#define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0}
+#define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0}
 
 /* As stated in the metadata of the model file. */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedge_session* session,
