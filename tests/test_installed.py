@@ -17,8 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capsedge.cli import app
-from tests.conftest import ROOT
+torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
+
+from capsedge.cli import app  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.families.networks import XifengGuo  # noqa: E402
 
 pytestmark = pytest.mark.slow
 SAMPLE = "capsedge/samples/digit-7.png"
@@ -56,12 +59,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits to calibrate, evaluate and train on."""
+    """Digits to calibrate, evaluate and train on, and weights to import."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         images = rng.integers(0, 256, (64, 28, 28), dtype=np.uint8)
         np.savez(folder / f"{split}.npz", images=images, labels=np.arange(64) % 10)
+    torch.save(XifengGuo().state_dict(), folder / "weights.pth")
     return folder
 
 
@@ -71,6 +75,9 @@ VERBS: dict[str, tuple[list[str], int]] = {
     "doctor": (["doctor"], 0),
     "config": (["config", "--cflags", "--libs"], 0),
     "profile": (["profile", MODEL, "--iterations", "5", "--duration", "0.1"], 0),
+    "import": (
+        ["import", "{data}/weights.pth", "--iters", "3", "-o", "{out}/new.safetensors"], 0
+    ),
     "export": (["export", "--routing", "em", "--iters", "1", "-o", "{out}/em.onnx"], 0),
     "verify": (["verify", MODEL], 0),
     "optimize": (["optimize", MODEL, "-o", "{out}/fused.onnx", "--measure", "0"], 0),
