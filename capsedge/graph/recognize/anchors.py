@@ -11,6 +11,9 @@ from capsedge.graph.recognize.values import Values
 
 _LOOKED_AT = 4  # candidates of one group
 _NEAR = 60  # nodes between votes and their softmax at most
+_LOG_SUM_NEAR = 6  # nodes between a difference and the logarithm in it at most
+_BOUNDS = ("Clip", "Max")
+_SUMS = ("ReduceSum", "ReduceL1")
 _VIEWS = ("Unsqueeze", "Reshape", "Expand", "Identity", "Squeeze")
 
 
@@ -41,34 +44,73 @@ class Group:
 
 
 def anchors(graph: Values) -> list[Anchor]:
-    """Every softmax: the node, or an exponential divided by its own sum."""
+    """Every softmax, whether one node or written out."""
     found = []
     for node in graph.nodes:
         name = node.output[0] if node.output else ""
         if not name or name in graph.constant or node.domain or not graph.is_float(name):
             continue
-        shape = graph.shape(name)
-        if node.op_type == "Softmax" and shape:
-            axis = graph.attribute(node, "axis", -1)
-            found.append(Anchor(name, shape[axis]))
-        elif node.op_type == "Div" and (summed := _sum_of(graph, node)) is not None:
-            total = graph.size(summed)
-            if total and graph.size(name) % total == 0:
-                found.append(Anchor(name, graph.size(name) // total))
+        axis = _axis(graph, node)
+        if axis:
+            found.append(Anchor(name, axis))
     return found
 
 
-def _sum_of(graph: Values, node: onnx.NodeProto) -> str | None:
-    """What divides an exponential, where that is its own sum."""
-    above, below = node.input
-    if getattr(graph.maker.get(above), "op_type", "") != "Exp":
-        return None
-    maker = graph.maker.get(below)
-    while maker is not None and maker.op_type in _VIEWS:
+def _axis(graph: Values, node: onnx.NodeProto) -> int | None:
+    """Size of the axis that a softmax sums over; None for any other node."""
+    shape = graph.shape(node.output[0])
+    if node.op_type == "Softmax" and shape:
+        return shape[int(graph.attribute(node, "axis", -1))]
+    total = None
+    if node.op_type == "Exp":
+        log = graph.maker.get(node.input[0])
+        if log is not None and log.op_type == "LogSoftmax" and shape:
+            return shape[int(graph.attribute(log, "axis", -1))]
+        total = _log_sum(graph, log)
+    elif node.op_type == "Div":
+        total = _sum_of(graph, node.input[0], _before_views(graph, node.input[1]))
+    elif node.op_type == "Mul":
+        for above, below in (node.input, reversed(node.input)):
+            inverse = _before_views(graph, below)
+            if inverse is not None and inverse.op_type == "Reciprocal":
+                total = _sum_of(graph, above, _before_views(graph, inverse.input[0]))
+    size = graph.size(node.output[0])
+    parts = graph.size(total) if total else 0
+    return size // parts if parts and size % parts == 0 else None
+
+
+def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
+    """The node that makes a tensor, before it was reshaped, repeated or kept from zero."""
+    maker = graph.maker.get(name)
+    while maker is not None and maker.op_type in (*_VIEWS, *_BOUNDS):
         maker = graph.maker.get(maker.input[0])
-    if maker is None or maker.op_type != "ReduceSum" or maker.input[0] != above:
+    return maker
+
+
+def _sum_of(graph: Values, terms: str, maker: onnx.NodeProto | None) -> str | None:
+    """What a node makes, where that is the sum of these exponentials."""
+    if getattr(graph.maker.get(terms), "op_type", "") != "Exp":
+        return None
+    if maker is None or maker.op_type not in _SUMS or maker.input[0] != terms:
         return None
     return str(maker.output[0])
+
+
+def _log_sum(graph: Values, minus: onnx.NodeProto | None) -> str | None:
+    """The sum whose logarithm is subtracted: ``x - log(sum(exp x))``, also with the maximum taken out."""
+    if minus is None or minus.op_type != "Sub":
+        return None
+    near = graph.distances(minus.input[1])
+    for name, distance in near.items():
+        maker = graph.maker.get(name)
+        if maker is None or distance > _LOG_SUM_NEAR:
+            continue
+        if maker.op_type == "ReduceLogSumExp":
+            return name
+        if maker.op_type == "Log":
+            summed = _before_views(graph, maker.input[0])
+            return _sum_of(graph, summed.input[0], summed) if summed is not None else None
+    return None
 
 
 def groups(graph: Values) -> list[Group]:
