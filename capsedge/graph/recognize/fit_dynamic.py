@@ -223,7 +223,9 @@ def _second_stage(
     best: list[_Guess] = []
     for guess in first:
         u, wanted = guess.roles.read(large), guess.layout.read(given[guess.end])
-        scales = sorted({1.0, u.shape[3] ** -0.5, *(s for s in scalars if 1e-3 < abs(s) < 1e3)})
+        given_scales = {s for s in scalars if 1e-3 < abs(s) < 1e3}
+        temperatures = {1 / s for s in given_scales}  # logits divided before the softmax
+        scales = sorted({1.0, u.shape[3] ** -0.5, *given_scales, *temperatures})
         for t, again, mean, unit, scale in itertools.product(
             (count + 1, count), (False, True), (False, True), (False, True), scales
         ):

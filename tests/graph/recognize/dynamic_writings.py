@@ -411,6 +411,22 @@ class ScaledAgreements(Writing):
         return v
 
 
+class Temperature(Writing):
+    """Logits divided by a temperature in each softmax."""
+
+    def make(self) -> None:
+        self.w = self.weight(CHILDREN, PARENTS, SIZE_OUT, SIZE_IN)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = torch.einsum("ijoq,biq->bijo", self.w, u)
+        b = torch.zeros(votes.shape[:3])
+        for t in range(3):
+            v = squash_rooted((F.softmax(b / 0.4, 2)[..., None] * votes).sum(1))
+            if t < 2:
+                b = b + (votes * v[:, None]).sum(-1)
+        return v
+
+
 class NonlinearVotes(Writing):
     """Votes that a layer and a ReLU make."""
 

@@ -54,6 +54,7 @@ SECOND = {
     },
     D.SharedWeight: {"weight": "shared by the children", "iterations": "3"},
     D.ScaledAgreements: {"agreement scale": "0.4082", "iterations": "3"},
+    D.Temperature: {"agreement scale": "2.5", "iterations": "3"},
 }  # fmt: skip
 GIVEN = {
     D.NonlinearVotes: {"children": "18, votes given", "iterations": "3", "epsilon": "1e-08"},
