@@ -12,6 +12,7 @@ from capsedge.graph.recognize.values import Values
 _LOOKED_AT = 4  # candidates of one group
 _NEAR = 60  # nodes between votes and their softmax at most
 _LOG_SUM_NEAR = 6  # nodes between a difference and the logarithm in it at most
+_PRODUCTS = ("Mul", "Div")
 _BOUNDS = ("Clip", "Max")
 _SUMS = ("ReduceSum", "ReduceL1")
 _VIEWS = ("Unsqueeze", "Reshape", "Expand", "Identity", "Squeeze")
@@ -50,10 +51,31 @@ def anchors(graph: Values) -> list[Anchor]:
         name = node.output[0] if node.output else ""
         if not name or name in graph.constant or node.domain or not graph.is_float(name):
             continue
-        axis = _axis(graph, node)
+        axis = _axis(graph, node) or _normalized(graph, node, {a.name for a in found})
         if axis:
             found.append(Anchor(name, axis))
     return found
+
+
+def _normalized(graph: Values, node: onnx.NodeProto, softmaxes: set[str]) -> int | None:
+    """Size of the axis along which products with an exponential are divided by their own sum."""
+    if node.op_type != "Div" or node.input[0] in graph.constant:
+        return None
+    summed = _before_views(graph, node.input[1])
+    if summed is None or summed.op_type not in _SUMS or summed.input[0] != node.input[0]:
+        return None
+    near, read = list(node.input[:1]), set[str]()
+    while near:
+        name = near.pop()
+        maker = graph.maker.get(name)
+        if maker is None or name in softmaxes or name in read:
+            continue
+        read.add(name)
+        if maker.op_type == "Exp":
+            return graph.size(node.input[0]) // graph.size(summed.output[0])
+        if maker.op_type in (*_PRODUCTS, *_VIEWS, *_BOUNDS):
+            near += [i for i in maker.input if i in graph.sources]
+    return None
 
 
 def _axis(graph: Values, node: onnx.NodeProto) -> int | None:

@@ -237,15 +237,20 @@ class _Base:
             ):
                 yield sign * layout.read(self.given[node.input[0]]).reshape(n, j)
 
-    def _betas(self, j: int, p: int) -> Iterator[tuple[Array, Array]]:
-        """Pairs ``(beta_u, beta_a)`` that the constants may hold; a cost may add beta_u once a pose."""
-        stored = [
-            v.reshape(-1).astype(np.float64) for v in self.numbers.values() if v.size in (1, j)
-        ]
-        stored = [np.broadcast_to(v, (j,)) for v in stored]
-        for u, a in itertools.permutations(stored, 2):
+    def _betas(self, j: int, p: int) -> Iterator[_Pair]:
+        """Pairs ``(beta_u, beta_a)`` that the constants may hold.
+
+        A cost may add beta_u once a pose, or one for each element of it. Logarithms of variances without
+        the half are the paper's with half the betas and twice the temperature.
+        """
+        values = [v.astype(np.float64) for v in self.numbers.values()]
+        stored = [np.broadcast_to(v.reshape(-1), (j,)) for v in values if v.size in (1, j)]
+        wide = [v for v in values if v.size == j * p and v.any()]
+        costs = [b for u in stored for b in (u, u / p)]
+        costs += [m for v in wide for m in (v.reshape(j, p).mean(1), v.reshape(p, j).mean(0))]
+        for u, a in itertools.product(costs, stored):
             yield u, a
-            yield u / p, a
+            yield u / 2, a / 2
 
 
 def _nearest(

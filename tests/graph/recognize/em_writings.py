@@ -95,13 +95,41 @@ class Paper(Writing):
             mean = (ra[..., None] * votes).sum(1) / (mass[..., None] + self.epsilon)
             off = (votes - mean[:, None]) ** 2
             var = (ra[..., None] * off).sum(1) / (mass[..., None] + self.epsilon) + self.epsilon
-            cost = (beta_u[None, :, None] + 0.5 * torch.log(var)) * mass[..., None]
-            logit = temperature * (beta_a - cost.sum(-1))
+            logit = temperature * (beta_a - self.cost(beta_u, var) * mass)
             act = torch.sigmoid(logit)
             if t + 1 < len(self.temperatures):
-                density = -0.5 * (off / var[:, None] + torch.log(var)[:, None]).sum(-1)
-                r = torch.softmax(density + nn.functional.logsigmoid(logit)[:, None], dim=2)
+                r = self.couplings(off, var[:, None], logit[:, None])
         return mean, act
+
+    def cost(self, beta_u: Tensor, var: Tensor) -> Tensor:
+        return (beta_u[:, None] + 0.5 * torch.log(var)).sum(-1)
+
+    def couplings(self, off: Tensor, var: Tensor, logit: Tensor) -> Tensor:
+        density = -0.5 * (off / var + torch.log(var)).sum(-1)
+        return torch.softmax(density + nn.functional.logsigmoid(logit), dim=2)
+
+
+class Densities(Paper):
+    """The normal density as a quotient; its product with the activations divided by the sum over the parents."""
+
+    def couplings(self, off: Tensor, var: Tensor, logit: Tensor) -> Tensor:
+        density = torch.exp(-0.5 * (off / var).sum(-1)) / (2 * math.pi * var).prod(-1).sqrt()
+        weighed = torch.sigmoid(logit) * density
+        return weighed / weighed.sum(2, keepdim=True)
+
+
+class ElementBetas(Paper):
+    """One beta_u for each element of a pose, logarithms of variances without the half; halved temperatures."""
+
+    temperatures = tuple(t / 2 for t in Paper.temperatures)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.betas[0] = nn.Parameter(torch.randn(MIDDLE, POSE))
+        self.betas[2] = nn.Parameter(torch.randn(CLASSES, POSE))
+
+    def cost(self, beta_u: Tensor, var: Tensor) -> Tensor:
+        return (beta_u + torch.log(var)).sum(-1)
 
 
 class Renormalized(Paper):

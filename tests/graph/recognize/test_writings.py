@@ -115,7 +115,15 @@ def test_the_other_exporter() -> None:
     assert operators(improved) == {"DynamicRouting": 1}
 
 
-@pytest.mark.parametrize("writing", [E.Paper, pytest.param(E.WeightFirst, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "writing",
+    [
+        E.Paper,
+        E.Densities,
+        E.ElementBetas,
+        pytest.param(E.WeightFirst, marks=pytest.mark.slow),
+    ],
+)
 def test_em_routing_is_recognized(writing: type) -> None:
     improved = improve(exported(writing(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 2}
