@@ -46,7 +46,7 @@ class Group:
 
 def anchors(graph: Values) -> list[Anchor]:
     """Every softmax, whether one node or written out."""
-    found = []
+    found: list[Anchor] = []
     for node in graph.nodes:
         name = node.output[0] if node.output else ""
         if not name or name in graph.constant or node.domain or not graph.is_float(name):

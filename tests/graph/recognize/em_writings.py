@@ -110,7 +110,7 @@ class Paper(Writing):
 
 
 class Densities(Paper):
-    """The normal density as a quotient; its product with the activations divided by the sum over the parents."""
+    """Densities as quotients; their products with the activations are divided by the sum over the parents."""
 
     def couplings(self, off: Tensor, var: Tensor, logit: Tensor) -> Tensor:
         density = torch.exp(-0.5 * (off / var).sum(-1)) / (2 * math.pi * var).prod(-1).sqrt()
@@ -119,7 +119,7 @@ class Densities(Paper):
 
 
 class ElementBetas(Paper):
-    """One beta_u for each element of a pose, logarithms of variances without the half; halved temperatures."""
+    """One beta_u for each element of a pose, whole logarithms of variances, halved temperatures."""
 
     temperatures = tuple(t / 2 for t in Paper.temperatures)
 
