@@ -51,7 +51,7 @@ Example = Annotated[
     typer.Option(
         "--example",
         help="Input of --module without the batch, such as 1x28x28; several separated by commas; or an "
-        ".npy or .npz file.",
+        ".npy or .npz file. Without it, that of --inputs.",
         rich_help_panel="A network of your own",
     ),
     READS_ARRAYS,
@@ -188,7 +188,7 @@ def command(
         model=model, checkpoint=checkpoint, routing=routing, iters=iters, **{"with": extra},
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
-    _check_example(source, example)
+    example = _example(source, example, comparison.inputs)
     require(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
@@ -279,8 +279,11 @@ def _check_iterations(iters: int | None) -> None:
         )
 
 
-def _check_example(source: ModuleSource | None, example: str | None) -> None:
+def _example(source: ModuleSource | None, example: str | None, inputs: Path | None) -> str | None:
+    """The example that was given; without one, the user's own inputs."""
     if source is not None and example is None:
+        if inputs is not None:
+            return str(inputs)
         raise UsageError(
             "--module needs --example.",
             "The shape of its input is otherwise unknown.",
@@ -290,6 +293,7 @@ def _check_example(source: ModuleSource | None, example: str | None) -> None:
         raise UsageError(
             "--example needs --module.", "The package's models know their input.", "Leave it out."
         )
+    return example
 
 
 def _rewrites(left_out: list[str]) -> Any:

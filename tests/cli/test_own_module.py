@@ -79,7 +79,7 @@ def test_export_verify_profile(user: Path) -> None:
     assert said["next"][0].startswith("capsedge verify caps.onnx --module ")
     assert [p.name for p in user.iterdir() if p.is_dir()] == []  # no __pycache__
     np.savez("own.npz", x=np.random.default_rng(0).random((6, 4), np.float32))
-    code, out, err = run("export", *own, "--example", "own.npz", "--inputs", "own.npz", "--dry-run")
+    code, out, err = run("export", *own, "--inputs", "own.npz", "--dry-run")  # the example too
     assert code == 0, err
     assert "recognized DynamicRouting" in out
 
