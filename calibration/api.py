@@ -22,7 +22,7 @@ from capsedge.datasets import ImageSet
 from capsedge.datasets.reading import as_images
 from capsedge.errors import UsageError
 from capsedge.graph.targets import TARGETS
-from capsedge.runtime.files.given import GivenModel, as_file
+from capsedge.runtime.files.given import FILE, OUTPUT, GivenModel, as_file, as_path
 
 OPS = ("auto", "fused")
 Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
@@ -106,13 +106,13 @@ def quantize(
         >>> print(report.size, report.outcome.drop)
     """
     gate = Gate(max_drop, max_error)
+    output = None if path is None else as_path(path, OUTPUT)
+    table = None if table is None else as_path(table, FILE)
     request = Request(precision, method, target, gate, table, prefer)
     with _prepared(
         model, calib_data, calib_images, data, limit, method, target, ops, seed, scores
     ) as (source, splits):
-        return quantization.quantize(
-            source, None if path is None else Path(path), splits, request, progress
-        )
+        return quantization.quantize(source, output, splits, request, progress)
 
 
 def sensitivity(

@@ -19,7 +19,7 @@ _ROUNDING = 1e-9  # one answer of a hundred is one point
 LOST = {
     ACCURACY: "points of accuracy lost",
     AGREEMENT: "% of the answers changed",
-    ERROR: "% of the range as the mean error",
+    ERROR: "% of the range in mean error",
 }
 
 

@@ -12,7 +12,7 @@ import onnx
 from capsedge.calibration import mixed
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
-from capsedge.calibration.judge import AGREEMENT, ERROR, LOST, Gate
+from capsedge.calibration.judge import AGREEMENT, ERROR, Gate
 from capsedge.calibration.running import check_fits
 from capsedge.calibration.source import MADE, TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
@@ -378,7 +378,6 @@ class Rejected(ParityError):
 
     def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
-        lost = f"{o.drop:.2f} {LOST[o.judged_by]}"
         if o.judged_by == AGREEMENT:
             measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         elif o.judged_by == ERROR or o.accuracy is None or o.reference is None:
@@ -386,7 +385,7 @@ class Rejected(ParityError):
         else:
             measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
         super().__init__(
-            f"The {report.precision} file loses too much: {lost}.",
+            f"The {report.precision} file loses too much.",
             f"{measured} on {o.images} images"
             + (f"; kept as {report.output}. " if report.output is not None else ". ")
             + " ".join(report.gate.failures(o)),

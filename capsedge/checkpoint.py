@@ -18,6 +18,7 @@ from capsedge.models.config import ModelConfig, config_from_dict
 from capsedge.runtime.files import formats, limits
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.documents import Malformed, parse
+from capsedge.runtime.files.given import WEIGHTS, as_path
 from capsedge.runtime.files.opening import FILE, kind, opened, size
 from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.safetensors_file import read_header
@@ -77,7 +78,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         >>> model = capsedge.load_checkpoint("digits.safetensors")
         >>> model.config.routing
     """
-    path = Path(path)
+    path = as_path(path, WEIGHTS)
     read = _reader(path)
     with opened(path, "Check the path of the checkpoint.") as file:
         if size(file) > limits.ARRAY_BYTES:

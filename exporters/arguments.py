@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from capsedge.datasets.npz import read_arrays
 from capsedge.errors import UsageError
+from capsedge.runtime.files.given import in_words
 
 Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
 _OWN = "model.load_state_dict(torch.load(path, weights_only=True)); capsedge.export(model, ...)"
 
 
 def check_module(model: object) -> None:
-    """Refuse what is no module, and say how to get one from it.
+    """Refuse what is not a module, and say how to get one from it.
 
     Raises:
         UsageError: it is a path, a state dict, a class, or anything else.
@@ -40,12 +41,13 @@ def check_module(model: object) -> None:
         )
     if isinstance(model, Mapping):
         raise UsageError(
-            "A state dict is no module.",
+            "A state dict is not a module.",
             "It holds the weights without the network's code.",
             "Build the network and load it: model.load_state_dict(state); capsedge.export(model, ...)",
         )
+    found = in_words(model)
     raise UsageError(
-        f"A {type(model).__name__} is no PyTorch module.",
+        f"{found[0].upper()}{found[1:]} is not a PyTorch module.",
         "export takes a torch.nn.Module.",
         "Wrap a function in a module; for an ONNX file use capsedge.optimize.",
     )

@@ -156,7 +156,8 @@ def _tensors(example: Example | None) -> tuple[Tensor, ...]:
             "Its input shapes are otherwise unknown.",
             "Pass example=torch.zeros(2, ...), or a tuple of tensors for several inputs.",
         )
-    given: tuple[Any, ...] = (example,) if hasattr(example, "shape") else tuple(example)
+    several = isinstance(example, (list, tuple))
+    given: tuple[Any, ...] = tuple(example) if several else (example,)
     wrong = next((t for t in given if not isinstance(t, Tensor)), None)
     if isinstance(wrong, np.ndarray):
         raise UsageError(
@@ -166,7 +167,7 @@ def _tensors(example: Example | None) -> tuple[Tensor, ...]:
         )
     if wrong is not None:
         raise UsageError(
-            f"The example is a {type(wrong).__name__}.",
+            f"The example {'holds' if several else 'is'} a value of type {type(wrong).__name__}.",
             "A module of PyTorch takes tensors.",
             "Pass a tensor, such as torch.rand(2, 1, 28, 28), or a tuple of them.",
         )

@@ -38,6 +38,7 @@ from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.description import Description, described
+from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.schema.names import DOMAIN, operator_of
@@ -122,8 +123,8 @@ def export(
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     batch = _batch(model, batch)
     description = Description(class_names, preprocessing, task, outputs)
-    path = Path(path)
     check_module(model)
+    path = as_path(path, OUTPUT)
     if not dry_run:
         check_writable(path)
     rewrites = rewrites or Rewrites()

@@ -59,7 +59,9 @@ class Description:
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
-                raise UsageError(f"{name} is a {type(value).__name__}.", f"Wanted: {wanted}.", "")
+                raise UsageError(
+                    f"{name} has the type {type(value).__name__}.", f"Wanted: {wanted}.", ""
+                )
 
     def __bool__(self) -> bool:
         return self != Description()

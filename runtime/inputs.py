@@ -57,7 +57,7 @@ def checked(port: Port, array: object, bound: float, any_batch: bool = False) ->
     """
     if not isinstance(array, np.ndarray):
         raise ShapeError(
-            f"Input '{port.name}' is a {type(array).__name__}.",
+            f"Input '{port.name}' has the type {type(array).__name__}.",
             f"Wanted: a numpy array {list(port.shape)} of {port.dtype}.",
             "Convert it with `numpy.asarray`.",
         )

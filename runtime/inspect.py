@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capsedge.runtime.files.given import GivenModel, as_file
+from capsedge.runtime.files.given import MODEL_OR_BYTES, GivenModel, as_file, as_path
 from capsedge.runtime.passport import is_engine
 from capsedge.runtime.reading import inspection
 from capsedge.runtime.reading.inspection import Inspection
@@ -36,10 +35,12 @@ def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection 
         >>> found = capsedge.inspect("digits.onnx", batch=8)
         >>> found.parameters, found.operators["capsedge"]
     """
-    if not isinstance(model, bytes) and is_engine(Path(model)):
-        from capsedge.runtime.backends.engine_inspection import inspect_engine
+    if not isinstance(model, bytes):
+        model = as_path(model, MODEL_OR_BYTES)
+        if is_engine(model):
+            from capsedge.runtime.backends.engine_inspection import inspect_engine
 
-        return inspect_engine(Path(model))
+            return inspect_engine(model)
     batches = [batch] if isinstance(batch, int) else list(batch)
     with as_file(model) as path:
         found = inspection.inspect(path, batches)

@@ -11,6 +11,7 @@ from capsedge.runtime import passport
 from capsedge.runtime.backends import providers
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, check_overloads
+from capsedge.runtime.files.given import MODEL, as_path
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.session import Session
@@ -59,7 +60,7 @@ def load(
         >>> session = capsedge.load("digits.onnx", threads=2)
         >>> session.predict("image.png")[0].label
     """
-    path = Path(path)
+    path = as_path(path, MODEL)
     if ops not in OPS:
         raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:

@@ -99,6 +99,7 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     report = caught.value.report
     assert isinstance(report, capsedge.QuantizationReport)
     assert not report.passed
+    assert str(caught.value).count(f"{report.outcome.drop:.2f} points of accuracy lost") == 1
     assert report.output == tmp_path / "m.onnx.rejected"
     assert report.output.read_bytes() == report.model
 

@@ -9,6 +9,8 @@ from capsedge.families.family import Answers, Family, Sizes, Tensors
 from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, ModelConfig
 
+_DECODER = ("reconstruction_net.fc1", "reconstruction_net.fc2", "reconstruction_net.fc3")
+
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
     """The configuration; the last axis of the routing weight is classes times elements."""
@@ -22,13 +24,12 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     types = config.primary_types
     weight = found["digitCaps.weights"]
     apart = weight.reshape(*weight.shape[:2], config.classes, config.capsule_dim)
-    names = ("reconstruction_net.fc1", "reconstruction_net.fc2", "reconstruction_net.fc3")
     return {
         **capsnets.layer(found, "conv1", "stem.0"),
         **capsnets.layer(found, "primaryCaps.conv", "primary.conv"),
         "classes.weight": capsnets.by_position(apart.transpose(0, 2, 3, 1), types),
         "classes.log_prior": capsnets.by_position(found["digitCaps.routing_module.b"], types),
-        **capsnets.decoder(found, names, config),
+        **capsnets.decoder(found, _DECODER, config),
     }
 
 
@@ -51,16 +52,7 @@ FAMILY = Family(
         "digitCaps.weights": "I D JO",
         "digitCaps.routing_module.b": "I J",
     },
-    optional=(
-        {
-            "reconstruction_net.fc1.weight": "H1 JO",
-            "reconstruction_net.fc1.bias": "H1",
-            "reconstruction_net.fc2.weight": "H2 H1",
-            "reconstruction_net.fc2.bias": "H2",
-            "reconstruction_net.fc3.weight": "X H2",
-            "reconstruction_net.fc3.bias": "X",
-        },
-    ),
+    optional=(capsnets.decoder_keys(_DECODER, "JO"),),
     renames=((r"capsnet\.(.*)", r"\1"),),
     configure=configure,
     convert=convert,

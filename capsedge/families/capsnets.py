@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,6 +35,7 @@ MNIST = DataSet("MNIST", 1, 28, DIGITS)
 MNIST_NORMALIZED = dataclasses.replace(MNIST, mean=(0.1307,), std=(0.3081,))
 CIFAR_NORMALIZED = DataSet("CIFAR-10", 3, 32, CIFAR10, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 STRIDE = 2  # of the primary convolution, in all of them
+SEQUENTIAL = ("decoder.0", "decoder.2", "decoder.4")  # the decoder's layers, with a ReLU after each
 NO_EPSILON = 1e-16
 NAN = "its squash divides by the norm without an epsilon: a zero vector is NaN there and zero here"
 BATCH = (
@@ -142,7 +144,7 @@ def renamed(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
 
 def decoder(
     found: Mapping[str, Floats],
-    names: tuple[str, str, str],
+    names: Sequence[str],
     config: CapsNetConfig | EfficientCapsNetConfig,
 ) -> Tensors:
     """The decoder's three layers.
@@ -158,6 +160,20 @@ def decoder(
     if first.shape[1] == config.capsule_dim and config.classes > 1:
         made["decoder.0.weight"] = np.tile(first, (1, config.classes))
     return made
+
+
+def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
+    """The keys of the decoder's three layers.
+
+    Args:
+        names: of the layers.
+        takes: the size of its input: the pose of one class, of all (``JO``), or either (``M``).
+    """
+    sizes = (takes, "H1", "H2", "X")
+    found: dict[str, str] = {}
+    for name, (before, after) in zip(names, pairwise(sizes), strict=True):
+        found |= {f"{name}.weight": f"{after} {before}", f"{name}.bias": after}
+    return found
 
 
 def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:

@@ -11,6 +11,8 @@ from capsedge.models.config import CapsNetConfig, ModelConfig
 
 UNITS = "primary.conv_units.{}"
 
+_DECODER = ("decoder.fc1", "decoder.fc2", "decoder.fc3")
+
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
     """The configuration."""
@@ -30,7 +32,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         **capsnets.layer(found, "conv1.conv0", "stem.0"),
         **capsnets.joined(found, UNITS, config.primary_dim, dims_apart=True),
         "classes.weight": capsnets.by_position(found["digits.weight"][0], config.primary_types),
-        **capsnets.decoder(found, ("decoder.fc1", "decoder.fc2", "decoder.fc3"), config),
+        **capsnets.decoder(found, _DECODER, config),
     }
 
 
@@ -52,16 +54,7 @@ FAMILY = Family(
         "primary.conv_units.{D}.bias": "T",
         "digits.weight": "1 I J O D",
     },
-    optional=(
-        {
-            "decoder.fc1.weight": "H1 M",
-            "decoder.fc1.bias": "H1",
-            "decoder.fc2.weight": "H2 H1",
-            "decoder.fc2.bias": "H2",
-            "decoder.fc3.weight": "X H2",
-            "decoder.fc3.bias": "X",
-        },
-    ),
+    optional=(capsnets.decoder_keys(_DECODER),),
     configure=configure,
     convert=convert,
     iterations_at="the option --num-routing of main.py (3 by default)",

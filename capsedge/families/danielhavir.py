@@ -17,7 +17,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         **capsnets.layer(found, "conv1", "stem.0"),
         **capsnets.layer(found, "primary.conv", "primary.conv"),
         "classes.weight": found["digits.W"][0].swapaxes(0, 1),
-        **capsnets.decoder(found, ("decoder.0", "decoder.2", "decoder.4"), config),
+        **capsnets.decoder(found, capsnets.SEQUENTIAL, config),
     }
 
 

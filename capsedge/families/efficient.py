@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from capsedge.errors import UsageError
-from capsedge.families.capsnets import MNIST, decoder, layer, renamed
+from capsedge.families.capsnets import MNIST, decoder, decoder_keys, layer, renamed
 from capsedge.families.family import (
     Answers,
     DataSet,
@@ -79,6 +79,8 @@ def _routing(weight: Floats, bias: Floats) -> Tensors:
 
 # PyTorch
 
+_DECODER = ("generator.fc1", "generator.fc2", "generator.fc3")
+
 
 def configure_torch(
     family: Family, sizes: Sizes, answers: Answers, notes: list[str]
@@ -94,12 +96,11 @@ def convert_torch(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     for k in range(4):
         made |= layer(found, f"conv{k + 1}", f"stem.{3 * k}")
         made |= renamed(found, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
-    names = ("generator.fc1", "generator.fc2", "generator.fc3")
     return {
         **made,
         **layer(found, "primary_caps.dw_conv2d", "primary"),
         **_routing(found["routing_caps.W"], found["routing_caps.b"]),
-        **decoder(found, names, config),
+        **decoder(found, _DECODER, config),
     }
 
 
@@ -126,16 +127,7 @@ PYTORCH = Family(
     dialect="self-attention routing in one pass; normalization before the ReLU",
     differences=("batch normalization stands before the ReLU, after it in the authors' code",),
     keys=_torch_keys(),
-    optional=(
-        {
-            "generator.fc1.weight": "H1 JO",
-            "generator.fc1.bias": "H1",
-            "generator.fc2.weight": "H2 H1",
-            "generator.fc2.bias": "H2",
-            "generator.fc3.weight": "X H2",
-            "generator.fc3.bias": "X",
-        },
-    ),
+    optional=(decoder_keys(_DECODER, "JO"),),
     renames=((r"efficient_capsnet\.(.*)", r"\1"),),
     configure=configure_torch,
     convert=convert_torch,

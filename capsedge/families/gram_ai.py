@@ -33,7 +33,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         **capsnets.layer(found, "conv1", "stem.0"),
         **capsnets.joined(found, "primary_capsules.capsules.{}", dim, dims_apart=True),
         "classes.weight": capsnets.by_position(weight, types),
-        **capsnets.decoder(found, ("decoder.0", "decoder.2", "decoder.4"), config),
+        **capsnets.decoder(found, capsnets.SEQUENTIAL, config),
     }
     if _PRIOR in found:
         prior = found[_PRIOR].reshape(config.classes, -1).swapaxes(0, 1)

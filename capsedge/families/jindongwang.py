@@ -10,7 +10,7 @@ from capsedge.families.xifengguo import GROUPED
 from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, ModelConfig
 
-_DECODER = "decoder.reconstraction_layers"  # sic
+_DECODER = tuple(f"decoder.reconstraction_layers.{k}" for k in (0, 2, 4))  # sic
 
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
@@ -30,7 +30,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
             found, "primary_capsules.capsules.{}", config.primary_dim, dims_apart=False
         ),
         "classes.weight": found["digit_capsules.W"][0],
-        **capsnets.decoder(found, (f"{_DECODER}.0", f"{_DECODER}.2", f"{_DECODER}.4"), config),
+        **capsnets.decoder(found, _DECODER, config),
     }
 
 
@@ -55,16 +55,7 @@ FAMILY = Family(
         "primary_capsules.capsules.{D}.bias": "T",
         "digit_capsules.W": "1 I J O D",
     },
-    optional=(
-        {
-            f"{_DECODER}.0.weight": "H1 M",
-            f"{_DECODER}.0.bias": "H1",
-            f"{_DECODER}.2.weight": "H2 H1",
-            f"{_DECODER}.2.bias": "H2",
-            f"{_DECODER}.4.weight": "X H2",
-            f"{_DECODER}.4.bias": "X",
-        },
-    ),
+    optional=(capsnets.decoder_keys(_DECODER),),
     configure=configure,
     convert=convert,
     iterations=3,

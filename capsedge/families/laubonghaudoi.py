@@ -10,6 +10,8 @@ from capsedge.families.family import Answers, Family, Sizes, Tensors
 from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, ModelConfig
 
+_DECODER = ("Decoder.fc1", "Decoder.fc2", "Decoder.fc3")
+
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
     """The configuration."""
@@ -31,7 +33,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         **capsnets.layer(found, "Conv1", "stem.0"),
         **capsnets.joined(found, "PrimaryCaps.capsules.{}", config.primary_types, dims_apart=False),
         "classes.weight": weight[0].swapaxes(2, 3) if weight.ndim == 5 else weight,
-        **capsnets.decoder(found, ("Decoder.fc1", "Decoder.fc2", "Decoder.fc3"), config),
+        **capsnets.decoder(found, _DECODER, config),
     }
 
 
@@ -49,16 +51,7 @@ FAMILY = Family(
     dialect="dynamic routing as in the paper",
     differences=(capsnets.NAN, "class capsules without bias"),
     keys=_KEYS,
-    optional=(
-        {
-            "Decoder.fc1.weight": "H1 M",
-            "Decoder.fc1.bias": "H1",
-            "Decoder.fc2.weight": "H2 H1",
-            "Decoder.fc2.bias": "H2",
-            "Decoder.fc3.weight": "X H2",
-            "Decoder.fc3.bias": "X",
-        },
-    ),
+    optional=(capsnets.decoder_keys(_DECODER),),
     configure=configure,
     convert=convert,
     iterations_at="the option -r of main.py",

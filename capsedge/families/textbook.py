@@ -27,7 +27,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         **capsnets.layer(found, "stem.0", "stem.0"),
         **capsnets.layer(found, "primary.conv", "primary.conv"),
         **{name: found[name] for name in ("classes.weight", *_OPTIONAL) if name in found},
-        **capsnets.decoder(found, ("decoder.0", "decoder.2", "decoder.4"), config),
+        **capsnets.decoder(found, capsnets.SEQUENTIAL, config),
     }
 
 
@@ -45,14 +45,7 @@ FAMILY = Family(
         "classes.weight": "I J O D",
     },
     optional=(
-        {
-            "decoder.0.weight": "H1 M",
-            "decoder.0.bias": "H1",
-            "decoder.2.weight": "H2 H1",
-            "decoder.2.bias": "H2",
-            "decoder.4.weight": "X H2",
-            "decoder.4.bias": "X",
-        },
+        capsnets.decoder_keys(capsnets.SEQUENTIAL),
         {"classes.log_prior": "I1 J"},
         {"classes.bias": "J1 O"},
         {"classes.vote_bias": "J2 O"},

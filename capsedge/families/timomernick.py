@@ -9,6 +9,8 @@ from capsedge.families.family import Answers, Family, Sizes, Tensors
 from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, ModelConfig
 
+_DECODER = ("reconstruct0", "reconstruct1", "reconstruct2")
+
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
     """The configuration."""
@@ -25,7 +27,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         **capsnets.layer(found, "conv1.conv0", "stem.0"),
         **capsnets.joined(found, "primary.unit_{}.conv0", config.primary_dim, dims_apart=True),
         "classes.weight": capsnets.by_position(found["digits.W"][0], config.primary_types),
-        **capsnets.decoder(found, ("reconstruct0", "reconstruct1", "reconstruct2"), config),
+        **capsnets.decoder(found, _DECODER, config),
     }
 
 
@@ -50,16 +52,7 @@ FAMILY = Family(
         "primary.unit_{D}.conv0.bias": "T",
         "digits.W": "1 I J O D",
     },
-    optional=(
-        {
-            "reconstruct0.weight": "H1 M",
-            "reconstruct0.bias": "H1",
-            "reconstruct1.weight": "H2 H1",
-            "reconstruct1.bias": "H2",
-            "reconstruct2.weight": "X H2",
-            "reconstruct2.bias": "X",
-        },
-    ),
+    optional=(capsnets.decoder_keys(_DECODER),),
     renames=((r"primary\.(?:unit_|conv_unit)(\d+)\.(weight|bias)", r"primary.unit_\1.conv0.\2"),),
     configure=configure,
     convert=convert,

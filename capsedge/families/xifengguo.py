@@ -37,7 +37,7 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         **capsnets.layer(found, "conv1", "stem.0"),
         **capsnets.layer(found, "primarycaps.conv2d", "primary.conv"),
         "classes.weight": found["digitcaps.weight"].swapaxes(0, 1),
-        **capsnets.decoder(found, ("decoder.0", "decoder.2", "decoder.4"), config),
+        **capsnets.decoder(found, capsnets.SEQUENTIAL, config),
     }
 
 
@@ -54,16 +54,7 @@ FAMILY = Family(
         "primarycaps.conv2d.bias": "N",
         "digitcaps.weight": "J I O D",
     },
-    optional=(
-        {
-            "decoder.0.weight": "H1 M",
-            "decoder.0.bias": "H1",
-            "decoder.2.weight": "H2 H1",
-            "decoder.2.bias": "H2",
-            "decoder.4.weight": "X H2",
-            "decoder.4.bias": "X",
-        },
-    ),
+    optional=(capsnets.decoder_keys(capsnets.SEQUENTIAL),),
     configure=configure,
     convert=convert,
     iterations_at="the option --routings of capsulenet.py (3 by default)",

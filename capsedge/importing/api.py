@@ -26,6 +26,7 @@ from capsedge.importing.against import TOLERANCE, Comparison, compare
 from capsedge.importing.measuring import Measured, clearly_best, measure
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import ModelConfig
+from capsedge.runtime.files.given import DATA, FILE, OUTPUT, WEIGHTS, as_path
 from capsedge.runtime.files.writing import check_writable, sha256
 from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.reading.origin import NOT_COMPARED, ORIGIN_KEY, Origin
@@ -130,8 +131,11 @@ def import_checkpoint(
         >>> report = capsedge.import_checkpoint("epoch_30.pt", "digits.safetensors", iterations=3)
         >>> report.origin.family, report.warnings
     """
-    if path is not None:
-        _check_output(path)
+    file = as_path(file, WEIGHTS)
+    target = None if path is None else as_path(path, OUTPUT)
+    data = None if data is None else as_path(data, DATA)
+    if target is not None:
+        _check_output(target)
     answers = Answers(
         iterations,
         variant,
@@ -142,7 +146,7 @@ def import_checkpoint(
     )
     weights = read_weights(file)
     if key_map is not None:
-        keys = read_key_map(key_map)
+        keys = read_key_map(as_path(key_map, FILE))
         weights, answers = apply(keys, weights), replace(answers, fields=keys.model)
         family = family or "textbook"
     notes = list(weights.notes)
@@ -152,10 +156,9 @@ def import_checkpoint(
         found, answers = _chosen_by_data(weights, family, answers, data, limit, notes)
     model = _model(found.family, weights, answers, notes)
     images = None if data is None else read_images(data, model.config.preprocessing, "test", limit)
-    comparison = None if against is None else _compared(model, against, Path(file), images)
+    comparison = None if against is None else _compared(model, against, file, images)
     measured = None if images is None else _measured(model, found, weights, answers, images)
-    origin = _origin(found, Path(file), notes, comparison)
-    target = None if path is None else Path(path)
+    origin = _origin(found, file, notes, comparison)
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: json.dumps(asdict(origin))})
     return ImportReport(
@@ -230,8 +233,8 @@ def _labels(images: ImageSet) -> NDArray[np.int64]:
     return images.labels
 
 
-def _check_output(path: Path | str) -> None:
-    if Path(path).suffix != ".safetensors":
+def _check_output(path: Path) -> None:
+    if path.suffix != ".safetensors":
         raise UsageError(
             f"{path} is not named like a checkpoint.",
             "An import writes safetensors.",

@@ -25,6 +25,29 @@ def _check_padding(padding: int | str) -> None:
         _check(0, limits.KERNEL, padding=padding)
 
 
+def _later(default: Any) -> Any:
+    """A field that the first version lacks: `ModelConfig.to_dict` leaves it out while it is at its default.
+
+    So the same configuration is the same bytes in every version, and an older one reads it.
+    """
+    return dataclasses.field(default=default, metadata={"later": True})
+
+
+def _plain(value: Any) -> Any:
+    """JSON values of a configuration or of a part of one."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, Preprocessing):
+        return value.to_dict()
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {
+        f.name: _plain(getattr(value, f.name))
+        for f in dataclasses.fields(value)
+        if "later" not in f.metadata or getattr(value, f.name) != f.default
+    }
+
+
 _DIALECTS = {
     "primary_grouping": ("channels", "pixels"),
     "primary_squash": ("pose", "children"),
@@ -65,10 +88,10 @@ class Conv:
     padding: int | str = 0
     bias: bool = True
     batch_norm: bool = False
-    norm_epsilon: float = 1e-5
-    norm_last: bool = False
-    instance_norm: bool = False
-    leak: float = 0.0
+    norm_epsilon: float = _later(1e-5)
+    norm_last: bool = _later(False)
+    instance_norm: bool = _later(False)
+    leak: float = _later(0.0)
 
     def __post_init__(self) -> None:
         _check(1, limits.WIDTH, channels=self.channels)
@@ -191,11 +214,9 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that ``config_from_dict`` reads back."""
-        values = dataclasses.asdict(self)
-        values["preprocessing"] = self.preprocessing.to_dict()
-        values["stem"] = (
-            {"resnet": self.stem.stages} if isinstance(self.stem, ResNet) else values["stem"]
-        )
+        values = _plain(self)
+        if isinstance(self.stem, ResNet):
+            values["stem"] = {"resnet": self.stem.stages}
         return {"architecture": self.architecture, **values}
 
 
@@ -242,15 +263,15 @@ class CapsNetConfig(ModelConfig):
     learned_priors: bool = False
     decoder: tuple[int, ...] = ()
     linear_classifier: bool = False
-    primary_grouping: str = "channels"
-    primary_squash: str = "pose"
-    softmax: str = "parents"
-    class_squash: str = "pose"
-    vote_bias: bool = False
-    epsilon: float = 1e-8
-    length_epsilon: float = 0.0
-    softmax_scores: bool = False
-    batch_average: bool = False
+    primary_grouping: str = _later("channels")
+    primary_squash: str = _later("pose")
+    softmax: str = _later("parents")
+    class_squash: str = _later("pose")
+    vote_bias: bool = _later(False)
+    epsilon: float = _later(1e-8)
+    length_epsilon: float = _later(0.0)
+    softmax_scores: bool = _later(False)
+    batch_average: bool = _later(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -310,10 +331,10 @@ class MatrixCapsulesConfig(ModelConfig):
     pose_side: int = 4
     inverse_temperature: float = 0.01
     epsilon: float = 1e-4
-    schedule: str = "rising"
-    coordinates: str = "centers"
-    normalized_activations: bool = False
-    patches: str = "windows"
+    schedule: str = _later("rising")
+    coordinates: str = _later("centers")
+    normalized_activations: bool = _later(False)
+    patches: str = _later("windows")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -357,7 +378,7 @@ class AttentionCapsulesConfig(ModelConfig):
     dense_layers: tuple[int, ...] = ()
     concurrent: bool = True
     iterations: int = 2
-    patches: str = "windows"
+    patches: str = _later("windows")
 
     def __post_init__(self) -> None:
         super().__post_init__()

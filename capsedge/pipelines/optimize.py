@@ -16,7 +16,7 @@ from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageErro
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.confined import Bounds, confined
-from capsedge.runtime.files.given import GivenModel, as_file
+from capsedge.runtime.files.given import OUTPUT, GivenModel, as_file, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
@@ -119,6 +119,7 @@ def optimize(
         >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")  # doctest: +SKIP
         >>> [found["operator"] for found in report.found], report.gain  # doctest: +SKIP
     """
+    path = None if path is None else as_path(path, OUTPUT)
     _check(path, measure, batch)
     description = Description(class_names, preprocessing, task, outputs)
     with as_file(model) as source:
@@ -140,11 +141,11 @@ def optimize(
             with as_file(better) as fresh:
                 before, after = _times(source, fresh, document, measure, progress)
     if path is not None:
-        write_bytes(Path(path), better)
+        write_bytes(path, better)
     return _report(path, better, len(data), document, (before, after))
 
 
-def _check(path: Path | str | None, measure: float, batch: Batch) -> None:
+def _check(path: Path | None, measure: float, batch: Batch) -> None:
     if path is not None:
         check_writable(path)
     if not measure >= 0:
@@ -160,14 +161,14 @@ def _check(path: Path | str | None, measure: float, batch: Batch) -> None:
 
 
 def _report(
-    path: Path | str | None,
+    path: Path | None,
     better: bytes,
     source_size: int,
     document: dict[str, Any],
     times: tuple[float | None, float | None],
 ) -> OptimizationReport:
     return OptimizationReport(
-        None if path is None else Path(path),
+        path,
         better,
         len(better),
         source_size,

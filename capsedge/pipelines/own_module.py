@@ -109,7 +109,7 @@ def load_module(source: ModuleSource) -> OwnModule:
         module = made if isinstance(made, nn.Module) else made(*positional, **keywords)
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"{source.module} is no PyTorch module.",
+            f"{source.module} is not a PyTorch module.",
             f"It gives {_described(module)}.",
             "Name a class of torch.nn.Module, or a function that returns one.",
         )
@@ -206,7 +206,7 @@ def _attribute(code: ModuleType, where: str, name: str) -> Any:
         ) from None
     if not isinstance(value, nn.Module) and not callable(value):
         raise UsageError(
-            f"{where}:{name} is no PyTorch module.",
+            f"{where}:{name} is not a PyTorch module.",
             f"It is {_described(value)}.",
             "Name a class of torch.nn.Module, or a function that returns one.",
         )

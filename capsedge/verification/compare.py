@@ -23,6 +23,7 @@ from capsedge.judging.estimates import Estimates, allowed_share
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
 from capsedge.pipelines.own_module import OwnModule
+from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
@@ -211,6 +212,7 @@ def verify(
         >>> certificate.check()
     """
     _check_arguments(limit, min_agreement)
+    data = None if data is None else as_path(data, DATA)
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
     prep = session.metadata.preprocessing if session.metadata is not None else None
     if prep is not None and prep.layout != "NCHW":
@@ -353,7 +355,7 @@ def _reference(
         return Link("module", given.name, checksum, facts=given.facts()), given.module
     if isinstance(given, nn.Module):
         return Link("module", type(given).__name__, "", facts={"own_module": True}), given
-    path = find_checkpoint(session.metadata) if given is None else Path(given)
+    path = find_checkpoint(session.metadata) if given is None else as_path(given, WEIGHTS)
     module = load_reference(path, session.metadata)
     checksum = sha256(path)
     check_origin(session.metadata, path, checksum)

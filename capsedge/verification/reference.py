@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.own_modules import default_double, named
 from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, build
@@ -48,10 +48,10 @@ class Reference:
         In FP64, code that fixes a type and cannot run so gives what FP32 does.
 
         Raises:
-            UsageError: the module has no such outputs.
+            UsageError: the module fails on the images, or has no such outputs.
         """
         if dtype == torch.float32:
-            tensors = self._tensors(self.module, torch.from_numpy(images))
+            tensors = self._rounded(torch.from_numpy(images))
         else:
             tensors = self._exact(torch.from_numpy(images))
         missing = [name for name in self.outputs if name not in tensors]
@@ -69,6 +69,18 @@ class Reference:
         if self._double is None:
             self._double = copy.deepcopy(self.module).double()
         return self._double
+
+    def _rounded(self, images: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        try:
+            return self._tensors(self.module, images)
+        except CapsedgeError:
+            raise
+        except Exception as error:  # of the user's code: any kind
+            raise UsageError(
+                f"The reference fails on images of {list(images.shape[1:])}, which the artefact takes.",
+                f"{type(error).__name__}: {error}",
+                "Give the module that the file was exported from.",
+            ) from error
 
     def _exact(self, images: torch.Tensor) -> Mapping[str, torch.Tensor]:
         if isinstance(self.module, CapsuleModel):
@@ -136,7 +148,8 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
     raise UsageError(
         "There is no reference to compare with.",
         why if stated else "The file does not state the checkpoint that it was exported from.",
-        "Name it with --checkpoint, or a network of your own with --module and --weights "
+        "Pass the checkpoint, or the module that the file was exported from.",
+        command="Name it with --checkpoint, or a network of your own with --module and --weights "
         "(docs/your-model.md).",
     )
 

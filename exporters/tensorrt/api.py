@@ -8,7 +8,7 @@ from pathlib import Path
 from capsedge.exporters.tensorrt import engine_file
 from capsedge.exporters.tensorrt.engine_file import BuildOptions, BuildReport
 from capsedge.exporters.tensorrt.progress import Listener
-from capsedge.runtime.files.given import GivenModel, as_file
+from capsedge.runtime.files.given import FILE, OUTPUT, GivenModel, as_file, as_path
 
 
 def build(
@@ -59,12 +59,13 @@ def build(
         >>> report = capsedge.build("digits.onnx", "digits.engine", batch=(1, 8, 32))
         >>> capsedge.load(report.path).predict("image.png")
     """
+    path = as_path(path, OUTPUT)
     options = BuildOptions(
         precision=precision,
         plugin=plugin,
         batch=(batch,) * 3 if isinstance(batch, int) else batch,
         workspace=workspace,
-        timing_cache=None if timing_cache is None else Path(timing_cache),
+        timing_cache=None if timing_cache is None else as_path(timing_cache, FILE),
         optimization_level=optimization_level,
         device=device,
         target=target,

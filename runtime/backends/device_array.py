@@ -184,7 +184,7 @@ def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int)
     if hasattr(value, "__cuda_array_interface__"):
         return _from_interface(value, name, cuda, device, stream)
     raise UsageError(
-        f"'{name}' is a {type(value).__name__}.",
+        f"'{name}' has the type {type(value).__name__}.",
         "Wanted: an array on the GPU, with __dlpack__ or __cuda_array_interface__.",
         "Pass arrays in host memory to `Session.run`.",
     )
@@ -204,7 +204,7 @@ def stream_address(stream: object) -> int:
     if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
         return stream
     raise UsageError(
-        f"The stream is a {type(stream).__name__}.",
+        f"The stream has the type {type(stream).__name__}.",
         "Wanted: a CUDA stream of torch or cupy, an object with __cuda_stream__, or its address.",
         "Pass for instance `stream=torch.cuda.current_stream()`.",
     )

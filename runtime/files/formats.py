@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.opening import FILE, FOLDER, kind, listing, opened
 
 HEAD_BYTES = 4096
@@ -192,20 +191,14 @@ def tell(path: Path | str) -> Format | None:
         head = file.read(HEAD_BYTES)
         file.seek(0)
         if head.startswith(b"PK"):
-            try:
-                return _FORMATS[_archive(Archive(file))]
-            except BadArchive:
-                return _FORMATS["zip"]
+            return _FORMATS[_archive(file)]
     return tell_bytes(head)
 
 
 def tell_content(content: bytes) -> Format | None:
     """What the whole content of a file is; None where nothing is recognized."""
     if content.startswith(b"PK"):
-        try:
-            return _FORMATS[_archive(Archive(io.BufferedReader(io.BytesIO(content))))]
-        except BadArchive:
-            return _FORMATS["zip"]
+        return _FORMATS[_archive(io.BufferedReader(io.BytesIO(content)))]
     return tell_bytes(content[:HEAD_BYTES])
 
 
@@ -274,32 +267,12 @@ def _text(head: bytes) -> str | None:
     return "json" if begin.startswith(("{", "[")) else "text"
 
 
-def _archive(archive: Archive) -> str:
-    """What a zip archive is, by the names of its members."""
-    names = archive.names
-    leaves = {name.rpartition("/")[2] for name in names}
-    if "constants.pkl" in leaves and any("/code/" in f"/{name}" for name in names):
-        return "torchscript"
-    if {"serialized_exported_program.json", "archive_format"} & leaves:
-        return "torch-export"
-    pickled = [name for name in names if name.rpartition("/")[2] == "data.pkl"]
-    if pickled:
-        return "checkpoint" if _states_configuration(archive, pickled[0]) else "pytorch"
-    if "model.weights.h5" in leaves or {"config.json", "metadata.json"} <= leaves:
-        return "keras"
-    if names and all(name.endswith(".npy") for name in names):
-        return "npz"
-    return "zip"
+def _archive(file: io.BufferedReader) -> str:
+    from capsedge.runtime.files.archive_formats import (
+        key_of,
+    )  # models are no archives: zipfile can wait
 
-
-def _states_configuration(archive: Archive, name: str) -> bool:
-    """Whether a PyTorch file looks like ``{"config": ..., "state_dict": ...}``; its pickle is not run."""
-    try:
-        with archive.member(name) as member:
-            content = member.read(limits.PICKLE_BYTES)
-    except BadArchive:
-        return False
-    return b"\x06\0\0\0config" in content and b"\x0a\0\0\0state_dict" in content
+    return key_of(file)
 
 
 def _folder(path: Path | str) -> str:

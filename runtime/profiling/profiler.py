@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.files.given import SESSION, refusal
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.machine import environment
 from capsedge.runtime.profiling import warnings
@@ -63,7 +64,15 @@ def profile(
         >>> report = capsedge.profile(capsedge.load("digits.onnx"), batch=(1, 8))
         >>> report.save_html("report.html")
     """
+    if not isinstance(session, Session):
+        raise refusal(session, SESSION)
     limits = checked_limits(warmup, duration, iterations)
+    if inputs is not None and (not isinstance(inputs, Mapping) or not inputs):
+        raise UsageError(
+            "inputs is not a dictionary of arrays.",
+            f"The model takes {', '.join(port.name for port in session.inputs)}.",
+            "Give an array for each of them by its name.",
+        )
     batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)
     device, threads = session_device(session), session_threads(session)
     peaks = None

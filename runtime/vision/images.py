@@ -223,7 +223,9 @@ def prepare(
             pixels = pixels_of(image)
     else:
         raise UsageError(
-            f"{name} is a {type(image).__name__}.", f"Images are {_SUPPORTED}.", "Convert it first."
+            f"{name} has the type {type(image).__name__}.",
+            f"Images are {_SUPPORTED}.",
+            "Convert it first.",
         )
     top, left, height, width = 0, 0, pixels.shape[0], pixels.shape[1]
     inner_height, inner_width = preprocessing.height, preprocessing.width

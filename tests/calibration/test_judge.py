@@ -182,22 +182,10 @@ def test_without_labels_from_a_folder_of_images(
 def test_full_like(tmp_path: Path) -> None:
     """A free dimension without a name, which ONNX Runtime took for -1 in the Shape of torch.full_like."""
     torch = pytest.importorskip("torch")
-    from capsedge.ops import dynamic_routing, squash
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = torch.nn.Conv2d(1, 16, 3, stride=2)
-            self.weight = torch.nn.Parameter(0.1 * torch.randn(32, 3, 8, 8))
-
-        def forward(self, images):
-            u = squash(self.stem(images).permute(0, 2, 3, 1).reshape(-1, 32, 8))
-            u = u * torch.full_like(u[:, :, 0], 0.5)[..., None]
-            poses, _ = dynamic_routing(u, self.weight, iterations=2)
-            return {"lengths": poses.norm(dim=-1), "poses": poses}
+    from tests.exporters.own_nets import Operators
 
     path = tmp_path / "net.onnx"
-    capsedge.export(Net().eval(), path, example=torch.rand(2, 1, 10, 10))
+    capsedge.export(Operators(scaled=True).eval(), path, example=torch.rand(2, 1, 10, 10))
     x = np.random.default_rng(0).random((60, 1, 10, 10)).astype(np.float32)
     for precision in ("int8", "fp16"):
         report = capsedge.quantize(path, calib_data=x, precision=precision, max_drop=100)

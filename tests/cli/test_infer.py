@@ -256,11 +256,12 @@ def test_needs_neither_torch_nor_onnx(place: Path):
 
 
 def test_imports_stay_few(place: Path):
-    """Cold start: a plain run in a pipe loads no rich, no http, no multiprocessing, no image filters."""
+    """Cold start: a plain run in a pipe loads no rich, no http, no archives, no image filters."""
     code = (
         "import sys; from capsedge.cli import main\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "names = {'rich', 'torch', 'onnx', 'multiprocessing', 'asyncio', 'PIL.ImageFilter'}\n"
+        "names = {'rich', 'torch', 'onnx', 'multiprocessing', 'asyncio', 'PIL.ImageFilter',\n"
+        "         'capsedge.runtime.files.archives'}\n"
         "print('loaded', sorted(names & set(sys.modules)))"
     )
     image, model = place / "images" / "b-left.png", place / "plain.onnx"

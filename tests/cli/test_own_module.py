@@ -113,7 +113,7 @@ def test_a_folder_of_its_own_and_prints(user: Path) -> None:
         (("--module", "caps.py"), "names no module"),
         (("--module", "gone.py:Stem"), "no file gone.py"),
         (("--module", "code/caps.py:Sten"), "--module code/caps.py:Stem"),
-        (("--module", "code/caps.py:NUMBER"), "is no PyTorch module"),
+        (("--module", "code/caps.py:NUMBER"), "is not a PyTorch module"),
         (("--module", "no_such_package_here.caps:Stem"), "Install no_such_package_here"),
         (("--module", "code/caps.py:Stem"), "width, bias=True"),
         (("--module", "code/caps.py:Stem", "--args", "{width: 3}"), "is not JSON"),

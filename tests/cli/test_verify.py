@@ -39,7 +39,8 @@ def _run(*arguments: object) -> tuple[int, str, str]:
     """Exit code, standard output, error message; in this process, as torch takes seconds to load."""
     result = CliRunner().invoke(app, ["verify", *map(str, arguments)])
     if isinstance(result.exception, capsedge.CapsedgeError):
-        return int(result.exception.exit_code), result.stdout, str(result.exception)
+        said = f"{result.exception}\n{result.exception.command}"
+        return int(result.exception.exit_code), result.stdout, said
     return result.exit_code, result.stdout, result.stderr
 
 

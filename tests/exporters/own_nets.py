@@ -9,6 +9,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from capsedge import ops
+
 CHILDREN, PARENTS, DEPTH, POSE = 12, 3, 4, 5
 
 
@@ -126,6 +128,28 @@ class Total(Own):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.votes(x).sum()
+
+
+class Operators(nn.Module):
+    """Written with the package's operators; images ``[B, 1, 10, 10]`` in.
+
+    Args:
+        scaled: capsules are scaled by ``torch.full_like``.
+    """
+
+    def __init__(self, scaled: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.scaled = scaled
+        self.stem = nn.Conv2d(1, 16, 3, stride=2)
+        self.weight = nn.Parameter(0.1 * torch.randn(32, 3, 8, 8))
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        u = ops.squash(self.stem(images).permute(0, 2, 3, 1).reshape(-1, 32, 8))
+        if self.scaled:
+            u = u * torch.full_like(u[:, :, 0], 0.5)[..., None]
+        poses, _ = ops.dynamic_routing(u, self.weight, iterations=2)
+        return {"lengths": poses.norm(dim=-1), "poses": poses}
 
 
 class OverChildrenPerElement(Own):

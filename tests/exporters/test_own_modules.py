@@ -111,9 +111,9 @@ def test_an_output_without_the_batch(tmp_path: Path) -> None:
     [
         ("caps.pt", "is a path; export takes a module"),
         (Path("caps.pt"), "load_state_dict"),
-        ({"weight": torch.ones(2)}, "A state dict is no module"),
+        ({"weight": torch.ones(2)}, "A state dict is not a module"),
         (nets.Plain, "Plain is a class"),
-        (lambda x: x, "A function is no PyTorch module"),
+        (lambda x: x, "A value of type function is not a PyTorch module"),
     ],
 )
 def test_what_is_no_module(model: object, message: str, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_is_no_module(model: object, message: str, tmp_path: Path) -> None:
     [
         (EXAMPLE.numpy(), "torch.from_numpy"),
         ((EXAMPLE, EXAMPLE), "takes x"),
-        ("1x28x28", "is a str"),
+        ("1x28x28", "is a value of type str"),
         (torch.rand(2, 9), "fails on an example"),
     ],
 )

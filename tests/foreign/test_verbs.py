@@ -150,20 +150,10 @@ def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
 def test_forecast_of_a_portable_file_of_an_own_module(tmp_path: Path) -> None:
     """The rows of a product may be a dimension that only this product names."""
     torch = pytest.importorskip("torch")
-    from capsedge.ops import dynamic_routing, squash
     from capsedge.runtime.reading.forecast import forecast
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem = torch.nn.Conv2d(1, 16, 3, stride=2)
-            self.weight = torch.nn.Parameter(0.1 * torch.randn(32, 3, 8, 8))
-
-        def forward(self, images):
-            u = squash(self.stem(images).permute(0, 2, 3, 1).reshape(-1, 32, 8))
-            poses, _ = dynamic_routing(u, self.weight, iterations=2)
-            return {"lengths": poses.norm(dim=-1), "poses": poses}
+    from tests.exporters.own_nets import Operators
 
     path = tmp_path / "net.onnx"
-    capsedge.export(Net().eval(), path, example=torch.rand(2, 1, 10, 10), ops="portable")
+    example = torch.rand(2, 1, 10, 10)
+    capsedge.export(Operators().eval(), path, example=example, ops="portable")
     assert forecast(path, 8).traffic > 4 * forecast(path, 1).traffic

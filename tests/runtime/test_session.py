@@ -368,7 +368,7 @@ def test_wrong_type(model: Path, dtype: str):
 
 
 def test_not_an_array(model: Path):
-    with pytest.raises(ShapeError, match="Input 'images' is a list"):
+    with pytest.raises(ShapeError, match="Input 'images' has the type list"):
         capsedge.load(model).run([[1, 2]])  # type: ignore[arg-type]
 
 

@@ -116,7 +116,7 @@ def test_other_checkpoint_is_refused(families) -> None:
 
 
 def test_file_without_a_known_checkpoint(dynamic) -> None:
-    with pytest.raises(UsageError, match="--checkpoint"):
+    with pytest.raises(UsageError, match="Pass the checkpoint"):
         capsedge.verify(None, dynamic.onnx(), limit=2)
 
 
