@@ -188,7 +188,17 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
     if link.get("own_module"):
         facts.append(f"the user's own {link.get('code', 'module')}")
-    for key in ("weights", "architecture", "precision", "ops", "family", "author's code"):
+    keys = (
+        "weights",
+        "architecture",
+        "precision",
+        "ops",
+        "family",
+        "source",
+        "licence",
+        "author's code",
+    )
+    for key in keys:
         if link.get(key):
             facts.append(f"{key} {link[key]}")
     return link["kind"], link["file"], ", ".join(facts)

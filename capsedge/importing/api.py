@@ -155,6 +155,7 @@ def import_checkpoint(
     comparison = None if against is None else _compared(model, against, Path(file), images)
     measured = None if images is None else _measured(model, found, weights, answers, images)
     origin = _origin(found, Path(file), notes, comparison)
+    model.origin = origin
     target = None if path is None else Path(path)
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: json.dumps(asdict(origin))})

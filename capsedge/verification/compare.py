@@ -26,7 +26,6 @@ from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
-from capsedge.runtime.reading.origin import origin_of
 from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
@@ -361,9 +360,8 @@ def _reference(
         "architecture": module.config.architecture,
         "parameters": sum(p.numel() for p in module.parameters()),
     }
-    origin = origin_of(path)
-    if origin is not None:
-        facts |= {"family": origin.family, "author's code": origin.comparison}
+    if module.origin is not None:
+        facts |= module.origin.claim
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 
@@ -379,6 +377,8 @@ def _artefact_link(session: Session) -> Link:
         }
         if meta.calibration:
             facts["calibration"] = dict(meta.calibration)
+        if meta.origin is not None:
+            facts |= meta.origin.claim
     path = session.path
     if session.passport is not None:
         built = session.passport.machine
