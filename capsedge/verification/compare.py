@@ -361,7 +361,7 @@ def _reference(
         "parameters": sum(p.numel() for p in module.parameters()),
     }
     if module.origin is not None:
-        facts |= module.origin.claim
+        facts["claimed_origin"] = module.origin.claim
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 
@@ -378,7 +378,7 @@ def _artefact_link(session: Session) -> Link:
         if meta.calibration:
             facts["calibration"] = dict(meta.calibration)
         if meta.origin is not None:
-            facts |= meta.origin.claim
+            facts["claimed_origin"] = meta.origin.claim
     path = session.path
     if session.passport is not None:
         built = session.passport.machine

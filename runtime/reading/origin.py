@@ -85,7 +85,7 @@ class Origin:
             "family": self.family,
             "source": self.source,
             "licence": self.licence_words,
-            "author's code": self.comparison,
+            "comparison": self.comparison,
         }
 
     @property
@@ -95,7 +95,7 @@ class Origin:
             return NOT_COMPARED
         c = self.compared
         return (
-            f"{CLAIMED}: {c.get('inputs')} inputs, largest difference "
+            f"compared with {c.get('code')} on {c.get('inputs')} inputs: largest difference "
             f"{c.get('largest_difference')}, {c.get('flips')} flips"
         )
 
