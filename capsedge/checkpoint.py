@@ -24,6 +24,7 @@ from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.safetensors_file import read_header
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.reading.inspection import CONFIG_KEY
+from capsedge.runtime.reading.origin import origin_of
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
 
@@ -97,6 +98,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         _compare(path, shapes, wanted)
         model = build(described)
         model.load_state_dict(tensors())
+    model.origin = origin_of(path)
     return model.eval()
 
 

@@ -122,5 +122,6 @@ def of_capsule_model(
             task=config.task,
             outputs=config.outputs,
             checkpoint_sha256=checkpoint_sha256,
+            origin=model.origin,
         ),
     )

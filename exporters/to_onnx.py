@@ -36,7 +36,7 @@ from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
-from capsedge.models import CapsuleModel, build
+from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
@@ -250,9 +250,7 @@ def _subject(
             )
         return of_module(model, example, batch, output_names, metadata)
     if iterations is not None and iterations != model.config.iterations:
-        changed = build(model.config, iterations=iterations)
-        changed.load_state_dict(model.state_dict())
-        model = changed.eval()
+        model = with_iterations(model, iterations)
     return modules.of_capsule_model(model, extra_outputs, batch, checkpoint_sha256)
 
 

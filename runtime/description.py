@@ -17,7 +17,7 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import (
     CLASSIFICATION,
-    PREFIX,
+    OURS,
     REGRESSION,
     TASKS,
     ModelMetadata,
@@ -123,11 +123,11 @@ def described(
         base = ModelMetadata.from_properties(onnx_file.summarize(data, str(name)).metadata)
     base = base or ModelMetadata("", {}, "", 0, (), None)
     if description:
-        plain = load_bytes(with_properties(runnable, {}, PREFIX), path)
+        plain = load_bytes(with_properties(runnable, {}, OURS), path)
         base = metadata_for(description, plain, base)
     properties = checked_properties(base, path)
-    _check_read(with_properties(runnable, properties, PREFIX), path)
-    return Described(with_properties(data, properties, PREFIX), base)
+    _check_read(with_properties(runnable, properties, OURS), path)
+    return Described(with_properties(data, properties, OURS), base)
 
 
 def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") -> dict[str, str]:

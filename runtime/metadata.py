@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.reading.origin import ORIGIN_PROPERTY, Origin, read_origin
 
 SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
 PREFIX = "capsedge."
+OURS = (PREFIX, ORIGIN_PROPERTY)  # what the names of all our properties begin with
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
 PER_IMAGE = ("", "standardize", "min-max")
@@ -152,6 +154,7 @@ class ModelMetadata:
         checkpoint_sha256: checksum of the checkpoint file; empty if there was none.
         parity: the measurements of the comparison at export.
         outputs: which outputs hold the answer; None for ``lengths`` or ``logits``, and ``poses``.
+        origin: where imported weights come from, as the file claims; None for others.
     """
 
     architecture: str
@@ -166,6 +169,7 @@ class ModelMetadata:
     checkpoint_sha256: str = ""
     parity: Mapping[str, Any] = field(default_factory=dict)
     outputs: Outputs | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -182,13 +186,17 @@ class ModelMetadata:
         return 2 if self.outputs is not None else of_images
 
     def to_properties(self) -> dict[str, str]:
-        """ONNX metadata properties: string keys under ``capsedge.``, JSON values."""
+        """ONNX metadata properties: string keys under ``capsedge.``, and `ORIGIN_PROPERTY`; JSON values."""
         values = {"schema": self.schema, **asdict(self)}
+        origin = values.pop("origin")
         if self.outputs is None:
             del values["outputs"]
         if self.preprocessing is not None:
             values["preprocessing"] = self.preprocessing.to_dict()
-        return {PREFIX + k: json.dumps(v, sort_keys=True) for k, v in values.items()}
+        named = {PREFIX + k: v for k, v in values.items()}
+        if origin is not None:
+            named[ORIGIN_PROPERTY] = origin
+        return {k: json.dumps(v, sort_keys=True) for k, v in named.items()}
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> ModelMetadata | None:
@@ -201,8 +209,13 @@ class ModelMetadata:
         if not ours:
             return None
         try:
-            if sum(map(len, ours.values())) > limits.METADATA_BYTES:
+            if (
+                sum(len(properties[k]) for k in properties if k.startswith(OURS))
+                > limits.METADATA_BYTES
+            ):
                 raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
+            if "origin" in ours:  # it has a property of its own
+                raise Malformed("unknown: origin")
             values = {k: parse(v, nan="null") for k, v in ours.items()}
             schema = decode(int, values.pop("schema", None), "schema")
             if schema not in SCHEMAS:
@@ -217,7 +230,7 @@ class ModelMetadata:
                 values["class_names"] = [
                     str(n) if type(n) is int else n for n in values["class_names"]
                 ]
-            found = decode(cls, values)
+            found = replace(decode(cls, values), origin=read_origin(properties, ORIGIN_PROPERTY))
             if found.schema > schema:
                 raise Malformed(
                     f"schema {schema} has no 'outputs', 'per_image', 'layout' and 'order'"

@@ -17,6 +17,7 @@ from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
+from capsedge.runtime.reading.origin import CLAIMED
 
 if TYPE_CHECKING:
     from capsedge.verification import Certificate
@@ -188,9 +189,12 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
     if link.get("own_module"):
         facts.append(f"the user's own {link.get('code', 'module')}")
-    for key in ("weights", "architecture", "precision", "ops", "family", "author's code"):
+    for key in ("weights", "architecture", "precision", "ops"):
         if link.get(key):
             facts.append(f"{key} {link[key]}")
+    if origin := link.get("claimed_origin"):
+        claim = f"family {origin['family']}, licence: {origin['licence']}, {origin['comparison']}"
+        facts.append(f"{CLAIMED}: {claim}")
     return link["kind"], link["file"], ", ".join(facts)
 
 

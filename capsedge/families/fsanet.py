@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from capsedge.errors import UsageError
 from capsedge.families.family import Answers, Family, Sizes, Tensors, Variant, variant_of
 from capsedge.families.family import sums_of as sums
@@ -118,7 +116,6 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
             take(f"{theirs}.conv.depthwise", f"{ours}.depthwise")
             take(f"{theirs}.conv.pointwise", f"{ours}.pointwise")
             take(f"{theirs}.bn", f"{ours}.norm", _NORM)
-            made[f"parts.0.{ours}.norm.num_batches_tracked"] = np.zeros((), np.float32)
         for k, block in enumerate(_MAPS):
             take(f"msms.{stream}_{block}.conv", f"{name}.maps.{k}")
     if config.scorings == ("convolution",):

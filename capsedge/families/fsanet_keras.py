@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from capsedge.families import fsanet
 from capsedge.families.family import Answers, Family, Sizes, Tensors, sums_of
 from capsedge.formats.stored import Floats
@@ -78,7 +76,6 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
             for part, theirs in _NORM.items():
                 norm = f"{_G}/batch_normalization_{first + k}/{theirs}"
                 made[f"{ours}.norm.{part}"] = found[norm]
-            made[f"{ours}.norm.num_batches_tracked"] = np.zeros((), np.float32)
         for k, at in enumerate(_MAPS[stream]):
             convolution(f"{_G}/conv2d_{at}", f"{stream}.maps.{k}")
     if config.scorings == ("convolution",):

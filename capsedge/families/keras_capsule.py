@@ -176,8 +176,7 @@ def stem_tensors(
             else:
                 values.append(take(which, index))
         ours = ("weight", "bias", "running_mean", "running_var")
-        tracked = {f"{place}.num_batches_tracked": np.zeros((), np.float32)}
-        return {f"{place}.{n}": v for n, v in zip(ours, values, strict=True)} | tracked
+        return {f"{place}.{n}": v for n, v in zip(ours, values, strict=True)}
     return {}
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 Shapes = Mapping[str, tuple[int, ...]]
 Patterns = Mapping[str, str]
 _COUNTED = re.compile(r"\{(\w+)\}")
-# Counters of batch normalization and of tools, which no network needs.
-_COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)")
 
 
 @dataclass
@@ -56,7 +54,7 @@ def fit(shapes: Shapes, required: Patterns, optional: Sequence[Patterns] = ()) -
             for key, pattern in group.items():
                 _compare(shapes, key, pattern, found)
     known = {*found.matched, *(w.split(" ")[0] for w in found.wrong)}
-    found.unknown = [key for key in shapes if key not in known and not _COUNTERS.search(key)]
+    found.unknown = [key for key in shapes if key not in known]
     return found
 
 

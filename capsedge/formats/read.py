@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -15,15 +14,13 @@ from capsedge.datasets.npz import Arrays
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.formats import keras
 from capsedge.formats.hdf5 import BadHdf5
-from capsedge.formats.stored import Floats, Weights
+from capsedge.formats.stored import Floats, Weights, without_counters
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.documents import Malformed
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
 
-# Batches that a normalization has seen, and what the profiler thop leaves behind: no part of the function.
-_COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
 Read = Callable[[Path, BufferedReader], Weights]
 
 
@@ -60,9 +57,7 @@ def read_weights(path: Path | str) -> Weights:
                 f"{str(error)[:1].upper()}{str(error)[1:]}.",
                 "Save it again.",
             ) from error
-    found = replace(
-        found, tensors={k: v for k, v in found.tensors.items() if not _COUNTERS.search(k)}
-    )
+    found = replace(found, tensors=without_counters(found.tensors))
     if not found.tensors:
         raise ArtefactError(
             f"{path} has no weights.", "There are no tensors in it.", "Save it again."

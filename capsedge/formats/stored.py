@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+T = TypeVar("T")
+# Batches that a normalization has seen, and what the profiler thop leaves behind: no part of the function.
+_COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
+
+
+def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
+    """What is stored under names that are not those of counters."""
+    return {name: tensor for name, tensor in tensors.items() if not _COUNTERS.search(name)}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from capsedge.families.family import Answers, Family
 from capsedge.families.keymap import apply, read_key_map
 from capsedge.families.recognition import Recognized, fitting, others, recognize
 from capsedge.formats.read import read_weights
-from capsedge.formats.stored import Weights
+from capsedge.formats.stored import Weights, without_counters
 from capsedge.importing.against import TOLERANCE, Comparison, compare
 from capsedge.importing.measuring import Measured, clearly_best, measure
 from capsedge.models import CapsuleModel, build
@@ -159,6 +159,7 @@ def import_checkpoint(
     comparison = None if against is None else _compared(model, against, file, images)
     measured = None if images is None else _measured(model, found, weights, answers, images)
     origin = _origin(found, file, notes, comparison)
+    model.origin = origin
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: json.dumps(asdict(origin))})
     return ImportReport(
@@ -271,8 +272,7 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
         )
     with torch.device("meta"):
         state = build(config).state_dict()
-    made = {k: v for k, v in made.items() if not k.endswith("num_batches_tracked")}
-    wanted = {k: tuple(v.shape) for k, v in state.items() if not k.endswith("num_batches_tracked")}
+    wanted = {k: tuple(v.shape) for k, v in without_counters(state).items()}
     wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
     if wrong:
         has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"

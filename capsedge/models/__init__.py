@@ -33,6 +33,7 @@ __all__ = [
     "ModelConfig",
     "build",
     "get_config",
+    "with_iterations",
 ]
 
 _HOMES = {
@@ -77,3 +78,14 @@ def build(model: str | ModelConfig, **changes: Any) -> CapsuleModel:
     module = __getattr__(_MODULES[config.architecture])
     built: CapsuleModel = module(config)
     return built
+
+
+def with_iterations(model: CapsuleModel, iterations: int) -> CapsuleModel:
+    """A network of the same weights with another number of routing iterations, in evaluation mode."""
+    changed = build(model.config, iterations=iterations)
+    changed.load_state_dict(model.state_dict())
+    if model.origin is not None:
+        changed.origin = model.origin.changed(
+            f"{iterations} routing iterations instead of {model.config.iterations}"
+        )
+    return changed.eval()

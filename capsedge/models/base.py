@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from capsedge.errors import UsageError
 from capsedge.models.config import ModelConfig, ResNet
 from capsedge.models.layers import make_stem, output_size
+from capsedge.runtime.reading.origin import Origin
 
 
 class CapsuleOutput(NamedTuple):
@@ -43,9 +44,11 @@ class CapsuleModel(nn.Module, ABC):
         config: what built the model.
         score_name: ``lengths`` or ``logits``: the name of the scores in an exported file.
         decoder: the reconstruction decoder, if there is one.
+        origin: where imported weights come from; None for others.
     """
 
     score_name = "lengths"
+    origin: Origin | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

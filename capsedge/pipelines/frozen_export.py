@@ -71,7 +71,12 @@ def export_frozen(
         **rounded(outcome),
     }
     assert source.metadata is not None  # it has just been exported
-    described = dataclasses.replace(source.metadata, calibration={"frozen_couplings": measured})
+    origin = source.metadata.origin
+    described = dataclasses.replace(
+        source.metadata,
+        calibration={"frozen_couplings": measured},
+        origin=origin and origin.changed("couplings frozen to their mean"),
+    )
     onnx.helper.set_model_props(frozen, described.to_properties())
     data = frozen.SerializeToString()
     write_bytes(path, data)

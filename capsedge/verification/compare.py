@@ -27,7 +27,6 @@ from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
-from capsedge.runtime.reading.origin import origin_of
 from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
@@ -363,9 +362,8 @@ def _reference(
         "architecture": module.config.architecture,
         "parameters": sum(p.numel() for p in module.parameters()),
     }
-    origin = origin_of(path)
-    if origin is not None:
-        facts |= {"family": origin.family, "author's code": origin.comparison}
+    if module.origin is not None:
+        facts["claimed_origin"] = module.origin.claim
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 
@@ -381,6 +379,8 @@ def _artefact_link(session: Session) -> Link:
         }
         if meta.calibration:
             facts["calibration"] = dict(meta.calibration)
+        if meta.origin is not None:
+            facts["claimed_origin"] = meta.origin.claim
     path = session.path
     if session.passport is not None:
         built = session.passport.machine

@@ -15,7 +15,7 @@ from torch import nn
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.own_modules import default_double, named
 from capsedge.exporters.user_code import on_cpu
-from capsedge.models import CapsuleModel, build
+from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 
@@ -181,6 +181,4 @@ def load_reference(checkpoint: Path, metadata: ModelMetadata | None) -> CapsuleM
     model = load_checkpoint(checkpoint)
     if metadata is None or metadata.iterations == model.config.iterations:
         return model
-    other = build(model.config, iterations=metadata.iterations)
-    other.load_state_dict(model.state_dict())
-    return other.eval()
+    return with_iterations(model, metadata.iterations)

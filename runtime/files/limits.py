@@ -38,6 +38,8 @@ LAYERS = 512
 WIDTH = 2**16  # channels, types, classes, hidden units
 KERNEL = 1024
 NAME_CHARACTERS = 1024  # of one class name
+ORIGIN_CHARACTERS = 4096  # of one text about where weights come from
+ORIGIN_ENTRIES = 256  # notes, differences, results of a comparison
 
 # Graphs of inspected ONNX files.
 GRAPH_NODES = 100_000

@@ -1,4 +1,4 @@
-"""Where a checkpoint's weights come from: what ``capsedge import`` wrote into its metadata.
+"""Where imported weights come from, as ``capsedge import`` writes it and ``export`` passes it on.
 
 Everything in it is a claim of the file until it is done again.
 """
@@ -6,17 +6,21 @@ Everything in it is a claim of the file until it is done again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.files.opening import opened
 from capsedge.runtime.files.safetensors_file import read_header
 
 ORIGIN_KEY = "capsedge.import"  # of a checkpoint's metadata
+ORIGIN_PROPERTY = (
+    "capsedge_origin"  # of an ONNX file: outside "capsedge.", whose readers refuse new names
+)
 NOT_COMPARED = "not compared with its author's code"
+CLAIMED = "claimed by the file"
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Origin:
         family, source, licence, dialect, differences: of the family (`capsedge.families`).
         file, file_sha256: the file that was imported.
         notes: what was assumed.
-        compared: what a comparison with the author's code found; None if there was none.
+        compared: what a comparison with the author's code found, by name; None if there was none.
     """
 
     family: str
@@ -38,19 +42,51 @@ class Origin:
     file: str
     file_sha256: str
     notes: tuple[str, ...] = ()
-    compared: Mapping[str, Any] | None = None
+    compared: Mapping[str, str | int | float | bool | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("differences", "notes"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        compared = self.compared or {}
+        if max(map(len, (self.differences, self.notes, compared))) > limits.ORIGIN_ENTRIES:
+            raise ValueError(f"the origin has over {limits.ORIGIN_ENTRIES} entries of one kind")
+        single = (self.family, self.source, self.licence, self.dialect, self.file, self.file_sha256)
+        values = (value for value in compared.values() if isinstance(value, str))
+        texts = (*single, *self.differences, *self.notes, *compared, *values)
+        if any(len(text) > limits.ORIGIN_CHARACTERS for text in texts):
+            raise ValueError(f"a text of the origin has over {limits.ORIGIN_CHARACTERS} characters")
 
     def facts(self) -> list[tuple[str, str]]:
         """Lines for a person."""
         return [
+            ("origin", f"{CLAIMED}:"),
             ("imported from", f"{self.file}, sha256 {self.file_sha256}"),
             ("family", f"{self.family}: {self.dialect}"),
             ("source of the code", self.source),
-            ("licence of the code", self.licence or "the repository states none"),
+            ("licence of the code", self.licence_words),
             *(("not as in the paper", text) for text in self.differences),
             *(("note", text) for text in self.notes),
             ("author's code", self.comparison),
         ]
+
+    def changed(self, how: str) -> Origin:
+        """The origin of the same weights in another function, for which no comparison holds."""
+        return replace(self, notes=(*self.notes, how), compared=None)
+
+    @property
+    def licence_words(self) -> str:
+        """The licence, or that there is none."""
+        return self.licence or "the repository states none"
+
+    @property
+    def claim(self) -> dict[str, str]:
+        """The origin in short, for a link of a certificate."""
+        return {
+            "family": self.family,
+            "source": self.source,
+            "licence": self.licence_words,
+            "comparison": self.comparison,
+        }
 
     @property
     def comparison(self) -> str:
@@ -59,7 +95,7 @@ class Origin:
             return NOT_COMPARED
         c = self.compared
         return (
-            f"claimed by the file: {c.get('inputs')} inputs, largest difference "
+            f"compared with {c.get('code')} on {c.get('inputs')} inputs: largest difference "
             f"{c.get('largest_difference')}, {c.get('flips')} flips"
         )
 
@@ -81,12 +117,15 @@ def origin_of(path: Path | str) -> Origin | None:
         ) from error
 
 
-def read_origin(metadata: Mapping[str, str]) -> Origin | None:
-    """The origin in a checkpoint's metadata; None if it was not imported.
+def read_origin(metadata: Mapping[str, str], key: str = ORIGIN_KEY) -> Origin | None:
+    """The origin in the metadata of a checkpoint, or in those of an ONNX file; None if there is none.
+
+    Args:
+        key: `ORIGIN_KEY` or `ORIGIN_PROPERTY`.
 
     Raises:
         Malformed: it cannot be read.
     """
-    if ORIGIN_KEY not in metadata:
+    if key not in metadata:
         return None
-    return decode(Origin, parse(metadata[ORIGIN_KEY]))
+    return decode(Origin, parse(metadata[key]))

@@ -10,8 +10,10 @@ _MODEL_METADATA = 14  # of ModelProto, repeated
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 
 
-def with_properties(data: bytes, properties: Mapping[str, str], prefix: str) -> bytes:
-    """The file with ``properties`` in place of all whose keys begin with ``prefix``.
+def with_properties(
+    data: bytes, properties: Mapping[str, str], prefix: str | tuple[str, ...]
+) -> bytes:
+    """The file with ``properties`` in place of all whose keys begin with ``prefix``, or with one of several.
 
     Args:
         data: an ONNX file that `onnx_file.summarize` has accepted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,15 @@ def test_a_walk(weights: Path, tmp_path: Path) -> None:
     assert run("export", "--checkpoint", checkpoint, "-o", model).exit_code == 0
     verified = run("verify", model, "--checkpoint", checkpoint)
     assert verified.exit_code == 0, verified.output
-    assert "not compared with its author's code" in " ".join(verified.output.split())
+    chain = [line for line in verified.output.splitlines() if "sha256" in line]
+    assert len(chain) == 2
+    assert all(
+        "claimed by the file: family xifengguo, licence: MIT, not compared" in line
+        for line in chain
+    )
+    shown = run("inspect", model)
+    assert "claimed by the file" in shown.output
+    assert "github.com/XifengGuo/CapsNet-Pytorch" in shown.output
     found = capsedge.load(model).predict("capsedge/samples/digit-7.png")[0].labels[0].name
     assert found in {"cat", "dog", "cow", "hen", "pig"}
 
@@ -62,7 +71,9 @@ def test_a_comparison_is_claimed_by_the_file(
     report = json.loads(done.stdout)
     assert report["comparison"]["passed"]
     assert report["comparison"]["flips"] == 0
-    assert "claimed by the file: 33 inputs" in run("inspect", checkpoint).output
+    shown = run("inspect", checkpoint).output
+    assert "claimed by the file" in shown
+    assert "on 33 inputs" in shown
 
 
 def test_iterations_are_asked_for(weights: Path) -> None:
@@ -106,3 +117,29 @@ def test_where_the_author_averages_over_the_batch_it_is_fixed(tmp_path: Path) ->
 def test_the_input_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(b"")
     assert isinstance(run("import", tmp_path / "m.safetensors").exception, UsageError)
+
+
+def test_what_a_file_claims_of_its_origin_is_shown_as_text(weights: Path, tmp_path: Path) -> None:
+    report = capsedge.import_checkpoint(weights, iterations=3)
+    assert report.model.origin is not None
+    report.model.origin = replace(report.model.origin, licence="\x1b[2JMIT\n", notes=("\u202eno",))
+    capsedge.export(report.model, tmp_path / "m.onnx")
+    shown = run("inspect", tmp_path / "m.onnx").output
+    assert "\\x1b[2JMIT\\n" in shown
+    assert "\\u202eno" in shown
+    assert not {"\x1b", "\u202e"} & set(shown)
+
+
+def test_another_number_of_iterations_is_another_function(weights: Path, tmp_path: Path) -> None:
+    """The comparison with the author's code does not hold for it; licence and source do."""
+    model = capsedge.import_checkpoint(weights, iterations=3).model
+    assert model.origin is not None
+    model.origin = replace(model.origin, compared={"inputs": 1045})
+    capsedge.export(model, tmp_path / "same.onnx")
+    capsedge.export(model, tmp_path / "fewer.onnx", iterations=2)
+    same, fewer = (capsedge.load(tmp_path / f"{n}.onnx").metadata for n in ("same", "fewer"))
+    assert same is not None
+    assert same.origin == model.origin
+    assert fewer is not None
+    assert fewer.origin == model.origin.changed("2 routing iterations instead of 3")
+    assert fewer.origin.compared is None

@@ -143,6 +143,13 @@ def test_not_a_number() -> None:
     assert failed.value.code == ARTEFACT
 
 
+@pytest.mark.parametrize("said", ['{"family": "xifengguo"}', "not JSON", ""])
+def test_the_origin_of_weights_does_not_concern_the_library(said: str) -> None:
+    plain = capsule_model().SerializeToString()
+    session = Session(with_properties(plain, {"capsedge_origin": said}, "capsedge_origin"))
+    assert session.describe().class_count == Session(plain).describe().class_count
+
+
 VALUES = {"values": ["o"], "names": ["a", "b", "c"], "units": ["", "", ""]}
 SCORES = {"scores": "o", "kind": "length"}
 # Properties that differ from those of a file that both take; whether they take it still.

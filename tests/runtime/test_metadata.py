@@ -7,8 +7,9 @@ import json
 import pytest
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.limits import IMAGE_SIDE
+from capsedge.runtime.files.limits import IMAGE_SIDE, ORIGIN_CHARACTERS, ORIGIN_ENTRIES
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.reading.origin import ORIGIN_PROPERTY, Origin
 from tests.runtime.models import metadata
 
 
@@ -123,3 +124,44 @@ def test_what_it_cannot_say_is_schema_2(changes: dict[str, object]):
 def test_impossible_outputs(task: str, outputs: Outputs | None, names: tuple[str, ...]):
     with pytest.raises(ValueError):  # noqa: PT011
         metadata(task=task, outputs=outputs, class_names=names)
+
+
+ORIGIN = Origin(
+    "xifengguo", "github.com/somebody/capsules", "MIT", "dynamic routing", ("one",), "m.pt", "0" * 64,
+    ("3 iterations",), {"inputs": 1045, "largest_difference": 1e-7, "passed": True, "code": "a.py:b"},
+)  # fmt: skip
+
+
+def test_the_origin_has_a_property_that_older_readers_ignore():
+    """They refuse unknown names under ``capsedge.``."""
+    said = metadata(origin=ORIGIN).to_properties()
+    assert ModelMetadata.from_properties(said) == metadata(origin=ORIGIN)
+    assert {k for k in said if not k.startswith("capsedge.")} == {ORIGIN_PROPERTY}
+    del said[ORIGIN_PROPERTY]
+    assert said == metadata().to_properties()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"notes": ["x" * (ORIGIN_CHARACTERS + 1)]}, "characters"),
+        ({"licence": "x" * (ORIGIN_CHARACTERS + 1)}, "characters"),
+        ({"compared": {"x" * (ORIGIN_CHARACTERS + 1): 1}}, "characters"),
+        ({"differences": [""] * (ORIGIN_ENTRIES + 1)}, "entries"),
+        ({"compared": {str(k): k for k in range(ORIGIN_ENTRIES + 1)}}, "entries"),
+        ({"compared": {"inputs": [1]}}, "compared.inputs"),
+        ({"family": 3}, "family"),
+        ({"code": "x"}, "unknown: code"),
+    ],
+)
+def test_an_impossible_origin_is_refused(changes: dict[str, object], why: str):
+    properties = metadata(origin=ORIGIN).to_properties()
+    stated = json.loads(properties[ORIGIN_PROPERTY]) | changes
+    with pytest.raises(ArtefactError) as refused:
+        ModelMetadata.from_properties(properties | {ORIGIN_PROPERTY: json.dumps(stated)})
+    assert why in refused.value.why
+
+
+def test_the_origin_has_one_place():
+    with pytest.raises(ArtefactError, match="cannot be read"):
+        ModelMetadata.from_properties(metadata().to_properties() | {"capsedge.origin": "null"})
