@@ -161,7 +161,7 @@ def decoder(
 
 
 def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:
-    """The primary convolution of several convolutions.
+    """The primary convolution of several convolutions, with a bias or without.
 
     Args:
         names: with ``{}`` for their numbers.
@@ -170,6 +170,8 @@ def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool
     """
     made = {}
     for part in ("weight", "bias"):
+        if f"{names.format(0)}.{part}" not in found:
+            continue
         stacked = np.stack([found[f"{names.format(k)}.{part}"] for k in range(count)])
         ordered = stacked.swapaxes(0, 1) if dims_apart else stacked
         made[f"primary.conv.{part}"] = ordered.reshape(-1, *stacked.shape[2:])
