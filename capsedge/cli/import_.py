@@ -172,7 +172,8 @@ def _print(report: ImportReport) -> None:
             (
                 "compared",
                 f"{c.inputs} inputs with {c.code}: largest difference {c.largest_difference:.2g}, "
-                f"{c.flips} flips, least margin {c.least_margin:.2g}, NaN of the author's code {c.nan}",
+                f"{c.flips} flips, least margin {c.least_margin:.2g}, NaN of the author's code {c.nan}"
+                + (f"; fixed there: {c.fixed}" if c.fixed else ""),
             )
         )
     if report.measured is not None:

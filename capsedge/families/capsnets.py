@@ -177,7 +177,7 @@ def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
 
 
 def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:
-    """The primary convolution of several convolutions.
+    """The primary convolution of several convolutions, with a bias or without.
 
     Args:
         names: with ``{}`` for their numbers.
@@ -186,6 +186,8 @@ def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool
     """
     made = {}
     for part in ("weight", "bias"):
+        if f"{names.format(0)}.{part}" not in found:
+            continue
         stacked = np.stack([found[f"{names.format(k)}.{part}"] for k in range(count)])
         ordered = stacked.swapaxes(0, 1) if dims_apart else stacked
         made[f"primary.conv.{part}"] = ordered.reshape(-1, *stacked.shape[2:])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from capsedge.errors import UsageError
 from capsedge.exporters.user_code import first_line
 from capsedge.models import CapsuleModel
+from capsedge.models.stems import SAMPLE
 from capsedge.pipelines.own_module import ModuleSource, load_module
 from capsedge.runtime.metadata import REGRESSION
 from capsedge.verification.inputs import generated, hard_cases
@@ -43,6 +44,7 @@ class Comparison:
         nan: inputs on which the author's code gives NaN.
         batch: how many at once.
         passed: whether both are the same function.
+        fixed: what was fixed in the author's code, which without that is no function of its input.
     """
 
     code: str
@@ -56,6 +58,7 @@ class Comparison:
     nan: int
     batch: int
     passed: bool
+    fixed: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -75,11 +78,26 @@ def compare(
         UsageError: the code fails, takes other weights, or returns neither poses nor scores.
     """
     theirs = load_module(ModuleSource(code, str(weights)))
+    fixed = _fixed(theirs.module)
     inputs = torch.from_numpy(_inputs(model, images))
     batch = model.config.fixed_batch or _BATCH
     found = _differences(model.eval(), theirs.module, inputs, batch)
     facts = theirs.facts()
-    return Comparison(str(facts["code"]), str(facts["code_sha256"]), batch=batch, **found)
+    return Comparison(
+        str(facts["code"]), str(facts["code_sha256"]), batch=batch, fixed=fixed, **found
+    )
+
+
+def _fixed(module: nn.Module) -> str:
+    """Fix the windows of fractional max pooling, which PyTorch draws anew at every call; what was fixed."""
+    pools = [m for m in module.modules() if isinstance(m, nn.FractionalMaxPool2d)]
+    for pool in pools:
+        pool.register_forward_pre_hook(_sampled)
+    return f"windows of fractional max pooling: {SAMPLE[0]}/{SAMPLE[1]}" if pools else ""
+
+
+def _sampled(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    pool._random_samples = inputs[0].new_full((*inputs[0].shape[:2], 2), SAMPLE[0] / SAMPLE[1])
 
 
 def _inputs(model: CapsuleModel, images: NDArray[np.float32] | None) -> NDArray[np.float32]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
-from capsedge.models.config import ModelConfig, ResNet
-from capsedge.models.layers import make_stem, output_size
+from capsedge.models.config import ModelConfig
+from capsedge.models.stems import make_stem, stem_grid
 from capsedge.runtime.reading.origin import Origin
 
 
@@ -53,7 +53,8 @@ class CapsuleModel(nn.Module, ABC):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.stem, self.stem_channels = make_stem(config.stem, config.preprocessing.channels)
+        channels, *grid = self._picture
+        self.stem, self.stem_channels = make_stem(config.stem, channels, (grid[0], grid[1]))
         self.decoder: nn.Module | None = None
 
     @abstractmethod
@@ -106,11 +107,4 @@ class CapsuleModel(nn.Module, ABC):
 
     def _grid_after_stem(self) -> tuple[int, int]:
         """Rows and columns of the stem's output."""
-        grid, stem = self._picture[1:], self.config.stem
-        if isinstance(stem, ResNet):
-            for _, _, stride in stem.stages:
-                grid = output_size(grid, 3, stride, 1)
-            return grid
-        for conv in stem:
-            grid = output_size(grid, conv.kernel, conv.stride, conv.padding)
-        return grid
+        return stem_grid(self.config.stem, self._picture[1:])

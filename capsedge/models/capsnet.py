@@ -26,7 +26,9 @@ class CapsNet(CapsuleModel):
             c.primary_kernel,
             c.primary_stride,
             c.primary_padding,
-            grouping=c.primary_grouping,
+            c.primary_bias,
+            c.primary_grouping,
+            c.primary_groups,
         )
         grid = output_size(
             self._grid_after_stem(), c.primary_kernel, c.primary_stride, c.primary_padding

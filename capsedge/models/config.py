@@ -72,7 +72,7 @@ class Conv:
     """A convolution of the stem, then batch normalization if asked for, then ReLU.
 
     Attributes:
-        channels, kernel, stride: as usual.
+        channels, kernel, stride, groups: as usual.
         padding: pixels on each side, or ``same``: as much as makes the output ``ceil(in / stride)``,
             the odd pixel at the end.
         bias, batch_norm: which parameters there are.
@@ -80,6 +80,13 @@ class Conv:
         norm_last: normalization after the ReLU instead of before it.
         instance_norm: the normalization is one of each image (with weight and bias) instead of the batch's.
         leak: slope of the ReLU below zero.
+        activation: ``relu``, ``hardswish`` or ``linear``.
+        channel_norm: the normalization is one of each position's channels (LayerNorm) instead of the batch's.
+        pooled: rows and columns of the map that fractional max pooling makes at the end; 0 for none.
+        squeeze: hidden units of a squeeze-and-excitation block at the end (Hu et al. 2018); 0 for none.
+        attention: hidden channels of a convolutional block attention module at the end (Woo et al. 2018);
+            0 for none.
+        attention_kernel: of the module's convolution.
     """
 
     channels: int
@@ -92,11 +99,28 @@ class Conv:
     norm_last: bool = _later(False)
     instance_norm: bool = _later(False)
     leak: float = _later(0.0)
+    groups: int = _later(1)
+    activation: str = _later("relu")
+    channel_norm: bool = _later(False)
+    pooled: int = _later(0)
+    squeeze: int = _later(0)
+    attention: int = _later(0)
+    attention_kernel: int = _later(3)
 
     def __post_init__(self) -> None:
-        _check(1, limits.WIDTH, channels=self.channels)
+        _check(1, limits.WIDTH, channels=self.channels, groups=self.groups)
         _check(1, limits.KERNEL, kernel=self.kernel, stride=self.stride)
+        _check(0, limits.WIDTH, squeeze=self.squeeze, attention=self.attention)
+        _check(0, limits.IMAGE_SIDE, pooled=self.pooled)
+        _check(1, limits.KERNEL, attention_kernel=self.attention_kernel)
         _check_padding(self.padding)
+        if self.activation not in ("relu", "hardswish", "linear"):
+            raise UsageError(
+                f"A convolution's activation is '{self.activation}'.",
+                "Known: relu, hardswish, linear.",
+            )
+        if self.attention_kernel % 2 == 0:
+            raise UsageError(f"attention_kernel is {self.attention_kernel}.", "Wanted: an odd one.")
         if not 0 < self.norm_epsilon < math.inf:
             raise UsageError(
                 f"norm_epsilon is {self.norm_epsilon:g}.", "Wanted: a finite number above 0."
@@ -251,6 +275,7 @@ class CapsNetConfig(ModelConfig):
         softmax_scores: the scores are the softmax of the lengths.
         batch_average: its author's code averages agreements over the batch. The network here is that code
             at batch 1, and is exported with the batch fixed to 1.
+        primary_groups, primary_bias: of the primary convolution.
     """
 
     architecture: ClassVar[str] = "capsnet"
@@ -272,6 +297,8 @@ class CapsNetConfig(ModelConfig):
     length_epsilon: float = _later(0.0)
     softmax_scores: bool = _later(False)
     batch_average: bool = _later(False)
+    primary_groups: int = _later(1)
+    primary_bias: bool = _later(True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -293,6 +320,7 @@ class CapsNetConfig(ModelConfig):
                 "Leave out leaky, class_bias and vote_bias.",
             )
         _check(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        _check(1, limits.WIDTH, primary_groups=self.primary_groups)
         _check(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
         for size in self.decoder:
             _check(1, limits.WIDTH, decoder=size)

@@ -1,4 +1,4 @@
-"""Layers: stems, primary capsules, and one capsule layer per routing."""
+"""Layers: convolutions, primary capsules, and one capsule layer per routing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from capsedge import ops
 from capsedge.errors import UsageError
-from capsedge.models.config import Conv, ResNet
 from capsedge.models.patches import patch_index, patched
 from capsedge.ops._common import windows
 from capsedge.ops.attention_routing import EPSILON
@@ -27,10 +26,22 @@ class Padded(nn.Conv2d):
         stride: int | tuple[int, int] = 1,
         padding: int | str = 0,
         bias: bool = True,
+        groups: int = 1,
     ) -> None:
+        if inputs % groups or outputs % groups:
+            raise UsageError(
+                f"A convolution of {inputs} to {outputs} channels cannot have {groups} groups.",
+                "Both numbers must be multiples of theirs.",
+            )
         self.same = padding == "same"
         super().__init__(
-            inputs, outputs, kernel, stride, 0 if self.same else int(padding), bias=bias
+            inputs,
+            outputs,
+            kernel,
+            stride,
+            0 if self.same else int(padding),
+            groups=groups,
+            bias=bias,
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,29 +54,6 @@ class Padded(nn.Conv2d):
             (top, left) = (t // 2 for t in totals)
             x = nn.functional.pad(x, (left, totals[1] - left, top, totals[0] - top))
         return super().forward(x)
-
-
-class Residual(nn.Module):
-    """A basic block of two 3x3 convolutions (He et al. 2016), as in the stem of Tsai et al."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[N, C, H, W]`` to ``[N, C', H', W']``."""
-        return torch.relu(self.body(x) + self.shortcut(x))
 
 
 def output_size(
@@ -93,42 +81,6 @@ def positions(grid: tuple[int, int], window: tuple[int, int], stride: int) -> tu
     return (grid[0] - window[0]) // stride + 1, (grid[1] - window[1]) // stride + 1
 
 
-def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequential, int]:
-    """The layers before the capsules, and the number of channels that they end with."""
-    layers: list[nn.Module] = []
-    if isinstance(config, ResNet):
-        first = config.stages[0][0]
-        layers += [
-            nn.Conv2d(channels, first, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(first),
-            nn.ReLU(),
-        ]
-        channels = first
-        for width, blocks, stride in config.stages:
-            for index in range(blocks):
-                layers.append(Residual(channels, width, stride if index == 0 else 1))
-                channels = width
-    else:
-        for c in config:
-            layers.append(Padded(channels, c.channels, c.kernel, c.stride, c.padding, c.bias))
-            layers += _activation_and_norm(c)
-            channels = c.channels
-    return nn.Sequential(*layers), channels
-
-
-def _activation_and_norm(conv: Conv) -> list[nn.Module]:
-    """What follows a convolution of the stem."""
-    made: list[nn.Module] = [nn.LeakyReLU(conv.leak) if conv.leak else nn.ReLU()]
-    norm: nn.Module | None = None
-    if conv.instance_norm:
-        norm = nn.InstanceNorm2d(conv.channels, eps=conv.norm_epsilon, affine=True)
-    elif conv.batch_norm:
-        norm = nn.BatchNorm2d(conv.channels, eps=conv.norm_epsilon)
-    if norm is not None:
-        made.insert(1 if conv.norm_last else 0, norm)
-    return made
-
-
 class PrimaryCapsules(nn.Module):
     """A convolution whose output is read as capsules.
 
@@ -147,10 +99,11 @@ class PrimaryCapsules(nn.Module):
         padding: int | str = 0,
         bias: bool = True,
         grouping: str = "channels",
+        groups: int = 1,
     ) -> None:
         super().__init__()
         self.types, self.dim, self.grouping = types, dim, grouping
-        self.conv = Padded(inputs, types * dim, kernel, stride, padding, bias)
+        self.conv = Padded(inputs, types * dim, kernel, stride, padding, bias, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, C, H, W]`` to a map of capsules ``[N, H', W', types, dim]``."""

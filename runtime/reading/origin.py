@@ -94,9 +94,10 @@ class Origin:
         if self.compared is None:
             return NOT_COMPARED
         c = self.compared
+        fixed = f", fixed there: {c['fixed']}" if c.get("fixed") else ""
         return (
             f"compared with {c.get('code')} on {c.get('inputs')} inputs: largest difference "
-            f"{c.get('largest_difference')}, {c.get('flips')} flips"
+            f"{c.get('largest_difference')}, {c.get('flips')} flips{fixed}"
         )
 
 

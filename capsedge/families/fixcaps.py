@@ -1,0 +1,223 @@
+"""FixCaps of Woodman718: a large convolution, fractional max pooling, attention, routing over the classes.
+
+Letters: C channels of the stem; M hidden ones of the attention, L its kernel, R its running statistics;
+T, D, P types, elements and kernel of the primary capsules, G input channels of each type, U their bias; I
+children, J classes, O elements of a class capsule. Of layer n of the stem: In, Cn, Kn input channels of a
+group, channels and kernel of a convolution, Bn its bias; Nn channels of a normalization, Rn its running
+statistics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from capsedge.families import capsnets
+from capsedge.families.family import (
+    Answers,
+    DataSet,
+    Family,
+    Sizes,
+    Tensors,
+    classes_of,
+    preprocessing_of,
+    size_of,
+    sums_of,
+    with_fields,
+)
+from capsedge.families.shapes import Patterns, Shapes
+from capsedge.formats.stored import Floats
+from capsedge.models.config import CapsNetConfig, Conv, ModelConfig
+
+POOLED = 20  # rows and columns after fractional pooling
+WINDOWS = (
+    "its fractional max pooling draws new windows at every call, at inference too, so that an image has many "
+    "results; here they are always those of the fraction 5/16, and a comparison gives the author's code the "
+    "same"
+)
+_STRIDE = 2
+_UNITS = "primary.Caps_{}.Cpas.0"
+_STATISTICS = ("running_mean", "running_var")
+_CHANNEL_EPSILON = 1e-6
+_HALF = (0.5, 0.5, 0.5)
+
+
+def keys(shapes: Shapes) -> Patterns:
+    """The tensors of a network with the stem that the file has."""
+    found: dict[str, str] = {}
+    k = 0
+    while (name := f"Convolution.{k}") and (k == 0 or f"{name}.weight" in shapes):
+        if len(shapes.get(f"{name}.weight", (0,) * 4)) == 4:
+            found[f"{name}.weight"] = f"C{k} I{k} K{k} K{k}"
+            if f"{name}.bias" in shapes:
+                found[f"{name}.bias"] = f"B{k}"
+        else:
+            found |= _norm(shapes, name, f"N{k}", f"R{k}")
+        k += 1
+    units = _UNITS.format("{D}")
+    if f"{_UNITS.format(0)}.bias" in shapes:
+        found[f"{units}.bias"] = "U"
+    return found | {
+        "CBAM.conv.weight": "C C 1 1",
+        **_norm(shapes, "CBAM.bn", "C", "R"),
+        "CBAM.ca.fc1.weight": "M C 1 1",
+        "CBAM.ca.fc2.weight": "C M 1 1",
+        "CBAM.sa.conv1.weight": "1 2 L L",
+        f"{units}.weight": "T G P P",
+        "digits.W": "1 I J O D",
+    }
+
+
+def _norm(shapes: Shapes, name: str, size: str, statistics: str) -> Patterns:
+    """A normalization: of the batch, or, without running statistics, of each position's channels."""
+    found = {f"{name}.{part}": size for part in ("weight", "bias")}
+    if f"{name}.running_mean" in shapes:
+        found |= {f"{name}.{part}": statistics for part in _STATISTICS}
+    return found
+
+
+def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+    """The configuration.
+
+    Raises:
+        UsageError: an answer is missing or does not fit the file.
+    """
+    # Of the data sets with images of one size, the one with so many classes.
+    own = tuple(d for d in family.data_sets if len(d.classes) == sizes["J"])
+    family = dataclasses.replace(family, data_sets=own)
+    stem = _stem(sizes, notes)
+    channels = sizes["I0"] * stem[0].groups
+    size = size_of(family, sizes["J"], channels, answers, notes)
+    config = CapsNetConfig(
+        class_names=classes_of(family, sizes["J"], size, channels, answers, notes),
+        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        stem=stem,
+        primary_types=sizes["T"],
+        primary_dim=sizes["D"],
+        primary_kernel=sizes["P"],
+        primary_stride=_STRIDE,
+        primary_groups=max(sizes["C"] // sizes["G"], 1),
+        primary_bias="U" in sizes,
+        capsule_dim=sizes["O"],
+        iterations=sums_of(family, answers, notes),
+        class_bias=False,
+        task=answers.task or "single-label",
+        epsilon=capsnets.NO_EPSILON,
+        primary_squash="children",
+        softmax="children",
+        class_squash="parents",
+        batch_average=True,
+    )
+    return with_fields(config, answers.fields)
+
+
+def _stem(sizes: Sizes, notes: list[str]) -> tuple[Conv, ...]:
+    """The stem's convolutions; the last one has a ReLU and pooling, and the attention comes after it."""
+    # Only the code of May 2022, which has a bias everywhere, does not halve the map in 1x1 convolutions.
+    early = "U" in sizes and "B0" in sizes
+    found: list[Conv] = []
+    k = 0
+    while f"C{k}" in sizes or f"N{k}" in sizes:
+        if f"N{k}" in sizes:
+            found[-1] = _normalized(found[-1], f"R{k}" in sizes)
+        else:
+            inputs, kernel = sizes[f"I{k}"], sizes[f"K{k}"]
+            before = found[-1].channels if found else _channels(sizes)
+            stride = 1 if early and kernel == 1 else _STRIDE
+            conv = Conv(
+                sizes[f"C{k}"], kernel, stride,
+                bias=f"B{k}" in sizes, groups=max(before // inputs, 1), activation="linear",
+            )  # fmt: skip
+            found.append(conv)
+        k += 1
+    if any(conv.kernel == 1 for conv in found):
+        notes.append(f"1x1 convolutions with stride {1 if early else _STRIDE}, by the biases")
+    found[-1] = dataclasses.replace(found[-1], activation="relu", pooled=POOLED)
+    attention = Conv(
+        sizes["C"], 1, bias=False, activation="hardswish",
+        attention=sizes["M"], attention_kernel=sizes["L"],
+    )  # fmt: skip
+    return (*found, _normalized(attention, "R" in sizes))
+
+
+def _channels(sizes: Sizes) -> int:
+    """Of the images: a first convolution of 1 to 3 channels is one of three groups."""
+    return 3 if (sizes["I0"], sizes["C0"]) == (1, 3) else sizes["I0"]
+
+
+def _normalized(conv: Conv, statistics: bool) -> Conv:
+    if statistics:
+        return dataclasses.replace(conv, batch_norm=True)
+    return dataclasses.replace(conv, channel_norm=True, norm_epsilon=_CHANNEL_EPSILON)
+
+
+def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    """The package's tensors; children have their types first there, and each unit makes one element."""
+    assert isinstance(config, CapsNetConfig)
+    assert isinstance(config.stem, tuple)
+    places = _places(config.stem)
+    made: Tensors = {}
+    layers = sorted({int(key.split(".")[1]) for key in found if key.startswith("Convolution.")})
+    for k, place in zip(layers, places, strict=False):
+        made |= capsnets.renamed(found, f"Convolution.{k}.", f"stem.{place}.")
+    conv, norm, block = places[-3:]
+    return made | {
+        f"stem.{conv}.weight": found["CBAM.conv.weight"],
+        **capsnets.renamed(found, "CBAM.bn.", f"stem.{norm}."),
+        f"stem.{block}.squeeze.weight": found["CBAM.ca.fc1.weight"][:, :, 0, 0],
+        f"stem.{block}.excite.weight": found["CBAM.ca.fc2.weight"][:, :, 0, 0],
+        f"stem.{block}.places.weight": found["CBAM.sa.conv1.weight"],
+        **capsnets.joined(found, _UNITS, config.primary_dim, dims_apart=True),
+        "classes.weight": capsnets.by_position(found["digits.W"][0], config.primary_types),
+    }
+
+
+def _places(stem: tuple[Conv, ...]) -> list[int]:
+    """Numbers of the modules with tensors in the package's stem, the last three those of the attention."""
+    found, place = [], 0
+    for conv in stem:
+        found.append(place)
+        place += 1
+        if conv.batch_norm or conv.channel_norm:
+            found.append(place)
+            place += 1
+        place += conv.activation != "linear"
+        if conv.attention:
+            found.append(place)
+        place += bool(conv.attention) + bool(conv.pooled)
+    return found
+
+
+FAMILY = Family(
+    name="fixcaps",
+    source="github.com/Woodman718/FixCaps, Module/*/model*.py",
+    licence="MIT",
+    dialect="dynamic routing; softmax over the children, squash over the classes; fractional pooling fixed",
+    differences=(
+        WINDOWS,
+        "the primary capsules are squashed over all children, element by element of the pose",
+        "the couplings of a class sum to one over the children, not those of a child over the classes",
+        "the class capsules are squashed over the classes, element by element of the pose",
+        capsnets.BATCH,
+        capsnets.NAN,
+        "class capsules without bias",
+    ),
+    keys=keys,
+    configure=configure,
+    convert=convert,
+    iterations=3,
+    iterations_at="num_iterations in Digits_Caps.forward",
+    data_sets=(
+        DataSet(
+            "HAM10000", 3, 299, ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc"), _HALF, _HALF
+        ),
+        DataSet(
+            "the COVID-19 Radiography Database", 3, 299,
+            ("covid", "normal", "opacity", "viral"), _HALF, _HALF,
+        ),
+        DataSet(
+            "NCT-CRC-HE-100K", 3, 224,
+            ("ADI", "BACK", "DEB", "LYM", "MUC", "MUS", "NORM", "STR", "TUM"), _HALF, _HALF,
+        ),
+    ),
+)  # fmt: skip
