@@ -153,11 +153,13 @@ class Family:
         for key in keys:
             fitting = [(p, r) for p, r in self.renames if re.fullmatch(p, key)]
             named[key] = re.sub(*fitting[0], key) if fitting else key
-        counted = {key: m for key in keys if self.counted and (m := re.match(self.counted, key))}
+        counted = {
+            k: m for k, n in named.items() if self.counted and (m := re.match(self.counted, n))
+        }
         for key, m in counted.items():
             same = {int(o["number"] or 0) for o in counted.values() if o["name"] == m["name"]}
             at = sorted(same).index(int(m["number"] or 0))
-            named[key] = f"{m['name']}_{at}{key[m.end() :]}"
+            named[key] = f"{m['name']}_{at}{named[key][m.end() :]}"
         return named
 
     def fit(self, weights: Weights) -> Fit:
