@@ -20,7 +20,7 @@ from capsedge.errors import ArtefactError, CapsedgeError, ParityError, UsageErro
 from capsedge.families.family import Answers, Family
 from capsedge.families.keymap import apply, read_key_map
 from capsedge.families.recognition import Recognized, fitting, others, recognize
-from capsedge.formats.read import read_weights
+from capsedge.formats.read import read_together
 from capsedge.formats.stored import Weights
 from capsedge.importing.against import TOLERANCE, Comparison, compare
 from capsedge.importing.measuring import Measured, clearly_best, measure
@@ -79,7 +79,7 @@ class ImportReport:
 
 
 def import_checkpoint(
-    file: Path | str,
+    file: Path | str | Sequence[Path | str],
     path: Path | str | None = None,
     *,
     family: str | None = None,
@@ -100,7 +100,8 @@ def import_checkpoint(
     for, never guessed. Nothing in the file is run.
 
     Args:
-        file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others.
+        file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several
+            are the networks of an ensemble.
         path: the checkpoint to write, ``.safetensors``; none by default.
         family: its name, where it is not recognized.
         iterations: routing iterations, as the author's code counts them.
@@ -112,7 +113,7 @@ def import_checkpoint(
         outputs: names and units of a regression's values.
         key_map: a TOML file that renames the tensors.
         against: ``author.py:build``: the author's module, which is run beside the network. This is code
-            that you name, and it runs.
+            that you name, and it runs. It is given the file's weights; of several files it reads its own.
         data: images with labels, on which accuracy is measured and compared with that of alternatives.
         limit: number of images to use of them.
 
@@ -140,7 +141,8 @@ def import_checkpoint(
         "single-label" if task == "classification" else task,
         outputs,
     )
-    weights = read_weights(file)
+    files = [Path(file)] if isinstance(file, (str, Path)) else [Path(f) for f in file]
+    weights = read_together(files)
     if key_map is not None:
         keys = read_key_map(key_map)
         weights, answers = apply(keys, weights), replace(answers, fields=keys.model)
@@ -152,9 +154,9 @@ def import_checkpoint(
         found, answers = _chosen_by_data(weights, family, answers, data, limit, notes)
     model = _model(found.family, weights, answers, notes)
     images = None if data is None else read_images(data, model.config.preprocessing, "test", limit)
-    comparison = None if against is None else _compared(model, against, Path(file), images)
+    comparison = None if against is None else _compared(model, against, files, images)
     measured = None if images is None else _measured(model, found, weights, answers, images)
-    origin = _origin(found, Path(file), notes, comparison)
+    origin = _origin(found, files, notes, comparison)
     target = None if path is None else Path(path)
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: json.dumps(asdict(origin))})
@@ -284,9 +286,11 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
     return model.eval()
 
 
-def _compared(model: CapsuleModel, against: str, file: Path, images: ImageSet | None) -> Comparison:
+def _compared(
+    model: CapsuleModel, against: str, files: Sequence[Path], images: ImageSet | None
+) -> Comparison:
     prepared = None if images is None else np.stack(list(images.inputs()))
-    found = compare(model, against, file, prepared)
+    found = compare(model, against, files[0] if len(files) == 1 else None, prepared)
     if not found.passed:
         raise ParityError(
             "The author's code computes something else; nothing was written.",
@@ -335,7 +339,7 @@ def _alternatives(
 
 
 def _origin(
-    found: Recognized, file: Path, notes: Sequence[str], comparison: Comparison | None
+    found: Recognized, files: Sequence[Path], notes: Sequence[str], comparison: Comparison | None
 ) -> Origin:
     family = found.family
     return Origin(
@@ -344,8 +348,8 @@ def _origin(
         family.licence,
         family.dialect,
         family.differences,
-        file.name,
-        sha256(file),
+        ", ".join(f.name for f in files),
+        ", ".join(map(sha256, files)),
         tuple(notes),
         None if comparison is None else comparison.to_dict(),
     )
