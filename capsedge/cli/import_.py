@@ -39,6 +39,13 @@ Iterations = Annotated[
 VariantName = Annotated[
     str | None, typer.Option("--variant", help="The family's variant, where the file fits several.")
 ]
+InverseTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--inverse-temperature",
+        help="λ of EM routing, where the author's code is given it at each call.",
+    ),
+]
 KeyMap = Annotated[
     Path | None,
     typer.Option("--map", help="TOML file that renames and turns the tensors of other networks."),
@@ -73,6 +80,7 @@ def command(
     family: As = None,
     iters: Iterations = None,
     variant: VariantName = None,
+    inverse_temperature: InverseTemperature = None,
     key_map: KeyMap = None,
     against: Against = None,
     data: Data = None,
@@ -103,6 +111,7 @@ def command(
             family=family,
             iterations=iters,
             variant=variant,
+            inverse_temperature=inverse_temperature,
             **stated,
             key_map=key_map,
             against=against,

@@ -20,6 +20,7 @@ from capsedge.families import (
     xifengguo,
     xifengguo_keras,
     yl1993,
+    yuxianmeng,
 )
 from capsedge.families.family import Family
 
@@ -34,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     jindongwang.FAMILY,
     timomernick.FAMILY,
     yl1993.FAMILY,
+    yuxianmeng.FAMILY,
     attention.APPLE,
     attention.YAOHUNGT,
     efficient.PYTORCH,

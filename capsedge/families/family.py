@@ -32,6 +32,7 @@ class Answers:
         preprocessing: those fields of `Preprocessing` that are known.
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: names and units of a regression's values.
+        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
         fields: fields of the configuration, from a key map.
         stored: the configuration that the file stores.
     """
@@ -42,6 +43,7 @@ class Answers:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
     outputs: Outputs | None = None
+    inverse_temperature: float | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     stored: Mapping[str, Any] | None = None
 

@@ -85,6 +85,7 @@ def import_checkpoint(
     family: str | None = None,
     iterations: int | None = None,
     variant: str | None = None,
+    inverse_temperature: float | None = None,
     class_names: Sequence[str] | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     task: str | None = None,
@@ -106,6 +107,7 @@ def import_checkpoint(
         family: its name, where it is not recognized.
         iterations: routing iterations, as the author's code counts them.
         variant: of the family, where the file fits several.
+        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
         class_names: names of the classes.
         preprocessing: of the input, or those of its fields that are known, such as
             ``{"height": 28, "width": 28}``.
@@ -140,6 +142,7 @@ def import_checkpoint(
         _fields(preprocessing),
         "single-label" if task == "classification" else task,
         outputs,
+        inverse_temperature,
     )
     files = [Path(file)] if isinstance(file, (str, Path)) else [Path(f) for f in file]
     weights = read_together(files)
@@ -253,6 +256,14 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
     tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
     answers = replace(answers, stored=weights.config)
     config = family.configure(family, family.fit(weights).sizes, answers, notes)
+    given = answers.inverse_temperature
+    if given is not None and getattr(config, "inverse_temperature", None) != given:
+        raise UsageError(
+            f"The family {family.name} has no inverse temperature to give.",
+            "The author's code fixes it, or has none.",
+            "Leave out inverse_temperature.",
+            command="Leave out --inverse-temperature.",
+        )
     try:
         made = family.convert(tensors, config)
     except ValueError as error:  # shapes that no pattern speaks of

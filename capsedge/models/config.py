@@ -33,6 +33,7 @@ _DIALECTS = {
     "schedule": ("rising", "constant"),
     "coordinates": ("centers", "corners", "none"),
     "patches": ("windows", "kernel", "elements"),
+    "statistics": ("paper", "clamped"),
 }
 
 
@@ -302,6 +303,8 @@ class MatrixCapsulesConfig(ModelConfig):
             computes that normalizes ``R a`` over the parents.
         patches: of the convolutional capsule layers: ``windows``, or patches ``[K, K, H', W']`` read as
             ``[H', W', K, K]``: ``kernel``.
+        statistics: of the ``paper``, or ``clamped`` (`capsedge.models.clamped_em`), where ``patches`` are of
+            poses, as in ``AttentionCapsulesConfig``.
     """
 
     architecture: ClassVar[str] = "matrix-capsules"
@@ -314,10 +317,18 @@ class MatrixCapsulesConfig(ModelConfig):
     coordinates: str = "centers"
     normalized_activations: bool = False
     patches: str = "windows"
+    statistics: str = "paper"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_dialects(self)
+        clamped = self.statistics == "clamped"
+        if self.patches == ("kernel" if clamped else "elements"):
+            raise UsageError(f"Patches '{self.patches}' go with other statistics.")
+        if clamped and (self.coordinates == "centers" or self.normalized_activations):
+            raise UsageError(
+                "Clamped statistics have coordinates of corners, and plain activations."
+            )
         _check(1, limits.KERNEL, pose_side=self.pose_side)
         if not (0 < self.epsilon < math.inf and math.isfinite(self.inverse_temperature)):
             raise UsageError(
