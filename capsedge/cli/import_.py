@@ -19,10 +19,12 @@ from capsedge.errors import UsageError
 if TYPE_CHECKING:
     from capsedge.importing.api import ImportReport
 
-File = Annotated[
-    Path | None,
+Files = Annotated[
+    list[Path] | None,
     typer.Argument(
-        help="Weights of PyTorch (.pt, .pth, .tar, ...), .safetensors, .npz, or Keras (.h5, .keras)."
+        metavar="FILE...",
+        help="Weights of PyTorch (.pt, .pth, .tar, ...), .safetensors, .npz, or Keras (.h5, .keras); "
+        "several make an ensemble.",
     ),
     READS,
 ]
@@ -36,6 +38,13 @@ Iterations = Annotated[
 ]
 VariantName = Annotated[
     str | None, typer.Option("--variant", help="The family's variant, where the file fits several.")
+]
+InverseTemperature = Annotated[
+    float | None,
+    typer.Option(
+        "--inverse-temperature",
+        help="λ of EM routing, where the author's code is given it at each call.",
+    ),
 ]
 KeyMap = Annotated[
     Path | None,
@@ -66,11 +75,12 @@ Output = Annotated[
 @grouped
 def command(
     described: Described,
-    file: File = None,
+    files: Files = None,
     listed: Listed = False,
     family: As = None,
     iters: Iterations = None,
     variant: VariantName = None,
+    inverse_temperature: InverseTemperature = None,
     key_map: KeyMap = None,
     against: Against = None,
     data: Data = None,
@@ -82,7 +92,7 @@ def command(
     if listed:
         _list(as_json)
         return
-    if file is None:
+    if not files:
         raise UsageError(
             "No file is named.", "", "capsedge import FILE; or --list for the families."
         )
@@ -92,15 +102,16 @@ def command(
     from capsedge.families.recognition import UnknownNetwork
     from capsedge.importing.api import import_checkpoint
 
-    target = output or _beside(file)
+    target = output or _beside(files)
     stated = described.keywords()
     try:
         report = import_checkpoint(
-            file,
+            files,
             target,
             family=family,
             iterations=iters,
             variant=variant,
+            inverse_temperature=inverse_temperature,
             **stated,
             key_map=key_map,
             against=against,
@@ -116,7 +127,14 @@ def command(
         _print(report)
 
 
-def _beside(file: Path) -> Path:
+def _beside(files: list[Path]) -> Path:
+    if len(files) > 1:
+        raise UsageError(
+            "The checkpoint of an ensemble has no name yet.",
+            "It would be named after one of the files.",
+            "Name it with -o CHECKPOINT.safetensors.",
+        )
+    file = files[0]
     target = file.with_suffix(".safetensors")
     if target == file:
         raise UsageError(

@@ -10,6 +10,7 @@ from capsedge.families import (
     efficient,
     fixcaps,
     fsanet,
+    fsanet_ensemble,
     fsanet_keras,
     gram_ai,
     jindongwang,
@@ -20,6 +21,7 @@ from capsedge.families import (
     xifengguo,
     xifengguo_keras,
     yl1993,
+    yuxianmeng,
 )
 from capsedge.families.family import Family
 
@@ -35,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     timomernick.FAMILY,
     fixcaps.FAMILY,
     yl1993.FAMILY,
+    yuxianmeng.FAMILY,
     attention.APPLE,
     attention.YAOHUNGT,
     efficient.PYTORCH,
@@ -43,6 +46,8 @@ FAMILIES: tuple[Family, ...] = (
     fsanet.FAMILY,
     fsanet_keras.FAMILY,
     fsanet_keras.WITHOUT_MAPPING,
+    fsanet_ensemble.PYTORCH,
+    fsanet_ensemble.KERAS,
     xifengguo_keras.FAMILY,
     keras_capsule.FAMILY,
     textbook.FAMILY,

@@ -152,6 +152,8 @@ def names_of_keras(keys: Iterable[str]) -> Mapping[str, str]:
         match = re.fullmatch(r"(.*?)(?:_(\d+))?", layer_name.rpartition("/")[2])
         assert match is not None
         kind = "caps" if match[1] in ("fc_caps", "digit_caps") else match[1]
+        if kind == "caps":  # Keras 3 counts its weights
+            weight = {"0": "W", "1": "b"}.get(weight, weight)
         model = "generator." if "generator" in layer_name.lower() else ""
         of[key] = f"{model}{kind}", (int(match[2] or 0), layer_name), weight
         counted.setdefault(of[key][0], set()).add(of[key][1])

@@ -32,6 +32,7 @@ class Answers:
         preprocessing: those fields of `Preprocessing` that are known.
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: names and units of a regression's values.
+        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
         fields: fields of the configuration, from a key map.
         stored: the configuration that the file stores.
     """
@@ -42,6 +43,7 @@ class Answers:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = None
     outputs: Outputs | None = None
+    inverse_temperature: float | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     stored: Mapping[str, Any] | None = None
 
@@ -153,11 +155,13 @@ class Family:
         for key in keys:
             fitting = [(p, r) for p, r in self.renames if re.fullmatch(p, key)]
             named[key] = re.sub(*fitting[0], key) if fitting else key
-        counted = {key: m for key in keys if self.counted and (m := re.match(self.counted, key))}
+        counted = {
+            k: m for k, n in named.items() if self.counted and (m := re.match(self.counted, n))
+        }
         for key, m in counted.items():
             same = {int(o["number"] or 0) for o in counted.values() if o["name"] == m["name"]}
             at = sorted(same).index(int(m["number"] or 0))
-            named[key] = f"{m['name']}_{at}{key[m.end() :]}"
+            named[key] = f"{m['name']}_{at}{named[key][m.end() :]}"
         return named
 
     def fit(self, weights: Weights) -> Fit:

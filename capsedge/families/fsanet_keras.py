@@ -12,6 +12,10 @@ from capsedge.formats.stored import Floats
 from capsedge.models.config import FSANetConfig, ModelConfig
 
 _G, _S, _F = "ssr_G_model", "ssr_S_model", "ssr_F_Cap_model"
+_RENAMES = (  # Keras 3
+    (rf"{_S}/feat_S_model/(.*)", rf"{_S}/\1"),
+    (r"ssr_Cap_model/caps/0", "ssr_Cap_model/caps/W"),
+)
 _BLOCKS = 7
 _STREAMS = {
     "average": 0,
@@ -132,6 +136,7 @@ FAMILY = Family(
     ),
     keys={**_keys(), **_MAPPING},
     optional=({f"{_S}/conv2d_0/kernel": "1 1 64 F1", f"{_S}/conv2d_0/bias": "F1"},),
+    renames=_RENAMES,
     counted=rf"(?P<name>({_G}|{_S}|{_F})/(separable_conv2d|batch_normalization|conv2d|dense))"
     r"(_(?P<number>\d+))?(?=/)",
     configure=configure,

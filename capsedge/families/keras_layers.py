@@ -118,9 +118,8 @@ def weight(names: Mapping[str, Any], layer: KerasLayer, which: str, index: int) 
         parts = key.split("/")
         if parts[0] == layer.name and parts[-1] == which:
             return key
-    return next(
-        (k for k in (f"{layer.stored}/{index}", f"{layer.name}/{index}") if k in names), None
-    )
+    others = (f"{layer.stored}/{which}", f"{layer.stored}/{index}", f"{layer.name}/{index}")
+    return next((key for key in others if key in names), None)
 
 
 def stem_layer(layer: KerasLayer, channels: int) -> StemLayer | None:

@@ -70,6 +70,12 @@ FAMILY = Family(
             "decoder/dense_2/bias": "X",
         },
     ),
+    renames=(  # Keras 3
+        (r"conv2d/(kernel|bias)", r"conv1/\1"),
+        (r"conv2d_1/(kernel|bias)", r"primarycap_conv2d/\1"),
+        (r"(?:digitcaps|capsule_layer)/0", "digitcaps/W"),
+        (r"sequential/(dense.*)", r"decoder/\1"),
+    ),
     counted=r"(?P<name>decoder/dense)(_(?P<number>\d+))?(?=/)",
     configure=configure,
     convert=convert,

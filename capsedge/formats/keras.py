@@ -1,12 +1,14 @@
 """Files of Keras: ``.h5`` of Keras 1, 2 and 3 (whole models and weights), ``.keras``.
 
-A weight is named ``layer/weight``, as the file names both (``capsule/W``, ``model_1/conv1/kernel``), or,
-where the file only counts them (Keras 3), ``layer/0``. Nothing of a configuration is run; its Lambda layers,
-which are code, are only listed.
+A weight is named ``layer/weight``, as the file names both (``capsule/W``, ``model_1/conv1/kernel``). Keras 3
+counts weights, and before 3.6 layers too: weights of its own layers get their names back
+(``conv2d_1/kernel``), others keep their number (``capsule_layer/0``). Nothing of a configuration is run; its
+Lambda layers, which are code, are only listed.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
@@ -26,6 +28,13 @@ _COUNTED = (
     "_layer_checkpoint_dependencies",
 )  # words of Keras 3 between a model and its layers
 _OPTIMIZER = ("optimizer", "optimizer_weights")
+# In the order in which Keras 3 stores them; a bias may be missing.
+_WEIGHTS = {
+    "conv2d": ("kernel", "bias"),
+    "dense": ("kernel", "bias"),
+    "separable_conv2d": ("depthwise_kernel", "pointwise_kernel", "bias"),
+    "batch_normalization": ("gamma", "beta", "moving_mean", "moving_variance"),
+}
 _CHUNK = 1 << 20
 
 
@@ -114,7 +123,26 @@ def _named(content: Hdf5) -> Iterator[tuple[str, NDArray[Any]]]:
     for path, array in content.arrays.items():
         parts = path.split("/")
         if len(parts) >= 2 and parts[-2] == "vars" and parts[0] not in _OPTIMIZER:
-            yield "/".join(p for p in (*parts[:-2], parts[-1]) if p not in _COUNTED), array
+            yield _name_of_keras_3(content, parts), array
+
+
+def _name_of_keras_3(content: Hdf5, parts: list[str]) -> str:
+    """The name of a weight at a path such as ``layers/conv2d_1/vars/0``."""
+    places = ["/".join(parts[: k + 1]) for k in range(len(parts) - 2)]
+    layers = [
+        str(content.texts.get(f"{place}/vars", {}).get("name", part))
+        for place, part in zip(places, parts, strict=False)
+        if part not in _COUNTED
+    ]
+    kinds = (re.sub(r"_\d+$", "", word) for word in (*parts[-3:-2], *layers[-1:]))
+    known = next((_WEIGHTS[kind] for kind in kinds if kind in _WEIGHTS), ())
+    group = "/".join(parts[:-1])
+    stored = sum(f"{group}/{k}" in content.arrays for k in range(len(known) + 1))
+    bias = bool(known) and known[-1] == "bias"
+    whole = stored in ((len(known), len(known) - 1) if bias else (len(known),))
+    index = int(parts[-1]) if parts[-1].isdigit() else len(known)
+    weight = known[index] if whole and index < len(known) else parts[-1]
+    return "/".join((*layers, weight))
 
 
 def lambdas(config: Mapping[str, Any]) -> Iterator[str]:

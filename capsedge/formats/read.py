@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from io import BufferedReader
@@ -63,6 +64,28 @@ def read_weights(path: Path | str) -> Weights:
             f"{path} has no weights.", "There are no tensors in it.", "Save it again."
         )
     return found
+
+
+def read_together(paths: Sequence[Path | str]) -> Weights:
+    """Read the networks of an ensemble: tensors of the first are named ``0/...``, and so on.
+
+    One file alone keeps its names and its configuration.
+
+    Raises:
+        UsageError, ArtefactError, EnvironmentProblem: as ``read_weights`` does; or no file is named.
+    """
+    if not paths:
+        raise UsageError("No file is named.", "", "Name the file of the weights.")
+    found = [read_weights(path) for path in paths]
+    if len(found) == 1:
+        return found[0]
+    return Weights(
+        {f"{k}/{name}": t for k, w in enumerate(found) for name, t in w.tensors.items()},
+        ", ".join(dict.fromkeys(w.format for w in found)),
+        None,
+        tuple(sorted({name for w in found for name in w.lambdas})),
+        tuple(dict.fromkeys(note for w in found for note in w.notes)),
+    )
 
 
 def _torch(path: Path, file: BufferedReader) -> Weights:

@@ -66,18 +66,18 @@ class Comparison:
 
 
 def compare(
-    model: CapsuleModel, code: str, weights: Path, images: NDArray[np.float32] | None = None
+    model: CapsuleModel, code: str, weights: Path | None, images: NDArray[np.float32] | None = None
 ) -> Comparison:
     """Run both on noise, strokes, hard cases and the images given.
 
     Args:
         code: ``author.py:build``, a class or a function that returns the author's module.
-        weights: the file, whose weights it is given.
+        weights: the file, whose weights it is given; None where the code reads its own.
 
     Raises:
         UsageError: the code fails, takes other weights, or returns neither poses nor scores.
     """
-    theirs = load_module(ModuleSource(code, str(weights)))
+    theirs = load_module(ModuleSource(code, str(weights or "")))
     fixed = _fixed(theirs.module)
     inputs = torch.from_numpy(_inputs(model, images))
     batch = model.config.fixed_batch or _BATCH

@@ -20,7 +20,7 @@ from capsedge.errors import ArtefactError, CapsedgeError, ParityError, UsageErro
 from capsedge.families.family import Answers, Family
 from capsedge.families.keymap import apply, read_key_map
 from capsedge.families.recognition import Recognized, fitting, others, recognize
-from capsedge.formats.read import read_weights
+from capsedge.formats.read import read_together
 from capsedge.formats.stored import Weights, without_counters
 from capsedge.importing.against import TOLERANCE, Comparison, compare
 from capsedge.importing.measuring import Measured, clearly_best, measure
@@ -80,12 +80,13 @@ class ImportReport:
 
 
 def import_checkpoint(
-    file: Path | str,
+    file: Path | str | Sequence[Path | str],
     path: Path | str | None = None,
     *,
     family: str | None = None,
     iterations: int | None = None,
     variant: str | None = None,
+    inverse_temperature: float | None = None,
     class_names: Sequence[str] | None = None,
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     task: str | None = None,
@@ -101,11 +102,13 @@ def import_checkpoint(
     for, never guessed. Nothing in the file is run.
 
     Args:
-        file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others.
+        file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several
+            are the networks of an ensemble.
         path: the checkpoint to write, ``.safetensors``; none by default.
         family: its name, where it is not recognized.
         iterations: routing iterations, as the author's code counts them.
         variant: of the family, where the file fits several.
+        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
         class_names: names of the classes.
         preprocessing: of the input, or those of its fields that are known, such as
             ``{"height": 28, "width": 28}``.
@@ -113,7 +116,7 @@ def import_checkpoint(
         outputs: names and units of a regression's values.
         key_map: a TOML file that renames the tensors.
         against: ``author.py:build``: the author's module, which is run beside the network. This is code
-            that you name, and it runs.
+            that you name, and it runs. It is given the file's weights; of several files it reads its own.
         data: images with labels, on which accuracy is measured and compared with that of alternatives.
         limit: number of images to use of them.
 
@@ -131,7 +134,8 @@ def import_checkpoint(
         >>> report = capsedge.import_checkpoint("epoch_30.pt", "digits.safetensors", iterations=3)
         >>> report.origin.family, report.warnings
     """
-    file = as_path(file, WEIGHTS)
+    together = file if isinstance(file, (list, tuple)) else [file]
+    files = [as_path(f, WEIGHTS) for f in together]
     target = None if path is None else as_path(path, OUTPUT)
     data = None if data is None else as_path(data, DATA)
     if target is not None:
@@ -143,8 +147,9 @@ def import_checkpoint(
         _fields(preprocessing),
         "single-label" if task == "classification" else task,
         outputs,
+        inverse_temperature,
     )
-    weights = read_weights(file)
+    weights = read_together(files)
     if key_map is not None:
         keys = read_key_map(as_path(key_map, FILE))
         weights, answers = apply(keys, weights), replace(answers, fields=keys.model)
@@ -156,9 +161,9 @@ def import_checkpoint(
         found, answers = _chosen_by_data(weights, family, answers, data, limit, notes)
     model = _model(found.family, weights, answers, notes)
     images = None if data is None else read_images(data, model.config.preprocessing, "test", limit)
-    comparison = None if against is None else _compared(model, against, file, images)
+    comparison = None if against is None else _compared(model, against, files, images)
     measured = None if images is None else _measured(model, found, weights, answers, images)
-    origin = _origin(found, file, notes, comparison)
+    origin = _origin(found, files, notes, comparison)
     model.origin = origin
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: json.dumps(asdict(origin))})
@@ -255,6 +260,14 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
     tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
     answers = replace(answers, stored=weights.config)
     config = family.configure(family, family.fit(weights).sizes, answers, notes)
+    given = answers.inverse_temperature
+    if given is not None and getattr(config, "inverse_temperature", None) != given:
+        raise UsageError(
+            f"The family {family.name} has no inverse temperature to give.",
+            "The author's code fixes it, or has none.",
+            "Leave out inverse_temperature.",
+            command="Leave out --inverse-temperature.",
+        )
     try:
         made = family.convert(tensors, config)
     except ValueError as error:  # shapes that no pattern speaks of
@@ -287,9 +300,11 @@ def _model(family: Family, weights: Weights, answers: Answers, notes: list[str])
     return model.eval()
 
 
-def _compared(model: CapsuleModel, against: str, file: Path, images: ImageSet | None) -> Comparison:
+def _compared(
+    model: CapsuleModel, against: str, files: Sequence[Path], images: ImageSet | None
+) -> Comparison:
     prepared = None if images is None else np.stack(list(images.inputs()))
-    found = compare(model, against, file, prepared)
+    found = compare(model, against, files[0] if len(files) == 1 else None, prepared)
     if not found.passed:
         raise ParityError(
             "The author's code computes something else; nothing was written.",
@@ -338,7 +353,7 @@ def _alternatives(
 
 
 def _origin(
-    found: Recognized, file: Path, notes: Sequence[str], comparison: Comparison | None
+    found: Recognized, files: Sequence[Path], notes: Sequence[str], comparison: Comparison | None
 ) -> Origin:
     family = found.family
     return Origin(
@@ -347,8 +362,8 @@ def _origin(
         family.licence,
         family.dialect,
         family.differences,
-        file.name,
-        sha256(file),
+        ", ".join(f.name for f in files),
+        ", ".join(map(sha256, files)),
         tuple(notes),
         None if comparison is None else comparison.to_dict(),
     )

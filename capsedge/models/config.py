@@ -56,6 +56,7 @@ _DIALECTS = {
     "schedule": ("rising", "constant"),
     "coordinates": ("centers", "corners", "none"),
     "patches": ("windows", "kernel", "elements"),
+    "statistics": ("paper", "clamped"),
 }
 
 
@@ -351,6 +352,8 @@ class MatrixCapsulesConfig(ModelConfig):
             computes that normalizes ``R a`` over the parents.
         patches: of the convolutional capsule layers: ``windows``, or patches ``[K, K, H', W']`` read as
             ``[H', W', K, K]``: ``kernel``.
+        statistics: of the ``paper``, or ``clamped`` (`capsedge.models.clamped_em`), where ``patches`` are of
+            poses, as in ``AttentionCapsulesConfig``.
     """
 
     architecture: ClassVar[str] = "matrix-capsules"
@@ -363,10 +366,18 @@ class MatrixCapsulesConfig(ModelConfig):
     coordinates: str = _later("centers")
     normalized_activations: bool = _later(False)
     patches: str = _later("windows")
+    statistics: str = _later("paper")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_dialects(self)
+        clamped = self.statistics == "clamped"
+        if self.patches == ("kernel" if clamped else "elements"):
+            raise UsageError(f"Patches '{self.patches}' go with other statistics.")
+        if clamped and (self.coordinates == "centers" or self.normalized_activations):
+            raise UsageError(
+                "Clamped statistics have coordinates of corners, and plain activations."
+            )
         _check(1, limits.KERNEL, pose_side=self.pose_side)
         if not (0 < self.epsilon < math.inf and math.isfinite(self.inverse_temperature)):
             raise UsageError(

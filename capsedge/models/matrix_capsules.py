@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor, nn
 
 from capsedge.models.base import CapsuleModel, CapsuleOutput
+from capsedge.models.clamped_em import ClampedEMCapsules
 from capsedge.models.config import MatrixCapsulesConfig
 from capsedge.models.layers import EMCapsules, PrimaryCapsules, output_size, positions
 
@@ -26,34 +30,35 @@ class MatrixCapsules(CapsuleModel):
         nn.init.kaiming_normal_(self.primary_pose.conv.weight, nonlinearity="relu")
         grid = output_size(self._grid_after_stem(), *shape)
         types, layers = c.primary_types, []
-        schedule = c.inverse_temperatures
+        capsules = self._capsules()
         for layer in c.capsule_layers:
             layers.append(
-                EMCapsules(
+                capsules(
                     grid,
                     types,
                     layer.types,
                     c.pose_side,
                     kernel=layer.kernel,
                     stride=layer.stride,
-                    inverse_temperatures=schedule,
-                    epsilon=c.epsilon,
-                    normalized=c.normalized_activations,
                     patches=c.patches,
                 )
             )
             grid = positions(grid, (layer.kernel, layer.kernel), layer.stride)
             types = layer.types
         self.capsules = nn.ModuleList(layers)
-        self.classes = EMCapsules(
-            grid,
-            types,
-            c.classes,
-            c.pose_side,
-            shared=True,
-            inverse_temperatures=schedule,
+        self.classes = capsules(
+            grid, types, c.classes, c.pose_side, shared=True, coordinates=c.coordinates
+        )
+
+    def _capsules(self) -> Callable[..., nn.Module]:
+        """What makes a layer."""
+        c = self.config
+        if c.statistics == "clamped":
+            return partial(ClampedEMCapsules, inverse_temperatures=c.inverse_temperatures)
+        return partial(
+            EMCapsules,
+            inverse_temperatures=c.inverse_temperatures,
             epsilon=c.epsilon,
-            coordinates=c.coordinates,
             normalized=c.normalized_activations,
         )
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import capsedge
-from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.errors import ArtefactError, ParityError, UnsupportedModelError, UsageError
 from capsedge.models import build
 from capsedge.models.config import FSANetConfig
 from capsedge.runtime.metadata import Preprocessing
@@ -116,18 +116,109 @@ def test_parts_are_averaged(tmp_path: Path) -> None:
         assert torch.allclose(both(images()).scores, mean, atol=1e-4)
 
 
-@pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
-def test_the_keras_original(scoring: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_an_ensemble_of_its_authors_networks(together: bool, tmp_path: Path) -> None:
+    """Of several files, or of one that holds a module with several networks."""
+    torch.manual_seed(11)
+    members = [fsanet.FsaNet(scoring).eval() for scoring in ("variance", "convolution", "variance")]
+    files = [saved(m, tmp_path / f"{k}.pth") for k, m in enumerate(members)]
+    if together:
+        whole = nn.ModuleDict({f"net{k}": m for k, m in enumerate(members)})
+        files = [saved(whole, tmp_path / "all.pth")]
+    report = capsedge.import_checkpoint(files, tmp_path / "c.safetensors", variant="omasaht")
+    assert report.origin.family == "fsanet-ensemble"
+    assert report.origin.file == ", ".join(f.name for f in files)
+    assert len(report.origin.file_sha256.split(", ")) == len(files)
+    with torch.no_grad():
+        wanted = torch.stack([m(images()) for m in members]).mean(0)
+        found = capsedge.load_checkpoint(tmp_path / "c.safetensors")(images()).scores
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    assert (members[0](images()) - wanted).abs().max() > 0.01 * wanted.abs().max()
+
+
+def test_networks_that_make_no_ensemble(tmp_path: Path) -> None:
+    torch.manual_seed(11)
+    one, other = fsanet.FsaNet(), fsanet.FsaNet()
+    other.esp_s1.shift_fc = nn.Linear(4, 2)
+    files = [saved(m, tmp_path / f"{k}.pth") for k, m in enumerate((one, other))]
+    with pytest.raises(UnsupportedModelError):
+        capsedge.import_checkpoint(files, variant="omasaht")
+    narrow = fsanet.FsaNet()
+    narrow.caps_layer.affine_w = nn.Parameter(0.3 * torch.randn(3, 12, 16, 64))
+    narrow.fgsm.fc = nn.Linear(192, 20)
+    files[1] = saved(narrow, tmp_path / "narrow.pth")
+    with pytest.raises(UsageError, match="differ in primary_types: 7 and 4"):
+        capsedge.import_checkpoint(files, variant="omasaht")
+    with pytest.raises(UsageError, match="No file"):
+        capsedge.import_checkpoint([])
+
+
+def test_an_ensemble_beside_its_authors_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code holds its weights: no one file is that of all networks."""
+    monkeypatch.setattr("capsedge.importing.against.RANDOM", 4)
+    monkeypatch.setattr("capsedge.importing.against.STROKES", 4)
+    torch.manual_seed(11)
+    members = [fsanet.FsaNet(scoring).eval() for scoring in ("variance", "convolution")]
+    files = [saved(m, tmp_path / f"{k}.pth") for k, m in enumerate(members)]
+    (tmp_path / "author.py").write_text(
+        "import torch\nfrom torch import nn\nfrom tests.families import fsanet\n"
+        "class Both(nn.Module):\n"
+        "    def __init__(self, files):\n"
+        "        super().__init__()\n"
+        "        self.nets = nn.ModuleList(fsanet.FsaNet(s) for s in ('variance', 'convolution'))\n"
+        "        for net, file in zip(self.nets, files):\n"
+        "            net.load_state_dict(torch.load(file, weights_only=True))\n"
+        "    def forward(self, x): return sum(n(x) for n in self.nets) / 2\n"
+        f"def both(): return Both({[str(f) for f in files]})\n"
+        f"def twice(): return Both({[str(files[0])]})\n"
+    )
+    report = capsedge.import_checkpoint(
+        files, variant="omasaht", against=f"{tmp_path / 'author.py'}:both"
+    )
+    assert report.comparison is not None
+    assert report.comparison.passed
+    with pytest.raises(ParityError):
+        capsedge.import_checkpoint(
+            files, variant="omasaht", against=f"{tmp_path / 'author.py'}:twice"
+        )
+
+
+def test_the_keras_ensemble(tmp_path: Path) -> None:
+    """One network of each kind, as the author's demo takes them."""
     pytest.importorskip("h5py")
+    torch.manual_seed(13)
+    x = torch.rand((3, 3, 64, 64), generator=torch.Generator().manual_seed(5)) * 2
+    files, wanted = [], torch.zeros(3, 3)
+    for scoring in ("convolution", "variance", "none"):
+        weights = fsanet.keras_weights(scoring)
+        files.append(keras_file(weights, tmp_path / f"{scoring}.h5"))
+        with torch.no_grad():
+            wanted += fsanet.keras_fsanet(x.permute(0, 2, 3, 1), weights, scoring) / 3
+    report = capsedge.import_checkpoint(files)
+    assert report.origin.family == "fsanet-keras-ensemble"
+    with torch.no_grad():
+        found = report.model(x).scores
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def keras_file(weights: dict[str, torch.Tensor], path: Path) -> Path:
     from tests.families.keras_networks import write
 
-    torch.manual_seed(13)
-    weights = fsanet.keras_weights(scoring)
     layers: dict[str, dict[str, np.ndarray]] = {}
     for key, value in weights.items():
         layer, name = key.split("/", 1)
         layers.setdefault(layer, {})[name] = value.numpy()
-    report = capsedge.import_checkpoint(write(tmp_path / "m.h5", layers))
+    return write(path, layers)
+
+
+@pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
+def test_the_keras_original(scoring: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    torch.manual_seed(13)
+    weights = fsanet.keras_weights(scoring)
+    report = capsedge.import_checkpoint(keras_file(weights, tmp_path / "m.h5"))
     assert report.origin.family == "fsanet-keras" + ("-no-mapping" if scoring == "none" else "")
     x = torch.rand((4, 3, 64, 64), generator=torch.Generator().manual_seed(5)) * 2
     with torch.no_grad():
