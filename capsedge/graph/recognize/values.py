@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +30,10 @@ BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
 _LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
 MOST_NODES = 20_000
 MOST_ELEMENTS = 1 << 28  # of an input
-MOST_BYTES = 1 << 30  # of all values together, at the batch looked at
+MOST_BYTES = (
+    1 << 28
+)  # of all values together at more than two images: more of them tell nothing new
+_FEW = 1 << 14  # elements of a value that are kept
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
@@ -65,6 +69,37 @@ def _bytes(values: Iterable[Any]) -> int:
     return sum(np.asarray(v).nbytes for v in values)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is kept of a value.
+
+    Attributes:
+        shape, kind, nbytes: of it; no kind of what is no tensor.
+        few: evenly spaced elements, all of a small one; None of what is not FP32.
+    """
+
+    shape: tuple[int, ...]
+    kind: np.dtype[Any] | None
+    nbytes: int
+    few: Array | None
+
+    @classmethod
+    def of(cls, value: Any) -> Seen:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        few = None
+        if array.dtype == np.float32:
+            few = array.reshape(-1)[:: max(1, array.size // _FEW)].copy()
+        kind = array.dtype if isinstance(value, np.ndarray) else None
+        return cls(tuple(np.shape(value)), kind, array.nbytes, few)
+
+    def resembles(self, other: Seen) -> bool:
+        """Whether two values seem the same, but for rounding."""
+        if self.few is None or other.few is None or self.shape != other.shape:
+            return False
+        near = 1e-6 * np.abs(other.few).max(initial=0)
+        return np.allclose(self.few, other.few, 1e-5, near)
+
+
 class Values:
     """The values of a graph at one batch.
 
@@ -75,7 +110,8 @@ class Values:
         batch: the batch that was run.
         free: whether the batch is free in the file.
         dims_say_free: whether the file says so, be it true or not.
-        value: every tensor by name.
+        value: every constant by name.
+        seen: what is kept of every tensor.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         nodes: of the graph.
         maker: the node that makes a tensor.
@@ -103,8 +139,10 @@ class Values:
         if any(math.prod(d or 1 for d in dims) > MOST_ELEMENTS for dims in self.dims.values()):
             raise NotRecognized(f"an input has more than {MOST_ELEMENTS:,} elements")
         self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
-        self.value = self._first_run()
         self._flow()
+        found = self._first_run()
+        self.seen = {name: Seen.of(value) for name, value in found.items()}
+        self.value = {name: found[name] for name in self.constant if name in found}
 
     def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
         """Inputs for the whole graph: uniform numbers, integers as ones."""
@@ -204,9 +242,9 @@ class Values:
     def kinds(self) -> dict[str, int]:
         """Element type of every tensor."""
         return {
-            name: helper.np_dtype_to_tensor_dtype(np.asarray(v).dtype)
-            for name, v in self.value.items()
-            if isinstance(v, np.ndarray)
+            name: helper.np_dtype_to_tensor_dtype(v.kind)
+            for name, v in self.seen.items()
+            if v.kind is not None
         }
 
     def makers(self, name: str) -> list[onnx.NodeProto]:
@@ -224,15 +262,19 @@ class Values:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a value."""
-        return tuple(np.shape(self.value[name]))
+        return self.seen[name].shape
 
     def size(self, name: str) -> int:
         """Number of elements of a value."""
-        return int(np.size(self.value[name]))
+        return math.prod(self.seen[name].shape)
 
     def is_float(self, name: str) -> bool:
         """Whether a value is FP32."""
-        return getattr(self.value.get(name), "dtype", None) == np.float32
+        return name in self.seen and self.seen[name].kind == np.float32
+
+    def kind(self, name: str) -> np.dtype[Any]:
+        """Element type of a value."""
+        return np.dtype(self.seen[name].kind)
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
         """An attribute of a node."""
@@ -275,16 +317,12 @@ class Values:
         """Join what has the values of a tensor and neither makes nor uses it."""
         if name in self.twins:
             return
-        value, kin = self.value[name], set(self.distances(name)) | self.after(name)
-        spread = float(np.ptp(value)) if value.size else 0.0
+        one, kin = self.seen[name], set(self.distances(name)) | self.after(name)
+        spread = one.few is not None and one.few.size > 0 and float(np.ptp(one.few)) > 0
         self.twins[name] = [
             other
             for other in self.sources
-            if spread > 0
-            and other not in kin
-            and self.is_float(other)
-            and self.shape(other) == value.shape
-            and np.allclose(self.value[other], value, 1e-5, 1e-6 * np.abs(value).max())
+            if spread and other not in kin and self.seen[other].resembles(one)
         ]
 
     @cached_property
@@ -356,7 +394,7 @@ class Values:
         def run(*given: Array) -> list[Array]:
             feeds = {}
             for name, array in zip(cut, given, strict=True):
-                kind = self.value[name].dtype
+                kind = self.kind(name)
                 kind = np.dtype(np.float64) if wide and kind == np.float32 else kind
                 x = np.ascontiguousarray(array, kind).reshape(self.shape(name))
                 feeds.update(dict.fromkeys((name, *self.twins.get(name, ())), x))
@@ -380,7 +418,7 @@ class Values:
         wide: bool,
     ) -> onnx.ModelProto:
         def kind_of(name: str) -> int:
-            found = helper.np_dtype_to_tensor_dtype(self.value[name].dtype)
+            found = helper.np_dtype_to_tensor_dtype(self.kind(name))
             return _WIDE.get(found, found) if wide else found
 
         inputs = [
