@@ -198,7 +198,6 @@ class _Probe:
         self.function = graph.function([tensor], [votes])
         n, _, i, _ = roles.sizes
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
-        self.first = np.zeros(i, int), np.arange(i)  # the children of the first place
         self.zero = self._run(np.zeros(self.shape))
 
     def _run(self, x: Array) -> Array:
@@ -235,14 +234,10 @@ class _Probe:
         """The source, if the votes are a weight times those cells."""
         n, j, i, p = self.roles.sizes
         images, cells, q = self._sizes(layout)
-        weight = np.empty((i, j * p, q))
-        for k in range(q):
-            columns = self._cells(layout, np.ones(cells), np.eye(q)[k])
-            weight[..., k] = self.roles.rows(columns, self.first)
-            off = np.abs(self.roles.rows(columns, self.few) - weight[self.few[1], :, k]).max()
-            if off > _PROVEN * max(np.abs(weight[..., k]).max(), 1e-30):
-                return None
-        weight = weight.astype(np.float32)
+        read = self._weight(layout, index)
+        if read is None:
+            return None
+        weight = read.astype(np.float32)
         x = self.rng.standard_normal(self.shape)
         u = layout.read(x).reshape(images, cells, q)[:, index].reshape(n, i, q)
         wanted = self.roles.rows(self._run(x) - self.zero).reshape(n, i, j * p).transpose(1, 0, 2)
@@ -252,6 +247,33 @@ class _Probe:
         by_role = np.ascontiguousarray(weight.reshape(i, j, p, q).transpose(1, 0, 2, 3))
         constant = self.roles.read(self.zero)[: n // images] if np.any(self.zero) else None
         return Source(self.tensor, layout, index, by_role, constant)
+
+    def _weight(self, layout: Layout, index: Array) -> Array | None:
+        """Column after column ``[i, j·p, q]``; None where it is not the same at some places.
+
+        A unit vector in a cell tells one column to each child of that cell. The next run has the next unit
+        vector in every cell; most children have seen all of them long before the last.
+        """
+        n, j, i, p = self.roles.sizes
+        images, cells, q = self._sizes(layout)
+        start = self.rng.integers(q, size=cells) + (q // images) * np.arange(images)[:, None]
+        begin = start[:, index].reshape(n, i)
+        weight = np.empty((i, j * p, q))
+        unseen = np.ones((i, q), bool)
+        for turn in range(q):
+            votes = self._run(layout.write(np.eye(q)[(start + turn) % q])) - self.zero
+            column = (begin + turn) % q
+            pair, first = np.unique(np.arange(i) * q + column, return_index=True)
+            place, child = np.divmod(first[unseen.reshape(-1)[pair]], i)
+            weight[child, :, column[place, child]] = self.roles.rows(votes, (place, child))
+            unseen[child, column[place, child]] = False
+            again = weight[self.few[1], :, column[self.few]]
+            off = np.abs(self.roles.rows(votes, self.few) - again).max()
+            if off > _PROVEN * max(np.abs(again).max(), 1e-30):
+                return None
+            if not unseen.any():
+                break
+        return weight
 
     def _sizes(self, layout: Layout) -> tuple[int, int, int]:
         """Images, cells of each, elements of a cell."""
@@ -278,7 +300,7 @@ def _numbers(one: Array, other: Array, cells: int) -> Array | None:
         return None
     if np.abs(other - number[:, None] * one).max() > _LINEAR * np.abs(other).max():
         return None
-    return number.astype(int)
+    return np.asarray(number.astype(int))
 
 
 def order_of(index: Array) -> Array | None:
