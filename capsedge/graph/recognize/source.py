@@ -199,6 +199,8 @@ class _Probe:
         n, _, i, _ = roles.sizes
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
         self.zero = self._run(np.zeros(self.shape))
+        self.x = self.rng.standard_normal(self.shape)
+        self.at_x = np.empty((0, 0))
 
     def _run(self, x: Array) -> Array:
         """The votes as the graph has them."""
@@ -206,8 +208,9 @@ class _Probe:
 
     def is_linear(self) -> bool:
         """Whether f(a + b) - f(a) - f(b) + f(0) vanishes, and f(2a) is what it should be."""
-        a, b = (self.rng.standard_normal(self.shape) for _ in "ab")
+        a, b = self.x, self.rng.standard_normal(self.shape)
         at_a = self._run(a)
+        self.at_x = self.roles.rows(at_a - self.zero, self.few)
         off = np.abs(self._run(a + 2 * b) - at_a - 2 * self._run(b) + 2 * self.zero).max()
         size = np.abs(at_a).max()
         return bool(size > 0 and off <= _LINEAR * size)  # False for NaN
@@ -216,7 +219,7 @@ class _Probe:
         """Which cell each child is ``[positions, i]``, if the tensor may hold cells in this way."""
         n, _, i, _ = self.roles.sizes
         images, cells, q = self._sizes(layout)
-        if n % images or cells < 1:
+        if n % images or cells < 1 or not self._may_hold(layout):
             return None
         vector = 0.5 + self.rng.random(q)
         equal = self._cells(layout, np.ones(cells), vector)
@@ -229,6 +232,15 @@ class _Probe:
         assert number is not None
         index = number.reshape(images, n // images, i) - 1
         return index[0] if (index == index[:1]).all() else None
+
+    def _may_hold(self, layout: Layout) -> bool:
+        """Whether votes of some children, with half of the cells at zero, are what they were or zero."""
+        cells = layout.read(self.x) * self.rng.integers(0, 2, (1, layout.sizes[1], 1))
+        votes = self.roles.rows(self._run(layout.write(cells)) - self.zero, self.few)
+        near = _WHOLE * np.abs(self.at_x).max(1)
+        same = np.abs(votes - self.at_x).max(1) <= near
+        gone = np.abs(votes).max(1) <= near
+        return bool((same | gone).all())
 
     def source(self, layout: Layout, index: Array) -> Source | None:
         """The source, if the votes are a weight times those cells."""
