@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.proto import copy_of
+from capsedge.graph.recognize.double import in_double
 from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.seen import Seen
 from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
 Array = NDArray[Any]
@@ -33,7 +34,6 @@ MOST_ELEMENTS = 1 << 28  # of an input
 MOST_BYTES = (
     1 << 28
 )  # of all values together at more than two images: more of them tell nothing new
-_FEW = 1 << 14  # elements of a value that are kept
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
@@ -67,37 +67,6 @@ def _outside(graph: onnx.GraphProto) -> list[str]:
 
 def _bytes(values: Iterable[Any]) -> int:
     return sum(np.asarray(v).nbytes for v in values)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is kept of a value.
-
-    Attributes:
-        shape, kind, nbytes: of it; no kind of what is no tensor.
-        few: evenly spaced elements, all of a small one; None of what is not FP32.
-    """
-
-    shape: tuple[int, ...]
-    kind: np.dtype[Any] | None
-    nbytes: int
-    few: Array | None
-
-    @classmethod
-    def of(cls, value: Any) -> Seen:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
-        few = None
-        if array.dtype == np.float32:
-            few = array.reshape(-1)[:: max(1, array.size // _FEW)].copy()
-        kind = array.dtype if isinstance(value, np.ndarray) else None
-        return cls(tuple(np.shape(value)), kind, array.nbytes, few)
-
-    def resembles(self, other: Seen) -> bool:
-        """Whether two values seem the same, but for rounding."""
-        if self.few is None or other.few is None or self.shape != other.shape:
-            return False
-        near = 1e-6 * np.abs(other.few).max(initial=0)
-        return np.allclose(self.few, other.few, 1e-5, near)
 
 
 class Values:
@@ -432,7 +401,7 @@ class Values:
             for name, v in constants.items()
         ]
         graph = helper.make_graph(
-            list(widened(nodes)) if wide else nodes,
+            list(in_double(nodes)) if wide else nodes,
             "piece",
             inputs,
             [onnx.ValueInfoProto(name=o) for o in ends],
@@ -443,36 +412,6 @@ class Values:
             opset_imports=list(self.model.opset_import),
             ir_version=min(self.model.ir_version, 10),
         )
-
-
-def widened(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
-    for node in nodes:
-        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
-            yield from _written_out(node)
-            continue
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        for attribute in copy.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
-                attribute.i = TensorProto.DOUBLE
-            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
-                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
-                attribute.t.CopyFrom(numpy_helper.from_array(wide))
-        yield copy
-
-
-def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
-    x, y = node.input[0], node.output[0]
-    soft = node.op_type == "Softplus"
-    one = numpy_helper.from_array(np.array(1.0))
-    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
-    if not soft:
-        yield helper.make_node("Neg", [x], [f"{y}/negative"])
-    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
-    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
-    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
 
 
 def first_line(error: BaseException) -> str:
