@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from capsedge.graph.recognize.economy import Case, shared_cases
+from capsedge.graph.recognize.layouts import Layout
 from capsedge.graph.recognize.values import Array, Function
 from capsedge.judging.tolerance import NOISE, Tolerance, excess
 
@@ -71,15 +73,17 @@ def judge(
     seed: int = 5,
     *,
     floor: float = FLOOR,
+    roles: Layout | None = None,
 ) -> Verdict:
     """Compare two functions of votes, a pose (the last axis) at a time.
 
     Args:
         original, hypothesis: give poses in the same form.
         floor: differences up to this size are not counted.
+        roles: of the votes ``[n, j, i, p]``, where their places are independent.
     """
     worst, undefined = Verdict(0.0, ""), False
-    for name, x in hard_votes(shape, seed):
+    for name, x in _cases(shape, roles, seed):
         wanted, found = original(x), hypothesis(x)
         finite = np.isfinite(wanted)
         undefined |= not finite.all()
@@ -87,6 +91,18 @@ def judge(
         if not share <= worst.excess:
             worst = Verdict(share, name)
     return Verdict(worst.excess, worst.case, undefined)
+
+
+def _cases(shape: tuple[int, ...], roles: Layout | None, seed: int) -> Iterator[tuple[str, Array]]:
+    if roles is None:
+        yield from hard_votes(shape, seed)
+        return
+
+    def drawn(sizes: tuple[int, ...]) -> Iterator[Case]:
+        return ((name, (x,)) for name, x in hard_votes(sizes, seed))
+
+    for name, (votes,) in shared_cases(drawn, roles.sizes, seed):
+        yield name, roles.write(votes)
 
 
 def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, found: Array) -> Array:

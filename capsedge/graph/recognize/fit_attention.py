@@ -18,6 +18,7 @@ from capsedge.graph.recognize.accept import (
     is_wide,
 )
 from capsedge.graph.recognize.anchors import Anchor
+from capsedge.graph.recognize.economy import Case, shared_cases, some_places
 from capsedge.graph.recognize.fit_dynamic import result_roles
 from capsedge.graph.recognize.formulas import Attention, difference
 from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
@@ -101,23 +102,22 @@ def _fit(
     p = roles.sizes[3]
     scales = {1.0, p**-0.5, *scalars, *(1 / s for s in scalars if s)}
     scales = {s for s in scales if 1e-3 < abs(s) < 1e3}
-    u = roles.read(x)
+    some = some_places(roles.sizes)
+    u = roles.read(x)[some]
     parts, batch = result_roles(roles)
     for parent_layout in layouts(graph.shape(parent), parts, batch):
         for scale, over in itertools.product(sorted(scales), ("j", "i")):
             plain = Attention(scale, np.ones(p), np.zeros(p), 1e-5, over)
-            sums = plain.sums(u, parent_layout.read(q))
+            sums = plain.sums(u, parent_layout.read(q)[some])
             for end in ends:
                 for layout in layouts(graph.shape(end), parts, batch):
-                    if difference(sums, layout.read(given[end])) > 1e-6:
+                    if difference(sums, layout.read(given[end])[some]) > 1e-6:
                         continue
                     if over == "i":
                         raise NotRecognized(
                             "attention with a softmax over the children: no operator has that"
                         )
-                    for found, at in _normalized(
-                        graph, sums, scale, ends, given, numbers, parts, batch
-                    ):
+                    for found, at in _normalized(graph, sums, scale, ends, given, numbers, roles):
                         function = graph.function([votes, parent], [at[0]])
                         verdict = judge_attention(
                             lambda v, w: at[1].read(  # noqa: B023
@@ -143,11 +143,12 @@ def _normalized(
     ends: list[str],
     given: Mapping[str, Array],
     numbers: Mapping[str, Array],
-    parts: list[tuple[int, ...]],
-    batch: int | None,
+    roles: Layout,
 ) -> Iterator[tuple[Attention, tuple[str, Layout]]]:
-    """Layer normalizations of the sums that give one of the ends."""
+    """Layer normalizations of the sums, of some places, that give one of the ends."""
     p = sums.shape[-1]
+    parts, batch = result_roles(roles)
+    some = some_places(roles.sizes)
     epsilons = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
     epsilons = {e for e in epsilons if 0 < e <= 1e-2}
     makers = {id(m): m for e in ends if (m := graph.maker[e]).op_type == "LayerNormalization"}
@@ -161,8 +162,21 @@ def _normalized(
         wanted = off / np.sqrt((off * off).mean(-1, keepdims=True) + epsilon) * gain + bias
         for end in ends:
             for layout in layouts(graph.shape(end), parts, batch):
-                if difference(wanted, layout.read(given[end])) < 1e-5:
+                if difference(wanted, layout.read(given[end])[some]) < 1e-5:
                     yield kind, (end, layout)
+
+
+def hard_cases(sizes: tuple[int, ...], seed: int = 5) -> Iterator[Case]:
+    """Named votes ``[n,j,i,p]`` and parents ``[n,j,p]`` of many sizes."""
+    rng = np.random.default_rng(seed)
+    n, j, _, p = sizes
+    for size in _SIZES:
+        yield (
+            f"normal, {size:g}",
+            (size * rng.standard_normal(sizes), rng.standard_normal((n, j, p))),
+        )
+    yield "offset", (0.5 + rng.standard_normal(sizes), 3 * rng.standard_normal((n, j, p)))
+    yield "zero", (np.zeros(sizes), np.zeros((n, j, p)))
 
 
 def judge_attention(
@@ -171,17 +185,11 @@ def judge_attention(
     """Compare an original and a pass on votes and parents of many sizes."""
     assert callable(original)
     rng = np.random.default_rng(5)
-    n, j, _, p = sizes
     worst, undefined = Verdict(0.0, ""), False
-    cases = [
-        (f"normal, {s:g}", s * rng.standard_normal(sizes), rng.standard_normal((n, j, p)))
-        for s in _SIZES
-    ]
-    cases.append(("offset", 0.5 + rng.standard_normal(sizes), 3 * rng.standard_normal((n, j, p))))
-    cases.append(("zero", np.zeros(sizes), np.zeros((n, j, p))))
-    wide: Function = lambda v: [original(v) if uniform else original(v, cases[0][2])]  # noqa: E731
-    rtol, floor = (STRICT, FLOOR) if is_wide(wide, cases[2][1]) else (LOOSE, 1e-6)
-    for name, x, q in cases:
+    parents = rng.standard_normal((sizes[0], sizes[1], sizes[3]))
+    wide: Function = lambda v: [original(v) if uniform else original(v, parents)]  # noqa: E731
+    rtol, floor = (STRICT, FLOOR) if is_wide(wide, rng.standard_normal(sizes)) else (LOOSE, 1e-6)
+    for name, (x, q) in shared_cases(hard_cases, sizes, seed=5):
         given = (x,) if uniform else (x, q)
         wanted, found = original(*given), kind(*given)
         moved = [
@@ -223,9 +231,10 @@ def fit_uniform(graph: Values, result: str) -> Iterator[FoundAttention]:
             if n * j * p != graph.size(result) or i < 2:
                 continue
             parts, batch = result_roles(roles)
-            wanted = kind.sums(roles.read(x))
+            some = some_places(roles.sizes)
+            wanted = kind.sums(roles.read(x)[some])
             for layout in layouts(graph.shape(source), parts, batch):
-                if difference(wanted, layout.read(sums)) > 1e-5:
+                if difference(wanted, layout.read(sums)[some]) > 1e-5:
                     continue
                 found = layouts(graph.shape(result), parts, batch)
                 same = next((f for f in found if f == layout), layout)

@@ -18,6 +18,7 @@ import numpy as np
 
 from capsedge.graph.recognize.accept import LOOSE, STRICT, Verdict, is_wide, judge
 from capsedge.graph.recognize.anchors import Anchor
+from capsedge.graph.recognize.economy import some_places
 from capsedge.graph.recognize.formulas import Dynamic, difference
 from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.recognize.reasons import NotRecognized
@@ -71,7 +72,7 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
     if last.name not in region:
         raise NotRecognized("its logits depend on more than the votes")
     shape = graph.shape(votes)
-    ends = _ends(graph, region, last.name)
+    ends = _ends(graph, region, last.name, graph.size(votes))
     numbers = graph.numbers([votes], ends)
     function = graph.function([votes], ends)
     rng = np.random.default_rng(1)
@@ -96,6 +97,7 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
         shape,
         STRICT if wide else LOOSE,
         floor=1e-25 if wide else 1e-6,
+        roles=guess.roles,
     )
     if not verdict.accepted:
         raise NotRecognized(
@@ -104,13 +106,13 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
     return FoundDynamic(votes, guess.end, guess.roles, guess.layout, guess.kind, verdict)
 
 
-def _ends(graph: Values, region: list[str], last: str) -> list[str]:
-    """The tensors after the last softmax that the votes alone determine."""
+def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
+    """The tensors after the last softmax that the votes alone determine, and that are smaller than they."""
     seen, found = {last}, []
     for name in region:
         if any(s in seen for s in graph.sources[name]):
             seen.add(name)
-            if graph.is_float(name):
+            if graph.is_float(name) and graph.size(name) < most:
                 found.append(name)
     if not found:
         raise NotRecognized("nothing follows its softmax")
@@ -176,6 +178,9 @@ def _sums(
     leaky: bool,
 ) -> Iterator[_Guess]:
     n, j, i, p = roles.sizes
+    some = some_places(roles.sizes)
+    u = u[some]
+    wanted = [(end, layout, layout.read(given[end])[some]) for end, layout in ranked]
     overs = ("j",) if leaky else ("j", "i", "ji")
     shapes = (("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j"))
     for prior, bias, over in itertools.product(
@@ -184,8 +189,8 @@ def _sums(
         for form, axis in shapes:
             kind = Dynamic(1, over, form, axis=axis, prior=prior, bias=bias, leaky=leaky)
             v = kind(u)
-            for end, layout in ranked:
-                error = difference(v, layout.read(given[end]))
+            for end, layout, value in wanted:
+                error = difference(v, value)
                 yield _Guess(error, graph.order[end], kind, roles, end, layout)
 
 
@@ -220,26 +225,14 @@ def _second_stage(
     repeated: bool,
 ) -> _Guess:
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
+    scalars = {s for s in scalars if 1e-3 < abs(s) < 1e3}
+    scalars |= {1 / s for s in scalars}  # temperatures divide the logits before the softmax
     best: list[_Guess] = []
-    for guess in first:
+    for guess, mean in itertools.product(first, (False, True)):
         u, wanted = guess.roles.read(large), guess.layout.read(given[guess.end])
-        given_scales = {s for s in scalars if 1e-3 < abs(s) < 1e3}
-        temperatures = {1 / s for s in given_scales}  # logits divided before the softmax
-        scales = sorted({1.0, u.shape[3] ** -0.5, *given_scales, *temperatures})
-        for t, again, mean, unit, scale in itertools.product(
-            (count + 1, count), (False, True), (False, True), (False, True), scales
-        ):
-            if t == 1 and (again or mean or unit or scale != 1):
-                continue
-            kind = replace(
-                guess.kind,
-                iterations=t,
-                replace=again,
-                batch_mean=mean,
-                normalize=unit,
-                scale=scale,
-            )
-            best.append(replace(guess, kind=kind, error=difference(kind(u), wanted)))
+        some = slice(None) if mean else some_places(u.shape)  # an average is of all places
+        for kind in _kinds(guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})):
+            best.append(replace(guess, kind=kind, error=difference(kind(u[some]), wanted[some])))
         if min(g.error for g in best) < 1e-6:
             break
     # Of tensors that agree equally well the first: what is made of it stays as it is.
@@ -251,6 +244,18 @@ def _second_stage(
             f"no number of iterations fits (the nearest is {best[0].error:.1g} off)"
         )
     return best[0]
+
+
+def _kinds(kind: Dynamic, count: int, mean: bool, scales: list[float]) -> Iterator[Dynamic]:
+    """Kinds with ``count`` softmaxes, with and without one before which all logits are equal."""
+    for t, again, unit, scale in itertools.product(
+        (count + 1, count), (False, True), (False, True), scales
+    ):
+        if t == 1 and (again or mean or unit or scale != 1):
+            continue
+        yield replace(
+            kind, iterations=t, replace=again, batch_mean=mean, normalize=unit, scale=scale
+        )
 
 
 def _epsilon(
@@ -265,9 +270,10 @@ def _epsilon(
         forms = [(guess.kind.form, s) for s in reversed(epsilons)]
     rng = np.random.default_rng(3)
     probes = []
+    some = some_places(guess.roles.sizes)
     for size in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8):
         x = size * rng.standard_normal(shape)
-        probes.append((guess.roles.read(x), guess.layout.read(function(x)[0])))
+        probes.append((guess.roles.read(x)[some], guess.layout.read(function(x)[0])[some]))
     kinds = [replace(guess.kind, form=f, epsilon=e) for f, e in forms]
     errors = [max(difference(k(u), w) for u, w in probes) for k in kinds]
     least = min(errors)

@@ -15,6 +15,7 @@ import numpy as np
 
 from capsedge.graph.recognize.accept import FLOOR, ROUNDING, STRICT, Verdict, excess_of
 from capsedge.graph.recognize.anchors import Anchor
+from capsedge.graph.recognize.economy import Case, shared_cases, some_places
 from capsedge.graph.recognize.fit_dynamic import result_roles
 from capsedge.graph.recognize.formulas import EM, difference, logistic, m_step, responsibilities
 from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
@@ -66,8 +67,9 @@ def fit_em(graph: Values, votes: str, anchors: list[Anchor]) -> FoundEM:
         region = graph.determined(votes, cut)
         if last.name not in region:
             continue
+        ends = [t for t in region if graph.is_float(t) and graph.size(t) < graph.size(votes)]
         try:
-            return _fit(graph, votes, cut, anchors, [t for t in region if graph.is_float(t)])
+            return _fit(graph, votes, cut, anchors, ends)
         except NotRecognized as error:
             reason = str(error) if "EM" in str(error) else reason
     raise NotRecognized(reason)
@@ -89,21 +91,20 @@ def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[
         batch = None if roles.batch is None else 0
         if graph.size(cut) != n * i:
             continue
+        some = some_places(roles.sizes)
         of_pose = [
-            (end, layout)
+            (end, layout, layout.read(given[end])[some])
             for end in ends
             if graph.size(end) == n * j * p
             for layout in layouts(graph.shape(end), *result_roles(roles))
         ]
-        u = roles.read(x)
+        u = roles.read(x)[some]
         for children in layouts(graph.shape(cut), [roles.part(0), (), roles.part(2), ()], batch):
             for normalized in (False, True):
                 acting = np.ones((n, i)) if normalized else children.read(a).reshape(n, i)
+                acting = acting[some]
                 mean = m_step(u, np.full((1, j, 1), 1 / j) * acting[:, None], 1e-12)[1]
-                hits = [
-                    (e, lay) for e, lay in of_pose if difference(mean, lay.read(given[e])) < 1e-4
-                ]
-                if not hits:
+                if all(difference(mean, value) >= 1e-4 for _, _, value in of_pose):
                     continue
                 base = _Base(graph, votes, cut, roles, children, of_pose, numbers, given)
                 try:
@@ -122,12 +123,12 @@ class _Base:
     cut: str
     roles: Layout
     children: Layout
-    of_pose: list[tuple[str, Layout]]
+    of_pose: list[tuple[str, Layout, Array]]
     numbers: Mapping[str, Array]
     given: Mapping[str, Array]
 
     def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> FoundEM:
-        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` are.
+        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some places are.
 
         Raises:
             NotRecognized: none that agrees.
@@ -148,8 +149,8 @@ class _Base:
         self, u: Array, acting: Array, count: int, ones_first: bool
     ) -> tuple[EM, Array, Array]:
         """Temperatures and betas, pass by pass; the poses and activations of the last."""
-        n, j, _, p = self.roles.sizes
-        arguments = list(self._arguments(n * j))
+        _, j, _, p = self.roles.sizes
+        arguments = list(self._arguments())
         pairs = list(self._betas(j, p))
         epsilon = self.epsilons[0]
         r = np.full((1, j, 1), 1.0 if ones_first else 1 / j)
@@ -175,15 +176,14 @@ class _Base:
         """Where the poses and the activations are. Of equal tensors the first: what is made of it stays."""
         n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
-        poses = (
-            (e, lay) for e, lay in self.of_pose if difference(mean, lay.read(self.given[e])) < 1e-4
-        )
+        some = some_places(self.roles.sizes)
+        poses = ((e, lay) for e, lay, value in self.of_pose if difference(mean, value) < 1e-4)
         acts = (
             (e, lay)
             for e in self.given
             if self.graph.size(e) == n * j
             for lay in layouts(self.graph.shape(e), parts[:2], batch)
-            if difference(activation, lay.read(self.given[e])) < 1e-3
+            if difference(activation, lay.read(self.given[e])[some]) < 1e-3
         )
         pose, result = next(poses, None), next(acts, None)
         if pose is None or result is None:
@@ -220,22 +220,23 @@ class _Base:
         """Those of them that may be the epsilon."""
         return [s for s in self.scalars if 0 < s <= 1e-2] or [1e-30]
 
-    def _arguments(self, size: int) -> Iterator[Array]:
+    def _arguments(self) -> Iterator[Array]:
         """Arguments of logistic functions, written in any way."""
         n, j = self.roles.sizes[:2]
+        some = some_places(self.roles.sizes)
         parts, batch = result_roles(self.roles)
         for node in self.graph.nodes:
             sign = {"Sigmoid": 1, "Abs": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
             if (
                 sign is None
                 or node.input[0] not in self.given
-                or self.graph.size(node.input[0]) != size
+                or self.graph.size(node.input[0]) != n * j
             ):
                 continue
             for layout in itertools.islice(
                 layouts(self.graph.shape(node.input[0]), parts[:2], batch), 2
             ):
-                yield sign * layout.read(self.given[node.input[0]]).reshape(n, j)
+                yield sign * layout.read(self.given[node.input[0]]).reshape(n, j)[some]
 
     def _betas(self, j: int, p: int) -> Iterator[_Pair]:
         """Pairs ``(beta_u, beta_a)`` that the constants may hold.
@@ -266,10 +267,7 @@ def _nearest(
     return best
 
 
-_Hard = tuple[str, Array, Array]
-
-
-def hard_cases(sizes: tuple[int, ...], seed: int = 4) -> Iterator[_Hard]:
+def hard_cases(sizes: tuple[int, ...], seed: int = 4) -> Iterator[Case]:
     """Named votes ``[n,j,i,p]`` and activations ``[n,i]``, many of them extreme."""
     n, j, i, p = sizes
     rng = np.random.default_rng(seed)
@@ -277,17 +275,17 @@ def hard_cases(sizes: tuple[int, ...], seed: int = 4) -> Iterator[_Hard]:
         ("normal", 1.0, 1.0), ("small", 1e-2, 1.0), ("weak activations", 1.0, 1e-4), ("weaker", 1.0, 1e-7),
         ("weak and small", 1e-3, 1e-5), ("dead children", 1.0, 0.0), ("large", 10.0, 1.0), ("zero", 0.0, 1.0),
     ):  # fmt: skip
-        yield name, size * rng.standard_normal(sizes), strength * rng.random((n, i))
+        yield name, (size * rng.standard_normal(sizes), strength * rng.random((n, i)))
     same = rng.standard_normal((n, j, 1, p))
-    yield "agreeing", same + 1e-2 * rng.standard_normal(sizes), rng.random((n, i))
-    yield "offset", 0.5 + rng.standard_normal(sizes), rng.random((n, i))
+    yield "agreeing", (same + 1e-2 * rng.standard_normal(sizes), rng.random((n, i)))
+    yield "offset", (0.5 + rng.standard_normal(sizes), rng.random((n, i)))
 
 
 def judge_em(original: object, kind: EM, sizes: tuple[int, ...], rtol: float = STRICT) -> Verdict:
     """Compare an original and a kind of EM routing on the hard cases."""
     assert callable(original)
     worst, undefined = Verdict(0.0, ""), False
-    for name, x, a in hard_cases(sizes):
+    for name, (x, a) in shared_cases(hard_cases, sizes, seed=4):
         wanted, found = original(x, a), kind(x, a)
         rng = np.random.default_rng(9)
         moved = [kind(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape)), a) for _ in range(2)]

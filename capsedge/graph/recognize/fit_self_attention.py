@@ -14,6 +14,7 @@ import numpy as np
 
 from capsedge.graph.recognize.accept import LOOSE, STRICT, Verdict, is_wide, judge
 from capsedge.graph.recognize.anchors import Anchor
+from capsedge.graph.recognize.economy import some_places
 from capsedge.graph.recognize.fit_dynamic import result_roles
 from capsedge.graph.recognize.formulas import SelfAttention, difference
 from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
@@ -57,7 +58,9 @@ def fit_self_attention(graph: Values, votes: str, anchor: Anchor) -> FoundSelfAt
     if size % couplings or size == couplings:
         raise NotRecognized("one coupling for each vote")
     after = graph.order[anchor.name]
-    ends = [t for t in region if graph.order[t] > after and graph.is_float(t)][:_ENDS]
+    ends = [
+        t for t in region if graph.order[t] > after and graph.is_float(t) and graph.size(t) < size
+    ][:_ENDS]
     search = _Search(graph, votes, anchor, ends)
     shape = graph.shape(votes)
     for roles in vote_layouts(shape, graph.batch, size // couplings, set(shape)):
@@ -124,6 +127,7 @@ class _Search:
         u = roles.read(self.x[0])
         n, j, _, p = roles.sizes
         epsilons = [0.0, *(s for s in self.scalars if 0 < s <= 1e-2)]
+        some = some_places(roles.sizes)
         places = [
             (end, layout)
             for end in self.ends
@@ -131,7 +135,12 @@ class _Search:
             for layout in layouts(self.graph.shape(end), parts, batch)
         ]
         guesses = [
-            (difference(replace(kind, form=f)(u), lay.read(self.given[0][end])), end, lay, f)
+            (
+                difference(replace(kind, form=f)(u[some]), lay.read(self.given[0][end])[some]),
+                end,
+                lay,
+                f,
+            )
             for f in "EBD"
             for end, lay in places
         ]
@@ -176,4 +185,5 @@ class _Search:
             self.graph.shape(self.votes),
             STRICT if wide else LOOSE,
             floor=1e-25 if wide else 1e-6,
+            roles=roles,
         )

@@ -55,6 +55,27 @@ class Layout:
         """The tensor with an axis for each role."""
         return x.reshape(self.view).transpose(self.order).reshape(self.sizes)
 
+    def rows(self, x: Array, at: tuple[Array, Array] | None = None) -> Array:
+        """Votes ``[n, j, i, p]`` as rows of the elements of all parents: ``[n·i, j·p]``.
+
+        Args:
+            at: the n and the i of the rows that are wanted; None for all.
+        """
+        n, j, i, _ = self.groups
+        axes = (
+            *range(n),
+            *range(n + j, n + j + i),
+            *range(n, n + j),
+            *range(n + j + i, len(self.order)),
+        )
+        split = x.reshape(self.view).transpose([self.order[k] for k in axes])
+        if at is None:
+            return split.reshape(self.sizes[0] * self.sizes[2], -1)
+        number = [np.zeros_like(at[0])]
+        for role, which in zip((0, 2), at, strict=True):
+            number += np.unravel_index(which, self.part(role)) if self.part(role) else ()
+        return np.asarray(split[None][tuple(number)]).reshape(len(at[0]), -1)
+
     def write(self, roles: Array) -> Array:
         """The tensor whose roles are given."""
         back = np.argsort(self.order)

@@ -216,7 +216,7 @@ def _uniform(graph: Values, number: int) -> Iterator[Made]:
     """First attention passes: layer normalizations of a plain sum of votes."""
     for node in graph.nodes:
         three = node.op_type == "LayerNormalization" and len(node.input) == 3
-        if not three or node.output[0] in graph.constant:
+        if not three or node.output[0] in graph.constant or not graph.constant >= {*node.input[1:]}:
             continue
         for found in fit_uniform(graph, node.output[0]):
             try:

@@ -21,6 +21,7 @@ _TRIED = 12  # tensors
 _MISSED = 4  # of them that hold no cells, after some that do
 _HYPOTHESES = 40  # layouts of one tensor
 _LONGEST = 256  # elements of a cell
+_ROWS = 64  # children that a hypothesis is tried on before all
 _LINEAR, _PROVEN, _WHOLE = 1e-5, 1e-5, 1e-3
 
 
@@ -70,7 +71,7 @@ def linear_source(
     Raises:
         NotRecognized: the votes are not a linear map of cells.
     """
-    found: list[tuple[tuple[int, int, int, int], Source]] = []
+    best: tuple[tuple[int, int, int, int], Source] | None = None
     missed = 0
     for tensor in graph.dominators(votes)[:_TRIED]:
         if not graph.is_float(tensor):
@@ -78,20 +79,31 @@ def linear_source(
         probe = _Probe(graph, tensor, votes, roles)
         if not probe.is_linear():
             break
+        missed += 1
         for layout in _cell_layouts(graph, tensor, roles.sizes[3], depth):
-            source = probe.source(layout)
+            index = probe.index(layout)
+            if index is None:
+                continue
+            rank = _rank(layout, index, -graph.order[tensor])
+            if best is not None and rank >= best[0]:
+                missed = 0
+                continue
+            source = probe.source(layout, index)
             if source is not None and suits(source.weight):
-                used = len(np.unique(source.index)) * source.depth
-                finest = -len(layout.part(1))
-                found.append(((used, source.depth, finest, -graph.order[tensor]), source))
-        missed = 0 if any(s.tensor == tensor for _, s in found) else missed + 1
-        if found and missed > _MISSED:
+                best, missed = (rank, source), 0
+        if best is not None and missed > _MISSED:
             break
-    if not found:
+    if best is None:
         raise NotRecognized(
             "the votes are no product of a constant weight and capsules (votes that are given)"
         )
-    return min(found, key=lambda each: each[0])[1]
+    return best[1]
+
+
+def _rank(layout: Layout, index: Array, order: int) -> tuple[int, int, int, int]:
+    """The best source has the least: elements used, depth, then most axes of cells, then nearness."""
+    depth = layout.sizes[2]
+    return len(np.unique(index)) * depth, depth, -len(layout.part(1)), order
 
 
 def dynamic_source(graph: Values, votes: str, roles: Layout) -> Source:
@@ -174,81 +186,133 @@ def _divisors(size: int, pose: int) -> list[int]:
 
 
 class _Probe:
-    """The votes as a function of a tensor."""
+    """The votes as a function of a tensor.
+
+    A hypothesis is tried on a few children first; what passes is tried on all.
+    """
 
     def __init__(self, graph: Values, tensor: str, votes: str, roles: Layout) -> None:
         self.tensor, self.shape, self.batch = tensor, graph.shape(tensor), graph.batch
+        self.roles = roles
         self.rng = np.random.default_rng(2)
-        function = graph.function([tensor], [votes])
+        self.function = graph.function([tensor], [votes])
+        n, _, i, _ = roles.sizes
+        self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
+        self.zero = self._run(np.zeros(self.shape))
+        self.x = self.rng.standard_normal(self.shape)
+        self.at_x = np.empty((0, 0))
 
-        def run(x: Array) -> Array:
-            return roles.read(function(x)[0])
-
-        self.run = run
-        self.zero = self.run(np.zeros(self.shape))
+    def _run(self, x: Array) -> Array:
+        """The votes as the graph has them."""
+        return self.function(x)[0]
 
     def is_linear(self) -> bool:
         """Whether f(a + b) - f(a) - f(b) + f(0) vanishes, and f(2a) is what it should be."""
-        a, b = (self.rng.standard_normal(self.shape) for _ in "ab")
-        at_a = self.run(a)
-        off = np.abs(self.run(a + 2 * b) - at_a - 2 * self.run(b) + 2 * self.zero).max()
+        a, b = self.x, self.rng.standard_normal(self.shape)
+        at_a = self._run(a)
+        self.at_x = self.roles.rows(at_a - self.zero, self.few)
+        off = np.abs(self._run(a + 2 * b) - at_a - 2 * self._run(b) + 2 * self.zero).max()
         size = np.abs(at_a).max()
         return bool(size > 0 and off <= _LINEAR * size)  # False for NaN
 
-    def source(self, layout: Layout) -> Source | None:
-        """The source, if the tensor holds cells in this way."""
-        n, j, i, p = self.zero.shape
-        images = self.batch if layout.batch is not None else 1
-        _, cells, q = layout.sizes if layout.batch is not None else (1, *layout.sizes[1:])
-        if n % images or cells < 1:
+    def index(self, layout: Layout) -> Array | None:
+        """Which cell each child is ``[positions, i]``, if the tensor may hold cells in this way."""
+        n, _, i, _ = self.roles.sizes
+        images, cells, q = self._sizes(layout)
+        if n % images or cells < 1 or not self._may_hold(layout):
             return None
         vector = 0.5 + self.rng.random(q)
-        number = 1.0 + np.arange(cells)
         equal = self._cells(layout, np.ones(cells), vector)
-        index = self._index(equal, self._cells(layout, number, vector), cells, images)
-        if index is None:
-            return None
-        weight = np.empty((j, i, p, q))
-        for k in range(q):
-            columns = self._cells(layout, np.ones(cells), np.eye(q)[k])
-            if np.abs(columns - columns[:1]).max() > _PROVEN * max(np.abs(columns).max(), 1e-30):
+        numbered = self._cells(layout, 1.0 + np.arange(cells), vector)
+        number = None
+        for at in (self.few, None):
+            number = _numbers(self.roles.rows(equal, at), self.roles.rows(numbered, at), cells)
+            if number is None:
                 return None
-            weight[..., k] = columns[0]
-        weight = weight.astype(np.float32)
+        assert number is not None
+        index = number.reshape(images, n // images, i) - 1
+        return index[0] if (index == index[:1]).all() else None
+
+    def _may_hold(self, layout: Layout) -> bool:
+        """Whether votes of some children, with half of the cells at zero, are what they were or zero."""
+        cells = layout.read(self.x) * self.rng.integers(0, 2, (1, layout.sizes[1], 1))
+        votes = self.roles.rows(self._run(layout.write(cells)) - self.zero, self.few)
+        near = _WHOLE * np.abs(self.at_x).max(1)
+        same = np.abs(votes - self.at_x).max(1) <= near
+        gone = np.abs(votes).max(1) <= near
+        return bool((same | gone).all())
+
+    def source(self, layout: Layout, index: Array) -> Source | None:
+        """The source, if the votes are a weight times those cells."""
+        n, j, i, p = self.roles.sizes
+        images, cells, q = self._sizes(layout)
+        read = self._weight(layout, index)
+        if read is None:
+            return None
+        weight = read.astype(np.float32)
         x = self.rng.standard_normal(self.shape)
         u = layout.read(x).reshape(images, cells, q)[:, index].reshape(n, i, q)
-        wanted = self.run(x)
-        found = np.einsum("jipq,niq->njip", weight.astype(np.float64), u, optimize=True) + self.zero
+        wanted = self.roles.rows(self._run(x) - self.zero).reshape(n, i, j * p).transpose(1, 0, 2)
+        found = u.transpose(1, 0, 2) @ weight.astype(np.float64).transpose(0, 2, 1)
         if not np.abs(found - wanted).max() <= _PROVEN * np.abs(wanted).max():
             return None
-        constant = self.zero[: n // images]
-        return Source(self.tensor, layout, index, weight, constant if np.any(constant) else None)
+        by_role = np.ascontiguousarray(weight.reshape(i, j, p, q).transpose(1, 0, 2, 3))
+        constant = self.roles.read(self.zero)[: n // images] if np.any(self.zero) else None
+        return Source(self.tensor, layout, index, by_role, constant)
+
+    def _weight(self, layout: Layout, index: Array) -> Array | None:
+        """Column after column ``[i, j·p, q]``; None where it is not the same at some places.
+
+        A unit vector in a cell tells one column to each child of that cell. The next run has the next unit
+        vector in every cell; most children have seen all of them long before the last.
+        """
+        n, j, i, p = self.roles.sizes
+        images, cells, q = self._sizes(layout)
+        start = self.rng.integers(q, size=cells) + (q // images) * np.arange(images)[:, None]
+        begin = start[:, index].reshape(n, i)
+        weight = np.empty((i, j * p, q))
+        unseen = np.ones((i, q), bool)
+        for turn in range(q):
+            votes = self._run(layout.write(np.eye(q)[(start + turn) % q])) - self.zero
+            column = (begin + turn) % q
+            pair, first = np.unique(np.arange(i) * q + column, return_index=True)
+            place, child = np.divmod(first[unseen.reshape(-1)[pair]], i)
+            weight[child, :, column[place, child]] = self.roles.rows(votes, (place, child))
+            unseen[child, column[place, child]] = False
+            again = weight[self.few[1], :, column[self.few]]
+            off = np.abs(self.roles.rows(votes, self.few) - again).max()
+            if off > _PROVEN * max(np.abs(again).max(), 1e-30):
+                return None
+            if not unseen.any():
+                break
+        return weight
+
+    def _sizes(self, layout: Layout) -> tuple[int, int, int]:
+        """Images, cells of each, elements of a cell."""
+        _, cells, q = layout.sizes
+        return self.batch if layout.batch is not None else 1, cells, q
 
     def _cells(self, layout: Layout, factors: Array, vector: Array) -> Array:
         """Votes of cells that are multiples of one vector, less those of zero."""
-        roles = np.broadcast_to(
-            factors[:, None] * vector, (layout.sizes[0], len(factors), len(vector))
-        )
-        return np.asarray(self.run(layout.write(np.ascontiguousarray(roles))) - self.zero)
+        shape = (layout.sizes[0], len(factors), len(vector))
+        cells = np.ascontiguousarray(np.broadcast_to(factors[:, None] * vector, shape))
+        return self._run(layout.write(cells)) - self.zero
 
-    def _index(self, equal: Array, numbered: Array, cells: int, images: int) -> Array | None:
-        """Which cell each child is: ``[positions, i]``; None where a child is no single cell."""
-        n, _, i, _ = equal.shape
-        one = equal.transpose(0, 2, 1, 3).reshape(n * i, -1)
-        other = numbered.transpose(0, 2, 1, 3).reshape(n * i, -1)
-        at = np.abs(one).argmax(1)
-        rows = np.arange(n * i)
-        with np.errstate(all="ignore"):
-            ratio = other[rows, at] / one[rows, at]
-            number = np.rint(ratio)
-            if not np.isfinite(ratio).all() or np.abs(ratio - number).max() > _WHOLE:
-                return None
-        if number.min() < 1 or number.max() > cells:
+
+def _numbers(one: Array, other: Array, cells: int) -> Array | None:
+    """The whole numbers that rows are multiples of others by; None where they are not, or name no cell."""
+    at = np.abs(one).argmax(1)
+    rows = np.arange(len(one))
+    with np.errstate(all="ignore"):
+        ratio = other[rows, at] / one[rows, at]
+        number = np.rint(ratio)
+        if not np.isfinite(ratio).all() or np.abs(ratio - number).max() > _WHOLE:
             return None
-        if np.abs(other - number[:, None] * one).max() > _LINEAR * np.abs(other).max():
-            return None
-        index = number.astype(int).reshape(images, n // images, i) - 1
-        return index[0] if (index == index[:1]).all() else None
+    if number.min() < 1 or number.max() > cells:
+        return None
+    if np.abs(other - number[:, None] * one).max() > _LINEAR * np.abs(other).max():
+        return None
+    return np.asarray(number.astype(int))
 
 
 def order_of(index: Array) -> Array | None:

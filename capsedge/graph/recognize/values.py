@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.proto import copy_of
+from capsedge.graph.recognize.double import in_double
 from capsedge.graph.recognize.reasons import NotRecognized
+from capsedge.graph.recognize.seen import Seen
 from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
 
 Array = NDArray[Any]
@@ -29,7 +31,9 @@ BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
 _LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
 MOST_NODES = 20_000
 MOST_ELEMENTS = 1 << 28  # of an input
-MOST_BYTES = 1 << 30  # of all values together, at the batch looked at
+MOST_BYTES = (
+    1 << 28
+)  # of all values together at more than two images: more of them tell nothing new
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
@@ -75,7 +79,8 @@ class Values:
         batch: the batch that was run.
         free: whether the batch is free in the file.
         dims_say_free: whether the file says so, be it true or not.
-        value: every tensor by name.
+        value: every constant by name.
+        seen: what is kept of every tensor.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         nodes: of the graph.
         maker: the node that makes a tensor.
@@ -103,8 +108,10 @@ class Values:
         if any(math.prod(d or 1 for d in dims) > MOST_ELEMENTS for dims in self.dims.values()):
             raise NotRecognized(f"an input has more than {MOST_ELEMENTS:,} elements")
         self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
-        self.value = self._first_run()
         self._flow()
+        found = self._first_run()
+        self.seen = {name: Seen.of(value) for name, value in found.items()}
+        self.value = {name: found[name] for name in self.constant if name in found}
 
     def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
         """Inputs for the whole graph: uniform numbers, integers as ones."""
@@ -204,9 +211,9 @@ class Values:
     def kinds(self) -> dict[str, int]:
         """Element type of every tensor."""
         return {
-            name: helper.np_dtype_to_tensor_dtype(np.asarray(v).dtype)
-            for name, v in self.value.items()
-            if isinstance(v, np.ndarray)
+            name: helper.np_dtype_to_tensor_dtype(v.kind)
+            for name, v in self.seen.items()
+            if v.kind is not None
         }
 
     def makers(self, name: str) -> list[onnx.NodeProto]:
@@ -224,15 +231,19 @@ class Values:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a value."""
-        return tuple(np.shape(self.value[name]))
+        return self.seen[name].shape
 
     def size(self, name: str) -> int:
         """Number of elements of a value."""
-        return int(np.size(self.value[name]))
+        return math.prod(self.seen[name].shape)
 
     def is_float(self, name: str) -> bool:
         """Whether a value is FP32."""
-        return getattr(self.value.get(name), "dtype", None) == np.float32
+        return name in self.seen and self.seen[name].kind == np.float32
+
+    def kind(self, name: str) -> np.dtype[Any]:
+        """Element type of a value."""
+        return np.dtype(self.seen[name].kind)
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
         """An attribute of a node."""
@@ -275,16 +286,12 @@ class Values:
         """Join what has the values of a tensor and neither makes nor uses it."""
         if name in self.twins:
             return
-        value, kin = self.value[name], set(self.distances(name)) | self.after(name)
-        spread = float(np.ptp(value)) if value.size else 0.0
+        one, kin = self.seen[name], set(self.distances(name)) | self.after(name)
+        spread = one.few is not None and one.few.size > 0 and float(np.ptp(one.few)) > 0
         self.twins[name] = [
             other
             for other in self.sources
-            if spread > 0
-            and other not in kin
-            and self.is_float(other)
-            and self.shape(other) == value.shape
-            and np.allclose(self.value[other], value, 1e-5, 1e-6 * np.abs(value).max())
+            if spread and other not in kin and self.seen[other].resembles(one)
         ]
 
     @cached_property
@@ -356,7 +363,7 @@ class Values:
         def run(*given: Array) -> list[Array]:
             feeds = {}
             for name, array in zip(cut, given, strict=True):
-                kind = self.value[name].dtype
+                kind = self.kind(name)
                 kind = np.dtype(np.float64) if wide and kind == np.float32 else kind
                 x = np.ascontiguousarray(array, kind).reshape(self.shape(name))
                 feeds.update(dict.fromkeys((name, *self.twins.get(name, ())), x))
@@ -380,7 +387,7 @@ class Values:
         wide: bool,
     ) -> onnx.ModelProto:
         def kind_of(name: str) -> int:
-            found = helper.np_dtype_to_tensor_dtype(self.value[name].dtype)
+            found = helper.np_dtype_to_tensor_dtype(self.kind(name))
             return _WIDE.get(found, found) if wide else found
 
         inputs = [
@@ -394,7 +401,7 @@ class Values:
             for name, v in constants.items()
         ]
         graph = helper.make_graph(
-            list(widened(nodes)) if wide else nodes,
+            list(in_double(nodes)) if wide else nodes,
             "piece",
             inputs,
             [onnx.ValueInfoProto(name=o) for o in ends],
@@ -405,36 +412,6 @@ class Values:
             opset_imports=list(self.model.opset_import),
             ir_version=min(self.model.ir_version, 10),
         )
-
-
-def widened(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
-    for node in nodes:
-        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
-            yield from _written_out(node)
-            continue
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        for attribute in copy.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
-                attribute.i = TensorProto.DOUBLE
-            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
-                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
-                attribute.t.CopyFrom(numpy_helper.from_array(wide))
-        yield copy
-
-
-def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
-    x, y = node.input[0], node.output[0]
-    soft = node.op_type == "Softplus"
-    one = numpy_helper.from_array(np.array(1.0))
-    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
-    if not soft:
-        yield helper.make_node("Neg", [x], [f"{y}/negative"])
-    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
-    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
-    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
 
 
 def first_line(error: BaseException) -> str:

@@ -148,6 +148,7 @@ def _check(graph: Values, found: FoundDynamic, own: Expressed) -> None:
         RTOL,
         seed=6,
         floor=ATOL,
+        roles=found.roles,
     )
     if not verdict.accepted:
         raise NotRecognized(

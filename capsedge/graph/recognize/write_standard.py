@@ -131,7 +131,7 @@ def _gain(graph: Values, edit: Edit) -> float:
 def _traffic(graph: Values, made: set[str]) -> int:
     """Bytes read and written by the nodes that make tensors and are no views."""
     return sum(
-        np.asarray(graph.value[name]).nbytes
+        graph.seen[name].nbytes
         for node in graph.nodes
         if node.op_type not in _VIEWS and not made.isdisjoint(node.output)
         for name in (*node.input, *node.output)

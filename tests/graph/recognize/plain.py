@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 import capsedge.ops
+from capsedge.models import CapsuleModel
 
 
 def squash(x: Tensor, dim: int = -1, epsilon: float = 1e-8) -> Tensor:
@@ -146,6 +147,18 @@ def attention_routing(
         c = F.softmax(factor * (votes * parent.unsqueeze(3)).sum(-1), -1)
     s = (c[..., None] * votes).sum(3)
     return F.layer_norm(s, (size,), scale, bias, epsilon), c
+
+
+class Scores(nn.Module):
+    """Scores and poses of a network."""
+
+    def __init__(self, model: CapsuleModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.model(images)
+        return out.scores, out.poses
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
 
 import torch
-from torch import Tensor, nn
 
 import capsedge
 from capsedge.graph.proto import operator_nodes
@@ -25,19 +24,7 @@ from capsedge.models.registry import MODELS
 from capsedge.schema.names import operator_of
 from tests.exporters.nets import CONFIGS, network
 from tests.graph.recognize.making import exported
-from tests.graph.recognize.plain import plain_operators
-
-
-class Scores(nn.Module):
-    """Scores and poses of a network."""
-
-    def __init__(self, model: CapsuleModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.model(images)
-        return out.scores, out.poses
+from tests.graph.recognize.plain import Scores, plain_operators
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:

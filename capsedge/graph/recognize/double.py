@@ -1,0 +1,39 @@
+"""Nodes in FP64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+def in_double(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
+    for node in nodes:
+        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
+            yield from _written_out(node)
+            continue
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for attribute in copy.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
+                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
+                attribute.t.CopyFrom(numpy_helper.from_array(wide))
+        yield copy
+
+
+def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
+    x, y = node.input[0], node.output[0]
+    soft = node.op_type == "Softplus"
+    one = numpy_helper.from_array(np.array(1.0))
+    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
+    if not soft:
+        yield helper.make_node("Neg", [x], [f"{y}/negative"])
+    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
+    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
+    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])

@@ -1,0 +1,49 @@
+"""Large votes: fewer places while hypotheses are weighed, several hard cases in one tensor.
+
+Routing does the same at every place ``n`` of votes ``[n, j, i, p]``. So a few places tell hypotheses apart,
+and each case of a judgement needs only a share of them; the judgement itself looks at every place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from capsedge.graph.recognize.values import Array
+
+LARGE = 1 << 21  # elements of votes
+SIDE_BY_SIDE = "hard cases side by side"
+_FEW = 8  # places
+_TURNS = 2  # that every place takes at the cases
+
+Case = tuple[str, tuple[Array, ...]]
+Cases = Callable[[tuple[int, ...]], Iterator[Case]]
+
+
+def some_places(sizes: Sequence[int]) -> slice | Array:
+    """The places of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or a few of large votes."""
+    if math.prod(sizes) <= LARGE or sizes[0] <= _FEW:
+        return slice(None)
+    return np.linspace(0, sizes[0] - 1, _FEW).astype(int)
+
+
+def shared_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Case]:
+    """The cases, each in tensors of its own; of large votes with many places in tensors that they share.
+
+    Args:
+        cases: draws named tuples of tensors, which begin with the places, for votes of given sizes.
+        sizes: of the votes ``[n, j, i, p]``.
+    """
+    n = sizes[0]
+    count = sum(1 for _ in cases((1, 1, 1, 1)))
+    if math.prod(sizes) <= LARGE or n < 2 * count:
+        yield from cases(sizes)
+        return
+    drawn = [arrays for _, arrays in cases((n // count, *sizes[1:]))]
+    joined = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+    rng = np.random.default_rng(seed)
+    for _ in range(_TURNS):
+        order = rng.permutation(n) % len(joined[0])
+        yield SIDE_BY_SIDE, tuple(each[order] for each in joined)
