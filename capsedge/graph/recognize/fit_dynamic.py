@@ -5,13 +5,14 @@
 2. Large votes: iterations, whether logits accumulate, what agreements are with, and their scale.
 3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by relative differences.
 
-Priors, biases, scales and epsilons are the constants that the region reads.
+Priors, biases, scales and epsilons are the constants that the region reads. Where nothing fits, parents are
+tried in groups: elements of a pose with logits of their own, positions that a softmax or a squash runs over.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from capsedge.graph.recognize.accept import LOOSE, STRICT, Verdict, is_wide, jud
 from capsedge.graph.recognize.anchors import Anchor
 from capsedge.graph.recognize.economy import some_places
 from capsedge.graph.recognize.formulas import Dynamic, difference
-from capsedge.graph.recognize.layouts import Layout, layouts, vote_layouts
+from capsedge.graph.recognize.layouts import Layout, grouped_layouts, layouts, vote_layouts
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Array, Values
 
@@ -51,6 +52,9 @@ class FoundDynamic:
     verdict: Verdict
 
 
+Roles = Callable[[Values, str, Anchor], Iterator[tuple[Layout, Dynamic]]]
+
+
 @dataclass(frozen=True)
 class _Guess:
     error: float
@@ -67,6 +71,16 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
     Raises:
         NotRecognized: none that agrees.
     """
+    try:
+        return _fit(graph, votes, anchors, _single)
+    except NotRecognized as reason:
+        try:
+            return _fit(graph, votes, anchors, _grouped)
+        except NotRecognized:
+            raise reason from None
+
+
+def _fit(graph: Values, votes: str, anchors: list[Anchor], roles: Roles) -> FoundDynamic:
     last = anchors[-1]
     region = graph.determined(votes)
     if last.name not in region:
@@ -80,7 +94,7 @@ def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynami
     for scale in _SCALES:
         x = scale * tiny
         given = dict(zip(ends, function(x), strict=True))
-        first = _first_stage(graph, votes, last, ends, numbers, given, x)
+        first = _first_stage(graph, votes, last, ends, numbers, given, x, roles)
         if first:
             break
     else:
@@ -133,25 +147,48 @@ def _first_stage(
     numbers: Mapping[str, Array],
     given: Mapping[str, Array],
     tiny: Array,
+    roles_of: Roles,
 ) -> list[_Guess]:
-    size, shape = graph.size(votes), graph.shape(votes)
     found: list[_Guess] = []
+    for roles, kind in roles_of(graph, votes, last):
+        n, j, _, p = roles.sizes
+        ranked = [
+            (end, layout)
+            for end in ends
+            if graph.size(end) == n * j * p
+            for layout in layouts(graph.shape(end), *result_roles(roles))
+        ]
+        if ranked:
+            found += _sums(graph, roles, roles.read(tiny), ranked, numbers, given, kind)
+    return sorted((g for g in found if g.error < _NEAR), key=lambda g: (g.error, g.late))[:_KEPT]
+
+
+def _single(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, Dynamic]]:
+    """Ways to see the votes, every parent for itself, and what the routing then is as far as that says."""
+    size, shape = graph.size(votes), graph.shape(votes)
     for pose, leaky in _poses(size, graph.size(last.name), last.axis, graph.batch, shape):
         parents = {last.axis - 1} if leaky else set(shape)
         axis = last.axis - leaky
         for roles in vote_layouts(shape, graph.batch, pose, parents):
-            n, j, i, p = roles.sizes
-            if axis not in (j, i, j * i):
-                continue
-            ranked = [
-                (end, layout)
-                for end in ends
-                if graph.size(end) == n * j * p
-                for layout in layouts(graph.shape(end), *result_roles(roles))
-            ]
-            if ranked:
-                found += _sums(graph, roles, roles.read(tiny), ranked, numbers, given, leaky)
-    return sorted((g for g in found if g.error < _NEAR), key=lambda g: (g.error, g.late))[:_KEPT]
+            _, j, i, _ = roles.sizes
+            overs = {"j": j} if leaky else {"j": j, "i": i, "ji": i * j}
+            for over, count in overs.items():
+                if count == axis:
+                    yield roles, Dynamic(over=over, leaky=leaky)
+
+
+def _grouped(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, Dynamic]]:
+    """The same with parents in groups."""
+    pose, rest = divmod(graph.size(votes), graph.size(last.name))
+    if rest:
+        return
+    for roles in grouped_layouts(graph.shape(votes), graph.batch, last.axis, pose):
+        _, j, i, _ = roles.sizes
+        group = j // roles.part(1)[0]
+        overs = {"groups": j // group, "j": j, "i": i, "ji": i * j}
+        for over, count in overs.items():
+            if count == last.axis:
+                yield roles, Dynamic(over=over, group=group)
 
 
 def _poses(
@@ -175,26 +212,27 @@ def _sums(
     ranked: list[tuple[str, Layout]],
     numbers: Mapping[str, Array],
     given: Mapping[str, Array],
-    leaky: bool,
+    kind: Dynamic,
 ) -> Iterator[_Guess]:
     n, j, i, p = roles.sizes
     some = some_places(roles.sizes)
     u = u[some]
     wanted = [(end, layout, layout.read(given[end])[some]) for end, layout in ranked]
-    overs = ("j",) if leaky else ("j", "i", "ji")
-    shapes = (("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j"))
-    for prior, bias, over in itertools.product(
-        _priors(numbers, n, j, i), _biases(numbers, j, p), overs
+    shapes = [("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j")]
+    if kind.group > 1:
+        shapes = [*shapes[:3], ("B", "group"), ("E", "group"), ("H", "group")]
+    for prior, bias in itertools.product(
+        _priors(numbers, n, j, i, kind.group), _biases(numbers, j, p, kind.group)
     ):
         for form, axis in shapes:
-            kind = Dynamic(1, over, form, axis=axis, prior=prior, bias=bias, leaky=leaky)
-            v = kind(u)
+            one = replace(kind, form=form, axis=axis, prior=prior, bias=bias)
+            v = one(u)
             for end, layout, value in wanted:
                 error = difference(v, value)
-                yield _Guess(error, graph.order[end], kind, roles, end, layout)
+                yield _Guess(error, graph.order[end], one, roles, end, layout)
 
 
-def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int) -> Iterator[Array]:
+def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int, group: int) -> Iterator[Array]:
     """Start logits ``[j, i]`` that the constants may hold: themselves, or the logarithm of couplings."""
     yield np.zeros(())
     for value in numbers.values():
@@ -202,18 +240,25 @@ def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int) -> Iterator[Ar
         if value.size == 0 or value.size % (i * j) or count not in (1, n) or np.ptp(value) == 0:
             continue
         flat = value.reshape(-1)[: i * j].astype(np.float64)
-        for stored in (flat.reshape(j, i), flat.reshape(i, j).T):
+        orders = [flat.reshape(j, i), flat.reshape(i, j).T]
+        if group > 1:  # groups, children, members
+            orders.append(flat.reshape(-1, i, group).transpose(0, 2, 1).reshape(j, i))
+        for stored in orders:
             yield stored
             if stored.min() > 0:
                 yield np.log(stored)
 
 
-def _biases(numbers: Mapping[str, Array], j: int, p: int) -> Iterator[Array]:
+def _biases(numbers: Mapping[str, Array], j: int, p: int, group: int) -> Iterator[Array]:
+    """Biases ``[j, p]`` that the constants may hold, also one for all members of a group."""
     yield np.zeros(())
     for value in numbers.values():
         if value.size == j * p and value.any():
             yield value.reshape(j, p).astype(np.float64)
             yield value.reshape(p, j).T.astype(np.float64)
+        elif group > 1 and value.size == j // group * p and value.any():
+            for stored in (value.reshape(-1, p), value.reshape(p, -1).T):
+                yield np.repeat(stored.astype(np.float64), group, 0)
 
 
 def _second_stage(

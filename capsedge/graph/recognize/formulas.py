@@ -52,8 +52,11 @@ class Dynamic:
 
     Attributes:
         iterations: weighted sums.
-        over: what the softmax runs over: ``j`` parents, ``i`` children, ``ji`` both.
-        form, epsilon, axis: of the squash.
+        over: what the softmax runs over: ``j`` parents, ``i`` children, ``ji`` both, ``groups`` parents
+            with the same place in their groups.
+        form, epsilon, axis: of the squash; the axis ``group`` is that of all poses of a group together.
+        group: how many neighbouring parents are a group: the elements of a pose where each has logits of its
+            own, or the positions that a softmax or a squash runs over.
         prior: start logits ``[j, i]``, or zero.
         bias: added to the sums ``[j, p]``, or zero.
         scale: of the agreements.
@@ -69,6 +72,7 @@ class Dynamic:
     form: str = "B"
     epsilon: float = 0.0
     axis: str = "p"
+    group: int = 1
     prior: Array = field(default_factory=lambda: np.zeros(()))
     bias: Array = field(default_factory=lambda: np.zeros(()))
     scale: float = 1.0
@@ -83,14 +87,25 @@ class Dynamic:
         start = np.zeros((1, *votes.shape[1:3])) + self.prior
         b = start
         for t in range(self.iterations):
-            c = softmax(b, OVER[self.over], self.leaky)
-            s = (c[:, :, None] @ votes)[:, :, 0] + self.bias
-            v = squash(s, self.form, self.epsilon, self.axis)
+            s = (self.couplings(b)[:, :, None] @ votes)[:, :, 0] + self.bias
+            v = self._squash(s)
             if t + 1 < self.iterations:
                 a = self.scale * (votes @ self._parents(s, v)[..., None])[..., 0]
                 a = a.mean(0, keepdims=True) if self.batch_mean else a
                 b = a if self.replace else b + a
         return v
+
+    def couplings(self, b: Array) -> Array:
+        """The softmax of logits ``[n, j, i]``."""
+        if self.over != "groups":
+            return softmax(b, OVER[self.over], self.leaky)
+        return softmax(b.reshape(len(b), -1, self.group, b.shape[2]), (1,)).reshape(b.shape)
+
+    def _squash(self, s: Array) -> Array:
+        if self.axis != "group":
+            return squash(s, self.form, self.epsilon, self.axis)
+        vectors = s.reshape(len(s), -1, self.group * s.shape[2])
+        return squash(vectors, self.form, self.epsilon).reshape(s.shape)
 
     def _parents(self, s: Array, v: Array) -> Array:
         """What votes are compared with."""

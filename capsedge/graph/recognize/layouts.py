@@ -127,6 +127,45 @@ def vote_layouts(
         yield from found
 
 
+def grouped_layouts(
+    shape: tuple[int, ...], batch: int, softmax: int, pose: int, most_places: int = 2
+) -> Iterator[Layout]:
+    """Every way in which votes may be ``[n, j, i, p]`` with parents in groups; ``j`` is groups, then members.
+
+    Args:
+        softmax: elements that the softmax runs over: groups, children, parents, or parents and children.
+        pose: elements of a vote, 1 where each has logits of its own; then a group has one axis.
+        most_places: axes of positions that route on their own at most.
+    """
+    view = squeezed(shape)
+    axes = range(len(view))
+    if len(view) > MOST_AXES:
+        return
+    starts: list[int | None] = [k for k in axes if view[k] == batch] if batch > 1 else [None]
+    poses: list[tuple[int, ...]] = [(k,) for k in axes if view[k] == pose] if pose > 1 else [()]
+    found = []
+    for start, p, groups in itertools.product(starts, poses, axes):
+        left = [k for k in axes if k not in (start, groups, *p)]
+        for members in _some(left, 1, 1 if pose == 1 else 3):
+            rest = [k for k in left if k not in members]
+            for places in _some(rest, 0, min(most_places, len(rest) - 1)):
+                i = [k for k in rest if k not in places]
+                n = ([] if start is None else [start]) + list(places)
+                count, parents, children = (
+                    math.prod(view[k] for k in some) for some in ((groups,), (groups, *members), i)
+                )
+                distinct = start not in (groups, *p) and groups not in p
+                if distinct and softmax in (count, children, parents, parents * children):
+                    sizes = (len(n), 1 + len(members), len(i), len(p))
+                    found.append(Layout(shape, view, (*n, groups, *members, *i, *p), sizes, start))
+    yield from sorted(found, key=lambda f: f.groups[0])
+
+
+def _some(axes: Sequence[int], least: int, most: int) -> Iterator[tuple[int, ...]]:
+    for count in range(least, most + 1):
+        yield from itertools.combinations(axes, count)
+
+
 def layouts(
     shape: tuple[int, ...], roles: Sequence[Sequence[int]], batch: int | None = None
 ) -> Iterator[Layout]:

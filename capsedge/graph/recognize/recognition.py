@@ -24,7 +24,7 @@ from capsedge.graph.recognize.write_attention import write_attention
 from capsedge.graph.recognize.write_dynamic import write_dynamic
 from capsedge.graph.recognize.write_em import write_em
 from capsedge.graph.recognize.write_self_attention import write_self_attention
-from capsedge.graph.recognize.write_standard import write_standard
+from capsedge.graph.recognize.write_standard import NO_FASTER, write_standard
 
 STANDARD = "standard operators"  # what is reported where no operator fits
 _NONE = "no operator"
@@ -157,15 +157,21 @@ def _standard(graph: Values, found: FoundDynamic, number: int, reasons: list[str
     edit, gain = write_standard(graph, found, f"routing_{number}")
     kind = found.kind
     _, j, i, p = found.roles.sizes
-    parameters = {"children": str(i), "parents": f"{j} of {p}", "iterations": str(kind.iterations)}
-    form = f"standard operators in another form, which reads and writes {gain:.1f} times less"
+    groups = found.roles.part(1)
+    parameters = {
+        "children": str(i),
+        "parents": f"{groups[0]} of {j // groups[0]}" if p == 1 else f"{j} of {p}",
+        "iterations": str(kind.iterations),
+    }
+    form = f"standard operators in another form, {gain:.1f} times faster by estimate"
     note = f"{_telling(reasons)}; written with {form}"
     return edit, Found(STANDARD, found.result, parameters, (note,))
 
 
 def _telling(reasons: list[str]) -> str:
     """The reason that says most: one that names what no operator has, else the first."""
-    return next((r for r in reasons if _NONE in r or "averaged" in r or "EM" in r), reasons[0])
+    said = next((r for r in reasons if _NONE in r or "averaged" in r or "EM" in r), reasons[0])
+    return f"{said}; {NO_FASTER}" if NO_FASTER in reasons and said != NO_FASTER else said
 
 
 def _em(

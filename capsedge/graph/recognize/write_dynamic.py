@@ -62,28 +62,22 @@ class Written:
     notes: tuple[str, ...]
 
 
-def expressed(kind: Dynamic, batch: int, free: bool) -> Expressed:
+def expressed(found: FoundDynamic, batch: int, free: bool) -> Expressed:
     """The operators' own kind of routing that stands for a kind.
 
     Raises:
         NotRecognized: there is none.
     """
-    if kind.over == "ji":
-        raise NotRecognized(
-            "dynamic routing with a softmax over children and parents together: no operator has that"
-        )
-    if kind.axis == "j":
-        raise NotRecognized("dynamic routing with a squash over the parents: no operator has that")
-    if kind.form == "E":
-        raise NotRecognized(
-            "dynamic routing with the squash (1 - exp -n)·s/n: no operator has that"
-        )
+    kind = found.kind
+    other = _other(kind, found.roles.sizes[3])
+    if other:
+        raise NotRecognized(f"{other}: no operator has that")
     if kind.batch_mean and (free or batch != 1):
         raise NotRecognized(
             "dynamic routing whose agreements are averaged over the batch: an image's answer depends on the "
             "others (fix the batch at 1 where that is what is wanted)"
         )
-    own = replace(kind, form="B", batch_mean=False)
+    own = replace(kind, form="B", group=1, batch_mean=False)
     gain = 1.0
     notes: tuple[str, ...] = ()
     if kind.form == "A":
@@ -112,6 +106,21 @@ def expressed(kind: Dynamic, batch: int, free: bool) -> Expressed:
     return Expressed(own, gain, notes)
 
 
+def _other(kind: Dynamic, pose: int) -> str:
+    """What a kind has that no operator has; empty where there is nothing."""
+    if kind.group > 1 and pose == 1:
+        return "one logit for each element of a pose"
+    features = {
+        "a softmax over children and parents together": kind.over == "ji",
+        "a softmax over some of the parents": kind.over == "groups",
+        "a squash over the parents": kind.axis == "j",
+        "a squash over the poses of all positions together": kind.axis == "group",
+        "the squash (1 - exp -n)·s/n": kind.form == "E",
+    }
+    said = " and ".join(text for text, is_so in features.items() if is_so)
+    return f"dynamic routing with {said}" if said else ""
+
+
 def write_dynamic(graph: Values, found: FoundDynamic, source: Source | None, tag: str) -> Written:
     """The nodes.
 
@@ -121,7 +130,7 @@ def write_dynamic(graph: Values, found: FoundDynamic, source: Source | None, tag
     Raises:
         NotRecognized: no operator computes the same.
     """
-    own = expressed(found.kind, graph.batch, graph.free)
+    own = expressed(found, graph.batch, graph.free)
     _check(graph, found, own)
     edit = Edit(graph, tag)
     if source is None:

@@ -26,6 +26,7 @@ from capsedge.graph.simplify import simplify
 from tests.graph.recognize import attention_writings as A  # noqa: N812
 from tests.graph.recognize import dynamic_writings as D  # noqa: N812
 from tests.graph.recognize import em_writings as E  # noqa: N812
+from tests.graph.recognize import grouped_writings as G  # noqa: N812
 from tests.graph.recognize import self_attention_writings as S  # noqa: N812
 from tests.graph.recognize.making import exported
 
@@ -84,6 +85,42 @@ def test_dynamic_routing(writing: type) -> None:
     if kind.epsilon and not kind.bias.any():
         mutants["epsilon times 10"] = replace(kind, epsilon=10 * kind.epsilon)
         mutants["other form"] = replace(kind, form="B" if kind.form == "A" else "A")
+    accepted = [name for name, mutant in mutants.items() if excess(graph, found, mutant) <= 1]
+    assert not accepted
+
+
+@pytest.mark.parametrize(
+    "writing",
+    [G.Elements, G.ElementsOverParents, G.Joint, G.OverPositions, G.SquashedTogether, D.PerElement],
+)
+def test_routing_in_groups(writing: type) -> None:
+    example = writing.example(3) if issubclass(writing, G.Map) else FEATURES
+    graph = graph_of(writing(), example)
+    (group,) = groups(graph)
+    found = fit_dynamic(graph, group.votes[0], group.anchors)
+    kind = found.kind
+    assert excess(graph, found, kind) <= 1
+    _, j, i, p = found.roles.sizes
+    change, shift = np.zeros((j, i)), np.zeros((j, p))
+    change[0, ::2] = 1e-4
+    shift[0] = 1e-4
+    axes = {"j", "i", "ji", "groups"} - {kind.over} - ({"groups"} if kind.group == 1 else set())
+    mutants = {
+        "one iteration more": replace(kind, iterations=kind.iterations + 1),
+        "one iteration less": replace(kind, iterations=kind.iterations - 1),
+        **{f"softmax over {axis}": replace(kind, over=axis) for axis in axes},
+        "each pose squashed": replace(kind, axis="p" if kind.axis == "group" else "j"),
+        "each element squashed": replace(kind, axis="element"),
+        "prior": replace(kind, prior=kind.prior + change),
+        "bias": replace(kind, bias=kind.bias + shift),
+        "scale plus 1 %": replace(kind, scale=1.01 * kind.scale),
+        "mean over the batch": replace(kind, batch_mean=True),
+        "other squash": replace(kind, form="H" if kind.form != "H" else "B"),
+    }
+    if kind.iterations > 2:
+        mutants["other update"] = replace(kind, replace=not kind.replace)
+    if kind.epsilon and not kind.bias.any():
+        mutants["epsilon times 10"] = replace(kind, epsilon=10 * kind.epsilon)
     accepted = [name for name, mutant in mutants.items() if excess(graph, found, mutant) <= 1]
     assert not accepted
 
