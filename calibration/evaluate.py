@@ -14,7 +14,7 @@ from capsedge.calibration.running import runs, samples_of_a_run
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
-from capsedge.judging.errors import ErrorCount, OutputError, has_columns
+from capsedge.judging.numeric import ErrorCount, OutputError, has_columns
 from capsedge.runtime.files import limits
 from capsedge.runtime.profiling.measure import Limits, take_times
 from capsedge.runtime.profiling.profiler import random_inputs

@@ -121,7 +121,7 @@ def _reader(path: Path) -> Reader:
     ):
         fix, command = found.advice(path)
         raise ArtefactError(
-            f"{path} is no checkpoint: it is {found.name}.",
+            f"{path} is not a checkpoint: it is {found.name}.",
             "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
             fix,
             command=command,

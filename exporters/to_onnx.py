@@ -140,10 +140,10 @@ def export(
             metadata,
             checkpoint_sha256,
         )
+        own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
         found = to_proto(subject, opset, batch, rewrites)
         lowered = _with_ops(found.model, ops, rewrites)
         checks.validate(lowered)
-        own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
         cases = _cases(subject, batch, own)
         parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
     stated = subject.metadata

@@ -102,7 +102,7 @@ def test_missing_and_misnamed(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "absent.safetensors")
     other = tmp_path / "m.onnx"
     other.write_bytes(b"x")
-    with pytest.raises(ArtefactError, match="is no checkpoint: it is a text file"):
+    with pytest.raises(ArtefactError, match="is not a checkpoint: it is a text file"):
         load_checkpoint(other)
 
 

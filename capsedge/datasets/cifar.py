@@ -52,9 +52,9 @@ def _batch(values: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if not isinstance(data, _Array) or data.content is None:
         raise BadPickle("its 'data' is not an array of bytes")
     if type(labels) is not list or not set(map(type, labels)) <= {int}:
-        raise BadPickle("its 'labels' are no list of whole numbers")
+        raise BadPickle("its 'labels' are not a list of whole numbers")
     if not all(0 <= label < limits.WIDTH for label in labels):
-        raise BadPickle("it has labels that are no classes")
+        raise BadPickle("it has labels that are not classes")
     if data.shape != (len(labels), math.prod(_SHAPE)):
         raise BadPickle(f"its data is {list(data.shape)} for {len(labels)} labels")
     rows = np.frombuffer(data.content, np.uint8).reshape(data.shape, order=data.order)

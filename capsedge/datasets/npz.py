@@ -155,7 +155,9 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         return {"array": read_single(path)}
     if path.suffix != ".npz":
         raise UsageError(
-            f"{path} is no file of arrays.", f"Its suffix is '{path.suffix}'.", "Give .npy or .npz."
+            f"{path} is not a file of arrays.",
+            f"Its suffix is '{path.suffix}'.",
+            "Give .npy or .npz.",
         )
     with opened_arrays(path) as arrays:
         return {name: arrays.read(name) for name in arrays.names}

@@ -108,7 +108,7 @@ def _layers(
         elif routed and k == len(stored) - 1 and layer.kind in ("Lambda", "Length"):
             notes.append(f"the last layer, '{layer.name}' ({layer.kind}), is taken for the length")
         elif dim:
-            raise layer.refused("it is no layer that is known among capsules")
+            raise layer.refused("this layer is not known among capsules")
         else:
             made = stem_layer(layer, channels)
             if made is not None:

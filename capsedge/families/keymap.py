@@ -52,7 +52,7 @@ def read_key_map(path: Path | str) -> KeyMap:
     """Read a key map.
 
     Raises:
-        UsageError: it cannot be read, or is no key map.
+        UsageError: it cannot be read, or is not a key map.
         EnvironmentProblem: Python is older than 3.11 and tomli is not installed.
     """
     with opened(path, "Check the path of the key map.") as file:
@@ -63,7 +63,7 @@ def read_key_map(path: Path | str) -> KeyMap:
         return decode(KeyMap, check(_toml(data)))
     except (Malformed, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is no key map.", f"{error}.", "docs/import.md shows one."
+            f"{path} is not a key map.", f"{error}.", "docs/import.md shows one."
         ) from error
 
 

@@ -18,10 +18,21 @@ from capsedge.formats.stored import Floats, Weights, without_counters
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.documents import Malformed
+from capsedge.runtime.files.formats import tell
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
 
 Read = Callable[[Path, BufferedReader], Weights]
+# Formats of weights: a file of one only has the wrong name.
+_NAMED_OTHERWISE = (
+    "pytorch",
+    "pytorch-legacy",
+    "safetensors",
+    "checkpoint",
+    "hdf5",
+    "keras",
+    "npz",
+)
 
 
 def read_weights(path: Path | str) -> Weights:
@@ -39,11 +50,7 @@ def read_weights(path: Path | str) -> Weights:
     path = Path(path)
     read = _READERS.get(path.suffix.lower())
     if read is None:
-        raise UsageError(
-            f"{path} is not named like a file of weights.",
-            f"Its suffix is '{path.suffix}'; known: {', '.join(_READERS)}.",
-            "Rename it to what it is.",
-        )
+        raise _not_weights(path)
     with opened(path, "Check the path of the weights.") as file:
         if size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
@@ -126,3 +133,21 @@ _READERS: dict[str, Read] = {
     **dict.fromkeys((".h5", ".hd5", ".hdf5"), lambda _, file: keras.read_h5(file)),
     ".keras": lambda _, file: keras.read_keras(file),
 }
+
+
+def _not_weights(path: Path) -> UsageError:
+    """The error for a file with another suffix, which says what the file is where its first bytes do.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    found = tell(path)
+    if found is None or found.key in _NAMED_OTHERWISE:
+        return UsageError(
+            f"{path} is not named like a file of weights.",
+            f"Its suffix is '{path.suffix}'; known: {', '.join(_READERS)}.",
+            "Rename it to what it is.",
+        )
+    fix, command = found.advice(path)
+    known = f"Weights are in files named *{', *'.join(_READERS)}."
+    return UsageError(f"{path} is {found.name}, not weights.", known, fix, command=command)

@@ -271,7 +271,7 @@ def read_example(text: str) -> tuple[Tensor, ...]:
         shapes, elements = [], []
     if not shapes or not all(0 < n <= _LARGEST for n in elements) or min(map(min, shapes)) < 1:
         raise UsageError(
-            f"'{text}' is no shape of an input.",
+            f"'{text}' is not the shape of an input.",
             "It is the size of one image, channels first.",
             "Use --example 1x28x28, --example 1x28x28,10 for two inputs, or an .npy or .npz file.",
         )

@@ -120,7 +120,7 @@ def _compare(name: str, stored: Any, expected: Any, done: int) -> None:
     leaf = name.rpartition(".")[2]
     if isinstance(expected, Tensor):
         if not isinstance(stored, StoredTensor):
-            raise _Foreign(f"{name} is no tensor")
+            raise _Foreign(f"{name} is not a tensor")
         if stored.shape != tuple(expected.shape) or stored.storage.dtype != expected.dtype:
             raise _Foreign(
                 f"{name} is {stored.storage.dtype} {list(stored.shape)}, "
@@ -152,7 +152,7 @@ def _compare_rates(name: str, stored: Any, expected: Any) -> None:
         raise _Foreign(f"{name} has other entries")
     for value in stored if is_list else (stored,):
         if type(value) not in (int, float) or not (0 <= value < math.inf):
-            raise _Foreign(f"{name} is no rate")
+            raise _Foreign(f"{name} is not a rate")
 
 
 def _history(text: Any, epochs: int) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,7 @@ from torch import nn
 from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.judging.decisions import Decisions
-from capsedge.judging.errors import ErrorCount, has_columns
-from capsedge.judging.estimates import Estimates, allowed_share
-from capsedge.judging.outputs import OutputMetrics
-from capsedge.judging.tolerance import NOISE, Tolerance, least_agreement, tolerances
+from capsedge.judging.tolerance import NOISE
 from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
@@ -29,144 +24,18 @@ from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Link
+from capsedge.verification.comparison import Comparison
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
 from capsedge.verification.reference import (
-    Arrays,
     Reference,
     check_origin,
     find_checkpoint,
     load_reference,
 )
+from capsedge.verification.requirements import Limits, failures_of
 
 LEDGER_FLIPS = 4  # samples with a changed decision that the ledger examines
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """The requirements.
-
-    Attributes:
-        tolerances: tolerance of each output.
-        min_agreement: least share of equal decisions.
-        approximate: whether the file is not meant to equal its source.
-        by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
-        max_drop: points that the file was allowed to lose when it was made; None if not stated.
-        max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
-            when it was made; None for others.
-        share: of its range that the mean error of a regression's value may have.
-    """
-
-    tolerances: dict[str, Tolerance]
-    min_agreement: float
-    approximate: bool
-    by_numbers: bool
-    max_drop: float | None
-    max_error: float | None
-    share: float
-
-    @classmethod
-    def of(
-        cls,
-        session: Session,
-        atol: float | Mapping[str, float] | None,
-        rtol: float | Mapping[str, float] | None,
-        min_agreement: float | None,
-    ) -> _Limits:
-        """The limits that are given, otherwise the defaults for the artefact."""
-        approximate = _approximate(session)
-        return cls(
-            tolerances([port.name for port in session.outputs], atol, rtol),
-            least_agreement(session.metadata) if min_agreement is None else min_agreement,
-            approximate,
-            by_numbers=not approximate or atol is not None or rtol is not None,
-            max_drop=_allowed(session, "max_drop") if approximate else None,
-            max_error=_allowed(session, "max_error") if approximate else None,
-            share=allowed_share(session.metadata),
-        )
-
-    @property
-    def by_share(self) -> bool:
-        """Whether ``share`` judges the values of a regression, because no limit was stated for them."""
-        return self.approximate and self.max_error is None
-
-    @property
-    def judged_by(self) -> str:
-        """In words: numbers, decisions, or errors as allowed when the file was made."""
-        if self.by_numbers:
-            return "numbers and decisions"
-        return "decisions" if self.max_error is None else "errors by range"
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
-        return {
-            "min_agreement": self.min_agreement,
-            "max_drop_points": self.max_drop,
-            "max_error_percent": self.max_error,
-            "max_mean_error_percent": 100 * self.share,
-            "judged_by": self.judged_by,
-            "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
-        }
-
-
-@dataclass
-class _Comparison:
-    """Metrics of one set of images."""
-
-    session: Session
-    outputs: dict[str, OutputMetrics]
-    decisions: Decisions | None
-    estimates: Estimates | None
-    errors: dict[str, ErrorCount]
-
-    @classmethod
-    def of(
-        cls, session: Session, tolerances: Mapping[str, Tolerance], tie: float = 0.0
-    ) -> _Comparison:
-        """A comparison of no images yet; ``tie`` as for `Decisions`."""
-        outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
-        errors = {
-            port.name: ErrorCount(port.name, has_columns([port.shape], batched=True))
-            for port in session.outputs
-        }
-        return cls(session, outputs, Decisions.of(session, tie), Estimates.of(session), errors)
-
-    def update(
-        self,
-        expected: Arrays,
-        found: Arrays,
-        noise: Mapping[str, NDArray[np.float64]] | None = None,
-        labels: NDArray[np.int64] | None = None,
-    ) -> None:
-        """Add a batch of the reference's and the artefact's outputs.
-
-        Raises:
-            ArtefactError: an output's shape is not that of the reference.
-        """
-        for name, metrics in self.outputs.items():
-            if expected[name].shape != found[name].shape:
-                raise ArtefactError(
-                    f"Output '{name}' has the shape {list(found[name].shape)}.",
-                    f"The reference's has {list(expected[name].shape)}.",
-                    "Name the checkpoint that the file was exported from with --checkpoint.",
-                )
-            metrics.update(expected[name], found[name], 0.0 if noise is None else noise[name])
-            self.errors[name].update(expected[name], found[name])
-        scores, poses = self.session.score_output, self.session.pose_output
-        if self.decisions is not None and scores is not None:
-            self.decisions.update(expected[scores], found[scores], labels)
-            if poses is not None and expected[poses].ndim > 2:
-                self.decisions.update_poses(expected[poses], found[poses], expected[scores])
-        if self.estimates is not None:
-            self.estimates.update(self.session.values_of(expected), self.session.values_of(found))
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
-        return {
-            "outputs": [m.to_dict() for m in self.outputs.values()],
-            "decisions": None if self.decisions is None else self.decisions.to_dict(),
-            **({} if self.estimates is None else {"estimates": self.estimates.to_dict()}),
-        }
 
 
 def verify(
@@ -224,13 +93,13 @@ def verify(
     link, module = _reference(reference, session)
     ranks = {port.name: len(port.shape) for port in session.outputs}
     source = Reference(module, list(ranks), ranks)
-    limits = _Limits.of(session, atol, rtol, min_agreement)
+    limits = Limits.of(session, atol, rtol, min_agreement)
     samples = _samples(data, session, shape, limit)
     hard = hard_cases(shape, prep)
     step = _steps(progress, len(samples) + len(hard))
     on_samples = _on_samples(session, source, limits, samples, step)
     on_hard = _on_hard_cases(session, source, limits, hard, step)
-    failures = _failures(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
+    failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
     ledger = None
     if failures and not limits.approximate and session.passport is None:  # engines cannot be opened
         from capsedge.verification.ledger import routing_ledger
@@ -293,11 +162,11 @@ def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:
 def _on_samples(
     session: Session,
     source: Reference,
-    limits: _Limits,
+    limits: Limits,
     samples: ImageSet,
     step: Callable[[int], None],
-) -> _Comparison:
-    comparison = _Comparison.of(session, limits.tolerances)
+) -> Comparison:
+    comparison = Comparison.of(session, limits.tolerances)
     compared = 0
     for images, found in session.run_batches(samples.inputs()):
         labels = None if samples.labels is None else samples.labels[compared:][: len(images)]
@@ -310,13 +179,13 @@ def _on_samples(
 def _on_hard_cases(
     session: Session,
     source: Reference,
-    limits: _Limits,
+    limits: Limits,
     hard: ImageSet,
     step: Callable[[int], None],
-) -> _Comparison:
+) -> Comparison:
     """Compare the hard cases: FP32's own error is allowed for, and decisions within rounding are ties."""
     first = next(iter(limits.tolerances.values()))
-    comparison = _Comparison.of(session, limits.tolerances, tie=2 * first.atol)
+    comparison = Comparison.of(session, limits.tolerances, tie=2 * first.atol)
     for images, found in session.run_batches(hard.inputs()):
         expected, exact = source.run(images), source.run(images, torch.float64)
         noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
@@ -408,50 +277,6 @@ def _source_links(session: Session) -> tuple[Link, ...]:
     return links
 
 
-def _approximate(session: Session) -> bool:
-    """Whether a file is not meant to equal its source: it has another precision or frozen couplings."""
-    meta = session.metadata
-    return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
-
-
-def _allowed(session: Session, key: str) -> float | None:
-    """What the gate allowed when a file was quantized."""
-    meta = session.metadata
-    stated = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
-    return None if stated is None else float(stated)
-
-
-def _error_failures(limits: _Limits, comparison: _Comparison) -> list[str]:
-    """A sentence for every output whose error is beyond what was allowed when the file was made."""
-    if limits.max_error is None or limits.max_drop is None:
-        return []
-    failures = []
-    for count in comparison.errors.values():
-        found = count.result()
-        mean, largest = 100 * found.mean_share, 100 * found.largest_share
-        if not (mean <= limits.max_drop and largest <= limits.max_error):
-            failures.append(
-                f"{found.name}: mean error {mean:.3g} % of its range on the samples, "
-                f"{limits.max_drop:g} allowed; largest {largest:.3g} %, {limits.max_error:g} allowed when "
-                "the file was made."
-            )
-    return failures
-
-
-def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
-    """A sentence if accuracy fell by more than was allowed and by more than one image counts."""
-    if not decisions.labelled:
-        return []
-    lost = decisions.correct_reference - decisions.correct_found
-    points = 100 * lost / decisions.labelled
-    if lost <= 1 or points <= max_drop + 1e-9:
-        return []
-    return [
-        f"Accuracy: {points:.2f} points lost on {decisions.labelled} labelled samples, "
-        f"{max_drop:g} allowed when the file was made."
-    ]
-
-
 def _samples(
     data: Path | str | None,
     session: Session,
@@ -478,49 +303,8 @@ def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.flo
     return np.asarray(error, np.float64).reshape(-1, *[1] * (rounded.ndim - 1))
 
 
-def _failures(limits: _Limits, *parts: tuple[str, _Comparison, ImageSet]) -> list[str]:
-    """A sentence for every requirement that is not met; parts are place, comparison and images."""
-    failures = []
-    for place, comparison, images in parts:
-        for metrics in comparison.outputs.values():
-            failures += _output_failures(limits, place, metrics, images.names)
-        if limits.by_share and comparison.estimates is not None and place == "samples":
-            failures += comparison.estimates.failures(limits.share, place)
-        decisions = comparison.decisions
-        if limits.approximate and place == "hard cases":
-            continue  # on them any precision other than the source's decides by rounding
-        if decisions is not None and decisions.agreement < limits.min_agreement:
-            failures.append(
-                f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
-                f"{decisions.agreement:.6f}, wanted {limits.min_agreement:g}."
-            )
-    failures += _error_failures(limits, parts[0][1])
-    for _, comparison, _ in parts:
-        if limits.max_drop is not None and comparison.decisions is not None:
-            failures += _drop_failure(comparison.decisions, limits.max_drop)
-    return failures
-
-
-def _output_failures(
-    limits: _Limits, place: str, metrics: OutputMetrics, names: tuple[str, ...]
-) -> list[str]:
-    failures = []
-    if metrics.not_finite:
-        failures.append(
-            f"{metrics.name}: {metrics.not_finite} values are NaN or infinite on the {place}."
-        )
-    if metrics.over and limits.by_numbers:
-        worst = metrics.worst_image if metrics.worst_image is not None else 0
-        image = names[worst] if names else f"image {worst}"
-        failures.append(
-            f"{metrics.name}: {metrics.over} of {metrics.elements} values beyond tolerance on the {place}, "
-            f"at worst {metrics.worst:.3g} times ({image}); max abs {metrics.max_abs:.3g}."
-        )
-    return failures
-
-
 def _worst_images(
-    on_samples: _Comparison, on_hard: _Comparison, samples: ImageSet, hard: ImageSet
+    on_samples: Comparison, on_hard: Comparison, samples: ImageSet, hard: ImageSet
 ) -> NDArray[np.float32]:
     """The images for the ledger: the worst of each output, and samples whose decision flipped."""
     flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]

@@ -43,17 +43,25 @@ class Format:
         return self.fix.format(path=repr(str(path))), command
 
 
+_PUBLIC_PYTHON = (
+    "Weights of a public network: `capsedge.import_checkpoint({path})` (docs/import.md). "
+)
+_PUBLIC_COMMAND = "Weights of a public network: `capsedge import {path}` (docs/import.md). "
 _MODULE = (
-    "Load it into your module and export that: `capsedge.export(module, 'model.onnx', example=...)` "
-    "(docs/your-model.md).",
-    "Export it with the code of its network: `capsedge export --module FILE.py:CLASS --weights {path} "
-    "--example 1x28x28 -o model.onnx` (docs/your-model.md).",
+    _PUBLIC_PYTHON
+    + "Your own: load them into your module and export that, `capsedge.export(module, "
+    "'model.onnx', example=...)` (docs/your-model.md).",
+    _PUBLIC_COMMAND
+    + "Your own: export them with the code of the network, `capsedge export --module "
+    "FILE.py:CLASS --weights {path} --example 1x28x28 -o model.onnx` (docs/your-model.md).",
+)
+_TF2ONNX = (
+    "Your own: convert it with tf2onnx, `python -m tf2onnx.convert --keras {path} --output "
+    "model.onnx`, then "
 )
 _KERAS = (
-    "Convert it with tf2onnx: `python -m tf2onnx.convert --keras {path} --output model.onnx`, then "
-    "`capsedge.optimize('model.onnx', ...)`.",
-    "Convert it with tf2onnx: `python -m tf2onnx.convert --keras {path} --output model.onnx`, then "
-    "`capsedge optimize model.onnx`.",
+    _PUBLIC_PYTHON + _TF2ONNX + "`capsedge.optimize('model.onnx', ...)`.",
+    _PUBLIC_COMMAND + _TF2ONNX + "`capsedge optimize model.onnx`.",
 )
 _SOURCE = "Name the ONNX file that it was made from."
 _DATA = (
@@ -61,8 +69,8 @@ _DATA = (
     "It is data: name it with --data or --calib-data.",
 )
 _PICTURE = (
-    "Images go to `Session.predict`; name the .onnx file of the model here.",
-    "Images go to `capsedge infer --model MODEL.onnx {path}`; name the .onnx file of the model here.",
+    "Images go to `Session.predict`.",
+    "Images go to `capsedge infer --model MODEL.onnx {path}`.",
 )
 _AGAIN = "Get the file again."
 
@@ -151,10 +159,10 @@ _FORMATS = {
         Format("tar", "a tar archive", "Unpack it and name what is inside."),
         Format("lfs", "a pointer of Git LFS, not the file itself", "Get the file: `git lfs pull`."),
         Format("html", "a web page", "A download failed; get the file itself."),
-        Format("program", "a program or library (ELF)", "Name the ONNX file of the model."),
+        Format("program", "a program or library (ELF)", "Check the path."),
         Format("json", "a JSON file", "Name the file that it describes."),
-        Format("xml", "an XML file", "Name the ONNX file of the model."),
-        Format("text", "a text file", "Name the ONNX file of the model."),
+        Format("xml", "an XML file", "Check the path."),
+        Format("text", "a text file", "Check the path."),
         Format("empty", "empty", _AGAIN),
         Format("folder", "a folder", "Name a file."),
     )
@@ -268,9 +276,8 @@ def _text(head: bytes) -> str | None:
 
 
 def _archive(file: io.BufferedReader) -> str:
-    from capsedge.runtime.files.archive_formats import (
-        key_of,
-    )  # models are no archives: zipfile can wait
+    # Not at the top: models are no archives, and zipfile takes time to import.
+    from capsedge.runtime.files.archive_formats import key_of
 
     return key_of(file)
 

@@ -14,7 +14,7 @@ from capsedge.calibration.evaluate import Outcome, compare
 from capsedge.calibration.judge import Gate, Judge
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.judging.errors import ErrorCount, has_columns
+from capsedge.judging.numeric import ErrorCount, has_columns
 from tests.foreign.files import IMAGES, MADE
 
 

@@ -120,7 +120,7 @@ def test_a_folder_of_its_own_and_prints(user: Path) -> None:
         (("--module", "code/caps.py:Stem", "--args", '{"width": 99}'), "raise ValueError"),
         (("--module", "code/broken.py:Stem"), "broken.py:2"),
         (("--module", "code/ends.py:Stem"), "__main__"),
-        (("--module", "code/caps.py:make", "--example", "1xx"), "no shape of an input"),
+        (("--module", "code/caps.py:make", "--example", "1xx"), "not the shape of an input"),
         (("--module", "code/caps.py:make", "--checkpoint", "x.pt"), "exclude each other"),
         (("--weights", "x.pt"), "--weights needs --module"),
     ],

@@ -67,6 +67,19 @@ def test_an_unknown_file_is_described() -> None:
     assert "--module" in caught.value.fix
 
 
+def test_what_is_not_a_file_of_weights_is_named(tmp_path: Path) -> None:
+    image, other = tmp_path / "x.png", tmp_path / "weights.xyz"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n")
+    np.savez(tmp_path / "weights.npz", a=np.zeros(3))
+    (tmp_path / "weights.npz").rename(other)
+    with pytest.raises(UsageError, match=r"x\.png is an image, not weights"):
+        read_weights(image)
+    with pytest.raises(UsageError, match="Rename it"):
+        read_weights(other)
+    with pytest.raises(UsageError, match="no such file"):
+        read_weights(tmp_path / "gone.xyz")
+
+
 def test_a_long_list_is_cut() -> None:
     tensors = {f"layer{k}": np.zeros(1, np.float32) for k in range(5000)}
     with pytest.raises(UnknownNetwork) as caught:
@@ -138,8 +151,8 @@ def test_every_wrapper_and_format(suffix: str, tmp_path: Path) -> None:
         ("[tensors]\n'a' = ['x', {reshape = [5]}]", "cannot take"),
         ("[tensors]\n'a' = ['x', {transpose = [0, 0]}]", "cannot take"),
         ("[tensors]\n'a' = 'b'", "twice"),
-        ("x = " + "[" * 3000, "no key map"),
-        ("\xff", "no key map"),
+        ("x = " + "[" * 3000, "not a key map"),
+        ("\xff", "not a key map"),
     ],
 )
 def test_key_maps_that_are_wrong(text: str, says: str, tmp_path: Path) -> None:

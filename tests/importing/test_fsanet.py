@@ -40,6 +40,10 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     file = saved(module, tmp_path / "m.pth", epoch=3)
     report = capsedge.import_checkpoint(file, tmp_path / "c.safetensors", variant=variant)
     assert report.origin.family == "fsanet"
+    outputs = report.model.config.outputs
+    assert outputs is not None
+    assert (outputs.names, outputs.units) == (("yaw", "pitch", "roll"), ("degrees",) * 3)
+    assert report.model.config.preprocessing.order == ("BGR" if variant == "omasaht" else "RGB")
     with torch.no_grad():
         wanted = module(images())
         found = capsedge.load_checkpoint(tmp_path / "c.safetensors")(images()).scores
@@ -88,6 +92,7 @@ def test_diverged_weights_are_refused(tmp_path: Path) -> None:
         capsedge.import_checkpoint(saved(module, tmp_path / "m.pth"), variant="omasaht")
 
 
+@pytest.mark.slow
 def test_export_and_infer_in_degrees(tmp_path: Path) -> None:
     """An image's colours reach the network in its author's order."""
     module = network("variance", 99.0)

@@ -157,7 +157,7 @@ def test_data_tells_the_patches(old: bool, tmp_path: Path) -> None:
     """The labels are what the author's network says."""
     torch.manual_seed(4)
     module = n.Yl1993(old=old).eval()
-    x = pixels((150, 28, 28))
+    x = pixels((40, 28, 28))
     labels = scores(module, (x.unsqueeze(1) / 255 - 0.1307) / 0.3081).argmax(1).numpy()
     assert len(np.unique(labels)) > 1
     np.savez(tmp_path / "d.npz", images=x.numpy().astype(np.uint8), labels=labels)
@@ -172,7 +172,7 @@ def test_data_tells_the_patches(old: bool, tmp_path: Path) -> None:
 def test_data_tells_the_family(mixed: bool, tmp_path: Path) -> None:
     torch.manual_seed(4)
     module = n.Attention(mixed=mixed).eval()
-    x = pixels((100, 32, 32, 3))
+    x = pixels((30, 32, 32, 3))
     mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in (MEAN, STD))
     labels = scores(module, (x.permute(0, 3, 1, 2) / 255 - mean) / std).argmax(1).numpy()
     np.savez(tmp_path / "d.npz", images=x.numpy().astype(np.uint8), labels=labels)

@@ -165,6 +165,7 @@ def test_em_routing(writing: type) -> None:
     assert offset == [False]
 
 
+@pytest.mark.slow
 def test_coordinates() -> None:
     """The whole file with other coordinates differs from the original."""
     data = exported(E.Renormalized(), E.Writing.example(3)).SerializeToString()

@@ -49,7 +49,10 @@ def round_trip(model: CapsuleModel, folder: Path, exporter: str) -> None:
     assert (found[0].argmax(-1) == wanted[0].argmax(-1)).all()
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=pytest.mark.slow if f == "attention-vector" else ()) for f in CONFIGS],
+)
 def test_small_networks(family: str, tmp_path: Path) -> None:
     round_trip(network(family), tmp_path, "script")
 

@@ -90,11 +90,13 @@ def test_weights_in_fp16_stay_so() -> None:
 
     class Larger(D.Batched):
         def make(self) -> None:
-            self.w = self.weight(1, D.PARENTS, 64 * D.CHILDREN, D.SIZE_OUT, D.SIZE_IN)
+            self.w = self.weight(1, D.PARENTS, 24 * D.CHILDREN, D.SIZE_OUT, D.SIZE_IN)
 
         def route(self, u: Tensor) -> Tensor:
-            votes = torch.matmul(self.w, u.repeat(1, 64, 1)[:, None, :, :, None]).squeeze(-1)
-            v = D.squash_added((torch.zeros(len(u), D.PARENTS, 1152, 1).softmax(1) * votes).sum(2))
+            votes = torch.matmul(self.w, u.repeat(1, 24, 1)[:, None, :, :, None]).squeeze(-1)
+            v = D.squash_added(
+                (torch.zeros(len(u), D.PARENTS, 24 * D.CHILDREN, 1).softmax(1) * votes).sum(2)
+            )
             c = torch.matmul(votes, v[..., None]).softmax(1)
             return D.squash_added((c * votes).sum(2))
 

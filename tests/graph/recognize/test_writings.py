@@ -153,8 +153,9 @@ def test_normalized_activations_and_coordinates_are_recognized() -> None:
     assert not added[..., 2:].any()
 
 
+@pytest.mark.slow  # small networks of the registry, whose EM routing has them, go round in the fast tests
 @pytest.mark.parametrize(
-    "writing", [E.PaperCoordinates, pytest.param(E.WeightFirstCoordinates, marks=pytest.mark.slow)]
+    "writing", [E.PaperCoordinates, E.WeightFirstCoordinates], ids=lambda w: w.__name__
 )
 def test_coordinates_of_the_paper_need_no_new_operator(writing: type) -> None:
     improved = improve(exported(writing(), E.Writing.example(3)).SerializeToString())

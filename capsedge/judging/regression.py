@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from capsedge.judging.errors import ErrorCount
+from capsedge.judging.numeric import ErrorCount
 from capsedge.runtime.metadata import ModelMetadata
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def allowed_share(metadata: ModelMetadata | None) -> float:
 
 
 @dataclass
-class Estimates:
+class RegressionErrors:
     """Errors of a regression's values over all images seen.
 
     Attributes:
@@ -39,8 +39,8 @@ class Estimates:
     errors: ErrorCount = field(default_factory=lambda: ErrorCount("values", columns=True))
 
     @classmethod
-    def of(cls, session: Session) -> Estimates | None:
-        """Estimates of a regression; None for a classification, and without metadata."""
+    def of(cls, session: Session) -> RegressionErrors | None:
+        """The errors of a regression; None for a classification, and without metadata."""
         outputs = None if session.metadata is None else session.metadata.outputs
         if outputs is None or not outputs.values:
             return None

@@ -1,4 +1,4 @@
-"""The difference of numbers that are no scores: mean and largest error of an output, run by run.
+"""Differences of outputs that are compared as numbers: mean and largest error, run by run.
 
 Errors are absolute, in the output's own unit, and relative to the range that the reference takes: the largest
 less the smallest value on all samples, or the largest magnitude where the value does not vary. In an output

@@ -1,0 +1,167 @@
+"""What an artefact must meet to pass, and a sentence for everything that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from capsedge.datasets import ImageSet
+from capsedge.judging.decisions import Decisions
+from capsedge.judging.outputs import OutputMetrics
+from capsedge.judging.regression import allowed_share
+from capsedge.judging.tolerance import Tolerance, least_agreement, tolerances
+from capsedge.runtime.session import Session
+from capsedge.verification.comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The requirements.
+
+    Attributes:
+        tolerances: tolerance of each output.
+        min_agreement: least share of equal decisions.
+        approximate: whether the file is not meant to equal its source.
+        by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
+        max_drop: points that the file was allowed to lose when it was made; None if not stated.
+        max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
+            when it was made; None for others.
+        share: of its range that the mean error of a regression's value may have.
+    """
+
+    tolerances: dict[str, Tolerance]
+    min_agreement: float
+    approximate: bool
+    by_numbers: bool
+    max_drop: float | None
+    max_error: float | None
+    share: float
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        atol: float | Mapping[str, float] | None,
+        rtol: float | Mapping[str, float] | None,
+        min_agreement: float | None,
+    ) -> Limits:
+        """The limits that are given, otherwise the defaults for the artefact."""
+        approximate = _approximate(session)
+        return cls(
+            tolerances([port.name for port in session.outputs], atol, rtol),
+            least_agreement(session.metadata) if min_agreement is None else min_agreement,
+            approximate,
+            by_numbers=not approximate or atol is not None or rtol is not None,
+            max_drop=_allowed(session, "max_drop") if approximate else None,
+            max_error=_allowed(session, "max_error") if approximate else None,
+            share=allowed_share(session.metadata),
+        )
+
+    @property
+    def by_share(self) -> bool:
+        """Whether ``share`` judges the values of a regression, because no limit was stated for them."""
+        return self.approximate and self.max_error is None
+
+    @property
+    def judged_by(self) -> str:
+        """In words: numbers, decisions, or errors as allowed when the file was made."""
+        if self.by_numbers:
+            return "numbers and decisions"
+        return "decisions" if self.max_error is None else "errors by range"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "min_agreement": self.min_agreement,
+            "max_drop_points": self.max_drop,
+            "max_error_percent": self.max_error,
+            "max_mean_error_percent": 100 * self.share,
+            "judged_by": self.judged_by,
+            "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
+        }
+
+
+def _approximate(session: Session) -> bool:
+    """Whether a file is not meant to equal its source: it has another precision or frozen couplings."""
+    meta = session.metadata
+    return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
+
+
+def _allowed(session: Session, key: str) -> float | None:
+    """What the gate allowed when a file was quantized."""
+    meta = session.metadata
+    stated = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
+    return None if stated is None else float(stated)
+
+
+def failures_of(limits: Limits, *parts: tuple[str, Comparison, ImageSet]) -> list[str]:
+    """A sentence for every requirement that is not met; parts are place, comparison and images."""
+    failures = []
+    for place, comparison, images in parts:
+        for metrics in comparison.outputs.values():
+            failures += _output_failures(limits, place, metrics, images.names)
+        if limits.by_share and comparison.regression is not None and place == "samples":
+            failures += comparison.regression.failures(limits.share, place)
+        decisions = comparison.decisions
+        if limits.approximate and place == "hard cases":
+            continue  # on them any precision other than the source's decides by rounding
+        if decisions is not None and decisions.agreement < limits.min_agreement:
+            failures.append(
+                f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
+                f"{decisions.agreement:.6f}, wanted {limits.min_agreement:g}."
+            )
+    failures += _error_failures(limits, parts[0][1])
+    for _, comparison, _ in parts:
+        if limits.max_drop is not None and comparison.decisions is not None:
+            failures += _drop_failure(comparison.decisions, limits.max_drop)
+    return failures
+
+
+def _output_failures(
+    limits: Limits, place: str, metrics: OutputMetrics, names: tuple[str, ...]
+) -> list[str]:
+    failures = []
+    if metrics.not_finite:
+        failures.append(
+            f"{metrics.name}: {metrics.not_finite} values are NaN or infinite on the {place}."
+        )
+    if metrics.over and limits.by_numbers:
+        worst = metrics.worst_image if metrics.worst_image is not None else 0
+        image = names[worst] if names else f"image {worst}"
+        failures.append(
+            f"{metrics.name}: {metrics.over} of {metrics.elements} values beyond tolerance on the {place}, "
+            f"at worst {metrics.worst:.3g} times ({image}); max abs {metrics.max_abs:.3g}."
+        )
+    return failures
+
+
+def _error_failures(limits: Limits, comparison: Comparison) -> list[str]:
+    """A sentence for every output whose error is beyond what was allowed when the file was made."""
+    if limits.max_error is None or limits.max_drop is None:
+        return []
+    failures = []
+    for count in comparison.errors.values():
+        found = count.result()
+        mean, largest = 100 * found.mean_share, 100 * found.largest_share
+        if not (mean <= limits.max_drop and largest <= limits.max_error):
+            failures.append(
+                f"{found.name}: mean error {mean:.3g} % of its range on the samples, "
+                f"{limits.max_drop:g} allowed; largest {largest:.3g} %, {limits.max_error:g} allowed when "
+                "the file was made."
+            )
+    return failures
+
+
+def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
+    """A sentence if accuracy fell by more than was allowed and by more than one image counts."""
+    if not decisions.labelled:
+        return []
+    lost = decisions.correct_reference - decisions.correct_found
+    points = 100 * lost / decisions.labelled
+    if lost <= 1 or points <= max_drop + 1e-9:
+        return []
+    return [
+        f"Accuracy: {points:.2f} points lost on {decisions.labelled} labelled samples, "
+        f"{max_drop:g} allowed when the file was made."
+    ]
