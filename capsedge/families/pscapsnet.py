@@ -124,5 +124,5 @@ FAMILY = Family(
         ),
         Variant("dynamic", "dynamic routing as in the paper", {"update": "agreement"}),
     ),
-    variant_at="It is the option --routing_type of main.py (k_means by default); or let --data decide.",
+    variant_at="It is the option --routing_type of main.py (k_means by default).",
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -144,6 +145,46 @@ def test_a_size_that_the_children_do_not_fit(tmp_path: Path) -> None:
     file = saved(n.HRSEMobileCapsNet(), tmp_path / "m.pt")
     with pytest.raises(ArtefactError, match=r"(?s)'classes.weight' is.*Check --size"):
         capsedge.import_checkpoint(file, **of(40))
+
+
+def test_keras_tensors_of_q7_capsnets_by_a_key_map(tmp_path: Path) -> None:
+    """Convolutions ``[K, K, in, out]``, children by position, routing weight ``[J, I, O, D]``."""
+    draw = np.random.default_rng(4)
+    stored = {
+        "conv2d/kernel:0": draw.normal(0, 0.3, (5, 5, 1, 6)), "conv2d/bias:0": draw.normal(0, 1, 6),
+        "primary/kernel:0": draw.normal(0, 0.3, (5, 5, 6, 8)), "primary/bias:0": draw.normal(0, 1, 8),
+        "capsule/weights:0": draw.normal(0, 0.5, (3, 128, 6, 4)),
+    }  # fmt: skip
+    np.savez(tmp_path / "q7.npz", **{k: v.astype(np.float32) for k, v in stored.items()})
+    (tmp_path / "keys.toml").write_text("""
+[tensors]
+"conv2d/kernel:0" = ["stem.0.weight", {transpose = [3, 2, 0, 1]}]
+"conv2d/bias:0" = "stem.0.bias"
+"primary/kernel:0" = ["primary.conv.weight", {transpose = [3, 2, 0, 1]}]
+"primary/bias:0" = "primary.conv.bias"
+"capsule/weights:0" = ["classes.weight", {transpose = [1, 0, 2, 3]}]
+
+[model]
+epsilon = 1e-16
+""")
+    report = capsedge.import_checkpoint(
+        tmp_path / "q7.npz", key_map=tmp_path / "keys.toml", **of(23, iterations=3)
+    )
+    w = {k.split(":")[0]: torch.from_numpy(v).float() for k, v in stored.items()}
+    x = images((1, 23, 23))
+
+    def squashed(s: Tensor) -> Tensor:
+        return s * s.norm(dim=-1, keepdim=True) / (1 + s.square().sum(-1, keepdim=True))
+
+    y = nn.functional.conv2d(x, w["conv2d/kernel"].permute(3, 2, 0, 1), w["conv2d/bias"]).relu()
+    y = nn.functional.conv2d(y, w["primary/kernel"].permute(3, 2, 0, 1), w["primary/bias"], 2)
+    u = squashed(y.permute(0, 2, 3, 1).reshape(len(x), -1, 4))
+    votes = torch.einsum("jiod,nid->nijo", w["capsule/weights"], u)
+    b = torch.zeros(votes.shape[:3])
+    for _ in range(3):
+        v = squashed((b.softmax(2).unsqueeze(-1) * votes).sum(1))
+        b = b + (votes * v.unsqueeze(1)).sum(-1)
+    assert difference(report.model, v.norm(dim=-1), x) <= 1e-5
 
 
 def test_quantized_networks_of_q_capsnets_are_warned_of(tmp_path: Path) -> None:
