@@ -200,7 +200,10 @@ def _storage(reference: Any, length: int, folder: str) -> Storage:
 
 
 def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
-    """The tensor of ``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)``."""
+    """The tensor of ``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)``.
+
+    PyTorch before 0.4 calls ``_rebuild_tensor`` with the first four.
+    """
     if len(arguments) < 4 or not isinstance(arguments[0], Storage):
         raise BadPickle("it has a tensor without a storage")
     storage, offset, shape, stride = arguments[:4]
@@ -244,6 +247,7 @@ def _sizes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _CALLS: dict[tuple[str, str], Callable[[tuple[Any, ...]], Any]] = {
+    ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("collections", "OrderedDict"): _mapping,
@@ -273,5 +277,5 @@ def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
     return ArtefactError(
         f"{path} is not a complete PyTorch file.",
         f"{error}.",
-        "Copy or train it again; load and save files of PyTorch before 0.4 again with torch.",
+        "Copy or train it again; load and save files of PyTorch before 0.3 again with torch.",
     )

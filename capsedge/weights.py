@@ -150,7 +150,7 @@ def candidates_of_torch(path: Path, file: Any) -> list[Candidate]:
     except (BadArchive, BadPickle) as error:
         told = unreadable(path, error)
         fix = (
-            "Where it was trained: torch.save(model.state_dict(), path), with PyTorch 0.4 or later."
+            "Where it was trained: torch.save(model.state_dict(), path), with PyTorch 0.3 or later."
         )
         raise ArtefactError(told.what, told.why, fix) from error
 

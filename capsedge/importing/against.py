@@ -152,11 +152,15 @@ def _same_in_double(
     ours: CapsuleModel, theirs: nn.Module, inputs: Tensor, batch: int, scale: float
 ) -> bool:
     """Whether the two agree in FP64: then FP32 rounding alone sets them apart."""
+    default = torch.get_default_dtype()
     try:
+        torch.set_default_dtype(torch.float64)  # of the constants that the author's code makes
         doubled = copy.deepcopy(theirs).double()
         _, a, b = _both(copy.deepcopy(ours).double(), doubled, inputs.double(), batch)
     except (RuntimeError, UsageError):  # code that mixes types cannot run in FP64
         return False
+    finally:
+        torch.set_default_dtype(default)
     finite = np.isfinite(b)
     return bool(np.abs(a[finite] - b[finite]).max(initial=0.0) <= DOUBLE * scale)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from capsedge.models.config import ModelConfig
+from capsedge.models.config import FAMILIES, ModelConfig
+from capsedge.models.pscapsnet_config import PSCapsNetConfig
 from capsedge.models.registry import MODELS, get_config
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from capsedge.models.efficient_capsnet import EfficientCapsNet
     from capsedge.models.fsanet import FSANet
     from capsedge.models.matrix_capsules import MatrixCapsules
+    from capsedge.models.pscapsnet import PSCapsNet
 
 __all__ = [
     "MODELS",
@@ -31,6 +33,7 @@ __all__ = [
     "FSANet",
     "MatrixCapsules",
     "ModelConfig",
+    "PSCapsNet",
     "build",
     "get_config",
     "with_iterations",
@@ -45,6 +48,7 @@ _HOMES = {
     "CapsuleStack": "capsule_stack",
     "FSANet": "fsanet",
     "MatrixCapsules": "matrix_capsules",
+    "PSCapsNet": "pscapsnet",
 }
 _MODULES = {
     "capsnet": "CapsNet",
@@ -53,7 +57,10 @@ _MODULES = {
     "efficient-capsnet": "EfficientCapsNet",
     "fsa-net": "FSANet",
     "capsule-stack": "CapsuleStack",
+    "pscapsnet": "PSCapsNet",
 }
+# Configurations that have a file of their own; `config_from_dict` reads them too.
+FAMILIES[PSCapsNetConfig.architecture] = PSCapsNetConfig
 
 
 def __getattr__(name: str) -> Any:

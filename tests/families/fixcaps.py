@@ -119,7 +119,7 @@ class FixCaps(nn.Module):
         units = [self.primary.get_submodule(f"Caps_{k}.Cpas")(y).flatten(1) for k in range(UNITS)]
         u = over(torch.stack(units, 1), 2)
         votes = torch.einsum("ijod,ndi->nijo", self.digits.W[0], u)
-        b = torch.zeros(1, I, CLASSES, dtype=x.dtype)
+        b = torch.zeros(1, I, CLASSES)
         for _ in range(3):
             v = over((b.softmax(1).unsqueeze(-1) * votes).sum(1), self.squashed)
             b = b + (votes * v.unsqueeze(1)).sum(-1).mean(0, keepdim=True)

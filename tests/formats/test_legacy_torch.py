@@ -72,3 +72,24 @@ def test_noise_is_refused_or_read(tmp_path: Path) -> None:
             read_weights(tmp_path / "noise.pt")
         except ArtefactError:
             continue
+
+
+class BeforePyTorch04:
+    """A tensor as PyTorch 0.3 saved it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce__(self) -> Any:
+        t = self.tensor
+        return torch._utils._rebuild_tensor, (
+            t._typed_storage(), t.storage_offset(), tuple(t.shape), t.stride(),
+        )  # fmt: skip
+
+
+def test_tensors_of_pytorch_before_0_4(tmp_path: Path) -> None:
+    whole = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    state = {"a": BeforePyTorch04(whole[1:, 1:]), "b": BeforePyTorch04(whole.t())}
+    found = read_weights(saved(state, tmp_path / "m.pt")).tensors
+    assert np.array_equal(found["a"], whole[1:, 1:].numpy())
+    assert np.array_equal(found["b"], whole.t().numpy())

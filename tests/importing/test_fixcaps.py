@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge import models
 from capsedge.errors import ParityError, UsageError
+from capsedge.importing.against import _same_in_double
 from capsedge.models.config import CapsNetConfig, Conv
 from capsedge.models.stems import FractionalMaxPool
 from tests.families import fixcaps as n
@@ -104,6 +105,15 @@ def test_the_authors_random_windows_are_fixed(
     assert report.comparison.passed
     assert "5/16" in report.comparison.fixed
     assert "5/16" in report.origin.comparison
+
+
+def test_constants_of_the_authors_code_do_not_limit_fp64(tmp_path: Path) -> None:
+    """Its start logits are FP32 unless told otherwise, and 1/72 in FP32 is another number than in FP64."""
+    torch.manual_seed(5)
+    module = n.large().eval()
+    model = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), **answers(51)).model
+    assert _same_in_double(model, module, torch.rand(2, 3, 51, 51).double(), 1, 1.0)
+    assert torch.get_default_dtype() == torch.float32
 
 
 CONFUSED = {
