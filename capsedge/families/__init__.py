@@ -7,6 +7,7 @@ from capsedge.families import (
     attention,
     cedrickchee,
     danielhavir,
+    deepcaps,
     efficient,
     fsanet,
     fsanet_ensemble,
@@ -48,5 +49,8 @@ FAMILIES: tuple[Family, ...] = (
     fsanet_ensemble.KERAS,
     xifengguo_keras.FAMILY,
     keras_capsule.FAMILY,
+    deepcaps.HOPEFULRATIONAL,
+    deepcaps.UGENTERAAN,
+    deepcaps.KERAS,
     textbook.FAMILY,
 )

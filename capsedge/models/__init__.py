@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from capsedge.models.base import CapsuleModel, CapsuleOutput
     from capsedge.models.capsnet import CapsNet
     from capsedge.models.capsule_stack import CapsuleStack
+    from capsedge.models.deepcaps import DeepCaps
     from capsedge.models.efficient_capsnet import EfficientCapsNet
     from capsedge.models.fsanet import FSANet
     from capsedge.models.matrix_capsules import MatrixCapsules
@@ -27,6 +28,7 @@ __all__ = [
     "CapsuleModel",
     "CapsuleOutput",
     "CapsuleStack",
+    "DeepCaps",
     "EfficientCapsNet",
     "FSANet",
     "MatrixCapsules",
@@ -42,6 +44,7 @@ _HOMES = {
     "CapsuleOutput": "base",
     "EfficientCapsNet": "efficient_capsnet",
     "CapsuleStack": "capsule_stack",
+    "DeepCaps": "deepcaps",
     "FSANet": "fsanet",
     "MatrixCapsules": "matrix_capsules",
 }
@@ -52,6 +55,7 @@ _MODULES = {
     "efficient-capsnet": "EfficientCapsNet",
     "fsa-net": "FSANet",
     "capsule-stack": "CapsuleStack",
+    "deep-caps": "DeepCaps",
 }
 
 

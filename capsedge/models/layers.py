@@ -119,6 +119,8 @@ def make_stem(config: Sequence[Conv] | ResNet, channels: int) -> tuple[nn.Sequen
 def _activation_and_norm(conv: Conv) -> list[nn.Module]:
     """What follows a convolution of the stem."""
     made: list[nn.Module] = [nn.LeakyReLU(conv.leak) if conv.leak else nn.ReLU()]
+    if conv.leak == 1:
+        made = [nn.Identity()]
     norm: nn.Module | None = None
     if conv.instance_norm:
         norm = nn.InstanceNorm2d(conv.channels, eps=conv.norm_epsilon, affine=True)
