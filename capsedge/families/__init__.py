@@ -45,6 +45,8 @@ FAMILIES: tuple[Family, ...] = (
     fsanet.FAMILY,
     fsanet_keras.FAMILY,
     fsanet_keras.WITHOUT_MAPPING,
+    fsanet_keras.METRIC,
+    fsanet_keras.NETVLAD,
     fsanet_ensemble.PYTORCH,
     fsanet_ensemble.KERAS,
     xifengguo_keras.FAMILY,

@@ -54,6 +54,7 @@ _MODULES = {
     "attention-capsules": "AttentionCapsules",
     "efficient-capsnet": "EfficientCapsNet",
     "fsa-net": "FSANet",
+    "fsa-net-pooled": "FSANet",
     "capsule-stack": "CapsuleStack",
     "deep-caps": "DeepCaps",
 }

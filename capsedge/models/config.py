@@ -500,6 +500,26 @@ class FSANetConfig(ModelConfig):
         return Outputs(values=("values",), names=self.value_names, units=self.units)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PooledFSANetConfig(FSANetConfig):
+    """FSA-Net without capsules, which its authors compare with: nothing is routed.
+
+    Attributes:
+        pooling: what makes the features of the stages: ``metric``, two linear maps, or ``netvlad``.
+    """
+
+    architecture: ClassVar[str] = "fsa-net-pooled"
+    routing: ClassVar[str] = ""
+
+    iterations: int = 1
+    pooling: str = "metric"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pooling not in ("metric", "netvlad"):
+            raise UsageError(f"pooling is '{self.pooling}'.", "Known: metric, netvlad.")
+
+
 @dataclass(frozen=True)
 class StemLayer:
     """A layer of a `CapsuleStackConfig` before the capsules, with the names and defaults of Keras.
@@ -696,6 +716,7 @@ FAMILIES: dict[str, type[ModelConfig]] = {
         AttentionCapsulesConfig,
         EfficientCapsNetConfig,
         FSANetConfig,
+        PooledFSANetConfig,
         CapsuleStackConfig,
         DeepCapsConfig,
     )
