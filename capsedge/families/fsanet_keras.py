@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from capsedge.families import fsanet
 from capsedge.families.family import Answers, Family, Sizes, Tensors, sums_of
 from capsedge.formats.stored import Floats
-from capsedge.models.config import FSANetConfig, ModelConfig
+from capsedge.models.config import FSANetConfig, ModelConfig, PooledFSANetConfig
 
 _G, _S, _F = "ssr_G_model", "ssr_S_model", "ssr_F_Cap_model"
 _RENAMES = (  # Keras 3
     (rf"{_S}/feat_S_model/(.*)", rf"{_S}/\1"),
     (r"ssr_Cap_model/caps/0", "ssr_Cap_model/caps/W"),
+    # Networks without capsules, whose layers of a kind are counted too.
+    (r"(ssr_Metric_model|ssr_Agg_model)/(?:mat_mul_layer|net_vlad)(?:_\d+)?/(\w+)", r"\1/\2"),
+    (r"ssr_F_model/(.*)", rf"{_F}/\1"),
 )
+_METRIC, _VLAD = "ssr_Metric_model", "ssr_Agg_model"
+_PLACES = 64  # of a network that does not tell
 _BLOCKS = 7
 _STREAMS = {
     "average": 0,
@@ -87,13 +93,29 @@ def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     if config.scorings != ("none",):
         dense(f"{_S}/dense_0", "mapping.right")
         dense(f"{_S}/dense_1", "mapping.left")
-    order = [4, 5, 6, 7, 0, 1, 2, 3, *range(8, config.capsule_dim)]
-    made["weight"] = found["ssr_Cap_model/caps/W"].swapaxes(0, 1)[:, :, order]
+    made |= _stages(found, config)
     for k in range(3):
         dense(f"{_F}/local_delta_stage{k + 1}", f"stages.{k}.shift")
         dense(f"{_F}/delta_s{k + 1}", f"stages.{k}.scale")
         dense(f"{_F}/dense_{k}", f"stages.{k}.share")
     return {f"parts.0.{name}": value for name, value in made.items()}
+
+
+def _stages(found: Mapping[str, Floats], config: FSANetConfig) -> Tensors:
+    """What makes the stages' features."""
+    order = [4, 5, 6, 7, 0, 1, 2, 3, *range(8, config.capsule_dim)]
+    if not isinstance(config, PooledFSANetConfig):
+        return {"weight": found["ssr_Cap_model/caps/W"].swapaxes(0, 1)[:, :, order]}
+    if config.pooling == "metric":
+        elements, shares = (found[f"{_METRIC}/kernel_type{k}"] for k in (1, 2))
+        return {"pooling.elements": elements.T[order], "pooling.shares": shares}
+    linear = found[f"{_VLAD}/kernel_H1"].T
+    return {
+        "pooling.assignment.weight": found[f"{_VLAD}/kernel_W1"].T,
+        "pooling.assignment.bias": found[f"{_VLAD}/kernel_B1"],
+        "pooling.centers": found[f"{_VLAD}/kernel_W2"][0],
+        "pooling.map": linear.reshape(3, -1, linear.shape[1])[:, order].reshape(linear.shape),
+    }
 
 
 def _keys() -> dict[str, str]:
@@ -110,7 +132,6 @@ def _keys() -> dict[str, str]:
         }
     for k, width in enumerate((128, 128, 64, 64, 32, 32)):
         keys |= {f"{_G}/conv2d_{k}/kernel": f"1 1 {width} 64", f"{_G}/conv2d_{k}/bias": "64"}
-    keys["ssr_Cap_model/caps/W"] = "3 I O 64"
     for k in range(3):
         for name in (f"delta_s{k + 1}", f"local_delta_stage{k + 1}"):
             keys |= {f"{_F}/{name}/kernel": "4 V", f"{_F}/{name}/bias": "V"}
@@ -125,6 +146,9 @@ _MAPPING = {
     f"{_S}/dense_1/bias": "L",
 }
 
+_CAPSULES = {"ssr_Cap_model/caps/W": "3 I O 64"}
+_CONVOLUTION = {f"{_S}/conv2d_0/kernel": "1 1 64 F1", f"{_S}/conv2d_0/bias": "F1"}
+
 FAMILY = Family(
     name="fsanet-keras",
     source="github.com/shamangary/FSA-Net, lib/FSANET_model.py",
@@ -134,8 +158,8 @@ FAMILY = Family(
         "epsilon 1e-7 under the root of the squash",
         "images are blue, green, red from 0 to 255",
     ),
-    keys={**_keys(), **_MAPPING},
-    optional=({f"{_S}/conv2d_0/kernel": "1 1 64 F1", f"{_S}/conv2d_0/bias": "F1"},),
+    keys={**_keys(), **_MAPPING, **_CAPSULES},
+    optional=(_CONVOLUTION,),
     renames=_RENAMES,
     counted=rf"(?P<name>({_G}|{_S}|{_F})/(separable_conv2d|batch_normalization|conv2d|dense))"
     r"(_(?P<number>\d+))?(?=/)",
@@ -148,6 +172,62 @@ WITHOUT_MAPPING = dataclasses.replace(
     FAMILY,
     name="fsanet-keras-no-mapping",
     dialect="FSA-Net without fine-grained mapping: every place of its maps is a capsule",
-    keys=_keys(),
+    keys={**_keys(), **_CAPSULES},
     optional=(),
 )
+
+
+def configure_pooled(
+    family: Family, sizes: Sizes, answers: Answers, notes: list[str], *, pooling: str
+) -> ModelConfig:
+    """The configuration of a network without capsules."""
+    parts: dict[str, Any] = {"scorings": ("none",)}
+    if "P" in sizes:
+        mixtures = sizes["Q"] // (3 * sizes["P"])
+        parts = {
+            "scorings": ("convolution" if "F1" in sizes else "variance",),
+            "mixtures": mixtures,
+            "primary_types": sizes["L"] // mixtures,
+        }
+    elsewhere = sizes["I"] // 3 if "I" in sizes else _PLACES
+    config = PooledFSANetConfig(
+        preprocessing=fsanet.preprocessing(sizes.get("P", elsewhere), _IMAGES, answers, notes),
+        capsule_dim=sizes["E"] + 8,
+        bins=sizes["B"] // sizes["V"],
+        pooling=pooling,
+        **parts,
+        **fsanet.named(sizes["V"], answers, notes, {}),
+    )
+    return config.replace(**answers.fields)
+
+
+def _pooled(pooling: str, dialect: str, keys: Mapping[str, str]) -> Family:
+    return dataclasses.replace(
+        FAMILY,
+        name=f"fsanet-keras-{pooling}",
+        dialect=dialect,
+        differences=(
+            "no capsules: the authors' comparison",
+            "images are blue, green, red, 0 to 255",
+        ),
+        keys={**_keys(), **keys},
+        optional=(_MAPPING, _CONVOLUTION),
+        configure=partial(configure_pooled, pooling=pooling),
+        iterations=1,
+        iterations_at="nothing is routed",
+    )
+
+
+METRIC = _pooled(
+    "metric",
+    "FSA-Net without capsules: two linear maps make the features of its stages",
+    {f"{_METRIC}/kernel_type1": "64 O", f"{_METRIC}/kernel_type2": "I 3"},
+)
+NETVLAD = _pooled(
+    "netvlad",
+    "FSA-Net without capsules: NetVLAD makes the features of its stages",
+    {
+        f"{_VLAD}/kernel_W1": "64 3", f"{_VLAD}/kernel_B1": "3", f"{_VLAD}/kernel_W2": "1 64 3",
+        f"{_VLAD}/kernel_H1": "192 SO",
+    },
+)  # fmt: skip

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from capsedge.models.base import CapsuleModel, CapsuleOutput
     from capsedge.models.capsnet import CapsNet
     from capsedge.models.capsule_stack import CapsuleStack
+    from capsedge.models.deepcaps import DeepCaps
     from capsedge.models.efficient_capsnet import EfficientCapsNet
     from capsedge.models.fsanet import FSANet
     from capsedge.models.matrix_capsules import MatrixCapsules
@@ -29,6 +30,7 @@ __all__ = [
     "CapsuleModel",
     "CapsuleOutput",
     "CapsuleStack",
+    "DeepCaps",
     "EfficientCapsNet",
     "FSANet",
     "MatrixCapsules",
@@ -46,6 +48,7 @@ _HOMES = {
     "CapsuleOutput": "base",
     "EfficientCapsNet": "efficient_capsnet",
     "CapsuleStack": "capsule_stack",
+    "DeepCaps": "deepcaps",
     "FSANet": "fsanet",
     "MatrixCapsules": "matrix_capsules",
     "PSCapsNet": "pscapsnet",
@@ -56,8 +59,10 @@ _MODULES = {
     "attention-capsules": "AttentionCapsules",
     "efficient-capsnet": "EfficientCapsNet",
     "fsa-net": "FSANet",
+    "fsa-net-pooled": "FSANet",
     "capsule-stack": "CapsuleStack",
     "pscapsnet": "PSCapsNet",
+    "deep-caps": "DeepCaps",
 }
 # Configurations that have a file of their own; `config_from_dict` reads them too.
 FAMILIES[PSCapsNetConfig.architecture] = PSCapsNetConfig

@@ -57,6 +57,9 @@ _DIALECTS = {
     "coordinates": ("centers", "corners", "none"),
     "patches": ("windows", "kernel", "elements"),
     "statistics": ("paper", "clamped"),
+    "vote_reading": ("poses", "mixed"),
+    "routed_softmax": ("places", "types"),
+    "routed_squash": ("maps", "rows", "pose", "elements"),
 }
 
 
@@ -126,7 +129,7 @@ class Conv:
             raise UsageError(
                 f"norm_epsilon is {self.norm_epsilon:g}.", "Wanted: a finite number above 0."
             )
-        if not 0 <= self.leak < 1:
+        if not 0 <= self.leak <= 1:
             raise UsageError(f"leak is {self.leak:g}.", "Wanted: 0 to 1.")
 
 
@@ -546,6 +549,26 @@ class FSANetConfig(ModelConfig):
         return Outputs(values=("values",), names=self.value_names, units=self.units)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PooledFSANetConfig(FSANetConfig):
+    """FSA-Net without capsules, which its authors compare with: nothing is routed.
+
+    Attributes:
+        pooling: what makes the features of the stages: ``metric``, two linear maps, or ``netvlad``.
+    """
+
+    architecture: ClassVar[str] = "fsa-net-pooled"
+    routing: ClassVar[str] = ""
+
+    iterations: int = 1
+    pooling: str = "metric"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pooling not in ("metric", "netvlad"):
+            raise UsageError(f"pooling is '{self.pooling}'.", "Known: metric, netvlad.")
+
+
 @dataclass(frozen=True)
 class StemLayer:
     """A layer of a `CapsuleStackConfig` before the capsules, with the names and defaults of Keras.
@@ -671,6 +694,69 @@ class CapsuleStackConfig(ModelConfig):
             raise UsageError("The offset and epsilon of a squash are finite numbers above 0.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeepCapsConfig(ModelConfig):
+    """DeepCaps (Rajasegaran et al. 2019): cells of convolutional capsules, routing in the last one.
+
+    Attributes:
+        primary_types: types of capsules in all cells.
+        dims: elements of a pose in each cell.
+        capsule_dim: elements of a class capsule's pose.
+        padding: of the convolutions in the cells.
+        vote_bias: the convolutions have a bias, that of the votes too; otherwise routing adds one to the
+            sum of the votes.
+        squashed_stem: the stem's channels are squashed one by one.
+        vote_elements: elements of a pose that votes are made of, the first ones; 0 for all.
+        vote_reading: votes are made of ``poses``, or of a map ``[H, W, C, P]`` read as ``[C, P, H, W]``:
+            ``mixed``.
+        routed_iterations: of the cell that is routed; ``iterations`` are those of the class capsules.
+        routed_softmax: a type's couplings sum to one over all types and ``places``, or over the ``types``
+            at a place.
+        routed_squash: of the cell that is routed: over the elements and places of a type (``maps``), the
+            columns of an element's ``rows``, the elements of a ``pose``, or single ``elements``.
+        last_bias: the class capsules' bias is added in the last iteration only.
+        epsilon, routing_epsilon: of the squash of convolutions and of routing.
+        length_offset: added to the elements of class capsules in their lengths.
+    """
+
+    architecture: ClassVar[str] = "deep-caps"
+    routing: ClassVar[str] = "dynamic"
+
+    primary_types: int = 32
+    dims: tuple[int, ...] = (4, 8, 8, 8)
+    capsule_dim: int = 32
+    padding: int | str = "same"
+    vote_bias: bool = False
+    squashed_stem: bool = False
+    vote_elements: int = 0
+    vote_reading: str = "poses"
+    routed_iterations: int = 3
+    routed_softmax: str = "places"
+    routed_squash: str = "maps"
+    last_bias: bool = False
+    epsilon: float = 1e-7
+    routing_epsilon: float = 1e-16
+    length_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_dialects(self)
+        _check(2, limits.LAYERS, cells=len(self.dims))
+        for dim in self.dims:
+            _check(1, limits.WIDTH, capsule_dim=self.capsule_dim, dim=dim)
+        _check(0, self.dims[-1], vote_elements=self.vote_elements)
+        _check(1, limits.ITERATIONS, routed_iterations=self.routed_iterations)
+        _check_padding(self.padding)
+        if self.dims[-2] != self.dims[-1]:
+            raise UsageError("The last two cells have poses of one size: both go to the classes.")
+        if self.capsule_layers:
+            raise UsageError("DeepCaps has cells, and no other capsule layers.")
+        if not (0 < self.epsilon < math.inf and 0 < self.routing_epsilon < math.inf):
+            raise UsageError("The epsilons of DeepCaps are finite numbers above 0.")
+        if not 0 <= self.length_offset < math.inf:
+            raise UsageError("The offset of the lengths is 0 or more.")
+
+
 FAMILIES: dict[str, type[ModelConfig]] = {
     c.architecture: c
     for c in (
@@ -679,7 +765,9 @@ FAMILIES: dict[str, type[ModelConfig]] = {
         AttentionCapsulesConfig,
         EfficientCapsNetConfig,
         FSANetConfig,
+        PooledFSANetConfig,
         CapsuleStackConfig,
+        DeepCapsConfig,
     )
 }
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from capsedge import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.config import FSANetConfig
+from capsedge.models.config import FSANetConfig, PooledFSANetConfig
+from capsedge.models.fsanet_pooling import Metric, NetVLAD
 
 STAGES = 3
 FEATURES = 64  # channels of each stage's map
@@ -130,9 +131,14 @@ class Part(nn.Module):
         height, width = (n // 2 // 2 // 2 for n in config.preprocessing.shape[1:])
         self.mapping = Mapping(scoring, height * width, config)
         types = height * width if scoring == "none" else config.primary_types
-        self.weight = nn.Parameter(
-            0.1 * torch.randn(STAGES * types, STAGES, config.capsule_dim, FEATURES)
-        )
+        children, dim = STAGES * types, config.capsule_dim
+        self.pooling: nn.Module | None = None
+        if not isinstance(config, PooledFSANetConfig):
+            self.weight = nn.Parameter(0.1 * torch.randn(children, STAGES, dim, FEATURES))
+        elif config.pooling == "metric":
+            self.pooling = Metric(children, FEATURES, STAGES, dim)
+        else:
+            self.pooling = NetVLAD(FEATURES, STAGES, dim)
         self.stages = nn.ModuleList(Stage(config) for _ in range(STAGES))
         self.register_buffer("ranges", torch.tensor(config.ranges), persistent=False)
 
@@ -140,18 +146,23 @@ class Part(nn.Module):
         """Values ``[N, values]``, capsules ``[N, 3, P]`` and couplings ``[N, I, 3]``."""
         maps = [a * b for a, b in zip(self.average(images), self.largest(images), strict=True)]
         maps[0] = nn.functional.avg_pool2d(maps[0], 2)
-        poses, couplings = ops.dynamic_routing(
-            self.mapping(maps[::-1]),
-            self.weight,
-            iterations=self.config.iterations,
-            epsilon=self.config.epsilon,
-        )
+        poses, couplings = self._stages(self.mapping(maps[::-1]))
         total, divisor = torch.zeros_like(poses[:, 0, :1]), torch.ones_like(poses[:, 0, :1])
         for k, stage in enumerate(self.stages):
             value, width = stage(poses[:, k])
             divisor = divisor * width
             total = total + value / divisor
         return total * self.ranges, poses, couplings
+
+    def _stages(self, capsules: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, I, 64]`` to the stages' capsules ``[N, 3, P]`` and couplings ``[N, I, 3]``."""
+        if self.pooling is not None:
+            pooled: tuple[Tensor, Tensor] = self.pooling(capsules)
+            return pooled
+        c = self.config
+        return ops.dynamic_routing(
+            capsules, self.weight, iterations=c.iterations, epsilon=c.epsilon
+        )
 
 
 class FSANet(CapsuleModel):

@@ -146,15 +146,9 @@ def keras_fsanet(x: Tensor, w: dict[str, Tensor], scoring: str) -> Tensor:
             m = left @ dense(s, "ssr_S_model/dense_1").sigmoid().reshape(n, 5, -1)
             mixed.append((m @ u) / m.sum(-1, keepdim=True))
         u = torch.cat(mixed, 1)
-    votes = torch.einsum("jiod,nid->nijo", w["ssr_Cap_model/caps/W"], u)
-    logits = votes.new_zeros(votes.shape[:3])
-    for _ in range(2):
-        s = (logits.softmax(2).unsqueeze(-1) * votes).sum(1)
-        square = (s * s).sum(-1, keepdim=True)
-        v = square / (1 + square) / (square + 1e-7).sqrt() * s
-        logits = logits + torch.einsum("nijo,njo->nij", votes, v)
-    f, first = "ssr_F_Cap_model", 1 if scoring == "none" else 3
-    answer, width = votes.new_zeros(n, 3), votes.new_ones(n, 3)
+    v = keras_stages(u, w)
+    f, first = next(k.split("/")[0] for k in w if "ssr_F" in k), 1 if scoring == "none" else 3
+    answer, width = v.new_zeros(n, 3), v.new_ones(n, 3)
     for k in range(3):
         delta = dense(v[:, k, :4], f"{f}/delta_s{k + 1}").tanh()
         local = dense(v[:, k, 4:8], f"{f}/local_delta_stage{k + 1}").tanh()
@@ -164,8 +158,32 @@ def keras_fsanet(x: Tensor, w: dict[str, Tensor], scoring: str) -> Tensor:
     return answer * 99
 
 
-def keras_weights(scoring: str) -> dict[str, Tensor]:
-    """Random weights under the names and in the order of the author's files."""
+def keras_stages(u: Tensor, w: dict[str, Tensor]) -> Tensor:
+    """What makes ``[N, 3, 16]`` of the primary capsules: routing, two linear maps, or NetVLAD."""
+    if "ssr_Metric_model/mat_mul_layer_1/kernel_type1" in w:
+        made = u @ w["ssr_Metric_model/mat_mul_layer_1/kernel_type1"]
+        kernel = w["ssr_Metric_model/mat_mul_layer_2/kernel_type2"]
+        return torch.einsum("nio,is->nso", made, kernel)
+    if "ssr_Agg_model/net_vlad_1/kernel_W1" in w:
+        w1, b1, w2, h1 = (
+            w[f"ssr_Agg_model/net_vlad_1/kernel_{k}"] for k in ("W1", "B1", "W2", "H1")
+        )
+        a = (u @ w1 + b1).softmax(-1)
+        apart = torch.einsum("nik,nikd->ndk", a, u.unsqueeze(2) - w2[0].T)
+        apart = nn.functional.normalize(apart, dim=1).flatten(1)
+        return (nn.functional.normalize(apart, dim=1) @ h1).reshape(-1, 3, 16)
+    votes = torch.einsum("jiod,nid->nijo", w["ssr_Cap_model/caps/W"], u)
+    logits = votes.new_zeros(votes.shape[:3])
+    for _ in range(2):
+        s = (logits.softmax(2).unsqueeze(-1) * votes).sum(1)
+        square = (s * s).sum(-1, keepdim=True)
+        v = square / (1 + square) / (square + 1e-7).sqrt() * s
+        logits = logits + torch.einsum("nijo,njo->nij", votes, v)
+    return v
+
+
+def keras_weights(scoring: str, pooling: str = "") -> dict[str, Tensor]:
+    """Random weights under the names and in the order of the author's files; ``pooling`` for capsules."""
     w: dict[str, Tensor] = {}
     for k in range(1, 15):
         a, b = WIDTHS[(k - 1) % 7], WIDTHS[(k - 1) % 7 + 1]
@@ -186,8 +204,17 @@ def keras_weights(scoring: str) -> dict[str, Tensor]:
         w["ssr_S_model/dense_1/bias"] = torch.randn(960)
         w["ssr_S_model/dense_2/kernel"] = torch.randn(192, 35) / 14
         w["ssr_S_model/dense_2/bias"] = torch.randn(35)
-    w["ssr_Cap_model/caps/W"] = 0.3 * torch.randn(3, 192 if scoring == "none" else 21, 16, 64)
-    f, first = "ssr_F_Cap_model", 1 if scoring == "none" else 3
+    children = 192 if scoring == "none" else 21
+    if pooling == "metric":
+        w["ssr_Metric_model/mat_mul_layer_1/kernel_type1"] = torch.randn(64, 16) / 8
+        w["ssr_Metric_model/mat_mul_layer_2/kernel_type2"] = torch.randn(children, 3) / 4
+    elif pooling == "netvlad":
+        name = "ssr_Agg_model/net_vlad_1/kernel"
+        w[f"{name}_W1"], w[f"{name}_B1"] = torch.randn(64, 3), torch.randn(3)
+        w[f"{name}_W2"], w[f"{name}_H1"] = torch.randn(1, 64, 3), torch.randn(192, 48)
+    else:
+        w["ssr_Cap_model/caps/W"] = 0.3 * torch.randn(3, children, 16, 64)
+    f, first = "ssr_F_model" if pooling else "ssr_F_Cap_model", 1 if scoring == "none" else 3
     for k in range(3):
         w[f"{f}/dense_{first + k}/kernel"], w[f"{f}/dense_{first + k}/bias"] = (
             torch.randn(8, 9),

@@ -218,6 +218,27 @@ def keras_file(weights: dict[str, torch.Tensor], path: Path) -> Path:
     return write(path, layers)
 
 
+@pytest.mark.parametrize("pooling", ["metric", "netvlad"])
+@pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
+def test_networks_of_the_authors_comparison(scoring: str, pooling: str, tmp_path: Path) -> None:
+    """Without capsules; the file of what is exported does not claim any routing."""
+    pytest.importorskip("h5py")
+    torch.manual_seed(13)
+    weights = fsanet.keras_weights(scoring, pooling)
+    report = capsedge.import_checkpoint(
+        keras_file(weights, tmp_path / "m.h5"), tmp_path / "c.safetensors"
+    )
+    assert report.origin.family == f"fsanet-keras-{pooling}"
+    model = capsedge.load_checkpoint(tmp_path / "c.safetensors")
+    assert model.config.routing == ""
+    x = torch.rand((4, 3, 64, 64), generator=torch.Generator().manual_seed(5)) * 2
+    with torch.no_grad():
+        wanted = fsanet.keras_fsanet(x.permute(0, 2, 3, 1), weights, scoring)
+        found = model(x).scores
+    assert wanted.abs().max() > 1
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
 @pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
 def test_the_keras_original(scoring: str, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
