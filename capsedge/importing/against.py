@@ -223,14 +223,14 @@ def _both(
                     "Give --against a function whose module takes images alone.",
                 ) from error
             shapes = {"poses": tuple(result.poses.shape), "scores": tuple(result.scores.shape)}
-            kind, value = _matching(answer, shapes)
+            kind, value = matching(answer, shapes)
             a.append((result.poses if kind == "poses" else result.scores).numpy())
             b.append(value.numpy())
     number = len(block.names)
     return kind, np.concatenate(a)[:number], np.concatenate(b)[:number]
 
 
-def _matching(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
+def matching(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
     """The poses ``[N, J, P]`` among the outputs, else the scores or values ``[N, J]``.
 
     Raises:
