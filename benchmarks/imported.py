@@ -15,7 +15,6 @@ import argparse
 import json
 import sys
 import tempfile
-import warnings
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 import capsedge
 from benchmarks.common import machine
+from capsedge.exporters.user_code import on_cpu
 from capsedge.importing.against import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
 from capsedge.pipelines.own_module import ModuleSource, load_module
@@ -66,7 +66,7 @@ class Network:
 
 def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: Path) -> None:
     """The author's module by ``torch.onnx.export`` alone; its answer is named as in capsedge's file."""
-    with torch.no_grad():
+    with torch.no_grad(), on_cpu():
         wanted, answer = model(example), module(example)
     kind, value = matching(answer, _shapes(wanted))
     stated = model.config.outputs
@@ -77,8 +77,7 @@ def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: 
         name if output.data_ptr() == value.data_ptr() else f"other {k}"
         for k, output in enumerate(outputs)
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the tracer says of public code
+    with on_cpu():  # as public code asks for a GPU
         torch.onnx.export(
             module, (example,), str(path), dynamo=False, opset_version=17,
             input_names=["images"], output_names=names,

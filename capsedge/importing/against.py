@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.exporters.user_code import first_line
+from capsedge.exporters.user_code import first_line, on_cpu
 from capsedge.importing.inputs import BATCH, Block, Inputs, batches
 from capsedge.models import CapsuleModel
 from capsedge.pipelines.own_module import ModuleSource, load_module
@@ -215,7 +215,8 @@ def _both(
         for part in batches(block.inputs, batch):
             result = ours(part.to(dtype))
             try:
-                answer = theirs(part.to(dtype))
+                with on_cpu():
+                    answer = theirs(part.to(dtype))
             except Exception as error:  # the user's code, of any kind
                 raise UsageError(
                     "The author's code fails on images.",

@@ -110,12 +110,13 @@ def test_a_thousand_inputs_in_small_blocks() -> None:
 
 
 class Dividing(networks.XifengGuo):
-    """An author's code that divides zero by zero on a black image."""
+    """An author's code that asks for a GPU, and divides zero by zero on a black image."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         largest = x.flatten(1).amax(1)[:, None]
         lengths, picture = super().forward(x)
-        return lengths * (largest / largest), picture
+        one = torch.cuda.FloatTensor(1).fill_(1.0)
+        return lengths.cuda() * (largest / largest) * one, picture
 
 
 def test_nan_of_the_authors_code_is_counted_and_named(few: None, tmp_path: Path) -> None:
