@@ -30,7 +30,7 @@ from capsedge.exporters.user_code import on_cpu
 from capsedge.importing.against import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
 from capsedge.pipelines.own_module import ModuleSource, load_module
-from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, Entry, compare
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.worker import Specification
 
@@ -122,25 +122,27 @@ def measure(
         ),
     ]
     found = compare(entrants, {"images": example.numpy()}, Limits(0.3, seconds, 20), lambda _: None)
-    first = min(found.entries[0].samples)
     return {
         "network": network.name,
         "batch": batch,
         "threads": threads,
         "plain_export_differs": _differs(model, plain, example),
-        "entries": [
-            {
-                "name": e.name,
-                "version": e.version,
-                "difference": e.difference,
-                "problem": e.problem,
-                "least_ms": 1e3 * min(e.samples, default=float("nan")),
-                "median_ms": float("nan") if e.latency is None else float(e.latency.median),
-                "times_capsedge": min(e.samples, default=float("nan")) / first,
-                "peak_bytes": e.peak_bytes,
-            }
-            for e in found.entries
-        ],
+        "entries": [_entry(entry, min(found.entries[0].samples)) for entry in found.entries],
+    }
+
+
+def _entry(entry: Entry, first: float) -> dict[str, Any]:
+    """One entrant's times; of one whose answers differ too much there are none."""
+    least = min(entry.samples, default=None)
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "difference": entry.difference,
+        "problem": entry.problem,
+        "least_ms": None if least is None else 1e3 * least,
+        "median_ms": None if entry.latency is None else entry.latency.median,
+        "times_capsedge": None if least is None else least / first,
+        "peak_bytes": entry.peak_bytes,
     }
 
 
@@ -152,9 +154,11 @@ def markdown(document: dict[str, Any]) -> str:
     ]
     for r in document["results"]:
         ours, plain, author = r["entries"]
+        times = [e["times_capsedge"] for e in (plain, author)]
+        ratios = " | ".join("differs" if t is None else f"{t:.1f}x" for t in times)
         lines.append(
-            f"| {r['network']} | {r['batch']} | {ours['least_ms']:.2f} | {plain['times_capsedge']:.1f}x | "
-            f"{author['times_capsedge']:.1f}x | {author['difference']:.1g} | "
+            f"| {r['network']} | {r['batch']} | {ours['least_ms']:.2f} | {ratios} | "
+            f"{author['difference']:.1g} | "
             f"{r['plain_export_differs']:.1g} |"
         )
     return "\n".join([*lines, ""])
