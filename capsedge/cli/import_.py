@@ -13,11 +13,14 @@ from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
 from capsedge.cli._places import READS, READS_CODE, WRITES
+from capsedge.cli._progress import comparing
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
+    from capsedge.importing.against import Comparison
     from capsedge.importing.api import ImportReport
+    from capsedge.importing.measuring import Measured
 
 Files = Annotated[
     list[Path] | None,
@@ -61,7 +64,11 @@ Against = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="Labelled images: measure accuracy, and that of alternatives."),
+    typer.Option(
+        "--data",
+        help="Images with labels, or with values to estimate: measure accuracy or errors, and those of "
+        "alternatives.",
+    ),
     READS,
 ]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Use only the first N images.")]
@@ -105,19 +112,21 @@ def command(
     target = output or _beside(files)
     stated = described.keywords()
     try:
-        report = import_checkpoint(
-            files,
-            target,
-            family=family,
-            iterations=iters,
-            variant=variant,
-            inverse_temperature=inverse_temperature,
-            **stated,
-            key_map=key_map,
-            against=against,
-            data=data,
-            limit=limit,
-        )
+        with comparing() as progress:
+            report = import_checkpoint(
+                files,
+                target,
+                family=family,
+                iterations=iters,
+                variant=variant,
+                inverse_temperature=inverse_temperature,
+                **stated,
+                key_map=key_map,
+                against=against,
+                data=data,
+                limit=limit,
+                progress=progress,
+            )
     except UnknownNetwork as unknown:
         log(*unknown.details)
         raise
@@ -170,6 +179,27 @@ def _list(as_json: bool) -> None:
     print_table("Families", ["name", "dialect", "source", "licence"], rows)
 
 
+def _compared(c: Comparison) -> list[tuple[str, str]]:
+    facts = f"{c.inputs} inputs with {c.code}: largest difference {c.largest_difference:.2g}"
+    lines = [("compared", f"{facts}, {c.flips} flips, NaN of the author's code {c.nan}")]
+    if c.least_margin is not None:
+        narrow = f"{c.narrow} below the tolerance, of which {c.narrow_flips} decide otherwise"
+        lines.append(
+            ("margins", f"the smallest {c.least_margin:.2g} of the largest score; {narrow}")
+        )
+    if c.fixed:
+        lines.append(("fixed", f"in the author's code: {c.fixed}"))
+    return lines
+
+
+def _measured(m: Measured) -> list[tuple[str, str]]:
+    if m.accuracy is not None:
+        return [("accuracy", f"{100 * m.accuracy:.2f} % of {m.images} images")]
+    named = zip(m.errors.items(), m.units, strict=True)
+    errors = ", ".join(f"{name} {error:.4g} {unit}".rstrip() for (name, error), unit in named)
+    return [("mean error", f"{errors}; {m.images} images")]
+
+
 def _print(report: ImportReport) -> None:
     origin = report.origin
     lines = [
@@ -185,18 +215,9 @@ def _print(report: ImportReport) -> None:
         ),
     ]
     if report.comparison is not None:
-        c = report.comparison
-        lines.append(
-            (
-                "compared",
-                f"{c.inputs} inputs with {c.code}: largest difference {c.largest_difference:.2g}, "
-                f"{c.flips} flips, least margin {c.least_margin:.2g}, NaN of the author's code {c.nan}"
-                + (f"; fixed there: {c.fixed}" if c.fixed else ""),
-            )
-        )
+        lines += _compared(report.comparison)
     if report.measured is not None:
-        m = report.measured
-        lines.append(("accuracy", f"{100 * m.accuracy:.2f} % of {m.images} images"))
+        lines += _measured(report.measured)
     for key, value in lines:
         say(f"{key:<10} {value}")
     for warning in report.warnings:

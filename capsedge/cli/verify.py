@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +11,7 @@ from capsedge.cli import _common, _options
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, WRITES
+from capsedge.cli._progress import comparing
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
@@ -107,7 +105,7 @@ def command(
         from capsedge.pipelines.own_module import load_module
 
         reference = load_module(source)
-    with _progress() as progress:
+    with comparing() as progress:
         certificate = verify(
             reference,
             model,
@@ -127,41 +125,6 @@ def command(
         _show(certificate, output)
     if not certificate.passed:
         raise typer.Exit(int(ExitCode.PARITY))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; elsewhere a line after every quarter of a long comparison."""
-    if not sys.stderr.isatty():
-        quarters = 0
-
-        def line(done: int, total: int) -> None:
-            nonlocal quarters
-            if total >= 1000 and 4 * done // total > quarters:
-                quarters = 4 * done // total
-                _common.log(f"compared {done} of {total} images")
-
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    with Progress(
-        TextColumn("comparing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(certificate: Certificate, saved: Path | None) -> None:

@@ -6,5 +6,6 @@ whatever it cannot read.
 
 from capsedge.datasets.imageset import ImageSet, from_iterable
 from capsedge.datasets.reading import read_images, read_split
+from capsedge.datasets.targets import read_targets
 
-__all__ = ["ImageSet", "from_iterable", "read_images", "read_split"]
+__all__ = ["ImageSet", "from_iterable", "read_images", "read_split", "read_targets"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +63,24 @@ def read_classes(
         for name in listing(sub)
         if name.lower().endswith(_IMAGES)
     ][:count]
-    plain = replace(prep, scale=1.0, mean=(0.0,), std=(1.0,))
-    shape = (len(found), prep.height, prep.width, prep.channels)
-    _check([file for file, _ in found], shape, 1)
+    images = read_pixels([file for file, _ in found], prep)
+    return images, np.array([label for _, label in found], np.int64)
+
+
+def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]:
+    """Pixels ``[N, H, W, C]`` of images, resized to a model's size and not prepared further.
+
+    Raises:
+        UsageError: an image cannot be read, or their total size is too large.
+    """
+    plain = Preprocessing(prep.height, prep.width, prep.channels, scale=1.0, resize=prep.resize)
+    shape = (len(files), prep.height, prep.width, prep.channels)
+    _check(files, shape, 1)
     images = np.empty(shape, np.uint8)
-    for k, (file, _) in enumerate(found):
+    for k, file in enumerate(files):
         pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
         images[k] = np.clip(np.rint(pixels), 0, 255)
-    return images, np.array([label for _, label in found], np.int64)
+    return images
 
 
 def _check(files: Sequence[Path], shape: Sequence[int], width: int) -> None:

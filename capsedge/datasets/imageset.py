@@ -34,6 +34,7 @@ class ImageSet:
         whole: whether these are all images of the source.
         others: what the model's other inputs take ``[N, ...]``, by name.
         ignored: what the source has and nothing uses, such as a regression's labels; else empty.
+        targets: values to estimate ``[N, K]``; None if not known.
     """
 
     source: str
@@ -45,6 +46,7 @@ class ImageSet:
     whole: bool = True
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     ignored: str = ""
+    targets: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -83,13 +85,14 @@ class ImageSet:
 
         It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
         (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``
-        if there are none. Arrays of other inputs follow in the order of their names, as ``input NAME``. So
-        it depends on the order, but neither on the origin of the images (source, names, split) nor on a
-        model's preprocessing.
+        if there are none; ``targets`` follow where they are known, then arrays of other inputs in the
+        order of their names, as ``input NAME``. So it depends on the order, but neither on the origin of the
+        images (source, names, split) nor on a model's preprocessing.
         """
         total = hashlib.sha256()
+        targets = () if self.targets is None else (("targets", self.targets),)
         others = [(f"input {name}", self.others[name]) for name in sorted(self.others)]
-        for name, array in (("images", self.images), ("labels", self.labels), *others):
+        for name, array in (("images", self.images), ("labels", self.labels), *targets, *others):
             if array is None:
                 total.update(f"{name} none\n".encode())
                 continue
@@ -137,6 +140,7 @@ class ImageSet:
     def take(self, indices: NDArray[np.intp]) -> ImageSet:
         """Some of the images, in the order given."""
         labels = None if self.labels is None else self.labels[indices]
+        targets = None if self.targets is None else self.targets[indices]
         names = tuple(self.names[k] for k in indices) if self.names else ()
         others = {name: array[indices] for name, array in self.others.items()}
         return replace(
@@ -146,22 +150,14 @@ class ImageSet:
             names=names,
             whole=False,
             others=others,
+            targets=targets,
         )
 
     def first(self, count: int | None) -> ImageSet:
         """At most ``count`` of the images, the first ones; all with None."""
         if count is None or count >= len(self):
             return self
-        labels = None if self.labels is None else self.labels[:count]
-        others = {name: array[:count] for name, array in self.others.items()}
-        return replace(
-            self,
-            images=self.images[:count],
-            labels=labels,
-            names=self.names[:count],
-            whole=False,
-            others=others,
-        )
+        return self.take(np.arange(count))
 
     def draw(self, count: int, seed: int = 0) -> ImageSet:
         """At most ``count`` of the images, drawn at random (seeded), in their own order."""

@@ -242,7 +242,7 @@ def size_of(
         raise UsageError(
             "How large are the network's images?",
             "The file does not tell: the same weights fit images of many sizes.",
-            "Give --size HEIGHT,WIDTH of the training images (size= in Python).",
+            "Give --size HEIGHTxWIDTH of the training images (preprocessing= in Python).",
         )
     side = own[0].side
     notes.append(

@@ -61,7 +61,7 @@ def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) 
         raise UsageError(
             "How large are the network's images?",
             f"Its configuration leaves it open: {height} x {width} pixels, {channels} channels.",
-            "Give --size HEIGHT,WIDTH of the training images (size= in Python).",
+            "Give --size HEIGHTxWIDTH of the training images (preprocessing= in Python).",
         )
     sides = (int(size[0] or 0), int(size[1] or 0))
     counts = {layer.values.get("routings", 3) for layer in stored if layer.kind == "Capsule"}

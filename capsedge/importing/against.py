@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.exporters.user_code import first_line
+from capsedge.exporters.user_code import first_line, on_cpu
+from capsedge.importing.inputs import BATCH, Block, Inputs, batches
 from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
 from capsedge.pipelines.own_module import ModuleSource, load_module
 from capsedge.runtime.metadata import REGRESSION
-from capsedge.verification.inputs import generated, hard_cases
 
 TOLERANCE = 1e-5  # of the largest value
 DOUBLE = 1e-9  # the same in FP64, where FP32 differs by more
-RANDOM = 256  # images of noise
-STROKES = 256
-_BATCH = 32
+NAMED = 5  # inputs with NaN
 _FEW = 8
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,14 @@ class Comparison:
         inputs: how many.
         largest_difference: relative to the largest value, in FP32.
         rounding: inputs that differ by more than the tolerance in FP32, and not in FP64.
-        flips: other decisions.
-        least_margin: of the author's decisions, between the best class and the next.
-        nan: inputs on which the author's code gives NaN.
+        flips: other decisions, where the author's margin is above the tolerance.
+        least_margin: of the author's decisions, between the best class and the next, relative to the largest
+            score; None for a regression, which decides nothing.
+        narrow: decisions of the author's with a margin below the tolerance, which rounding may turn.
+        narrow_flips: how many of these are other decisions.
+        nan: inputs on which the author's code gives NaN; they are not compared.
+        nan_on: some of them.
+        nan_answered: on how many of them the imported network gives numbers.
         batch: how many at once.
         passed: whether both are the same function.
         fixed: what was fixed in the author's code, which without that is no function of its input.
@@ -54,8 +59,12 @@ class Comparison:
     largest_difference: float
     rounding: int
     flips: int
-    least_margin: float
+    least_margin: float | None
+    narrow: int
+    narrow_flips: int
     nan: int
+    nan_on: str
+    nan_answered: int
     batch: int
     passed: bool
     fixed: str = ""
@@ -65,23 +74,48 @@ class Comparison:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """The answers of both to all inputs ``[N, ...]``, and the names of the inputs."""
+
+    output: str
+    ours: NDArray[Any]
+    theirs: NDArray[Any]
+    names: tuple[str, ...]
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Where the author's code gives numbers ``[N]``."""
+        return _finite(self.theirs)
+
+    @property
+    def scale(self) -> float:
+        """The author's largest value."""
+        return float(np.abs(self.theirs[self.known]).max(initial=0.0)) or 1.0
+
+
 def compare(
-    model: CapsuleModel, code: str, weights: Path | None, images: NDArray[np.float32] | None = None
+    model: CapsuleModel,
+    code: str,
+    weights: Path | None,
+    images: ImageSet | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Run both on noise, strokes, hard cases and the images given.
 
     Args:
         code: ``author.py:build``, a class or a function that returns the author's module.
         weights: the file, whose weights it is given; None where the code reads its own.
+        progress: called with the number of inputs done, and of all.
 
     Raises:
         UsageError: the code fails, takes other weights, or returns neither poses nor scores.
     """
     theirs = load_module(ModuleSource(code, str(weights or "")))
     fixed = _fixed(theirs.module)
-    inputs = torch.from_numpy(_inputs(model, images))
-    batch = model.config.fixed_batch or _BATCH
-    found = _differences(model.eval(), theirs.module, inputs, batch)
+    inputs = Inputs(model.config.preprocessing, images)
+    batch = model.config.fixed_batch or BATCH
+    found = _differences(model.eval(), theirs.module, inputs, batch, progress)
     facts = theirs.facts()
     return Comparison(
         str(facts["code"]), str(facts["code_sha256"]), batch=batch, fixed=fixed, **found
@@ -100,81 +134,111 @@ def _sampled(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     pool._random_samples = inputs[0].new_full((*inputs[0].shape[:2], 2), SAMPLE[0] / SAMPLE[1])
 
 
-def _inputs(model: CapsuleModel, images: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    prep = model.config.preprocessing
-    shape = (prep.channels, prep.height, prep.width)
-    noise = np.random.default_rng(2020).random((RANDOM, *shape))
-    mean, std = (np.reshape(v, (-1, 1, 1)) for v in (prep.mean, prep.std))
-    parts = [
-        np.asarray((noise * 255 * prep.scale - mean) / std, np.float32),
-        generated(shape, prep, STROKES),
-        hard_cases(shape, prep).images,
-    ]
-    return np.concatenate(parts + ([] if images is None else [images]))
-
-
 def _differences(
-    ours: CapsuleModel, theirs: nn.Module, inputs: Tensor, batch: int
+    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress | None
 ) -> dict[str, Any]:
-    output, a, b = _both(ours, theirs, inputs, batch)
-    nan = ~np.isfinite(b).reshape(len(b), -1).all(1)
-    finite = ~nan
-    scale = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
-    apart = np.abs(a.astype(np.float64) - b).reshape(len(b), -1).max(1) / scale
+    answers = _answers(ours, theirs, inputs, batch, progress)
+    known, scale = answers.known, answers.scale
+    apart = np.abs(answers.ours.astype(np.float64) - answers.theirs)
+    apart = apart.reshape(len(apart), -1).max(1) / scale
     apart = np.where(np.isnan(apart), np.inf, apart)  # NaN of ours where theirs has a number
-    wide = np.flatnonzero(finite & (apart > TOLERANCE))
+    wide = np.flatnonzero(known & (apart > TOLERANCE))
     same = all(
-        _same_in_double(ours, theirs, inputs[some], batch, scale)
+        _same_in_double(ours, theirs, _chosen(inputs, some), batch, scale)
         for some in (wide[:_FEW], wide[_FEW:])  # the first few tell another function apart
         if len(some)
     )
-    judged = finite.copy()
+    judged = known.copy()
     judged[wide] = not same  # what FP32 rounding explains is not judged
-    first, second = _scores(a, output)[judged], _scores(b, output)[judged]
-    ordered = np.sort(second, 1)
-    margins = ordered[:, -1] - ordered[:, -2] if ordered.shape[1] > 1 else np.ones(len(ordered))
-    flips = int((first.argmax(1) != second.argmax(1)).sum())
-    if ours.config.task == REGRESSION:  # values are no decision
-        flips, margins = 0, margins[:0]
+    decided = _decisions(answers, judged, ours.config.task == REGRESSION)
+    silent = np.flatnonzero(~known)
     return {
-        "output": output,
-        "inputs": len(inputs),
+        "output": answers.output,
+        "inputs": len(answers.names),
         "largest_difference": float(apart[judged].max(initial=0.0)),
         "rounding": len(wide) if same else 0,
-        "flips": flips,
-        "least_margin": float(margins.min()) if len(margins) else 0.0,
-        "nan": int(nan.sum()),
-        "passed": bool(same and flips == 0 and judged.any()),
+        **decided,
+        "nan": len(silent),
+        "nan_on": ", ".join(answers.names[k] for k in silent[:NAMED]),
+        "nan_answered": int(_finite(answers.ours)[silent].sum()),
+        "passed": bool(same and decided["flips"] == 0 and judged.any()),
     }
 
 
+def _decisions(answers: _Answers, judged: NDArray[np.bool_], values: bool) -> dict[str, Any]:
+    """Flips and margins; a regression has none."""
+    first, second = (_scores(a[judged], answers.output) for a in (answers.ours, answers.theirs))
+    if values or second.shape[1] < 2 or not len(second):
+        return {"flips": 0, "least_margin": None, "narrow": 0, "narrow_flips": 0}
+    ordered = np.sort(second, 1)
+    margins = (ordered[:, -1] - ordered[:, -2]) / (float(np.abs(second).max()) or 1.0)
+    turned, narrow = first.argmax(1) != second.argmax(1), margins < TOLERANCE
+    return {
+        "flips": int((turned & ~narrow).sum()),
+        "least_margin": float(margins.min()),
+        "narrow": int(narrow.sum()),
+        "narrow_flips": int((turned & narrow).sum()),
+    }
+
+
+def _chosen(inputs: Inputs, indices: NDArray[np.intp]) -> Iterator[Block]:
+    """Some of the inputs again, block by block."""
+    first = 0
+    for block in inputs:
+        here = indices[(indices >= first) & (indices < first + len(block.names))] - first
+        first += len(block.names)
+        if len(here):
+            yield Block(tuple(block.names[k] for k in here), block.inputs[here])
+
+
 def _same_in_double(
-    ours: CapsuleModel, theirs: nn.Module, inputs: Tensor, batch: int, scale: float
+    ours: CapsuleModel, theirs: nn.Module, blocks: Iterator[Block], batch: int, scale: float
 ) -> bool:
     """Whether the two agree in FP64: then FP32 rounding alone sets them apart."""
     default = torch.get_default_dtype()
+    mine, doubled = copy.deepcopy(ours).double(), copy.deepcopy(theirs).double()
     try:
         torch.set_default_dtype(torch.float64)  # of the constants that the author's code makes
-        doubled = copy.deepcopy(theirs).double()
-        _, a, b = _both(copy.deepcopy(ours).double(), doubled, inputs.double(), batch)
+        for block in blocks:
+            _, a, b = _both(mine, doubled, block, batch, torch.float64)
+            finite = np.isfinite(b)
+            if not np.abs(a[finite] - b[finite]).max(initial=0.0) <= DOUBLE * scale:
+                return False
     except (RuntimeError, UsageError):  # code that mixes types cannot run in FP64
         return False
     finally:
         torch.set_default_dtype(default)
-    finite = np.isfinite(b)
-    return bool(np.abs(a[finite] - b[finite]).max(initial=0.0) <= DOUBLE * scale)
+    return True
+
+
+def _answers(
+    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress | None
+) -> _Answers:
+    total = len(inputs)
+    kinds, a, b = [], [], []
+    names: list[str] = []
+    for block in inputs:
+        kind, mine, other = _both(ours, theirs, block, batch, torch.float32)
+        kinds.append(kind)
+        a.append(mine)
+        b.append(other)
+        names += block.names
+        if progress is not None:
+            progress(len(names), total)
+    return _Answers(kinds[0], np.concatenate(a), np.concatenate(b), tuple(names))
 
 
 def _both(
-    ours: CapsuleModel, theirs: nn.Module, inputs: Tensor, batch: int
+    ours: CapsuleModel, theirs: nn.Module, block: Block, batch: int, dtype: torch.dtype
 ) -> tuple[str, NDArray[Any], NDArray[Any]]:
     """The output that both have, and its values of both."""
     a, b, kind = [], [], ""
     with torch.no_grad():
-        for part in _parts(inputs, batch):
-            result = ours(part)
+        for part in batches(block.inputs, batch):
+            result = ours(part.to(dtype))
             try:
-                answer = theirs(part)
+                with on_cpu():
+                    answer = theirs(part.to(dtype))
             except Exception as error:  # the user's code, of any kind
                 raise UsageError(
                     "The author's code fails on images.",
@@ -182,21 +246,14 @@ def _both(
                     "Give --against a function whose module takes images alone.",
                 ) from error
             shapes = {"poses": tuple(result.poses.shape), "scores": tuple(result.scores.shape)}
-            kind, value = _matching(answer, shapes)
+            kind, value = matching(answer, shapes)
             a.append((result.poses if kind == "poses" else result.scores).numpy())
             b.append(value.numpy())
-    return kind, np.concatenate(a), np.concatenate(b)
+    number = len(block.names)
+    return kind, np.concatenate(a)[:number], np.concatenate(b)[:number]
 
 
-def _parts(inputs: Tensor, batch: int) -> Sequence[Tensor]:
-    """Batches; never of one image where the batch is free, since public code squeezes that axis away."""
-    if batch == 1:
-        return torch.split(inputs, 1)
-    several = inputs if len(inputs) > 1 else inputs.repeat(2, 1, 1, 1)
-    return torch.tensor_split(several, -(-len(several) // batch))
-
-
-def _matching(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
+def matching(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
     """The poses ``[N, J, P]`` among the outputs, else the scores or values ``[N, J]``.
 
     Raises:
@@ -229,3 +286,8 @@ def _tensors(answer: Any) -> Iterator[Tensor]:
 
 def _scores(values: NDArray[Any], output: str) -> NDArray[Any]:
     return np.linalg.norm(values, axis=-1) if output == "poses" else values
+
+
+def _finite(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows ``[N]`` have no NaN and no infinity."""
+    return np.asarray(np.isfinite(values).reshape(len(values), -1).all(1))

@@ -9,22 +9,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from capsedge.checkpoint import save_checkpoint
-from capsedge.datasets import read_images
-from capsedge.datasets.imageset import ImageSet
-from capsedge.errors import ArtefactError, CapsedgeError, ParityError, UsageError
-from capsedge.families.family import Answers, Family
+from capsedge.datasets import ImageSet
+from capsedge.errors import ParityError, UsageError
+from capsedge.families.family import Answers
 from capsedge.families.keymap import apply, read_key_map
-from capsedge.families.recognition import Recognized, fitting, others, recognize
+from capsedge.families.recognition import Recognized, recognize
 from capsedge.formats.read import read_together
-from capsedge.formats.stored import Weights, without_counters
 from capsedge.importing.against import TOLERANCE, Comparison, compare
-from capsedge.importing.measuring import Measured, clearly_best, measure
-from capsedge.models import CapsuleModel, build
+from capsedge.importing.choosing import alternatives, chosen_by_data, read_data
+from capsedge.importing.converting import network
+from capsedge.importing.measuring import Measured, measure
+from capsedge.models import CapsuleModel
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.files.given import DATA, FILE, OUTPUT, WEIGHTS, as_path
 from capsedge.runtime.files.writing import check_writable, sha256
@@ -45,7 +41,7 @@ class ImportReport:
         recognized_by: keys and sizes.
         format: of the file.
         comparison: with the author's code; None without ``against``.
-        measured: accuracy on ``data``; None without.
+        measured: accuracy or errors on ``data``; None without.
         warnings: what a person should not overlook.
     """
 
@@ -95,6 +91,7 @@ def import_checkpoint(
     against: str | None = None,
     data: Path | str | None = None,
     limit: int = IMAGES,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:
     """Make a checkpoint of the trained weights of a public network.
 
@@ -117,8 +114,10 @@ def import_checkpoint(
         key_map: a TOML file that renames the tensors.
         against: ``author.py:build``: the author's module, which is run beside the network. This is code
             that you name, and it runs. It is given the file's weights; of several files it reads its own.
-        data: images with labels, on which accuracy is measured and compared with that of alternatives.
+        data: images with labels, on which accuracy is measured and compared with that of alternatives; or
+            with values for a regression, whose errors are measured (docs/data.md).
         limit: number of images to use of them.
+        progress: called during the comparison with the number of inputs done, and of all.
 
     Returns:
         The network, what it was recognized by, what was assumed, and what was measured.
@@ -158,11 +157,13 @@ def import_checkpoint(
     if data is None:
         found = recognize(weights, family)
     else:
-        found, answers = _chosen_by_data(weights, family, answers, data, limit, notes)
-    model = _model(found.family, weights, answers, notes)
-    images = None if data is None else read_images(data, model.config.preprocessing, "test", limit)
-    comparison = None if against is None else _compared(model, against, files, images)
-    measured = None if images is None else _measured(model, found, weights, answers, images)
+        found, answers = chosen_by_data(weights, family, answers, data, limit, notes)
+    model = network(found.family, weights, answers, notes)
+    images = None if data is None else read_data(data, model.config, limit)
+    comparison = None if against is None else _compared(model, against, files, images, progress)
+    measured = None
+    if images is not None:
+        measured = measure(model, alternatives(model, found, weights, answers), images)
     origin = _origin(found, files, notes, comparison)
     model.origin = origin
     if target is not None:
@@ -188,57 +189,6 @@ def _fields(given: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
     return fields
 
 
-def _chosen_by_data(
-    weights: Weights,
-    family: str | None,
-    answers: Answers,
-    data: Path | str,
-    limit: int,
-    notes: list[str],
-) -> tuple[Recognized, Answers]:
-    """Family and answers; where the file leaves several functions, the one that is clearly best on data.
-
-    Raises:
-        UsageError: none is.
-    """
-    choices: dict[str, tuple[Recognized, Answers]] = {}
-    whole = fitting(weights, family)
-    for found in whole:
-        f = found.family
-        name = f"family '{f.name}'" if len(whole) > 1 else ""
-        if answers.variant or f.variant or not f.variants:
-            choices[name] = found, answers
-            continue
-        for variant in f.variants:
-            words = ", ".join(w for w in (name, f"variant '{variant.name}'") if w)
-            choices[words] = found, replace(answers, variant=variant.name)
-    if len(choices) == 1:
-        return next(iter(choices.values()))
-    models = {words: _model(r.family, weights, a, []) for words, (r, a) in choices.items()}
-    prep = next(iter(models.values())).config.preprocessing
-    images = read_images(data, prep, "test", limit)
-    best, accuracies = clearly_best(models, np.stack(list(images.inputs())), _labels(images))
-    said = "; ".join(f"{words}: {100 * a:.2f} %" for words, a in accuracies.items())
-    if best is None:
-        raise UsageError(
-            "The data does not tell which function the network computes.",
-            f"Accuracy on {len(images)} images: {said}.",
-            "Give --as and --variant (family=, variant= in Python), or more images.",
-        )
-    notes.append(f"{best} by the data: {said}")
-    return choices[best]
-
-
-def _labels(images: ImageSet) -> NDArray[np.int64]:
-    if images.labels is None:
-        raise UsageError(
-            f"{images.source} has no labels.",
-            "Accuracy needs them.",
-            "Leave out --data, or add them.",
-        )
-    return images.labels
-
-
 def _check_output(path: Path) -> None:
     if path.suffix != ".safetensors":
         raise UsageError(
@@ -249,62 +199,15 @@ def _check_output(path: Path) -> None:
     check_writable(path)
 
 
-def _model(family: Family, weights: Weights, answers: Answers, notes: list[str]) -> CapsuleModel:
-    """The network with its weights.
-
-    Raises:
-        UsageError: an answer is missing or does not fit.
-        ArtefactError: the weights are not those of the configuration, or not finite.
-    """
-    names = family.names(weights.tensors)
-    tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
-    answers = replace(answers, stored=weights.config)
-    config = family.configure(family, family.fit(weights).sizes, answers, notes)
-    given = answers.inverse_temperature
-    if given is not None and getattr(config, "inverse_temperature", None) != given:
-        raise UsageError(
-            f"The family {family.name} has no inverse temperature to give.",
-            "The author's code fixes it, or has none.",
-            "Leave out inverse_temperature.",
-            command="Leave out --inverse-temperature.",
-        )
-    try:
-        made = family.convert(tensors, config)
-    except ValueError as error:  # shapes that no pattern speaks of
-        raise ArtefactError(
-            f"The weights do not make a network of the family {family.name}.",
-            f"{str(error)[:1].upper()}{str(error)[1:]}.",
-            "Check --size, --map and the file.",
-        ) from error
-    broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
-    if broken:
-        raise ArtefactError(
-            "The weights are not all numbers.",
-            f"'{broken[0]}' has NaN or infinite values: the training diverged.",
-            "Use an earlier checkpoint.",
-        )
-    with torch.device("meta"):
-        state = build(config).state_dict()
-    wanted = {k: tuple(v.shape) for k, v in without_counters(state).items()}
-    wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
-    if wrong:
-        has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"
-        raise ArtefactError(
-            f"The weights do not make a network of the family {family.name}.",
-            f"'{wrong[0]}' is {has}, wanted {list(wanted.get(wrong[0], ()))}.",
-            "Check --size, --map and the file.",
-        )
-    model = build(config)
-    ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
-    model.load_state_dict(ready, strict=False)  # all but counters of batches are there
-    return model.eval()
-
-
 def _compared(
-    model: CapsuleModel, against: str, files: Sequence[Path], images: ImageSet | None
+    model: CapsuleModel,
+    against: str,
+    files: Sequence[Path],
+    images: ImageSet | None,
+    progress: Callable[[int, int], None] | None,
 ) -> Comparison:
-    prepared = None if images is None else np.stack(list(images.inputs()))
-    found = compare(model, against, files[0] if len(files) == 1 else None, prepared)
+    weights = files[0] if len(files) == 1 else None
+    found = compare(model, against, weights, images, progress)
     if not found.passed:
         raise ParityError(
             "The author's code computes something else; nothing was written.",
@@ -314,42 +217,6 @@ def _compared(
             report=found,
         )
     return found
-
-
-def _measured(
-    model: CapsuleModel, found: Recognized, weights: Weights, answers: Answers, images: ImageSet
-) -> Measured | None:
-    inputs = np.stack(list(images.inputs()))
-    return measure(model, _alternatives(model, found, weights, answers), inputs, _labels(images))
-
-
-def _alternatives(
-    model: CapsuleModel, found: Recognized, weights: Weights, answers: Answers
-) -> dict[str, CapsuleModel]:
-    """Networks of the same tensors, by the option that makes them."""
-    tries: dict[str, Callable[[], CapsuleModel]] = {}
-    family = found.family
-    stated = model.config.iterations - family.extra_iterations
-
-    def with_answers(**changes: Any) -> Callable[[], CapsuleModel]:
-        return lambda: _model(family, weights, replace(answers, **changes), [])
-
-    for count in (stated - 1, stated + 1):
-        if count + family.extra_iterations >= 1:
-            tries[f"--iters {count}"] = with_answers(iterations=count)
-    chosen = answers.variant or family.variant
-    for variant in family.variants:
-        if variant.name != chosen:
-            tries[f"--variant {variant.name}"] = with_answers(variant=variant.name)
-    for other in others(weights, family):
-        tries[f"--as {other.name}"] = lambda other=other: _model(other, weights, answers, [])  # type: ignore[misc]
-    made = {}
-    for words, make in tries.items():
-        try:
-            made[words] = make()
-        except CapsedgeError:  # it needs answers that were not given
-            continue
-    return made
 
 
 def _origin(
@@ -377,7 +244,8 @@ def _warnings(
         said.append(f"{NOT_COMPARED}: --against author.py:build does that")
     elif comparison.nan:
         said.append(
-            f"the author's code gives NaN on {comparison.nan} of {comparison.inputs} inputs"
+            f"the author's code gives NaN on {comparison.nan} of {comparison.inputs} inputs, such as "
+            f"{comparison.nan_on}; the imported network gives numbers on {comparison.nan_answered} of them"
         )
     if config.fixed_batch is not None:
         said.append(
@@ -385,9 +253,5 @@ def _warnings(
             "the batch"
         )
     if measured is not None:
-        said += [
-            f"{words} is clearly better on the data: {100 * accuracy:.2f} % instead of "
-            f"{100 * measured.accuracy:.2f} %"
-            for words, accuracy in measured.better.items()
-        ]
+        said += measured.warnings
     return said

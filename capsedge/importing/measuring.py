@@ -1,76 +1,150 @@
-"""Accuracy of an imported network on data, and of the networks that it might be mistaken for."""
+"""An imported network on data, and the networks that it might be mistaken for."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from capsedge.datasets import ImageSet
 from capsedge.models import CapsuleModel
+from capsedge.runtime.metadata import REGRESSION, Outputs
 
-GAIN = 0.01  # an alternative is clearly better from this on ...
-ERRORS = 3.0  # ... and from so many standard errors on
+GAIN = 0.01  # an alternative is clearly better from this share of the images on,
+SHARE = 0.05  # for values from this share of the error on,
+ERRORS = 3.0  # and from so many standard errors on
 _BATCH = 50
-Hits = NDArray[np.bool_]
+Losses = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Accuracies.
+    """Accuracy, or errors of values.
 
     Attributes:
         images: how many.
-        accuracy: share of right decisions.
-        better: accuracy of every alternative that is clearly better, by its words.
+        accuracy: share of right decisions; None for a regression.
+        errors: mean absolute error of each value, in its unit; angles the shorter way round.
+        units: of the values.
+        better: accuracy, or mean of the errors, of every alternative that is clearly better, by its words.
+        useless: values whose error is no lower than that of the mean of the targets.
     """
 
     images: int
-    accuracy: float
+    accuracy: float | None
     better: Mapping[str, float]
+    errors: Mapping[str, float] = field(default_factory=dict)
+    units: tuple[str, ...] = ()
+    useless: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should not overlook."""
+        own = _said(self.accuracy, float(np.mean([*self.errors.values()] or [0.0])), self.units)
+        return (
+            *(
+                f"{words} is clearly better on the data: {self.said(found)} instead of {own}"
+                for words, found in self.better.items()
+            ),
+            *(
+                f"{name}: the error on the data is no lower than that of a constant; check its sign, its "
+                "unit and the order of the values"
+                for name in self.useless
+            ),
+        )
+
+    def said(self, found: float) -> str:
+        """The accuracy or mean error of an alternative in words."""
+        return _said(None if self.accuracy is None else found, found, self.units)
 
 
 def measure(
-    model: CapsuleModel,
-    alternatives: Mapping[str, CapsuleModel],
-    images: NDArray[np.float32],
-    labels: NDArray[np.int64],
+    model: CapsuleModel, alternatives: Mapping[str, CapsuleModel], images: ImageSet
 ) -> Measured:
-    """Classify images with a network and with its alternatives."""
-    own = _hits(model, images, labels)
+    """Measure a network on labelled images, or on images with values, and find better alternatives."""
+    regression = model.config.task == REGRESSION
+    own = losses(model, images)
     better = {}
     for words, other in alternatives.items():
-        hits = _hits(other, images, labels)
-        if _clearly_better(hits, own):
-            better[words] = float(hits.mean())
-    return Measured(len(labels), float(own.mean()), better)
+        found = losses(other, images)
+        if _clearly_better(found, own, regression):
+            better[words] = score(found, regression)
+    if not regression:
+        return Measured(len(images), score(own, regression), better)
+    outputs = model.config.outputs or Outputs()
+    targets = _targets(images)
+    middle = np.broadcast_to(np.median(targets, 0), targets.shape)
+    constant = _distances(middle, targets, outputs.units).mean(0)
+    errors = dict(zip(outputs.names, map(float, own.mean(0)), strict=True))
+    useless = [
+        n for n, least in zip(outputs.names, constant, strict=True) if errors[n] >= least > 0
+    ]
+    return Measured(len(images), None, better, errors, outputs.units, tuple(useless))
 
 
 def clearly_best(
-    models: Mapping[str, CapsuleModel],
-    images: NDArray[np.float32],
-    labels: NDArray[np.int64],
-) -> tuple[str | None, dict[str, float]]:
-    """Which of several networks is clearly better than all others, if any; and their accuracies."""
-    hits = {words: _hits(model, images, labels) for words, model in models.items()}
-    best = max(hits, key=lambda words: int(hits[words].sum()))
-    alone = all(_clearly_better(hits[best], hits[other]) for other in hits if other != best)
-    return best if alone else None, {words: float(h.mean()) for words, h in hits.items()}
+    models: Mapping[str, CapsuleModel], images: ImageSet
+) -> tuple[str | None, dict[str, str]]:
+    """Which of several networks is clearly better than all others, if any; and what each achieves."""
+    config = next(iter(models.values())).config
+    regression = config.task == REGRESSION
+    units = config.outputs.units if config.outputs is not None else ()
+    found = {words: losses(model, images) for words, model in models.items()}
+    best = min(found, key=lambda words: float(found[words].sum()))
+    alone = all(_clearly_better(found[best], found[o], regression) for o in found if o != best)
+    scores = {words: score(each, regression) for words, each in found.items()}
+    said = {w: _said(None if regression else s, s, units) for w, s in scores.items()}
+    return best if alone else None, said
 
 
-def _clearly_better(hits: Hits, own: Hits) -> bool:
-    """McNemar: of the images on which they differ, each is as likely to win if they are equally good."""
-    won, lost = int((hits & ~own).sum()), int((own & ~hits).sum())
-    least = max(GAIN * len(own), ERRORS * math.sqrt(won + lost))
-    return won - lost > least
-
-
-def _hits(model: CapsuleModel, images: NDArray[np.float32], labels: NDArray[np.int64]) -> Hits:
+def losses(model: CapsuleModel, images: ImageSet) -> Losses:
+    """Of each image: 1 for a wrong class ``[N, 1]``, or the absolute errors of its values ``[N, K]``."""
+    prep = None if images.preprocessing is None else model.config.preprocessing
+    batch = model.config.fixed_batch or _BATCH
     found = []
     with torch.inference_mode():
-        for part in torch.split(torch.from_numpy(images), _BATCH):
-            found.append(model(part).scores.argmax(1).numpy())
-    return np.asarray(np.concatenate(found) == labels)
+        for part in replace(images, preprocessing=prep).batches(batch):
+            found.append(model(torch.from_numpy(part)).scores.numpy())
+    scores = np.concatenate(found)
+    if model.config.task != REGRESSION:
+        return np.asarray(scores.argmax(1) != images.classes, np.float64)[:, None]
+    outputs = model.config.outputs or Outputs()
+    return _distances(scores, _targets(images), outputs.units)
+
+
+def score(found: Losses, regression: bool) -> float:
+    """The mean of all errors, or the accuracy."""
+    return float(found.mean()) if regression else 1.0 - float(found.mean())
+
+
+def _targets(images: ImageSet) -> NDArray[np.float64]:
+    assert images.targets is not None  # `read_targets` has read them
+    return images.targets
+
+
+def _distances(
+    values: NDArray[np.floating], targets: NDArray[np.float64], units: tuple[str, ...]
+) -> Losses:
+    """Absolute differences ``[N, K]``; angles in degrees the shorter way round."""
+    apart = np.abs(values.astype(np.float64) - targets)
+    angles = [unit == "degrees" for unit in units]
+    turned = apart % 360.0
+    return np.where(angles, np.minimum(turned, 360.0 - turned), apart)
+
+
+def _clearly_better(found: Losses, own: Losses, regression: bool) -> bool:
+    """Whether the sum of paired differences is beyond chance: McNemar's test where losses are 0 or 1."""
+    won = own.mean(1) - found.mean(1)
+    least = SHARE * own.mean(1).sum() if regression else GAIN * len(own)
+    return bool(won.sum() > max(least, ERRORS * math.sqrt(float((won**2).sum()))))
+
+
+def _said(accuracy: float | None, error: float, units: tuple[str, ...]) -> str:
+    if accuracy is not None:
+        return f"{100 * accuracy:.2f} %"
+    unit = units[0] if len(set(units)) == 1 else ""
+    return f"a mean error of {f'{error:.4g} {unit}'.strip()}"

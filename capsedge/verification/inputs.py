@@ -55,13 +55,15 @@ def shipped_samples(
     return ImageSet("samples of the package", images, names=names[: len(images)])
 
 
-def generated(shape: tuple[int, int, int], prep: Preprocessing | None, count: int) -> Floats:
+def generated(
+    shape: tuple[int, int, int], prep: Preprocessing | None, count: int, seed: int = 2017
+) -> Floats:
     """Pen strokes on black, seeded: soft-edged random curves with the statistics of handwriting.
 
     Returns:
         ``[count, C, H, W]``, prepared.
     """
-    rng = np.random.default_rng(2017)
+    rng = np.random.default_rng(seed)
     channels, height, width = shape
     y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
     images = np.zeros((count, channels, height, width))
@@ -80,7 +82,7 @@ def generated(shape: tuple[int, int, int], prep: Preprocessing | None, count: in
                 distance = np.hypot(y[..., None] - curve[:, 0], x[..., None] - curve[:, 1]).min(-1)
                 ink = np.clip(1.6 - distance / rng.uniform(0.02, 0.05), 0, 1) * rng.uniform(0.6, 1)
                 np.maximum(channel, ink, out=channel)
-    return _prepared(images, prep)
+    return prepared(images, prep)
 
 
 def hard_cases(shape: tuple[int, int, int], prep: Preprocessing | None) -> ImageSet:
@@ -112,18 +114,18 @@ def hard_cases(shape: tuple[int, int, int], prep: Preprocessing | None) -> Image
         "mirror image": symmetric,  # children that tie pairwise
         "inverted strokes": 1 - strokes,
     }
-    prepared = {name: _prepared(image, prep) for name, image in pixels.items()}
+    arrays = {name: prepared(image, prep) for name, image in pixels.items()}
     # Values that pixels cannot reach, given directly to the model's input.
-    prepared |= {
+    arrays |= {
         "zero input": np.zeros(shape, np.float32),
         "tiny norm": (strokes * 1e-6).astype(np.float32),
         "huge norm": (strokes * 1e3).astype(np.float32),
         "huge noise": ((noise - 0.5) * 2e3).astype(np.float32),
     }
-    return ImageSet("hard cases", np.stack(list(prepared.values())), names=tuple(prepared))
+    return ImageSet("hard cases", np.stack(list(arrays.values())), names=tuple(arrays))
 
 
-def _prepared(images: NDArray[np.float64], prep: Preprocessing | None) -> Floats:
+def prepared(images: NDArray[np.float64], prep: Preprocessing | None) -> Floats:
     """Values in [0, 1] ``[..., C, H, W]`` as the model's input."""
     if prep is None:
         return images.astype(np.float32)

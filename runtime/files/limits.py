@@ -25,6 +25,7 @@ UNPACKED_BYTES = 512 * MIB  # unpacked size of any compressed file ...
 UNPACKED_RATIO = 20  # ... or this many times its compressed size, if that is larger
 ARCHIVE_INDEX_BYTES = MIB  # the list of members of a zip archive
 FOLDER_FILES = 1_000_000  # names in one folder
+TABLE_BYTES = 64 * MIB  # of targets.csv
 PICKLE_BYTES = 64 * MIB  # besides the arrays
 PICKLE_OPCODES = 500_000
 TENSORS = 65_536  # of one checkpoint

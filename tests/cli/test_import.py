@@ -59,8 +59,8 @@ def test_a_walk(weights: Path, tmp_path: Path) -> None:
 def test_a_comparison_is_claimed_by_the_file(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsedge.importing.against.RANDOM", 8)
-    monkeypatch.setattr("capsedge.importing.against.STROKES", 8)
+    monkeypatch.setattr("capsedge.importing.inputs.RANDOM", 8)
+    monkeypatch.setattr("capsedge.importing.inputs.STROKES", 8)
     (tmp_path / "author.py").write_text(
         "from tests.families.networks import XifengGuo\ndef build(): return XifengGuo(3)\n"
     )

@@ -50,22 +50,32 @@ class EmLayer(nn.Module):
 
 
 class Yl1993(nn.Module):
-    """28x28 or any images, 3 and 4 types; with the patches of before or after November 2018."""
+    """28x28 or any images; with the patches of before or after November 2018.
 
-    def __init__(self, iterations: int = 2, old: bool = False, norm: bool = True) -> None:
+    ``sizes``: channels, three numbers of types, classes.
+    """
+
+    def __init__(
+        self,
+        iterations: int = 2,
+        old: bool = False,
+        norm: bool = True,
+        sizes: tuple[int, ...] = (6, 3, 4, 4, 10),
+    ) -> None:
         super().__init__()
         self.old = old
-        self.conv1 = nn.Conv2d(1, 6, 5, 2, 2)
+        a, b, c, d, e = sizes
+        self.conv1 = nn.Conv2d(1, a, 5, 2, 2)
         if norm:
-            self.bn1 = nn.BatchNorm2d(6, eps=1e-3)
+            self.bn1 = nn.BatchNorm2d(a, eps=1e-3)
             self.bn1.running_var.uniform_(0.001, 0.5)  # so that the epsilon counts
             self.bn1.running_mean.normal_()
         self.primary_caps = nn.Module()
-        self.primary_caps.pose, self.primary_caps.a = nn.Conv2d(6, 3 * 16, 1), nn.Conv2d(6, 3, 1)
+        self.primary_caps.pose, self.primary_caps.a = nn.Conv2d(a, b * 16, 1), nn.Conv2d(a, b, 1)
         nn.init.normal_(self.primary_caps.a.bias, -15, 5)  # small activations do not cancel
-        self.conv_caps1 = EmLayer(9, 3, 4, iterations)
-        self.conv_caps2 = EmLayer(9, 4, 4, iterations)
-        self.class_caps = EmLayer(1, 4, 10, iterations)
+        self.conv_caps1 = EmLayer(9, b, c, iterations)
+        self.conv_caps2 = EmLayer(9, c, d, iterations)
+        self.class_caps = EmLayer(1, d, e, iterations)
 
     def patches(self, x: Tensor, stride: int) -> Tensor:
         """``[N, H, W, C]`` to ``[N, H', W', 9, C]``."""
@@ -90,7 +100,7 @@ class Yl1993(nn.Module):
                 seen.reshape(n * side * side, -1, 16), acting.reshape(n * side * side, -1)
             )
             pose, a = m.reshape(n, side, side, -1), out.reshape(n, side, side, -1)
-        added = torch.zeros(side, side, 4, 1, 16)
+        added = torch.zeros(side, side, self.conv_caps2.weights.shape[2], 1, 16)
         added[..., 0] += (torch.arange(side) / side).reshape(side, 1, 1, 1)
         added[..., 1] += (torch.arange(side) / side).reshape(1, side, 1, 1)
         found: Tensor = self.class_caps(

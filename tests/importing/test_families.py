@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge.errors import ParityError, UsageError
 from capsedge.families import FAMILIES
-from capsedge.importing.against import _parts
+from capsedge.importing.inputs import batches
 from tests.families import networks as n
 from tests.importing.test_matrix_and_attention import FAMILIES as MATRIX_AND_ATTENTION
 
@@ -141,8 +141,8 @@ def test_the_authors_code_notices_the_wrong_function(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, answers = CONFUSED[case]
-    monkeypatch.setattr("capsedge.importing.against.RANDOM", 8)
-    monkeypatch.setattr("capsedge.importing.against.STROKES", 8)
+    monkeypatch.setattr("capsedge.importing.inputs.RANDOM", 8)
+    monkeypatch.setattr("capsedge.importing.inputs.STROKES", 8)
     torch.manual_seed(7)
     module = make().eval()
     monkeypatch.setattr(n, "AUTHOR", module, raising=False)
@@ -165,8 +165,8 @@ def test_the_authors_code_agrees(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, make, answers = CASES[case]
-    monkeypatch.setattr("capsedge.importing.against.RANDOM", 8)
-    monkeypatch.setattr("capsedge.importing.against.STROKES", 8)
+    monkeypatch.setattr("capsedge.importing.inputs.RANDOM", 8)
+    monkeypatch.setattr("capsedge.importing.inputs.STROKES", 8)
     torch.manual_seed(8)
     module = make().eval()
     monkeypatch.setattr(n, "AUTHOR", module, raising=False)
@@ -187,11 +187,11 @@ def test_the_authors_code_agrees(
 def test_no_image_is_alone_where_the_batch_is_free(count: int) -> None:
     """Public code squeezes the batch away."""
     inputs = torch.arange(float(count)).reshape(-1, 1, 1, 1)
-    parts = _parts(inputs, 32)
+    parts = batches(inputs.numpy(), 32)
     assert min(map(len, parts)) > 1
     assert max(map(len, parts)) <= 32
     assert torch.equal(torch.cat(list(parts))[:count], inputs)
-    assert [len(p) for p in _parts(inputs, 1)] == [1] * count
+    assert [len(p) for p in batches(inputs.numpy(), 1)] == [1] * count
 
 
 def test_alternatives_that_are_better_on_data_are_named(tmp_path: Path) -> None:

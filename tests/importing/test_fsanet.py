@@ -67,8 +67,8 @@ def test_the_variant_is_asked_for(tmp_path: Path) -> None:
 def test_another_range_is_noticed(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsedge.importing.against.RANDOM", 4)
-    monkeypatch.setattr("capsedge.importing.against.STROKES", 4)
+    monkeypatch.setattr("capsedge.importing.inputs.RANDOM", 4)
+    monkeypatch.setattr("capsedge.importing.inputs.STROKES", 4)
     module = network("convolution", 99.0)
     monkeypatch.setattr(networks, "AUTHOR", module, raising=False)
     (tmp_path / "author.py").write_text(

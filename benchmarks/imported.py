@@ -1,0 +1,231 @@
+"""Imported networks: capsedge's file against the author's PyTorch in eager mode and a plain export.
+
+    python -m benchmarks.imported [--networks yl_1993 fsanet] [--batch 1 16] [--threads 2]
+    python -m benchmarks.imported --module author.py:build --weights FILE --example 1x32x32 [--as FAMILY] \\
+        [--iters N] [--variant NAME]
+
+Without ``--module``: plain writings in the authors' sizes, with random weights (`imported_networks`). The
+plain export runs in ONNX Runtime. All take turns in one run, each in a process of its own; times are minima,
+ratios are to capsedge's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+import capsedge
+from benchmarks.common import machine
+from capsedge.exporters.user_code import on_cpu
+from capsedge.importing.against import matching
+from capsedge.models import CapsuleModel, CapsuleOutput
+from capsedge.pipelines.own_module import ModuleSource, load_module
+from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, Entry, compare
+from capsedge.runtime.profiling.measure import Limits
+from capsedge.runtime.profiling.worker import Specification
+
+_HERE = Path(__file__).with_name("imported_networks.py")
+_PIXELS = {"height": 32, "width": 32, "scale": 1 / 255}
+# Answers and one input of each network.
+NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "yl_1993_small": ({"iterations": 2, "variant": "new", "preprocessing": _PIXELS}, (1, 32, 32)),
+    "yl_1993": ({"iterations": 2, "variant": "new"}, (1, 28, 28)),
+    "yl_1993_signs": ({"iterations": 2, "variant": "new", "preprocessing": _PIXELS}, (1, 32, 32)),
+    "fsanet": ({"variant": "omasaht"}, (3, 64, 64)),
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network to measure.
+
+    Attributes:
+        name: in the report.
+        code: ``author.py:build`` of the author's module, or of the plain writing.
+        weights: the file that is imported.
+        answers: arguments of `capsedge.import_checkpoint`.
+        shape: of one input.
+    """
+
+    name: str
+    code: str
+    weights: Path
+    answers: dict[str, Any]
+    shape: tuple[int, ...]
+
+
+def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: Path) -> None:
+    """The author's module by ``torch.onnx.export`` alone; its answer is named as in capsedge's file."""
+    with torch.no_grad(), on_cpu():
+        wanted, answer = model(example), module(example)
+    kind, value = matching(answer, _shapes(wanted))
+    stated = model.config.outputs
+    scores = model.score_name if stated is None else stated.values[0]
+    name = {"poses": "poses", "scores": scores}[kind]
+    outputs = answer if isinstance(answer, (tuple, list)) else (answer,)
+    names = [
+        name if output.data_ptr() == value.data_ptr() else f"other {k}"
+        for k, output in enumerate(outputs)
+    ]
+    with on_cpu():  # as public code asks for a GPU
+        torch.onnx.export(
+            module, (example,), str(path), dynamo=False, opset_version=17,
+            input_names=["images"], output_names=names,
+        )  # fmt: skip
+
+
+def _shapes(output: CapsuleOutput) -> dict[str, tuple[int, ...]]:
+    return {"poses": tuple(output.poses.shape), "scores": tuple(output.scores.shape)}
+
+
+def _differs(model: CapsuleModel, plain: Path, example: Tensor) -> float:
+    """How far a plain export is from the network, relative to the largest value."""
+    answer = onnxruntime.InferenceSession(str(plain)).run(None, {"images": example.numpy()})
+    with torch.no_grad():
+        wanted = model(example)
+    kind, value = matching([torch.from_numpy(a) for a in answer], _shapes(wanted))
+    own: Tensor = getattr(wanted, kind)
+    return float((value - own).abs().max() / own.abs().max())
+
+
+def measure(
+    network: Network, batch: int, threads: int, seconds: float, folder: Path
+) -> dict[str, Any]:
+    """The times of the three."""
+    model = capsedge.import_checkpoint(network.weights, **network.answers).model
+    ours = folder / f"{network.name}.onnx"
+    capsedge.export(model, ours)
+    own = ModuleSource(network.code, str(network.weights))
+    plain = folder / f"{network.name}-plain-{batch}.onnx"
+    example = torch.rand((batch, *network.shape), generator=torch.Generator().manual_seed(5))
+    plain_export(load_module(own).module, model, example, plain)
+    source = json.dumps({"module": own.module, "weights": own.weights})
+    entrants = [
+        Entrant("capsedge", Specification(CAPSEDGE, str(ours), "", threads=threads), network.name),
+        # By itself: ONNX Runtime's Sigmoid may set it apart, and it is timed all the same.
+        Entrant("plain export", Specification("ort", str(plain), "", threads=threads), "plain"),
+        Entrant(
+            "author's PyTorch",
+            Specification("torch", str(plain), "", threads=threads, module=source),
+            network.name,
+            "capsedge.verification.torch_peer",
+        ),
+    ]
+    found = compare(entrants, {"images": example.numpy()}, Limits(0.3, seconds, 20), lambda _: None)
+    return {
+        "network": network.name,
+        "batch": batch,
+        "threads": threads,
+        "plain_export_differs": _differs(model, plain, example),
+        "entries": [_entry(entry, min(found.entries[0].samples)) for entry in found.entries],
+    }
+
+
+def _entry(entry: Entry, first: float) -> dict[str, Any]:
+    """One entrant's times; of one whose answers differ too much there are none."""
+    least = min(entry.samples, default=None)
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "difference": entry.difference,
+        "problem": entry.problem,
+        "least_ms": None if least is None else 1e3 * least,
+        "median_ms": None if entry.latency is None else entry.latency.median,
+        "times_capsedge": None if least is None else least / first,
+        "peak_bytes": entry.peak_bytes,
+    }
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The table."""
+    lines = [
+        "| network | batch | capsedge, ms | plain export | author's PyTorch | difference | plain differs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for r in document["results"]:
+        ours, plain, author = r["entries"]
+        times = [e["times_capsedge"] for e in (plain, author)]
+        ratios = " | ".join("differs" if t is None else f"{t:.1f}x" for t in times)
+        lines.append(
+            f"| {r['network']} | {r['batch']} | {ours['least_ms']:.2f} | {ratios} | "
+            f"{author['difference']:.1g} | "
+            f"{r['plain_export_differs']:.1g} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def built_in(names: list[str], folder: Path) -> list[Network]:
+    """Networks of this package's writing, with random weights."""
+    found = []
+    for name in names:
+        answers, shape = NETWORKS[name]
+        torch.manual_seed(1)
+        code = f"{_HERE}:{name}"
+        weights = folder / f"{name}.pt"
+        torch.save(load_module(ModuleSource(code)).module.state_dict(), weights)
+        found.append(Network(name, code, weights, answers, shape))
+    return found
+
+
+def given(options: argparse.Namespace) -> Network:
+    """The author's own network with its weights."""
+    named = {"family": options.family, "iterations": options.iters, "variant": options.variant}
+    answers = {key: value for key, value in named.items() if value is not None}
+    shape = tuple(int(d) for d in options.example.split("x"))
+    pixels: dict[str, Any] = {} if options.scale is None else {"scale": options.scale}
+    answers["preprocessing"] = {"height": shape[1], "width": shape[2], **pixels}
+    code = str(Path(options.module).resolve())
+    return Network(options.weights.stem, code, options.weights, answers, shape)
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=[*NETWORKS], choices=[*NETWORKS])
+    parser.add_argument("--module", help="author.py:build; this runs that code")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--example", default="1x28x28", help="one input")
+    parser.add_argument("--as", dest="family")
+    parser.add_argument("--iters", type=int)
+    parser.add_argument("--variant")
+    parser.add_argument("--scale", type=float, help="of pixels, where import asks for it")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="of each entrant, over all rounds"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/benchmarks"))
+    options = parser.parse_args()
+    if (options.module is None) != (options.weights is None):
+        parser.error("--module and --weights belong together")
+    document: dict[str, Any] = {
+        "machine": machine(),
+        "command": " ".join(["python -m benchmarks.imported", *sys.argv[1:]]),
+        "versions": {p: version(p) for p in ("torch", "onnx", "onnxruntime", "numpy")},
+        "results": [],
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        networks = [given(options)] if options.module else built_in(options.networks, folder)
+        for network in networks:
+            for batch in options.batch:
+                found = measure(network, batch, options.threads, options.seconds, folder)
+                document["results"].append(found)
+                print(markdown({"results": [found]}), flush=True)
+    (options.output / "imported.json").write_text(json.dumps(document, indent=1))
+    (options.output / "imported.md").write_text(markdown(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Public networks in their authors' sizes, in plain PyTorch: what `imported` runs without fetched files.
+
+The writings are those of the tests (`tests.families`); weights are random.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tests.families.fsanet import FsaNet
+from tests.families.matrix_and_attention import Yl1993
+
+
+def yl_1993_small() -> nn.Module:
+    """yl-1993's code with ``--A 64 --B 8 --C 16 --D 16``, five classes."""
+    return Yl1993(sizes=(64, 8, 16, 16, 5)).eval()
+
+
+def yl_1993() -> nn.Module:
+    """yl-1993's code as it is (32 everywhere), ten classes."""
+    return Yl1993(sizes=(32, 32, 32, 32, 10)).eval()
+
+
+def yl_1993_signs() -> nn.Module:
+    """The small one for the 43 classes of German traffic signs."""
+    return Yl1993(sizes=(64, 8, 16, 16, 43)).eval()
+
+
+def fsanet() -> nn.Module:
+    """FSA-Net with a learned score of its maps."""
+    return FsaNet("convolution", 99.0).eval()
