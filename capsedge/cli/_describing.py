@@ -42,7 +42,9 @@ class Described:
     )
     size: Annotated[
         str | None,
-        _option("size", "Height and width of the input, such as 28x28; else as the graph fixes."),
+        _option(
+            "size", "Input height and width, such as 28x28; by default those that the graph fixes."
+        ),
     ] = None
     pixel_range: Annotated[
         str | None,
@@ -50,32 +52,46 @@ class Described:
     ] = None
     mean: Annotated[
         str | None,
-        _option("mean", "Subtracted, in units of --range: one number, or one per channel."),
+        _option(
+            "mean", "Mean to subtract, on the scale of --range: one number, or one per channel."
+        ),
     ] = None
-    std: Annotated[str | None, _option("std", "Divided by, after --mean.")] = None
+    std: Annotated[str | None, _option("std", "Standard deviation to divide by, after --mean.")] = (
+        None
+    )
     per_image: Annotated[
         str | None,
-        _option("per-image", "Each image by itself: standardize, or min-max (to the full range)."),
+        _option(
+            "per-image",
+            "Normalize each image by itself: standardize, or min-max (stretch to the full range).",
+        ),
     ] = None
     order: Annotated[
-        str | None, _option("order", "Of the input's colours: RGB, or BGR as with OpenCV.")
+        str | None, _option("order", "Order of the input's channels: RGB, or BGR as in OpenCV.")
     ] = None
     resize: Annotated[
-        str | None, _option("resize", "How images get the size: stretch, pad, crop or center.")
+        str | None,
+        _option(
+            "resize", "How images are brought to the input size: stretch, pad, crop or center."
+        ),
     ] = None
     scores: Annotated[
         str | None,
-        _option("scores", "The output that decides the class, if not lengths or logits."),
+        _option("scores", "Output that decides the class, if it is not called lengths or logits."),
     ] = None
     score_kind: Annotated[
         str | None,
-        _option("score-kind", "What it holds: length, logits or probability; else told by values."),
+        _option(
+            "score-kind",
+            "What that output holds: length, logits or probability; by default judged by its values.",
+        ),
     ] = None
     poses: Annotated[
-        str | None, _option("poses", "The output with a pose for each class, if not poses.")
+        str | None,
+        _option("poses", "Output with a pose for each class, if it is not called poses."),
     ] = None
     values: Annotated[
-        str | None, _option("values", "Outputs that hold a regression's values; else all.")
+        str | None, _option("values", "Outputs that hold a regression's values; all by default.")
     ] = None
     outputs: Annotated[
         str | None, _option("outputs", "Names of a regression's values, such as yaw,pitch,roll.")

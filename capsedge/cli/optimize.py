@@ -27,7 +27,7 @@ Output = Annotated[
 Measure = Annotated[
     float,
     typer.Option(
-        "--measure", min=0.0, help="Seconds to measure before and after for; 0: not at all."
+        "--measure", min=0.0, help="Seconds to time the file before and after; 0 to skip."
     ),
 ]
 
