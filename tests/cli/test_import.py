@@ -143,3 +143,35 @@ def test_another_number_of_iterations_is_another_function(weights: Path, tmp_pat
     assert fewer is not None
     assert fewer.origin == model.origin.changed("2 routing iterations instead of 3")
     assert fewer.origin.compared is None
+
+
+def test_an_ensemble_and_what_it_asks_for(tmp_path: Path) -> None:
+    """Files of several networks make one checkpoint, whose name has to be given."""
+    from tests.families.fsanet import FsaNet
+
+    files = []
+    for k, scoring in enumerate(("variance", "convolution")):
+        torch.manual_seed(k)
+        files.append(tmp_path / f"{k}.pth")
+        torch.save(FsaNet(scoring).state_dict(), files[-1])
+    with pytest.raises(UsageError, match="has no name yet") as caught:
+        app(["import", *map(str, files), "--variant", "omasaht"], standalone_mode=False)
+    assert "-o" in caught.value.fix
+    done = run("import", *files, "--variant", "omasaht", "-o", tmp_path / "both.safetensors")
+    assert done.exit_code == 0, done.output
+    assert "fsanet-ensemble" in done.output
+    assert "the mean of 2 networks: variance, convolution" in " ".join(done.output.split())
+
+
+def test_an_inverse_temperature_is_asked_for(tmp_path: Path) -> None:
+    from tests.families.clamped_em import YuxianMeng
+
+    file = tmp_path / "m.pth"
+    torch.save(YuxianMeng().state_dict(), file)
+    words = ["import", str(file), "--iters", "1", "--size", "24x24", "--range", "0-1"]
+    with pytest.raises(UsageError, match="lambda_") as caught:
+        app(words, standalone_mode=False)
+    assert "--inverse-temperature" in caught.value.command
+    done = run(*words, "--inverse-temperature", 0.02)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "m.safetensors").exists()
