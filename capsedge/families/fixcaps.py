@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from capsedge.families import capsnets
+from capsedge.families import capsnets, timomernick
 from capsedge.families.family import (
     Answers,
     DataSet,
@@ -193,15 +193,7 @@ FAMILY = Family(
     source="github.com/Woodman718/FixCaps, Module/*/model*.py",
     licence="MIT",
     dialect="dynamic routing; softmax over the children, squash over the classes; fractional pooling fixed",
-    differences=(
-        WINDOWS,
-        "the primary capsules are squashed over all children, element by element of the pose",
-        "the couplings of a class sum to one over the children, not those of a child over the classes",
-        "the class capsules are squashed over the classes, element by element of the pose",
-        capsnets.BATCH,
-        capsnets.NAN,
-        "class capsules without bias",
-    ),
+    differences=(WINDOWS, *timomernick.DIFFERENCES),
     keys=keys,
     configure=configure,
     convert=convert,

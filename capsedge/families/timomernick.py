@@ -10,6 +10,14 @@ from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, ModelConfig
 
 _DECODER = ("reconstruct0", "reconstruct1", "reconstruct2")
+DIFFERENCES = (
+    "the primary capsules are squashed over all children, element by element of the pose",
+    "the couplings of a class sum to one over the children, not those of a child over the classes",
+    "the class capsules are squashed over the classes, element by element of the pose",
+    capsnets.BATCH,
+    capsnets.NAN,
+    "class capsules without bias",
+)
 
 
 def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
@@ -37,14 +45,7 @@ FAMILY = Family(
     "cedrickchee/capsule-net-pytorch in November 2017",
     licence="",
     dialect="dynamic routing; softmax over the children, squash over the classes",
-    differences=(
-        "the primary capsules are squashed over all children, element by element of the pose",
-        "the couplings of a class sum to one over the children, not those of a child over the classes",
-        "the class capsules are squashed over the classes, element by element of the pose",
-        capsnets.BATCH,
-        capsnets.NAN,
-        "class capsules without bias",
-    ),
+    differences=DIFFERENCES,
     keys={
         "conv1.conv0.weight": "C A K K",
         "conv1.conv0.bias": "C",
