@@ -60,6 +60,7 @@ def linear_source(
     roles: Layout,
     depth: int | None = None,
     suits: Callable[[Array], bool] = lambda _: True,
+    probes: dict[str, Probe] | None = None,
 ) -> Source:
     """The source with the fewest elements; of those the one that tells most axes of cells apart, the nearest.
 
@@ -67,17 +68,21 @@ def linear_source(
         roles: of the votes, ``[n, j, i, p]``.
         depth: elements of a cell, where they are known.
         suits: whether a weight has the structure that is wanted.
+        probes: what is known already of these votes, by tensor; more is added.
 
     Raises:
         NotRecognized: the votes are not a linear map of cells.
     """
+    probes = {} if probes is None else probes
     best: tuple[tuple[int, int, int, int], Source] | None = None
     missed = 0
     for tensor in graph.dominators(votes)[:_TRIED]:
         if not graph.is_float(tensor):
             break
-        probe = _Probe(graph, tensor, votes, roles)
-        if not probe.is_linear():
+        if tensor not in probes:
+            probes[tensor] = Probe(graph, tensor, votes, roles)
+        probe = probes[tensor]
+        if not probe.linear:
             break
         missed += 1
         for layout in _cell_layouts(graph, tensor, roles.sizes[3], depth):
@@ -185,10 +190,13 @@ def _divisors(size: int, pose: int) -> list[int]:
     return [q for q in dict.fromkeys((pose, 8, 16, 4)) if size % q == 0]
 
 
-class _Probe:
+class Probe:
     """The votes as a function of a tensor.
 
-    A hypothesis is tried on a few children first; what passes is tried on all.
+    A hypothesis is tried on a few children first; what passes is tried on all. It is tried only once.
+
+    Attributes:
+        linear: whether the votes depend on the tensor linearly, but for a constant part.
     """
 
     def __init__(self, graph: Values, tensor: str, votes: str, roles: Layout) -> None:
@@ -198,25 +206,42 @@ class _Probe:
         self.function = graph.function([tensor], [votes])
         n, _, i, _ = roles.sizes
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
-        self.zero = self._run(np.zeros(self.shape))
+        zero = self._run(np.zeros(self.shape))
+        self.zero: Array = zero if np.any(zero) else np.zeros(())
         self.x = self.rng.standard_normal(self.shape)
         self.at_x = np.empty((0, 0))
+        self.indices: dict[Layout, Array | None] = {}
+        self.sources: dict[Layout, Source | None] = {}
+        self.linear = self._is_linear()
 
     def _run(self, x: Array) -> Array:
         """The votes as the graph has them."""
         return self.function(x)[0]
 
-    def is_linear(self) -> bool:
+    def _is_linear(self) -> bool:
         """Whether f(a + b) - f(a) - f(b) + f(0) vanishes, and f(2a) is what it should be."""
         a, b = self.x, self.rng.standard_normal(self.shape)
         at_a = self._run(a)
         self.at_x = self.roles.rows(at_a - self.zero, self.few)
-        off = np.abs(self._run(a + 2 * b) - at_a - 2 * self._run(b) + 2 * self.zero).max()
+        off = self._run(a + 2 * b)
+        off -= at_a
+        off -= 2 * (self._run(b) - self.zero)
         size = np.abs(at_a).max()
-        return bool(size > 0 and off <= _LINEAR * size)  # False for NaN
+        return bool(size > 0 and np.abs(off).max() <= _LINEAR * size)  # False for NaN
 
     def index(self, layout: Layout) -> Array | None:
         """Which cell each child is ``[positions, i]``, if the tensor may hold cells in this way."""
+        if layout not in self.indices:
+            self.indices[layout] = self._index(layout)
+        return self.indices[layout]
+
+    def source(self, layout: Layout, index: Array) -> Source | None:
+        """The source, if the votes are a weight times those cells."""
+        if layout not in self.sources:
+            self.sources[layout] = self._source(layout, index)
+        return self.sources[layout]
+
+    def _index(self, layout: Layout) -> Array | None:
         n, _, i, _ = self.roles.sizes
         images, cells, q = self._sizes(layout)
         if n % images or cells < 1 or not self._may_hold(layout):
@@ -242,8 +267,7 @@ class _Probe:
         gone = np.abs(votes).max(1) <= near
         return bool((same | gone).all())
 
-    def source(self, layout: Layout, index: Array) -> Source | None:
-        """The source, if the votes are a weight times those cells."""
+    def _source(self, layout: Layout, index: Array) -> Source | None:
         n, j, i, p = self.roles.sizes
         images, cells, q = self._sizes(layout)
         read = self._weight(layout, index)

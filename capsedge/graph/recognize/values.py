@@ -42,6 +42,7 @@ def session_of(model: onnx.ModelProto, optimized: bool = False) -> onnxruntime.I
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)
+    options.enable_cpu_mem_arena = False  # it would keep the largest tensors of every session
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(

@@ -17,7 +17,7 @@ from capsedge.graph.recognize.grids import (
     write_parents,
 )
 from capsedge.graph.recognize.reasons import NotRecognized
-from capsedge.graph.recognize.source import Source, linear_source
+from capsedge.graph.recognize.source import Probe, Source, linear_source
 from capsedge.graph.recognize.values import Array, Values
 from capsedge.graph.recognize.windows import matrices, windows_of
 
@@ -55,10 +55,11 @@ def write_attention(graph: Values, found: FoundAttention, tag: str) -> tuple[Edi
 def _source(graph: Values, found: FoundAttention) -> Source:
     """Matrix poses if they are that, else vectors."""
     p = found.roles.sizes[3]
+    votes, probes = (graph, found.votes, found.roles), dict[str, Probe]()
     try:
-        return linear_source(graph, found.votes, found.roles, p, lambda w: matrices(w) is not None)
+        return linear_source(*votes, p, lambda w: matrices(w) is not None, probes)
     except NotRecognized:
-        return linear_source(graph, found.votes, found.roles)
+        return linear_source(*votes, probes=probes)
 
 
 def _turned(vector: Array, transposed: bool) -> Array:
