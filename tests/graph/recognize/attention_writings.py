@@ -46,9 +46,10 @@ class Concurrent(Writing):
         )
         return self.attend(votes, parent)
 
-    def over_all(self, pose: Tensor, parent: Tensor | None) -> Tensor:
+    def over_all(self, pose: Tensor, parent: Tensor | None, weight: Tensor | None = None) -> Tensor:
         x = pose.reshape(pose.shape[0], -1, SIDE, SIDE)
-        votes = torch.einsum("bnxy,nyzo->bnoxz", x, self.w2).flatten(3)
+        w = self.w2 if weight is None else weight
+        votes = torch.einsum("bnxy,nyzo->bnoxz", x, w).flatten(3)
         return self.attend(votes, parent)
 
     def attend(self, votes: Tensor, parent: Tensor | None) -> Tensor:
@@ -89,3 +90,47 @@ class Sequential(Concurrent):
         for _ in range(1, self.passes):
             classes = self.over_all(middle, classes)
         return self.final(classes).squeeze(-1)
+
+
+class ThreeSequential(Sequential):
+    """Three passes of a layer before the next one."""
+
+    passes = 3
+
+
+class Deep(Concurrent):
+    """A third layer, from the second layer's capsules to the classes; three passes, all layers at once."""
+
+    LAST = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w3 = nn.Parameter(torch.randn(CLASSES, SIDE, SIDE, self.LAST))
+
+    def forward(self, x: Tensor) -> Tensor:
+        primary = self.first(self.pose(x).reshape(-1, GRID, GRID, TYPES, POSE))
+        poses: list[Tensor | None] = [None, None, None]
+        for t in range(self.passes):
+            below = poses if t else [None] * 3
+            one = self.over_windows(primary, below[0])
+            two = self.over_all(one if below[0] is None else below[0], below[1])
+            three = self.over_all(two if below[1] is None else below[1], below[2], self.w3)
+            poses = [one, two, three]
+        assert poses[2] is not None
+        return self.final(poses[2]).squeeze(-1)
+
+
+class DeepSequential(Deep):
+    """The same, a layer after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        below = self.first(self.pose(x).reshape(-1, GRID, GRID, TYPES, POSE))
+        for layer in (self.over_windows, self.over_all, self.over_last):
+            pose = layer(below, None)
+            for _ in range(1, self.passes):
+                pose = layer(below, pose)
+            below = pose
+        return self.final(below).squeeze(-1)
+
+    def over_last(self, pose: Tensor, parent: Tensor | None) -> Tensor:
+        return self.over_all(pose, parent, self.w3)

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 import torch
 
+from capsedge.graph.recognize import formulas
 from capsedge.graph.recognize.accept import STRICT, judge
 from capsedge.graph.recognize.anchors import groups
 from capsedge.graph.recognize.fit_attention import fit_attention, judge_attention
@@ -129,7 +130,7 @@ def test_routing_in_groups(writing: type) -> None:
     "writing",
     [E.Paper, *(pytest.param(w, marks=pytest.mark.slow) for w in (E.Renormalized, E.OnesFirst))],
 )
-def test_em_routing(writing: type) -> None:
+def test_em_routing(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(writing(), E.Writing.example(3))
     group = groups(graph)[0]
     found = fit_em(graph, group.votes[0], group.anchors)
@@ -163,6 +164,16 @@ def test_em_routing(writing: type) -> None:
     assert not accepted
     offset = [judge_em(lambda x, a: original(x + 1e-3, a), kind, sizes).accepted]
     assert offset == [False]
+    with monkeypatch.context() as patch:
+        patch.setattr(formulas, "responsibilities", over_children)
+        assert not judge_em(original, kind, sizes).accepted
+    assert judge_em(original, kind, sizes).accepted
+
+
+def over_children(logit: Any, logs: Any, off: Any, variance: Any) -> Any:
+    """The E-step with its softmax on the swapped axis."""
+    b = -np.logaddexp(0, -logit) - logs
+    return formulas.softmax(b[..., None] - 0.5 * (off / variance[:, :, None]).sum(-1), (2,))
 
 
 @pytest.mark.slow
@@ -239,12 +250,15 @@ def test_attention_routing() -> None:
 
     kind, sizes = found.kind, found.roles.sizes
     assert judge_attention(original, kind, sizes).accepted
-    mutants = {
+    mutants: dict[str, Any] = {
         "scale plus 1 %": replace(kind, agreement_scale=1.01 * kind.agreement_scale),
         "softmax over the children": replace(kind, over="i"),
         "epsilon times 10": replace(kind, epsilon=10 * kind.epsilon),
         "bias": replace(kind, bias=kind.bias + 1e-4),
         "gain": replace(kind, scale=1.001 * kind.scale),
+        "one iteration more": lambda x, q: kind(x, kind(x, q)),
+        "one iteration less": lambda x, _: kind(x),
+        "a prior": lambda x, q: kind(x, q + 1e-4),
     }
     accepted = [n for n, m in mutants.items() if judge_attention(original, m, sizes).accepted]
     assert not accepted

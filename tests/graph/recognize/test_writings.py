@@ -234,6 +234,32 @@ def test_attention_routing_is_recognized(
     assert not improved.recognition.left
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("exporter", ["script", "dynamo"])
+@pytest.mark.parametrize(
+    ("writing", "wanted"),
+    [
+        (A.ThreeSequential, {"AttentionRouting": 4, "UniformRouting": 2}),
+        # The last pass of the lower layers never reaches the classes.
+        (A.Deep, {"AttentionRouting": 3, "UniformRouting": 3}),
+        (A.DeepSequential, {"AttentionRouting": 6, "UniformRouting": 3}),
+    ],
+    ids=["ThreeSequential", "Deep", "DeepSequential"],
+)
+def test_three_passes_and_three_layers(
+    writing: type, wanted: dict[str, int], exporter: str
+) -> None:
+    original = exported(writing(), A.Writing.example(3), exporter)
+    improved = improve(original.SerializeToString())
+    assert operators(improved) == wanted
+    assert not improved.recognition.left
+    assert improved.batch == "free"
+    x = A.Writing.example(4).numpy()
+    models = (onnx.load_from_string(improved.model), original)
+    found, expected = (session_of(m).run(None, {m.graph.input[0].name: x})[0] for m in models)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("network", resembling.RESEMBLING, ids=lambda n: n.__name__)
 def test_what_resembles_routing_is_left(network: type) -> None:
     x = torch.randn(3, resembling.CHILDREN, resembling.SIZE)

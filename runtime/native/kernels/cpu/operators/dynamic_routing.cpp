@@ -1,17 +1,12 @@
 #include <algorithm>
 
 #include "agreement.h"
-#include "int8_weight.h"
+#include "dense_weight.h"
 #include "simd/dispatch.h"
 
 namespace capsedge {
 
 namespace {
-
-WeightLayout layout_of(const Shape& weight) {
-  // [I or 1, J, Pout, Pin]
-  return {weight[0], weight[1], weight[3], weight[2], weight[2] * weight[3], 1, weight[3]};
-}
 
 // What is added to the votes, [I or 1][J][Pout], as votes are laid out: [Pout][J], and zeros up to whole vectors.
 struct VoteBias {
@@ -55,12 +50,8 @@ class DynamicRouting : public Operator {
   }
 
   void constant(size_t index, const Tensor& tensor) override {
-    if (index == kWeight && tensor.shape.size() == 4) {
-      if (is_int8(tensor)) {
-        int8_.emplace(tensor, layout_of(tensor.shape), nullptr);
-      } else {
-        weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
-      }
+    if (index == kWeight) {
+      weight_.keep(tensor, level_);
     } else if (index == prior_at_) {
       prior_.emplace(tensor, level_);
     } else if (second_ && index == kVoteBias && tensor.shape.size() == 3) {
@@ -76,26 +67,17 @@ class DynamicRouting : public Operator {
     if (images == 0) return;
     const Level& level = level_for(level_, parents);
     const Floats pose(in[kPose], level), bias(in[bias_at_], level);
-    // Few votes beside many weights: INT8 stays INT8.
-    const bool int8 = is_int8(in[kWeight]);
     std::optional<Prior> own_prior;
     const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[prior_at_], level); });
     FloatOutput v(results[0], level);
 
     const bool one = weight_shape[0] < children;
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
-    // Images that share a reading of the weights, as long as their votes fit the cache together.
-    const int64_t units = out * parents <= 512 && !one ? std::min<int64_t>(images, 4) : 1;
+    const int64_t units = one ? 1 : images_together(images, out * parents);
     Votes votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
     votes.one_weight = one;
-    const WeightLayout layout = layout_of(weight_shape);
-    std::optional<Int8Weight> own_int8;
-    std::optional<Buffer> own_weight;
-    if (int8) {
-      made_once(int8_, own_int8, [&] { return Int8Weight(in[kWeight], layout, &threads); }).use(votes);
-    } else {
-      votes.weight = made_once(weight_, own_weight, [&] { return pack(in[kWeight], layout, level, &threads); }).data();
-    }
+    DenseWeight::Packed own_weight;
+    weight_.use(in[kWeight], level, threads, own_weight, votes);
     std::optional<VoteBias> own_bias;
     if (second_) {
       const VoteBias& added = made_once(vote_bias_, own_bias, [&] { return VoteBias(in[kVoteBias], level); });
@@ -103,7 +85,7 @@ class DynamicRouting : public Operator {
       votes.bias_stride = added.stride;
     }
     route_by_agreement(rule_,
-                       {votes, images, children, units, elements(weight_shape) / (int8 ? 4 : 1), pose.data(),
+                       {votes, images, children, units, weight_floats(in[kWeight]), pose.data(),
                         children * size, prior, bias.data(), v.data()},
                        level, threads);
     v.store();
@@ -115,8 +97,7 @@ class DynamicRouting : public Operator {
   const Agreement rule_;
   const bool second_;
   const size_t prior_at_, bias_at_;
-  std::optional<Buffer> weight_;
-  std::optional<Int8Weight> int8_;
+  DenseWeight weight_;
   std::optional<VoteBias> vote_bias_;
   std::optional<Prior> prior_;
 };

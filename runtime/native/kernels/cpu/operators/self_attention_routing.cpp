@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "int8_weight.h"
-#include "operator.h"
+#include "dense_weight.h"
 #include "router.h"
 #include "simd/dispatch.h"
 
@@ -11,11 +10,6 @@ namespace capsedge {
 namespace {
 
 enum Input { kPose, kWeight, kBias };
-
-WeightLayout layout_of(const Shape& weight) {
-  // [I, J, Pout, Pin]
-  return {weight[0], weight[1], weight[3], weight[2], weight[2] * weight[3], 1, weight[3]};
-}
 
 // Two passes: the first sums all votes with equal couplings, the second agrees with that sum.
 class SelfAttentionRouting : public Operator {
@@ -31,12 +25,8 @@ class SelfAttentionRouting : public Operator {
   }
 
   void constant(size_t index, const Tensor& tensor) override {
-    if (index == kWeight && tensor.shape.size() == 4) {
-      if (is_int8(tensor)) {
-        int8_.emplace(tensor, layout_of(tensor.shape), nullptr);
-      } else {
-        weight_ = pack(tensor, layout_of(tensor.shape), level_, nullptr);
-      }
+    if (index == kWeight) {
+      weight_.keep(tensor, level_);
     } else if (index == kBias) {
       bias_.emplace(tensor, level_);
     }
@@ -55,22 +45,13 @@ class SelfAttentionRouting : public Operator {
     FloatOutput v(results[0], level);
 
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
-    // Images that share a reading of the weights, as long as their votes fit the cache together.
-    const int64_t units = out * parents <= 512 ? std::min<int64_t>(images, 4) : 1;
+    const int64_t units = images_together(images, out * parents);
     Routing routing{};
     routing.votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
-    std::optional<Int8Weight> own_int8;
-    std::optional<Buffer> own_weight;
-    const WeightLayout layout = layout_of(weight_shape);
-    const bool int8 = is_int8(in[kWeight]);
-    if (int8) {
-      made_once(int8_, own_int8, [&] { return Int8Weight(in[kWeight], layout, &threads); }).use(routing.votes);
-    } else {
-      routing.votes.weight =
-          made_once(weight_, own_weight, [&] { return pack(in[kWeight], layout, level, &threads); }).data();
-    }
+    DenseWeight::Packed own_weight;
+    weight_.use(in[kWeight], level, threads, own_weight, routing.votes);
     routing.children = children;
-    routing.weight_floats = elements(weight_shape) / (int8 ? 4 : 1);
+    routing.weight_floats = weight_floats(in[kWeight]);
     routing.passes = 2;
     routing.unit_stride = children * size;
     for (int64_t n = 0; n < images; n += units)
@@ -104,8 +85,7 @@ class SelfAttentionRouting : public Operator {
   };
 
   const float epsilon_;
-  std::optional<Buffer> weight_;
-  std::optional<Int8Weight> int8_;
+  DenseWeight weight_;
   std::optional<Bias> bias_;
 };
 

@@ -1,0 +1,35 @@
+// The weight [I or 1, J, Pout, Pin] of dense capsules, packed once where it is a constant.
+#pragma once
+
+#include <optional>
+
+#include "int8_weight.h"
+#include "operator.h"
+
+namespace capsedge {
+
+class DenseWeight {
+ public:
+  // What one run packs where the weight is no constant; it must outlive the votes.
+  struct Packed {
+    std::optional<Int8Weight> int8;
+    std::optional<Buffer> floats;
+  };
+
+  // Keeps a constant weight; others than of four axes are left to the check of shapes.
+  void keep(const Tensor& weight, const Level& level);
+  // Lets votes read the weight. INT8 stays INT8: there are few votes beside many weights.
+  void use(const Tensor& weight, const Level& level, const Threads& threads, Packed& own, Votes& votes) const;
+
+ private:
+  std::optional<Int8Weight> int8_;
+  std::optional<Buffer> floats_;
+};
+
+// What reading a weight costs, in floats.
+int64_t weight_floats(const Tensor& weight);
+
+// Images that share a reading of the weights, as long as their votes fit the cache together.
+int64_t images_together(int64_t images, int64_t vote_elements);
+
+}  // namespace capsedge
