@@ -157,7 +157,7 @@ def import_checkpoint(
     measured = None
     if images is not None:
         measured = measure(model, alternatives(model, found, weights, answers), images)
-    origin = _origin(found, Path(file), notes, comparison)
+    origin = _origin(found, answers.variant, Path(file), notes, comparison)
     model.origin = origin
     target = None if path is None else Path(path)
     if target is not None:
@@ -213,13 +213,16 @@ def _compared(
 
 
 def _origin(
-    found: Recognized, file: Path, notes: Sequence[str], comparison: Comparison | None
+    found: Recognized,
+    variant: str | None,
+    file: Path,
+    notes: Sequence[str],
+    comparison: Comparison | None,
 ) -> Origin:
     family = found.family
     return Origin(
         family.name,
-        family.source,
-        family.licence,
+        *family.source_of(variant),
         family.dialect,
         family.differences,
         file.name,

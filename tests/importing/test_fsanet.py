@@ -40,6 +40,10 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     file = saved(module, tmp_path / "m.pth", epoch=3)
     report = capsedge.import_checkpoint(file, tmp_path / "c.safetensors", variant=variant)
     assert report.origin.family == "fsanet"
+    assert variant.split("-")[0] in report.origin.source
+    assert report.origin.licence == (
+        "MIT" if variant == "omasaht" else ""
+    )  # vietlinhtspt states none
     with torch.no_grad():
         wanted = module(images())
         found = capsedge.load_checkpoint(tmp_path / "c.safetensors")(images()).scores
