@@ -384,15 +384,17 @@ class Rejected(ParityError):
             measured = "Compared with FP32"
         else:
             measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
+        mixed = report.precision == "mixed"
+        other, option = ("", "") if mixed else ("`precision='mixed'`, ", "--precision mixed, ")
         super().__init__(
             f"The {report.precision} file loses too much.",
             f"{measured} on {o.images} images"
             + (f"; kept as {report.output}. " if report.output is not None else ". ")
             + " ".join(report.gate.failures(o)),
-            "Try `precision='mixed'`, another `method=`, more `calib_images=`, or allow more with "
+            f"Try {other}another `method=`, more `calib_images=`, or allow more with "
             "`max_drop=`" + (" and `max_error=`." if o.judged_by == ERROR else "."),
             report=report,
-            command="Try --precision mixed, another --method, more --calib-images, or allow more with "
+            command=f"Try {option}another --method, more --calib-images, or allow more with "
             "--max-drop" + (" and --max-error." if o.judged_by == ERROR else "."),
         )
 

@@ -68,11 +68,15 @@ class Variant:
         name: for ``--variant``.
         words: what it computes.
         fields: of the configuration.
+        source: of another repository than the family's, which its licence does not cover.
+        licence: of that source; empty if it states none.
     """
 
     name: str
     words: str
     fields: Mapping[str, Any]
+    source: str = ""
+    licence: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,13 @@ class Family:
     variant_at: str = ""
     by_configuration: Callable[[Mapping[str, Any], Shapes], Fit] | None = None
     lambdas: str = ""
+
+    def source_of(self, variant: str | None) -> tuple[str, str]:
+        """Source and licence of a variant; of the default with None."""
+        for known in self.variants:
+            if known.name == (variant or self.variant) and known.source:
+                return known.source, known.licence
+        return self.source, self.licence
 
     def names(self, keys: Iterable[str]) -> dict[str, str]:
         """The name by which the family knows each key of a file."""

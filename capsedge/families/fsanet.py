@@ -19,6 +19,7 @@ _STREAMS = {"s0": "average", "s1": "largest"}
 _NORM = ("weight", "bias", "running_mean", "running_var")
 _SCORE = "fgsm.attention_maps.reduce_channel.conv"
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_VIETLINHTSPT = "github.com/vietlinhtspt/fsanet_pytorch, training_and_testing/models/fsanet.py"
 # As the training scripts prepare images.
 _IMAGES: dict[str, dict[str, object]] = {
     "omasaht": {"scale": 1.0, "mean": (127.5,), "std": (128.0,), "order": "BGR"},
@@ -184,11 +185,13 @@ FAMILY = Family(
             "vietlinhtspt",
             "vietlinhtspt since January 2021: yaw up to 180 degrees; x / 256, ImageNet mean and std",
             {"ranges": (180.0, 99.0, 99.0)},
+            _VIETLINHTSPT,
         ),
         Variant(
             "vietlinhtspt-2020",
             "the same before: values up to 99 degrees; x / 256, ImageNet mean and std",
             {},
+            _VIETLINHTSPT,
         ),
     ),
     variant_at="It is the repository whose training script was used.",

@@ -164,7 +164,7 @@ def import_checkpoint(
     measured = None
     if images is not None:
         measured = measure(model, alternatives(model, found, weights, answers), images)
-    origin = _origin(found, files, notes, comparison)
+    origin = _origin(found, answers.variant, files, notes, comparison)
     model.origin = origin
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: json.dumps(asdict(origin))})
@@ -220,13 +220,16 @@ def _compared(
 
 
 def _origin(
-    found: Recognized, files: Sequence[Path], notes: Sequence[str], comparison: Comparison | None
+    found: Recognized,
+    variant: str | None,
+    files: Sequence[Path],
+    notes: Sequence[str],
+    comparison: Comparison | None,
 ) -> Origin:
     family = found.family
     return Origin(
         family.name,
-        family.source,
-        family.licence,
+        *family.source_of(variant),
         family.dialect,
         family.differences,
         ", ".join(f.name for f in files),

@@ -44,6 +44,10 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     assert outputs is not None
     assert (outputs.names, outputs.units) == (("yaw", "pitch", "roll"), ("degrees",) * 3)
     assert report.model.config.preprocessing.order == ("BGR" if variant == "omasaht" else "RGB")
+    assert variant.split("-")[0] in report.origin.source
+    assert report.origin.licence == (
+        "MIT" if variant == "omasaht" else ""
+    )  # vietlinhtspt states none
     with torch.no_grad():
         wanted = module(images())
         found = capsedge.load_checkpoint(tmp_path / "c.safetensors")(images()).scores
