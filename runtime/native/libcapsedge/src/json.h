@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "limits.h"
+#include "size_limits.h"
 
 namespace capsedge::libcapsedge {
 

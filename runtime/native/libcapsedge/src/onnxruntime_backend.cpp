@@ -10,7 +10,7 @@
 #include "backend.h"
 #include "call.h"
 #include "failure.h"
-#include "limits.h"
+#include "size_limits.h"
 #include "families.h"
 #include "onnx_file.h"
 #include "onnxruntime_library.h"

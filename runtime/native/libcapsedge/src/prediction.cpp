@@ -7,7 +7,7 @@
 
 #include "simd/dispatch.h"
 #include "failure.h"
-#include "limits.h"
+#include "size_limits.h"
 
 namespace capsedge::libcapsedge {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "failure.h"
-#include "limits.h"
+#include "size_limits.h"
 
 namespace capsedge::libcapsedge {
 

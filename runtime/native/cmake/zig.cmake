@@ -1,0 +1,14 @@
+# Cross-building with zig's Clang and an old C library, for wheels (tools/wheels.py sets both variables):
+#   CAPSEDGE_ZIG     the compiler's program
+#   CAPSEDGE_TARGET  x86_64-linux-gnu.2.17 or aarch64-linux-gnu.2.17
+set(CMAKE_SYSTEM_NAME Linux)
+string(REGEX REPLACE "-.*" "" CMAKE_SYSTEM_PROCESSOR "$ENV{CAPSEDGE_TARGET}")
+foreach(language C CXX)
+  string(TOLOWER "${language}" command)
+  string(REPLACE "xx" "++" command "${command}")
+  set(CMAKE_${language}_COMPILER "$ENV{CAPSEDGE_ZIG};${command};-target;$ENV{CAPSEDGE_TARGET}")
+  set(CMAKE_${language}_ARCHIVE_CREATE "\"$ENV{CAPSEDGE_ZIG}\" ar qc <TARGET> <LINK_FLAGS> <OBJECTS>")
+  set(CMAKE_${language}_ARCHIVE_APPEND "\"$ENV{CAPSEDGE_ZIG}\" ar q <TARGET> <LINK_FLAGS> <OBJECTS>")
+  set(CMAKE_${language}_ARCHIVE_FINISH "\"$ENV{CAPSEDGE_ZIG}\" ranlib <TARGET>")
+endforeach()
+set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)

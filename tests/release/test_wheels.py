@@ -1,0 +1,119 @@
+"""The distributions: what is in them, what they need, and that they run where they are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ziglang", reason="compiles the wheels: pip install -e '.[release]'")
+pytest.importorskip("auditwheel", reason="judges the wheels: pip install -e '.[release]'")
+
+from tests.conftest import ROOT
+from tests.release import interpreters
+from tools import wheels
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
+LIBRARIES = {
+    "capsedge/runtime/_native/libcapsedge_ort.so",
+    "capsedge/runtime/_native/lib/libcapsedge.so",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """All distributions, or those in the folder that CAPSEDGE_WHEELS names."""
+    given = os.environ.get("CAPSEDGE_WHEELS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("dist")
+    patterns = {"sdist": "*.tar.gz", "pure": "*-none-any.whl"}
+    patterns |= {p: f"*manylinux*_{p}.whl" for p in wheels.PROCESSORS}
+    if not given:
+        for kind in wheels.KINDS:
+            wheels.make(kind, folder)
+    return {kind: next(folder.glob(pattern)) for kind, pattern in patterns.items()}
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheels_hold_the_same_but_for_the_libraries(made: dict[str, Path]) -> None:
+    plain = {n for n in names(made["pure"]) if ".dist-info/" not in n}
+    assert not any("/_native/" in n or n.endswith((".so", ".cpp")) for n in plain)
+    for processor in wheels.PROCESSORS:
+        full = {n for n in names(made[processor]) if ".dist-info/" not in n}
+        assert plain < full
+        assert all("/_native/" in n for n in full - plain)
+        assert full >= LIBRARIES
+
+
+def test_the_source_archive_holds_what_a_build_needs(made: dict[str, Path]) -> None:
+    with tarfile.open(made["sdist"]) as archive:
+        held = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
+    assert {"pyproject.toml", "LICENSE", "capsedge/runtime/native/CMakeLists.txt"} <= held
+
+
+@pytest.mark.parametrize("processor", wheels.PROCESSORS)
+def test_auditwheel_agrees_with_the_tag(made: dict[str, Path], processor: str) -> None:
+    audit = [sys.executable, "-m", "auditwheel", "show", "--json", made[processor]]
+    said = subprocess.run(audit, capture_output=True, text=True, check=False)
+    if said.returncode:  # before version 6.3 it writes text only
+        audit.remove("--json")
+        said = subprocess.run(audit, capture_output=True, text=True, check=True)
+    assert wheels.platform_tag(processor) in said.stdout.replace("\n", " ")
+
+
+def environment(python: Path, wheel: Path, folder: Path) -> Path:
+    """A new environment of an interpreter with the wheel and what ``[cpu]`` adds; its programs."""
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install"]
+    options = ["--quiet", "-c", ROOT / "constraints.txt"]
+    subprocess.run([*pip, *options, f"{wheel}[cpu]"], check=True)
+    return folder / "bin"
+
+
+def answers(command: list[str | Path], folder: Path) -> dict[str, Any]:
+    said = subprocess.run(
+        [*command, "infer", SAMPLE, "--json"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found: dict[str, Any] = json.loads(said.stdout)
+    return found
+
+
+def label(said: dict[str, Any]) -> str:
+    found: str = said["images"][0]["labels"][0]["label"]
+    return found
+
+
+@pytest.mark.parametrize("version", interpreters.supported())
+def test_every_python(made: dict[str, Path], version: str, tmp_path: Path) -> None:
+    python = interpreters.find(version)
+    if python is None:
+        pytest.skip(f"this machine has no Python {version}; test_versions.py resolves its packages")
+    started = time.perf_counter()
+    programs = environment(python, made["x86_64"], tmp_path / "env")
+    said = answers([programs / "capsedge"], tmp_path)
+    print(f"Python {version}: installed and inferred in {time.perf_counter() - started:.1f} s")
+    assert (label(said), said["ops"]) == ("7", "fused")
+
+
+def test_the_wheel_without_libraries_gives_the_same_label(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    programs = environment(Path(sys.executable), made["pure"], tmp_path / "env")
+    said = answers([programs / "capsedge"], tmp_path)
+    assert (label(said), said["ops"]) == ("7", "bodies")
