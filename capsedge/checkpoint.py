@@ -23,8 +23,8 @@ from capsedge.runtime.files.opening import FILE, kind, opened, size
 from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.safetensors_file import read_header
 from capsedge.runtime.files.writing import write_bytes
+from capsedge.runtime.origin import origin_of
 from capsedge.runtime.reading.inspection import CONFIG_KEY
-from capsedge.runtime.reading.origin import origin_of
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
 
 

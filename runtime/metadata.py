@@ -11,7 +11,7 @@ from typing import Any
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
-from capsedge.runtime.reading.origin import ORIGIN_PROPERTY, Origin, read_origin
+from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin, read_origin
 
 SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
 PREFIX = "capsedge."

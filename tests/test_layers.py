@@ -20,6 +20,7 @@ ROOMS = (
     "runtime.quantities",
     "runtime.files",
     "runtime.charts",
+    "runtime.origin",
     "runtime.metadata",
     "runtime.passport",
     "runtime.vision",

@@ -15,7 +15,7 @@ from capsedge.cli._progress import comparing
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
-from capsedge.runtime.reading.origin import CLAIMED
+from capsedge.runtime.origin import CLAIMED
 
 if TYPE_CHECKING:
     from capsedge.verification import Certificate

@@ -25,7 +25,7 @@ from capsedge.models.config import ModelConfig
 from capsedge.runtime.files.given import DATA, FILE, OUTPUT, WEIGHTS, as_path
 from capsedge.runtime.files.writing import check_writable, sha256
 from capsedge.runtime.metadata import Outputs, Preprocessing
-from capsedge.runtime.reading.origin import NOT_COMPARED, ORIGIN_KEY, Origin
+from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 
 IMAGES = 1000  # of a data set, at most
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from capsedge.errors import UsageError
 from capsedge.models.config import ModelConfig
 from capsedge.models.stems import make_stem, stem_grid
-from capsedge.runtime.reading.origin import Origin
+from capsedge.runtime.origin import Origin
 
 
 class CapsuleOutput(NamedTuple):

@@ -15,9 +15,9 @@ from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.origin import Origin, read_origin
 from capsedge.runtime.reading.attribution import layer_of_weights
 from capsedge.runtime.reading.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
-from capsedge.runtime.reading.origin import Origin, read_origin
 from capsedge.schema.names import DOMAIN
 from capsedge.schema.operators import ROUTING_OPERATORS
 from capsedge.schema.votes import votes_of

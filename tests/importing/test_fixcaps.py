@@ -15,6 +15,7 @@ import capsedge
 from capsedge import models
 from capsedge.errors import ParityError, UsageError
 from capsedge.importing.against import _same_in_double
+from capsedge.importing.inputs import Block
 from capsedge.models.config import CapsNetConfig, Conv
 from capsedge.models.stems import FractionalMaxPool
 from tests.families import fixcaps as n
@@ -82,8 +83,8 @@ def test_images_that_are_too_small_for_the_pooling() -> None:
 
 def compared(module: nn.Module, tmp_path: Path, patch: pytest.MonkeyPatch) -> Any:
     """The import of a network beside its own code."""
-    patch.setattr("capsedge.importing.against.RANDOM", 6)
-    patch.setattr("capsedge.importing.against.STROKES", 2)
+    patch.setattr("capsedge.importing.inputs.RANDOM", 6)
+    patch.setattr("capsedge.importing.inputs.STROKES", 2)
     patch.setattr(n, "AUTHOR", module.eval(), raising=False)
     (tmp_path / "author.py").write_text(
         "from tests.families import fixcaps\ndef build(): return fixcaps.AUTHOR\n"
@@ -112,7 +113,8 @@ def test_constants_of_the_authors_code_do_not_limit_fp64(tmp_path: Path) -> None
     torch.manual_seed(5)
     module = n.large().eval()
     model = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), **answers(51)).model
-    assert _same_in_double(model, module, torch.rand(2, 3, 51, 51).double(), 1, 1.0)
+    block = Block(("noise",) * 2, torch.rand(2, 3, 51, 51).numpy())
+    assert _same_in_double(model, module, iter([block]), 1, 1.0)
     assert torch.get_default_dtype() == torch.float32
 
 

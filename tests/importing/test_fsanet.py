@@ -166,8 +166,8 @@ def test_an_ensemble_beside_its_authors_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code holds its weights: no one file is that of all networks."""
-    monkeypatch.setattr("capsedge.importing.against.RANDOM", 4)
-    monkeypatch.setattr("capsedge.importing.against.STROKES", 4)
+    monkeypatch.setattr("capsedge.importing.inputs.RANDOM", 4)
+    monkeypatch.setattr("capsedge.importing.inputs.STROKES", 4)
     torch.manual_seed(11)
     members = [fsanet.FsaNet(scoring).eval() for scoring in ("variance", "convolution")]
     files = [saved(m, tmp_path / f"{k}.pth") for k, m in enumerate(members)]

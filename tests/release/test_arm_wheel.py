@@ -1,4 +1,4 @@
-"""The wheel for 64-bit ARM runs under emulation, with ARM's ONNX Runtime, and answers as this machine does."""
+"""The wheel for 64-bit ARM runs under emulation, and answers as this machine does."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files.limits import IMAGE_SIDE, ORIGIN_CHARACTERS, ORIGIN_ENTRIES
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
-from capsedge.runtime.reading.origin import ORIGIN_PROPERTY, Origin
+from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin
 from tests.runtime.models import metadata
 
 
