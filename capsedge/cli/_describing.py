@@ -34,7 +34,7 @@ class Described:
 
     classes: Annotated[
         Path | None,
-        _option("classes", "Names of the classes: a text file with one a line, or a,b,c."),
+        _option("classes", "Names of the classes: a text file with one per line, or a,b,c."),
         READS,
     ] = None
     task: Annotated[str | None, _option("task", "classification, multi-label or regression.")] = (
@@ -143,7 +143,7 @@ def _list(option: str, text: str | None) -> tuple[str, ...]:
 
 
 def class_names(source: Path) -> list[str]:
-    """The names in a text file with one a line, or those separated by commas.
+    """The names in a text file with one per line, or those separated by commas.
 
     Raises:
         UsageError: there is no such file, or it is not such a list.

@@ -15,7 +15,7 @@ from tests.places.table import honest, snapshot
 
 pytest.importorskip("torch", reason="train and export need torch")
 
-# Runs commands, one a line of the standard input. Each is killed as often as it writes, a write later every
+# Runs commands, one per line of the standard input. Each is killed as often as it writes, a write later every
 # time, and then run once more. The processes are forked from one that has everything loaded.
 SERVER = """
 import json, os, sys, time

@@ -135,7 +135,7 @@ class EM:
     """A kind of EM routing.
 
     Attributes:
-        temperatures: inverse, one an iteration.
+        temperatures: inverse, one per iteration.
         beta_u, beta_a: ``[j]``; the cost is that of docs/operators.md.
         epsilon: in the divisions and added to the variances.
         normalized: whether an activation is divided by itself plus epsilon first.
