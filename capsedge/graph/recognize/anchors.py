@@ -85,9 +85,9 @@ def _axis(graph: Values, node: onnx.NodeProto) -> int | None:
         return shape[int(graph.attribute(node, "axis", -1))]
     total = None
     if node.op_type == "Exp":
-        log = graph.maker.get(node.input[0])
-        if log is not None and log.op_type == "LogSoftmax" and shape:
-            return shape[int(graph.attribute(log, "axis", -1))]
+        log = _before_views(graph, node.input[0])
+        if log is not None and log.op_type == "LogSoftmax":
+            return graph.shape(log.output[0])[int(graph.attribute(log, "axis", -1))]
         total = _log_sum(graph, log)
     elif node.op_type == "Div":
         total = _sum_of(graph, node.input[0], _before_views(graph, node.input[1]))

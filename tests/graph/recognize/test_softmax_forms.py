@@ -92,3 +92,12 @@ def test_every_form(softmax: Softmax, exporter: str) -> None:
     routing = [f for f in found.recognition.found if f.operator == "DynamicRouting"]
     assert [f.parameters["iterations"] for f in routing] == ["3"], found.recognition
     assert not found.recognition.left
+
+
+@pytest.mark.parametrize("softmax", [logarithmic, transposed], ids=lambda f: f.__name__)
+def test_before_opset_13(softmax: Softmax) -> None:
+    """There a softmax runs over all axes from its own on; the converter puts views around it."""
+    x = torch.rand(3, CHILDREN, SIZE_IN, generator=torch.Generator().manual_seed(1))
+    old = exported(Formed(softmax).eval(), x, "script", opset=12)
+    found = improve(old.SerializeToString()).recognition
+    assert [f.operator for f in found.found if "iterations" in f.parameters] == ["DynamicRouting"]
