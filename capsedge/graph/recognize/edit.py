@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -130,8 +130,8 @@ def _holder(shape: tuple[int, ...], layout: Layout) -> int | None:
     return None
 
 
-def splice(model: onnx.ModelProto, edits: Iterable[Edit]) -> onnx.ModelProto:
-    """A copy with the edits in the place of what made their results."""
+def splice(model: onnx.ModelProto, edits: Sequence[Edit]) -> onnx.ModelProto:
+    """A copy with the edits in the place of what made their results; equal new constants are one."""
     copy = copy_of(model)
     for edit in edits:
         for node in copy.graph.node:
@@ -143,7 +143,25 @@ def splice(model: onnx.ModelProto, edits: Iterable[Edit]) -> onnx.ModelProto:
         copy.graph.value_info.extend(edit.values)
         set_opset(copy, DOMAIN, VERSION)
         remove_dead_nodes(copy)
+    _share(copy, {t.name for edit in edits for t in edit.initializers})
     return copy
+
+
+def _share(model: onnx.ModelProto, new: set[str]) -> None:
+    """Leave out new constants that the file has already: the passes of one layer have the same weight."""
+    first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    same: dict[str, str] = {}
+    for tensor in model.graph.initializer:
+        key = tensor.data_type, tuple(tensor.dims), tensor.raw_data
+        if tensor.name not in new:
+            first.setdefault(key, tensor.name)
+        elif key[2]:
+            same[tensor.name] = first.setdefault(key, tensor.name)
+    for node in model.graph.node:
+        for k, name in enumerate(node.input):
+            node.input[k] = same.get(name, name)
+    kept = [t for t in model.graph.initializer if same.get(t.name, t.name) == t.name]
+    replace(model.graph.initializer, kept)
 
 
 def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
