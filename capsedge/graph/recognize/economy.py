@@ -36,14 +36,40 @@ def shared_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Ca
         cases: draws named tuples of tensors, which begin with the places, for votes of given sizes.
         sizes: of the votes ``[n, j, i, p]``.
     """
-    n = sizes[0]
-    count = sum(1 for _ in cases((1, 1, 1, 1)))
-    if math.prod(sizes) <= LARGE or n < 2 * count:
+    count = _count(cases)
+    if not _shared(sizes, count):
         yield from cases(sizes)
         return
-    drawn = [arrays for _, arrays in cases((n // count, *sizes[1:]))]
-    joined = [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+    joined = _joined(cases, (sizes[0] // count, *sizes[1:]))
     rng = np.random.default_rng(seed)
     for _ in range(_TURNS):
-        order = rng.permutation(n) % len(joined[0])
+        order = rng.permutation(sizes[0]) % len(joined[0])
         yield SIDE_BY_SIDE, tuple(each[order] for each in joined)
+
+
+def screening_cases(cases: Cases, sizes: tuple[int, ...]) -> tuple[slice | Array, Iterator[Case]]:
+    """Cases that weigh hypotheses before a judgement, and the places to look at.
+
+    All cases and places; of large votes with many places one tensor, in which each case has one place.
+    """
+    count = _count(cases)
+    if not _shared(sizes, count):
+        return slice(None), cases(sizes)
+    joined = _joined(cases, (1, *sizes[1:]))
+    order = np.arange(sizes[0]) % count
+    return np.arange(count), iter([(SIDE_BY_SIDE, tuple(each[order] for each in joined))])
+
+
+def _count(cases: Cases) -> int:
+    return sum(1 for _ in cases((1, 1, 1, 1)))
+
+
+def _shared(sizes: tuple[int, ...], count: int) -> bool:
+    """Whether so many cases share the places of a tensor."""
+    return math.prod(sizes) > LARGE and sizes[0] >= 2 * count
+
+
+def _joined(cases: Cases, sizes: tuple[int, ...]) -> list[Array]:
+    """The tensors of all cases, one after another."""
+    drawn = [arrays for _, arrays in cases(sizes)]
+    return [np.concatenate(parts) for parts in zip(*drawn, strict=True)]

@@ -199,7 +199,7 @@ class SelfAttention:
 def responsibilities(logit: Array, logs: Array, off: Array, variance: Array) -> Array:
     """The E-step: ``[n, j, i]``."""
     b = -np.logaddexp(0, -logit) - logs
-    return softmax(b[..., None] - 0.5 * (off / variance[:, :, None]).sum(-1), (1,))
+    return softmax(b[..., None] - 0.5 * (off @ (1 / variance)[..., None])[..., 0], (1,))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,14 @@ import pytest
 
 from capsedge.graph.recognize import economy
 from capsedge.graph.recognize.accept import STRICT, hard_votes, judge
-from capsedge.graph.recognize.economy import SIDE_BY_SIDE, shared_cases, some_places
+from capsedge.graph.recognize.economy import (
+    SIDE_BY_SIDE,
+    screening_cases,
+    shared_cases,
+    some_places,
+)
 from capsedge.graph.recognize.fit_attention import judge_attention
-from capsedge.graph.recognize.fit_em import hard_cases, judge_em
+from capsedge.graph.recognize.fit_em import best_em, hard_cases, judge_em
 from capsedge.graph.recognize.formulas import EM, Attention, Dynamic
 from capsedge.graph.recognize.layouts import Layout
 
@@ -41,6 +46,22 @@ def test_every_case_is_at_several_places() -> None:
         assert votes.shape == SIZES
         assert (votes[:, 0, 0, 0] == others).all()
         assert np.bincount(others).tolist() == [4] * len(names)
+
+
+def test_a_screening_has_a_place_of_every_case() -> None:
+    few, cases = screening_cases(hard_cases, SIZES)
+    ((name, (votes, _)),) = list(cases)
+    drawn = [x for _, (x, _) in hard_cases((1, *SIZES[1:]))]
+    assert name == SIDE_BY_SIDE
+    assert votes.shape == SIZES
+    np.testing.assert_array_equal(votes[few], np.concatenate(drawn))
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-7, 1e-6])
+def test_a_screening_finds_the_epsilon(epsilon: float) -> None:
+    kind = EM((0.01, 0.02), RNG.standard_normal(3), RNG.standard_normal(3), epsilon)
+    kinds = [replace(kind, epsilon=e) for e in (1e-10, 1e-9, 1e-8, 1e-7, 2e-7, 1e-6, 1e-3)]
+    assert best_em(kind, kinds, SIZES).epsilon == epsilon
 
 
 def test_few_places_have_cases_of_their_own() -> None:
