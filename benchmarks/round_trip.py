@@ -39,6 +39,7 @@ HANDFUL = (
     "em-smallnorb-small",
 )
 KINDS = ("plain", "optimized", "direct")
+REPEATS = 3  # of a file in each turn
 Run = Callable[[], Any]
 
 
@@ -87,7 +88,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
         "model": name,
         "operators": [found["operator"] for found in report.found],
         "left": list(report.left),
-        "turns": len(times["plain"]),
+        "runs": len(times["plain"]),
         "least_cpu_ms": least,
         "over_direct": least["optimized"] / least["direct"],
         "gain": least["plain"] / least["optimized"],
@@ -107,14 +108,21 @@ def _run(path: Path, images: np.ndarray, threads: int) -> Run:
 
 
 def in_turns(runs: dict[str, Run], seconds: float) -> dict[str, list[float]]:
-    """CPU seconds of each run, one of each in every turn, for so many seconds and at least 5 turns."""
+    """CPU seconds of each run, for so many seconds and at least 5 turns.
+
+    A turn runs each a few times, so that not all of them find the caches as another file left them, and
+    every other turn goes backwards.
+    """
     times: dict[str, list[float]] = {kind: [] for kind in runs}
     until = time.perf_counter() + seconds
-    while len(times["plain"]) < 5 or time.perf_counter() < until:
-        for kind, run in runs.items():
-            before = time.process_time()
-            run()
-            times[kind].append(time.process_time() - before)
+    order = list(runs)
+    while len(times["plain"]) < 5 * REPEATS or time.perf_counter() < until:
+        for kind in order:
+            for _ in range(REPEATS):
+                before = time.process_time()
+                runs[kind]()
+                times[kind].append(time.process_time() - before)
+        order.reverse()
     return times
 
 

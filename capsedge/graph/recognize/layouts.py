@@ -61,6 +61,26 @@ class Layout:
         Args:
             at: the n and the i of the rows that are wanted; None for all.
         """
+        split = self._by_child(x)
+        if at is None:
+            return split.reshape(self.sizes[0] * self.sizes[2], -1)
+        number = [np.zeros_like(at[0])]
+        for role, which in zip((0, 2), at, strict=True):
+            number += np.unravel_index(which, self.part(role)) if self.part(role) else ()
+        return np.asarray(split[None][tuple(number)]).reshape(len(at[0]), -1)
+
+    def pieces(self, x: Array, most: int) -> Iterator[Array]:
+        """All of ``rows`` in order, in pieces of up to ``most`` elements or of one row."""
+        split = self._by_child(x)
+        outer = 0
+        while outer < self.groups[0] + self.groups[2] and math.prod(split.shape[outer:]) > most:
+            outer += 1
+        elements = self.sizes[1] * self.sizes[3]
+        for at in np.ndindex(split.shape[:outer]):
+            yield split[at].reshape(-1, elements)
+
+    def _by_child(self, x: Array) -> Array:
+        """The axes of votes ``[n, j, i, p]`` in the order n, i, j, p."""
         n, j, i, _ = self.groups
         axes = (
             *range(n),
@@ -68,13 +88,7 @@ class Layout:
             *range(n, n + j),
             *range(n + j + i, len(self.order)),
         )
-        split = x.reshape(self.view).transpose([self.order[k] for k in axes])
-        if at is None:
-            return split.reshape(self.sizes[0] * self.sizes[2], -1)
-        number = [np.zeros_like(at[0])]
-        for role, which in zip((0, 2), at, strict=True):
-            number += np.unravel_index(which, self.part(role)) if self.part(role) else ()
-        return np.asarray(split[None][tuple(number)]).reshape(len(at[0]), -1)
+        return x.reshape(self.view).transpose([self.order[k] for k in axes])
 
     def write(self, roles: Array) -> Array:
         """The tensor whose roles are given."""

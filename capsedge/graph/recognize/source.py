@@ -21,6 +21,7 @@ _TRIED = 12  # tensors
 _MISSED = 4  # of them that hold no cells, after some that do
 _HYPOTHESES = 40  # layouts of one tensor
 _LONGEST = 256  # elements of a cell
+_PIECE = 1 << 21  # elements of votes that are looked at together
 _ROWS = 64  # children that a hypothesis is tried on before all
 _LINEAR, _PROVEN, _WHOLE = 1e-5, 1e-5, 1e-3
 
@@ -208,6 +209,7 @@ class Probe:
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
         zero = self._run(np.zeros(self.shape))
         self.zero: Array = zero if np.any(zero) else np.zeros(())
+        self.at_zero = roles.rows(zero, self.few)
         self.x = self.rng.standard_normal(self.shape)
         self.at_x = np.empty((0, 0))
         self.indices: dict[Layout, Array | None] = {}
@@ -222,10 +224,13 @@ class Probe:
         """Whether f(a + b) - f(a) - f(b) + f(0) vanishes, and f(2a) is what it should be."""
         a, b = self.x, self.rng.standard_normal(self.shape)
         at_a = self._run(a)
-        self.at_x = self.roles.rows(at_a - self.zero, self.few)
+        self.at_x = self.roles.rows(at_a, self.few) - self.at_zero
         off = self._run(a + 2 * b)
         off -= at_a
-        off -= 2 * (self._run(b) - self.zero)
+        twice = self._run(b)
+        twice -= self.zero
+        twice *= 2
+        off -= twice
         size = np.abs(at_a).max()
         return bool(size > 0 and np.abs(off).max() <= _LINEAR * size)  # False for NaN
 
@@ -249,19 +254,22 @@ class Probe:
         vector = 0.5 + self.rng.random(q)
         equal = self._cells(layout, np.ones(cells), vector)
         numbered = self._cells(layout, 1.0 + np.arange(cells), vector)
-        number = None
-        for at in (self.few, None):
-            number = _numbers(self.roles.rows(equal, at), self.roles.rows(numbered, at), cells)
+        if _numbers(*(self.roles.rows(v, self.few) for v in (equal, numbered)), cells) is None:
+            return None
+        found: list[Array] = []
+        pieces = (self.roles.pieces(v, _PIECE) for v in (equal, numbered))
+        for one, other in zip(*pieces, strict=True):
+            number = _numbers(one, other, cells)
             if number is None:
                 return None
-        assert number is not None
-        index = number.reshape(images, n // images, i) - 1
+            found.append(number)
+        index = np.concatenate(found).reshape(images, n // images, i) - 1
         return index[0] if (index == index[:1]).all() else None
 
     def _may_hold(self, layout: Layout) -> bool:
         """Whether votes of some children, with half of the cells at zero, are what they were or zero."""
         cells = layout.read(self.x) * self.rng.integers(0, 2, (1, layout.sizes[1], 1))
-        votes = self.roles.rows(self._run(layout.write(cells)) - self.zero, self.few)
+        votes = self.roles.rows(self._run(layout.write(cells)), self.few) - self.at_zero
         near = _WHOLE * np.abs(self.at_x).max(1)
         same = np.abs(votes - self.at_x).max(1) <= near
         gone = np.abs(votes).max(1) <= near
@@ -297,7 +305,8 @@ class Probe:
         weight = np.empty((i, j * p, q))
         unseen = np.ones((i, q), bool)
         for turn in range(q):
-            votes = self._run(layout.write(np.eye(q)[(start + turn) % q])) - self.zero
+            votes = self._run(layout.write(np.eye(q)[(start + turn) % q]))
+            votes -= self.zero
             column = (begin + turn) % q
             pair, first = np.unique(np.arange(i) * q + column, return_index=True)
             place, child = np.divmod(first[unseen.reshape(-1)[pair]], i)
@@ -320,7 +329,9 @@ class Probe:
         """Votes of cells that are multiples of one vector, less those of zero."""
         shape = (layout.sizes[0], len(factors), len(vector))
         cells = np.ascontiguousarray(np.broadcast_to(factors[:, None] * vector, shape))
-        return self._run(layout.write(cells)) - self.zero
+        votes = self._run(layout.write(cells))
+        votes -= self.zero
+        return votes
 
 
 def _numbers(one: Array, other: Array, cells: int) -> Array | None:

@@ -48,6 +48,16 @@ def test_every_case_is_at_several_places() -> None:
         assert np.bincount(others).tolist() == [4] * len(names)
 
 
+@pytest.mark.parametrize("most", [1, 20, 60, 300, 1 << 20])
+def test_pieces_are_the_rows_in_order(most: int) -> None:
+    layout = Layout((2, 5, 3, 4, 3), (2, 5, 3, 4, 3), (0, 4, 2, 1, 3), (2, 1, 1, 1), 0)
+    votes = RNG.standard_normal(layout.shape)
+    pieces = list(layout.pieces(votes, most))
+    np.testing.assert_array_equal(np.concatenate(pieces), layout.rows(votes))
+    assert all(len(p) == 1 or p.size <= most for p in pieces)
+    assert len(pieces) > 1 or most >= votes.size
+
+
 def test_a_screening_has_a_place_of_every_case() -> None:
     few, cases = screening_cases(hard_cases, SIZES)
     ((name, (votes, _)),) = list(cases)

@@ -28,7 +28,9 @@ def test_a_head_pose_network_with_a_loop() -> None:
     assert (found.operator, found.parameters["children"]) == ("DynamicRouting", "21 of 64")
     assert found.parameters["iterations"] == "2"
     assert not improved.recognition.left
-    assert improved.nodes < 0.6 * improved.nodes_before
+    # Each of its four Sigmoids takes eight nodes more, written exactly.
+    assert any("4 Sigmoids written exactly" in note for note in improved.notes)
+    assert improved.nodes - 4 * 8 < 0.6 * improved.nodes_before
     assert improved.batch == "free"
     kinds = {n.op_type for n in onnx.load_from_string(improved.model).graph.node}
     assert not kinds & {"Loop", "BatchNormalization", "Cast", "Shape"}
