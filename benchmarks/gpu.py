@@ -55,6 +55,7 @@ def layers(batches: list[int]) -> Iterator[tuple[int, Layer]]:
         yield n, operators._attention("Table 8 convolutional capsules 16 to 7", n, 16, 32, 3, 2, 32)
         yield n, operators._attention("Table 8 convolutional capsules 7 to 5", n, 7, 32, 3, 1, 32)
         yield n, operators._attention("Table 8 class capsules", n, 1, 800, 1, 1, 10)
+        yield n, operators._self_attention("Efficient-CapsNet class capsules", n, 16, 10, 8, 16)
 
 
 def milliseconds(call: Callable[[], object]) -> dict[str, float]:

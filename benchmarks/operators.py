@@ -131,6 +131,20 @@ def _attention(name: str, n: int, side: int, c: int, kernel: int, stride: int, m
     )
 
 
+def _self_attention(name: str, n: int, i: int, j: int, pin: int, pout: int) -> Layer:
+    inputs = {
+        "u": _normal(n, i, pin),
+        "weight": 0.1 * _normal(i, j, pout, pin),
+        "bias": 0.1 * _normal(i, j),
+    }
+    outputs = n * j * pout
+    # A vote is added up, compared with the sum, and weighed.
+    per_vote = pin + 3
+    return Layer(
+        name, "SelfAttentionRouting", {"epsilon": 1e-20}, inputs, i * outputs * per_vote, outputs
+    )
+
+
 def layers() -> Iterator[Layer]:
     """Routing layers of the published models, batch 1 and 16."""
     for n in (1, 16):
@@ -142,6 +156,7 @@ def layers() -> Iterator[Layer]:
         yield _attention(f"Table 8 convolutional capsules 16 to 7, batch {n}", n, 16, 32, 3, 2, 32)
         yield _attention(f"Table 8 convolutional capsules 7 to 5, batch {n}", n, 7, 32, 3, 1, 32)
         yield _attention(f"Table 8 class capsules, batch {n}", n, 1, 800, 1, 1, 10)
+        yield _self_attention(f"Efficient-CapsNet class capsules, batch {n}", n, 16, 10, 8, 16)
     yield _em("7x7 positions, 288 children, 32 parents, batch 1", 1, 16, 3, 2, 32)
 
 

@@ -300,6 +300,7 @@ _SELF_ATTENTION = Operator(
     layout=DENSE,
     marks=("couplings", "pose"),
     couplings=True,
+    plugin=True,
     sums=3,  # the sum of all votes, the agreements with it, the weighted sum
 )
 _UNIFORM = Operator(

@@ -14,6 +14,7 @@ from capsedge.models.config import (
     CapsNetConfig,
     CapsuleConv,
     Conv,
+    EfficientCapsNetConfig,
     MatrixCapsulesConfig,
     ModelConfig,
 )
@@ -59,6 +60,13 @@ CONFIGS: dict[str, ModelConfig] = {
         pose_dim=5,
         matrix_pose=False,
         iterations=2,
+    ),
+    "self-attention": EfficientCapsNetConfig(
+        **_COMMON,
+        primary_types=4,
+        primary_kernel=8,
+        primary_dim=3,
+        capsule_dim=5,
     ),
 }
 

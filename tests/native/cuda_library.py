@@ -34,6 +34,7 @@ OPERATIONS = {
     "EMRouting": 1,
     "EMRoutingV2": 1,
     "AttentionRouting": 2,
+    "SelfAttentionRouting": 4,
 }
 OPERATORS = (
     "Squash",
@@ -198,7 +199,7 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
         weight_type=TYPES[weight.dtype.name],
         images=len(first),
         epsilon=attributes["epsilon"],
-        iterations=attributes.get("iterations", 1),
+        iterations=attributes.get("iterations", 2 if name == "SelfAttentionRouting" else 1),
         leaky=attributes.get("leaky", 0),
         coordinates=attributes.get("coordinate_addition", 0),
         shared=attributes.get("shared", 0),
@@ -217,7 +218,7 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
         stride_columns=1,
         rows=1,
     )
-    if name.startswith("DynamicRouting"):
+    if name.startswith(("DynamicRouting", "SelfAttention")):
         layer.height = layer.width = 1
         layer.types = first.shape[1]
         weights, layer.parents, layer.columns, layer.inner = weight.shape

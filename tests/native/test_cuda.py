@@ -140,6 +140,7 @@ def test_results_are_the_same_bits_in_every_run(host: ctypes.CDLL) -> None:
         of("DynamicRouting", N=7, I=128),
         of("EMRouting", C=8, M=8),
         of("AttentionRouting", C=16),
+        of("SelfAttentionRouting", I=130),
     ):
         for scheme in ("auto", "split", "tiled", "cluster"):
             first, second = (run(host, case, scheme=scheme) for _ in range(2))
@@ -244,6 +245,10 @@ def test_the_same_parents_for_every_image(host: ctypes.CDLL) -> None:
         ("EMRouting", {"leaky": 1}, "leaky"),
         ("AttentionRouting", {"parent_images": 5}, "neither 1"),
         ("AttentionRouting", {"iterations": 2}, "one pass"),
+        ("SelfAttentionRouting", {"iterations": 1}, "two passes"),
+        ("SelfAttentionRouting", {"rows": 2}, "one row"),
+        ("SelfAttentionRouting", {"over_children": 1}, "only dynamic routing"),
+        ("SelfAttentionRouting", {"vote_biases": 1}, "belong to dynamic routing"),
         ("AttentionRouting", {"images": 1 << 30, "parent_images": 1}, "too large"),
         ("AttentionRouting", {"height": 1 << 30, "width": 1 << 30, "types": 16}, "too large"),
         ("DynamicRouting", {"types": (1 << 30) + 1}, "too large"),

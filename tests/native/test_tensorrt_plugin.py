@@ -25,7 +25,7 @@ from tests.native.library import output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "runtime" / "native"
-SOURCES = ("attributes", "plugin", "library", "register")
+SOURCES = ("attributes", "layers", "plugin", "library", "register")
 FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}
 BUILD, RUNTIME = 0, 1
@@ -143,7 +143,7 @@ def run(mock: ctypes.CDLL, plugin: Any, case: Case, dtype: str) -> Iterator[tupl
 @pytest.mark.parametrize("operator", PLUGINS)
 def test_what_an_engine_would_run(mock: ctypes.CDLL, operator: str, dtype: str) -> None:
     """Created from ONNX attributes, serialized, created again for run time, attached to a context, run."""
-    cases = [c for c in LIGHT if c.operator == operator][::7]
+    cases = [c for c in LIGHT if c.operator == operator][::5]
     assert len(cases) > 4
     for case in cases:
         built = create(mock, operator, case.attributes)
@@ -200,6 +200,7 @@ EM_V2 = {
 }  # fmt: skip
 ATTENTION = {"strides": (1, 1), "matrix_pose": 1, "agreement_scale": 0.25, "epsilon": 1e-5}
 DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
+SELF_ATTENTION = {"epsilon": 1e-20}
 
 
 @pytest.mark.parametrize("phase", [BUILD, RUNTIME])
@@ -235,6 +236,8 @@ DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
         ("EMRouting", {**EM, "strides": (1, 1, 1)}, "strides"),
         ("AttentionRouting", {**ATTENTION, "matrix_pose": 3}, "matrix_pose"),
         ("AttentionRouting", {"epsilon": 1e-5}, "'agreement_scale' is missing"),
+        ("SelfAttentionRouting", {"epsilon": 0.0}, "'epsilon' is not positive"),
+        ("SelfAttentionRouting", {"epsilon": 1}, "'epsilon' has the wrong type"),
     ],
 )
 def test_wrong_attributes(
@@ -253,6 +256,7 @@ def test_defaults(mock: ctypes.CDLL) -> None:
         ("DynamicRouting", {}),
         ("EMRouting", {"iterations": 1, "inverse_temperatures": (1.0,)}),
         ("AttentionRouting", {"agreement_scale": 0.25}),
+        ("SelfAttentionRouting", {}),
     ):
         plugin = create(mock, operator, least)
         assert plugin, mock.mock_error()
@@ -379,6 +383,25 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
             "input 'scale'",
         ),
         ("AttentionRouting", ATTENTION, [POSE, (2, 3, 3, 4, 16), WEIGHT, (16,)], "4 inputs"),
+        (
+            "SelfAttentionRouting",
+            SELF_ATTENTION,
+            [(2, 7, 5), (7, 3, 4, 6), (7, 3)],
+            "input 'u' has shape [2, 7, 5]: wanted [?, 7, 6]",
+        ),
+        (
+            "SelfAttentionRouting",
+            SELF_ATTENTION,
+            [(2, 7, 5), (7, 3, 4), (7, 3)],
+            "input 'weight' has shape [7, 3, 4]: wanted [?, ?, ?, ?]",
+        ),
+        (
+            "SelfAttentionRouting",
+            SELF_ATTENTION,
+            [(2, 7, 5), (7, 3, 4, 5), (3, 4)],
+            "input 'bias' has shape [3, 4]: wanted [7, 3]",
+        ),
+        ("SelfAttentionRouting", SELF_ATTENTION, [(2, 7, 5), (7, 3, 4, 5)], "2 inputs: wanted 3"),
     ],
 )
 def test_wrong_shapes(

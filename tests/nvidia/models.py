@@ -17,6 +17,8 @@ from capsedge.exporters.to_onnx import export, to_proto
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.rewrites import Rewrites
 from capsedge.models import build
+from capsedge.models.config import Conv, EfficientCapsNetConfig, ModelConfig
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.zoo import zoo_checkpoint
 
 PRECISIONS = ("fp32", "fp16", "int8", "mixed")
@@ -60,11 +62,26 @@ def quantized(source: Path, precision: str) -> Path:
 
 def registered(name: str, folder: Path) -> Path:
     """A model of the registry with random weights; not proven equal, which other tests do."""
+    return _exported(name, folder / f"{name}.onnx")
+
+
+def efficient_capsnet(folder: Path) -> Path:
+    """Efficient-CapsNet for MNIST (Mazzia, Salvetti, Chiaberge 2021) with random weights."""
+    config = EfficientCapsNetConfig(
+        class_names=tuple("0123456789"),
+        preprocessing=Preprocessing(height=28, width=28, channels=1),
+        stem=(Conv(32, 5, 1), Conv(64, 3, 1), Conv(64, 3, 1), Conv(128, 3, 2)),
+        primary_types=16,
+        primary_kernel=9,
+    )
+    return _exported(config, folder / "efficient-capsnet.onnx")
+
+
+def _exported(config: str | ModelConfig, path: Path) -> Path:
     torch.manual_seed(0)
-    subject = modules.of_capsule_model(build(name).eval(), (), None, "")
+    subject = modules.of_capsule_model(build(config).eval(), (), None, "")
     model = to_proto(subject, 20, None, Rewrites()).model
     attach_functions(model, Rewrites())
-    path = folder / f"{name}.onnx"
     path.write_bytes(model.SerializeToString())
     return path
 

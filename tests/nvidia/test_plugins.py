@@ -65,6 +65,20 @@ def test_the_oldest_interface(
         check(built)
 
 
+def test_self_attention(
+    build: Build, oldest: Path, newest: Path, folder: Path  # noqa: F811
+) -> None:  # fmt: skip
+    """Efficient-CapsNet, which the zoo has not."""
+    jobs = [
+        (models.efficient_capsnet(folder), {"batch": batch, "plugin": "fused"})
+        for batch in (STATIC, DYNAMIC)
+    ]
+    for library in (oldest, newest):
+        for built in build(jobs, library):
+            check(built)
+            assert "routing" in built["belongs_to"]
+
+
 def node(operator: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(operator, inputs, outputs, name="it", domain="capsedge", **attributes)
 
@@ -112,6 +126,12 @@ def em(path: Path, weights: dict[str, tuple[int, ...]] | None = None, **attribut
     return one_node(path, EM_INPUTS, {**EM_WEIGHTS, **(weights or {})}, one)
 
 
+def self_attention(path: Path, weights: dict[str, tuple[int, ...]], epsilon: float = 1e-20) -> Path:
+    given = {"W": (6, 3, 4, 8), "b": (6, 3), **weights}
+    one = node("SelfAttentionRouting", ["u", "W", "b"], ["v"], epsilon=epsilon)
+    return one_node(path, DYNAMIC_INPUT, given, one)
+
+
 def squash(path: Path, axis: int) -> Path:
     return one_node(path, {"x": (2, 3)}, {}, node("Squash", ["x"], ["y"], axis=axis, epsilon=1e-8))
 
@@ -127,6 +147,8 @@ REFUSED = {
     "em without iterations": (em, {"iterations": None}, "'iterations' is missing"),
     "em temperatures": (em, {"iterations": 3}, "'inverse_temperatures' has 1 numbers"),
     "em window": (em, {"weights": {"W": (3, 3, 3, 2, 4, 4)}, "shared": 0}, "window is larger"),
+    "self-attention epsilon": (self_attention, {"weights": {}, "epsilon": 0.0}, "'epsilon' is not positive"),
+    "self-attention bias": (self_attention, {"weights": {"b": (3, 4)}}, "input 'bias' has shape [3, 4]"),
     "squash axis": (squash, {"axis": 9}, "'axis' lies outside"),
 }  # fmt: skip
 

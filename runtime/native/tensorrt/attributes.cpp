@@ -21,6 +21,7 @@ static const char* name_of(Operator op) {
     case Operator::kEm: return "EMRouting";
     case Operator::kEmV2: return "EMRoutingV2";
     case Operator::kAttention: return "AttentionRouting";
+    case Operator::kSelfAttention: return "SelfAttentionRouting";
   }
   return "";
 }

@@ -13,9 +13,10 @@ namespace capsedge {
 namespace tensorrt {
 
 // Those that have a plugin.
-enum class Operator { kSquash, kDynamic, kDynamicV2, kVotes, kEm, kEmV2, kAttention };
-inline constexpr Operator kAll[] = {Operator::kSquash, Operator::kDynamic, Operator::kDynamicV2, Operator::kVotes,
-                                    Operator::kEm,     Operator::kEmV2,    Operator::kAttention};
+enum class Operator { kSquash, kDynamic, kDynamicV2, kVotes, kEm, kEmV2, kAttention, kSelfAttention };
+inline constexpr Operator kAll[] = {Operator::kSquash, Operator::kDynamic, Operator::kDynamicV2,
+                                    Operator::kVotes,  Operator::kEm,      Operator::kEmV2,
+                                    Operator::kAttention, Operator::kSelfAttention};
 
 const OperatorSpec& spec_of(Operator op);
 bool is_em(Operator op);

@@ -68,6 +68,7 @@ class Plugin final : public nvinfer1::IPluginV3,
   std::string set_votes(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   void set_agreement(capsedge_cuda_routing& layer) const;
   std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  std::string set_self_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   void set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const;
   void em_output_shapes(const nvinfer1::DimsExprs* in, nvinfer1::DimsExprs* out, nvinfer1::IExprBuilder& builder) const;
   std::string check(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type) const;

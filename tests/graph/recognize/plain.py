@@ -149,6 +149,20 @@ def attention_routing(
     return F.layer_norm(s, (size,), scale, bias, epsilon), c
 
 
+def exponential_squash(x: Tensor, axis: int = -1, epsilon: float = 1e-20) -> Tensor:
+    n = torch.sqrt((x * x).sum(axis, keepdim=True))
+    return (1 - torch.exp(-n)) * x / (n + epsilon)
+
+
+def self_attention_routing(
+    u: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float = 1e-20
+) -> tuple[Tensor, Tensor]:
+    votes = torch.einsum("ijpq,niq->nijp", weight, u)
+    logits = (votes * votes.sum(1, keepdim=True)).sum(-1) / weight.shape[2] ** 0.5
+    c = F.softmax(logits, -1) + bias
+    return exponential_squash((c[..., None] * votes).sum(1), epsilon=epsilon), c
+
+
 class Scores(nn.Module):
     """Scores and poses of a network."""
 
@@ -165,7 +179,15 @@ class Scores(nn.Module):
 def plain_operators() -> Iterator[None]:
     """``capsedge.ops`` without operators, so that models export as plain nodes."""
     found: dict[str, Any] = {
-        f.__name__: f for f in (squash, dynamic_routing, em_routing, attention_routing)
+        f.__name__: f
+        for f in (
+            squash,
+            dynamic_routing,
+            em_routing,
+            attention_routing,
+            exponential_squash,
+            self_attention_routing,
+        )
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, function in found.items():

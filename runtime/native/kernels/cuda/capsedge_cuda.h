@@ -15,7 +15,13 @@ extern "C" {
 
 enum { CAPSEDGE_CUDA_FLOAT = 0, CAPSEDGE_CUDA_FLOAT16 = 1, CAPSEDGE_CUDA_INT8 = 2 };
 /* VOTES is dynamic routing over votes that are given. */
-enum { CAPSEDGE_CUDA_DYNAMIC = 0, CAPSEDGE_CUDA_EM = 1, CAPSEDGE_CUDA_ATTENTION = 2, CAPSEDGE_CUDA_VOTES = 3 };
+enum {
+  CAPSEDGE_CUDA_DYNAMIC = 0,
+  CAPSEDGE_CUDA_EM = 1,
+  CAPSEDGE_CUDA_ATTENTION = 2,
+  CAPSEDGE_CUDA_VOTES = 3,
+  CAPSEDGE_CUDA_SELF_ATTENTION = 4
+};
 enum { CAPSEDGE_CUDA_MAX_ITERATIONS = 64 };
 /* PORTABLE is AUTO as on a GPU without thread block clusters. */
 enum {
@@ -38,7 +44,7 @@ typedef struct capsedge_cuda_routing {
   int32_t kernel_height, kernel_width, stride_rows, stride_columns;
   int32_t grid_height, grid_width; /* output positions */
   int32_t parents, rows, inner, columns;
-  int32_t iterations;
+  int32_t iterations;   /* attention: 1; self-attention: 2, the sum of all votes and the routing */
   int32_t leaky, coordinates, shared; /* 0 or 1 */
   int32_t normalize_activations, ones_first; /* EM: 0 or 1 */
   int32_t parent_images;              /* attention: images, or 1 for the same parents everywhere */
@@ -46,9 +52,9 @@ typedef struct capsedge_cuda_routing {
   int32_t over_children, replace, normalize, elementwise;
   int32_t one_weight;   /* dynamic: one for all children */
   int32_t vote_biases;  /* dynamic: 0 none, 1 for all children, or one for each */
-  float epsilon, agreement_scale;     /* the scale: of all but EM */
+  float epsilon, agreement_scale;     /* the scale: of dynamic routing, votes, attention */
   float inverse_temperatures[CAPSEDGE_CUDA_MAX_ITERATIONS];
-  const void* pose;             /* u of dynamic routing; votes [images][types][parents][columns], whose inner is 1 */
+  const void* pose;             /* u of dynamic routing and self-attention; votes [images][types][parents][columns], whose inner is 1 */
   const void* activation;       /* EM */
   const void* parent;           /* attention */
   const void* weight;           /* null for votes */
@@ -56,7 +62,8 @@ typedef struct capsedge_cuda_routing {
   const void* vote_bias;        /* dynamic [vote_biases][parents][columns] */
   const void* log_prior;        /* dynamic, votes */
   const void* scale;            /* attention */
-  const void* bias;             /* dynamic, votes [parents][columns], attention [rows * columns] */
+  const void* bias;             /* dynamic, votes [parents][columns], attention [rows * columns],
+                                   self-attention [types][parents]: added to couplings */
   const void* beta_u;
   const void* beta_a;           /* EM */
   const void* additions;        /* EM: [height][width][rows * columns], added to votes; null for none */

@@ -104,6 +104,23 @@ CAPSEDGE_DEVICE void finish_dynamic(const Layer& l, int64_t unit, int m, const f
   }
 }
 
+// After the first pass, the sum of all votes, whose couplings were 1 / parents, becomes what votes agree with.
+template <typename T>
+CAPSEDGE_DEVICE void finish_self_attention(const Layer& l, int64_t unit, int m, const float* partial, float* state,
+                                           bool last) {
+  const int P = l.pose_elements;
+  const float* sums = partial + m * P;
+  if (!last) {
+    const float scale = l.parents / sqrtf(static_cast<float>(P));
+    for (int h = 0; h < P; ++h) state[m * P + h] = scale * sums[h];
+    return;
+  }
+  float n2 = 0.0f;
+  for (int h = 0; h < P; ++h) n2 = fmaf(sums[h], sums[h], n2);
+  const float length = sqrtf(n2), factor = -expm1f(-length) / (length + l.epsilon);
+  for (int h = 0; h < P; ++h) store<T>(l.out_pose, (unit * l.parents + m) * P + h, sums[h] * factor);
+}
+
 template <typename T>
 CAPSEDGE_DEVICE void finish_attention(const Layer& l, int64_t unit, int m, const float* partial) {
   const int P = l.pose_elements;
@@ -159,6 +176,8 @@ CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int it
       finish_dynamic<T>(l, unit, m, partial, state, iteration == 0, last);
     } else if (l.operation == CAPSEDGE_CUDA_ATTENTION) {
       finish_attention<T>(l, unit, m, partial);
+    } else if (l.operation == CAPSEDGE_CUDA_SELF_ATTENTION) {
+      finish_self_attention<T>(l, unit, m, partial, state, last);
     } else {
       finish_em<T>(l, unit, m, partial, state, l.inverse_temperatures[iteration], last);
     }

@@ -29,7 +29,7 @@ CAPSEDGE_DEVICE float generic_logit(const Layer& l, const float* state, const Ch
   return agreement + prior_of<T>(l, number, parent, first);
 }
 
-// Couplings of one child over its logits, in place; EM: times its activation.
+// Couplings of one child over its logits, in place; EM: times its activation; self-attention: plus their bias.
 template <typename T>
 CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, bool first_pass, float* row) {
   float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
@@ -37,7 +37,8 @@ CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, bool fi
   for (int m = 0; m < l.parents; ++m) sum += row[m] = expf(row[m] - top);
   if (l.leaky) sum += expf(-top);
   const float weight = l.operation == CAPSEDGE_CUDA_EM ? activation_of<T>(l, child.pose) * first_factor(l, first_pass) : 1.0f;
-  for (int m = 0; m < l.parents; ++m) row[m] = row[m] / sum * weight;
+  for (int m = 0; m < l.parents; ++m)
+    row[m] = fmaf(row[m] / sum, weight, coupling_bias_of<T>(l, child.number, m, first_pass));
 }
 
 // The votes of `count` children into a parent's sums, mass and top, from their logits.

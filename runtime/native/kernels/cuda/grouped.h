@@ -22,8 +22,8 @@ CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, f
       static_cast<const W*>(l.weight) + (child.weight * l.parents + parent) * static_cast<int64_t>(l.inner) * L;
 #pragma unroll
   for (int h = 0; h < R * L; ++h) vote[h] = 0.0f;
-  if (l.operation == CAPSEDGE_CUDA_DYNAMIC) {
-    // weight[column][inner], one row.
+  if (columns_first(l)) {
+    // One row.
     int k = 0;
     if (l.inner % 4 == 0) {
       for (; k < l.inner; k += 4) {
@@ -117,9 +117,11 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int 
     if (!mine) continue;
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
-      if (lane + q * l.group >= l.parents) continue;
+      const int parent = lane + q * l.group;
+      if (parent >= l.parents) continue;
+      const float share = logit[q] + coupling_bias_of<T>(l, number, parent, first_pass);
 #pragma unroll
-      for (int h = 0; h < P; ++h) sums[q][h] = fmaf(logit[q], vote[q][h], sums[q][h]);
+      for (int h = 0; h < P; ++h) sums[q][h] = fmaf(share, vote[q][h], sums[q][h]);
     }
   }
   for (int turn = 0; turn < groups; ++turn) {

@@ -8,10 +8,10 @@ namespace capsedge {
 namespace cuda {
 
 // Memory of one unit (an image, or one of its output positions) between passes.
-//   dynamic, attention: query[parents][pose]
+//   dynamic, attention, self-attention: query[parents][pose]
 //   EM: mean[parents][pose], precision[parents][pose], offset[parents]
 // and of one part of its children:
-//   dynamic, attention: sums[parents][pose]
+//   dynamic, attention, self-attention: sums[parents][pose]
 //   over the children: sums[parents][pose], mass[parents], top[parents]
 //   EM: mean[parents][pose], squares[parents][pose], mass[parents]
 // Both have the same size, `floats`.
@@ -37,11 +37,23 @@ CAPSEDGE_DEVICE bool by_agreement(const Layer& l) {
   return l.operation == CAPSEDGE_CUDA_DYNAMIC || l.operation == CAPSEDGE_CUDA_VOTES;
 }
 
+// Whether the weight of a child and a parent is [column][inner], not [inner][column].
+CAPSEDGE_DEVICE bool columns_first(const Layer& l) {
+  return l.operation == CAPSEDGE_CUDA_DYNAMIC || l.operation == CAPSEDGE_CUDA_SELF_ATTENTION;
+}
+
 // What a logit has beside agreements: the prior, until agreements replace it.
 template <typename T>
 CAPSEDGE_DEVICE float prior_of(const Layer& l, int child, int parent, bool first_pass) {
   if (!by_agreement(l) || (l.replace && !first_pass)) return 0.0f;
   return load<T>(l.log_prior, static_cast<int64_t>(child) * l.parents + parent);
+}
+
+// What is added to a coupling: the first pass of self-attention sums votes alone.
+template <typename T>
+CAPSEDGE_DEVICE float coupling_bias_of(const Layer& l, int child, int parent, bool first_pass) {
+  if (l.operation != CAPSEDGE_CUDA_SELF_ATTENTION || first_pass) return 0.0f;
+  return load<T>(l.bias, static_cast<int64_t>(child) * l.parents + parent);
 }
 
 // Element `c` of what is added to a child's vote for a parent.
@@ -114,9 +126,8 @@ CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int paren
   if (l.operation == CAPSEDGE_CUDA_VOTES) return load<T>(l.pose, (child.pose * l.parents + parent) * l.columns + c);
   const int64_t pose = child.pose * l.pose_size + r * l.inner;
   const int64_t block = (child.weight * l.parents + parent) * l.inner * l.columns;
-  const bool transposed = l.operation == CAPSEDGE_CUDA_DYNAMIC;
-  const int64_t weight = block + (transposed ? static_cast<int64_t>(c) * l.inner : c);
-  const int step = transposed ? 1 : l.columns;
+  const int64_t weight = block + (columns_first(l) ? static_cast<int64_t>(c) * l.inner : c);
+  const int step = columns_first(l) ? 1 : l.columns;
   float sum = 0.0f;
   for (int k = 0; k < l.inner; ++k) sum = fmaf(load<T>(l.pose, pose + k), load<W>(l.weight, weight + k * step), sum);
   if (l.weight_scale) sum *= l.weight_scale[parent * l.columns + c];

@@ -138,8 +138,9 @@ int64_t splits_of(const Plan& plan, int32_t scheme, int processors) {
 
 const char* check_layer(const capsedge_cuda_routing& r) {
   const bool em = r.operation == CAPSEDGE_CUDA_EM;
+  const bool self_attention = r.operation == CAPSEDGE_CUDA_SELF_ATTENTION;
   const bool votes = r.operation == CAPSEDGE_CUDA_VOTES, agreement = votes || r.operation == CAPSEDGE_CUDA_DYNAMIC;
-  if (r.operation < CAPSEDGE_CUDA_DYNAMIC || r.operation > CAPSEDGE_CUDA_VOTES) return "unknown operation";
+  if (r.operation < CAPSEDGE_CUDA_DYNAMIC || r.operation > CAPSEDGE_CUDA_SELF_ATTENTION) return "unknown operation";
   if (r.type != CAPSEDGE_CUDA_FLOAT && r.type != CAPSEDGE_CUDA_FLOAT16) return "inputs are float or float16";
   if (r.weight_type != r.type && r.weight_type != CAPSEDGE_CUDA_INT8)
     return "the weight has the type of the other inputs, or int8";
@@ -151,9 +152,10 @@ const char* check_layer(const capsedge_cuda_routing& r) {
     return "a dimension is below 1";
   if (r.iterations < 1 || r.iterations > CAPSEDGE_CUDA_MAX_ITERATIONS) return "iterations are 1 to 64";
   if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.iterations != 1) return "attention routing is one pass";
+  if (self_attention && r.iterations != 2) return "self-attention routing is two passes";
   if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.parent_images != r.images && r.parent_images != 1)
     return "the parents' batch is neither 1 nor that of the poses";
-  if (agreement && r.rows != 1) return "dynamic routing has vectors, one row";
+  if ((agreement || self_attention) && r.rows != 1) return "dynamic and self-attention routing have vectors, one row";
   if (!agreement && (r.leaky || r.over_children || r.replace || r.normalize || r.elementwise))
     return "only dynamic routing can be leaky, go over the children, replace, normalize or squash elements";
   if (r.leaky && r.over_children) return "leaky routing is over the parents";

@@ -12,12 +12,11 @@ namespace cuda {
 template <typename W>
 CAPSEDGE_DEVICE void load_tile(const Block& b, const Layer& l, int begin, int count, float* tile) {
   const int matrix = l.inner * l.columns, one = l.parents * matrix;
-  const bool transposed = l.operation == CAPSEDGE_CUDA_DYNAMIC;
   for (int at = b.thread(); at < count * one; at += b.threads()) {
     const int child = at / one, rest = at % one, parent = rest / matrix, place = rest % matrix;
     const int number = l.one_weight ? 0 : l.shared ? (begin + child) % l.types : begin + child;
-    const int k = transposed ? place % l.inner : place / l.columns;
-    const int c = transposed ? place / l.inner : place % l.columns;
+    const int k = columns_first(l) ? place % l.inner : place / l.columns;
+    const int c = columns_first(l) ? place / l.inner : place % l.columns;
     float value = load<W>(l.weight, static_cast<int64_t>(number) * one + rest);
     if (l.weight_scale) value *= l.weight_scale[parent * l.columns + c];
     tile[(child * l.parents + parent) * l.stride + k * l.columns + c] = value;
@@ -161,8 +160,9 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
           const float activation = activation_of<T>(l, corner[u].pose + at) * first_factor(l, first_pass);
           add_vote<P>(logit[u] * activation, vote[u], mass[u], sums[u], squares[u]);
         } else {
+          const float share = logit[u] + coupling_bias_of<T>(l, number, parent, first_pass);
 #pragma unroll
-          for (int h = 0; h < P; ++h) sums[u][h] = fmaf(logit[u], vote[u][h], sums[u][h]);
+          for (int h = 0; h < P; ++h) sums[u][h] = fmaf(share, vote[u][h], sums[u][h]);
         }
       }
     }

@@ -29,7 +29,7 @@ constexpr char kRtxInstall[] =
     "in capsedge_open_options.tensorrt.";
 constexpr char kPluginVariable[] = "CAPSEDGE_TENSORRT_PLUGIN", kPluginFile[] = "libcapsedge_tensorrt.so";
 constexpr const char* kPlugins[] = {"Squash",    "DynamicRouting", "DynamicRoutingV2", "VoteRouting",
-                                     "EMRouting", "EMRoutingV2",    "AttentionRouting"};
+                                     "EMRouting", "EMRoutingV2",    "AttentionRouting", "SelfAttentionRouting"};
 constexpr size_t kLongestWords = 300;
 
 LibraryPlaces places_of(bool portable) {
