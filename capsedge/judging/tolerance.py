@@ -58,9 +58,9 @@ def excess(
     return np.asarray(np.divide(magnitude, allowed, out=unlimited, where=allowed > 0), np.float64)
 
 
-# Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Where the squash runs over
-# another axis than the pose's they exceed 1, and the largest of an image is its range. Logits have no range, so
-# they also get a relative part. No decision depends on poses, pictures or couplings.
+# Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Where the squash runs
+# over another axis than the pose's they exceed 1, and the largest of an image is its range. Logits have no
+# range, so they also get a relative part. No decision depends on poses, pictures or couplings.
 DEFAULTS = {
     "lengths": Tolerance(1e-5, 0.0, unit=True),
     "logits": Tolerance(1e-5, 1e-4),
