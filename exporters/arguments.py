@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capsedge.datasets.npz import read_arrays
+from capsedge.datasets.npz import by_name, read_arrays
 from capsedge.errors import UsageError
 from capsedge.runtime.files.given import in_words
 
@@ -68,7 +68,7 @@ def own_inputs(
     if isinstance(given, (str, Path)):
         given = read_arrays(Path(given))
     if isinstance(given, Mapping):
-        given = _by_name(given, names, label)
+        given = by_name(given, names, label)
     values = [given] if isinstance(given, (Tensor, np.ndarray)) else list(given)
     if len(values) != len(names):
         raise UsageError(
@@ -95,16 +95,3 @@ def own_inputs(
     if len({len(x) for x in found}) > 1:
         raise UsageError(f"{label} holds different numbers of inputs.", "", "Give as many of each.")
     return tuple(found)
-
-
-def _by_name(given: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
-    """In the order of the names; one array alone, or one called images, needs no name."""
-    if all(name in given for name in names):
-        return [given[name] for name in names]
-    if len(names) == 1 and (len(given) == 1 or "images" in given):
-        return [given.get("images", next(iter(given.values())))]
-    raise UsageError(
-        f"{label} does not name the inputs.",
-        f"It holds {', '.join(given) or 'nothing'}; the network takes {', '.join(names)}.",
-        "Save them with numpy.savez(path, " + ", ".join(f"{n}=..." for n in names) + ").",
-    )

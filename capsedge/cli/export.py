@@ -230,7 +230,8 @@ def _export_own(
     checksum = sha256(own.weights) if own.weights else ""
     options["checkpoint_sha256"] = checksum
     report = export(own.module, target, example=inputs, **options, dry_run=dry_run)
-    exported = Source(own.name, own.weights, source, "preprocessing" in options)
+    arrays = options["inputs"] or (Path(example) if example.endswith((".npy", ".npz")) else None)
+    exported = Source(own.name, own.weights, source, "preprocessing" in options, arrays)
     _show(report, exported, as_json, {"weights_sha256": checksum})
 
 
@@ -314,12 +315,14 @@ class Source:
 
     Attributes:
         pictures: whether the file states how pictures become its input.
+        inputs: the file of the user's own inputs; None if only shapes were given.
     """
 
     name: str
     weights: Path | None
     own: ModuleSource | None = None
     pictures: bool = True
+    inputs: Path | None = None
 
     def following(self, report: ExportReport) -> list[str]:
         """The commands to run next; untrained weights can be neither verified nor used to infer."""
@@ -333,6 +336,7 @@ class Source:
                 "args": self.own.args,
             }
             given = "".join(f" --{k} {shlex.quote(v)}" for k, v in options.items() if v)
+            given += f" --inputs {shlex.quote(str(self.inputs))}" if self.inputs else ""
             pictures = [f"capsedge infer --model {file} image.png"] if self.pictures else []
             return [
                 f"capsedge verify {file}{given}",

@@ -106,30 +106,25 @@ def command(
     require(
         "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
     )
-    from capsedge.families.recognition import UnknownNetwork
     from capsedge.importing.api import import_checkpoint
 
     target = output or _beside(files)
     stated = described.keywords()
-    try:
-        with comparing() as progress:
-            report = import_checkpoint(
-                files,
-                target,
-                family=family,
-                iterations=iters,
-                variant=variant,
-                inverse_temperature=inverse_temperature,
-                **stated,
-                key_map=key_map,
-                against=against,
-                data=data,
-                limit=limit,
-                progress=progress,
-            )
-    except UnknownNetwork as unknown:
-        log(*unknown.details)
-        raise
+    with comparing() as progress:
+        report = import_checkpoint(
+            files,
+            target,
+            family=family,
+            iterations=iters,
+            variant=variant,
+            inverse_temperature=inverse_temperature,
+            **stated,
+            key_map=key_map,
+            against=against,
+            data=data,
+            limit=limit,
+            progress=progress,
+        )
     if as_json:
         print_json(report.to_dict())
     else:

@@ -143,18 +143,12 @@ def command(
 
 def _arrays(source: Path, sessions: list[Session]) -> dict[str, NDArray[Any]]:
     """The arrays of a file by the names of the first model's inputs; a single one needs no name."""
-    from capsedge.datasets.npz import read_arrays
+    from capsedge.datasets.npz import by_name, read_arrays
 
     names = [port.name for port in sessions[0].inputs]
-    arrays = read_arrays(source)
-    if len(names) == len(arrays) == 1:
-        arrays = dict(zip(names, arrays.values(), strict=True))
-    if set(arrays) != set(names) or any(a.ndim == 0 for a in arrays.values()):
-        raise UsageError(
-            f"{source} does not fit the inputs of {sessions[0].path}.",
-            f"It has {', '.join(arrays) or 'nothing'}; the inputs are {', '.join(names)}.",
-            "Save one array [N, ...] under the name of each input with numpy.savez.",
-        )
+    arrays = dict(zip(names, by_name(read_arrays(source), names, str(source)), strict=True))
+    if any(a.ndim == 0 for a in arrays.values()):
+        raise UsageError(f"{source} holds single numbers.", "", "Give arrays with the batch first.")
     return arrays
 
 

@@ -43,6 +43,15 @@ Data = Annotated[
     ),
     READS,
 ]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        help="Instead of --data: .npz or .npy, arrays by the names of the inputs, batch first. Needed where "
+        "an input takes whole numbers.",
+    ),
+    READS,
+]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N samples.")]
 Atol = Annotated[
     list[str] | None,
@@ -71,6 +80,7 @@ def command(
     checkpoint: Checkpoint = None,
     name: Name = None,
     data: Data = None,
+    inputs: Inputs = None,
     limit: Limit = None,
     atol: Atol = None,
     rtol: Rtol = None,
@@ -110,6 +120,7 @@ def command(
             reference,
             model,
             data,
+            inputs=inputs,
             limit=limit,
             atol=parse("atol", atol) if atol else None,
             rtol=parse("rtol", rtol) if rtol else None,
@@ -134,6 +145,9 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
         (f"Samples: {document['samples']['images']} ({document['samples']['source']})", "samples"),
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
     ):
+        if part == "hard_cases" and not document[part]["names"]:
+            _common.say("No hard case lies within the range of the inputs.")
+            continue
         _show_part(title, document[part])
         if ignored := document[part].get("ignored"):
             _common.say(

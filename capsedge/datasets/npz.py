@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -161,6 +161,26 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         )
     with opened_arrays(path) as arrays:
         return {name: arrays.read(name) for name in arrays.names}
+
+
+def by_name(given: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
+    """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name.
+
+    Args:
+        label: what the arrays are called in errors.
+
+    Raises:
+        UsageError: an input has no array.
+    """
+    if all(name in given for name in names):
+        return [given[name] for name in names]
+    if len(names) == 1 and (len(given) == 1 or "images" in given):
+        return [given.get("images", next(iter(given.values())))]
+    raise UsageError(
+        f"{label} does not name the inputs.",
+        f"It holds {', '.join(given) or 'nothing'}; the network takes {', '.join(names)}.",
+        "Save them with numpy.savez(path, " + ", ".join(f"{n}=..." for n in names) + ").",
+    )
 
 
 def _unreadable(path: Path, error: BadArchive) -> UsageError:

@@ -24,6 +24,7 @@ from capsedge.families.family import (
     data_set_of,
     preprocessing_of,
     sums_of,
+    unknown_size,
     variant_of,
     with_fields,
 )
@@ -118,11 +119,9 @@ def _size(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> t
         possible = own
     if len(possible) != 1:
         several = " or ".join(f"{n}x{n}" for n in possible) or "not square"
-        raise UsageError(
-            "How large are the network's images?",
+        raise unknown_size(
             f"The file leaves it open: {several}, with {places} positions of primary capsules.",
-            "Give that of the training images: preprocessing={'height': ..., 'width': ...}.",
-            command="Give that of the training images: --size HEIGHTxWIDTH.",
+            next((n for n in possible if n not in own), None),
         )
     return possible[0], possible[0]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from capsedge.errors import UsageError
+from capsedge.families.questions import MissingAnswer
 from capsedge.families.shapes import Fit, Patterns, Shapes, fit
 from capsedge.formats.stored import Floats, Weights
 from capsedge.models.config import ModelConfig
@@ -126,6 +127,8 @@ class Family:
         variant: the default; empty if it is asked for.
         variant_at: how a user finds out.
         by_configuration: recognizes files by the configuration that they store, instead of by ``keys``.
+        marks: regular expression of a key by which a file without a configuration is seen to be of such a
+            family, and refused.
         lambdas: names of Lambda layers (regular expression) that ``configure`` accounts for.
     """
 
@@ -148,6 +151,7 @@ class Family:
     variant: str = ""
     variant_at: str = ""
     by_configuration: Callable[[Mapping[str, Any], Shapes], Fit] | None = None
+    marks: str = ""
     lambdas: str = ""
 
     def source_of(self, variant: str | None) -> tuple[str, str]:
@@ -175,6 +179,10 @@ class Family:
             named[key] = f"{m['name']}_{at}{named[key][m.end() :]}"
         return named
 
+    def shows(self, keys: Iterable[str]) -> bool:
+        """Whether keys are of this family, which is recognized by a configuration that a file may lack."""
+        return bool(self.marks) and any(re.fullmatch(self.marks, key) for key in keys)
+
     def fit(self, weights: Weights) -> Fit:
         """How far a file is of this family."""
         shapes = weights.shapes
@@ -191,10 +199,12 @@ def sums_of(family: Family, answers: Answers, notes: list[str]) -> int:
         UsageError: nobody says how many.
     """
     if answers.iterations is None and family.iterations is None:
-        raise UsageError(
+        raise MissingAnswer(
             "How many routing iterations does the network run?",
             f"The file does not tell; it is {family.iterations_at}.",
-            "Give it with --iters N (iterations=N in Python).",
+            "--iters N",
+            "iterations=N",
+            {"iterations": 3},
         )
     if answers.iterations is None:
         assert family.iterations is not None
@@ -226,14 +236,34 @@ def variant_of(family: Family, answers: Answers, notes: list[str]) -> Mapping[st
     if not known:
         return {}
     if not wanted:
-        raise UsageError(
+        raise MissingAnswer(
             f"Which variant of {family.name} is it?",
             f"The file does not tell, and they compute different functions: {listed}. {family.variant_at}",
-            f"Give it with --variant {'|'.join(known)} (variant= in Python).",
+            f"--variant {'|'.join(known)}",
+            "variant=",
+            {"variant": family.variants[0].name},
         )
     if answers.variant is None:
         notes.append(f"variant '{wanted}': {known[wanted].words} (others: --variant)")
     return known[wanted].fields
+
+
+def unknown_size(why: str, assumed: int | None = 64) -> MissingAnswer:
+    """The question for the size of the images.
+
+    Args:
+        assumed: a side that the network may have; None if no side is known to fit.
+    """
+    side = {"preprocessing": {"height": assumed, "width": assumed}}
+    return MissingAnswer(
+        "How large are the network's images?",
+        why,
+        "--size HEIGHTxWIDTH",
+        "preprocessing={'height': ..., 'width': ...}",
+        {} if assumed is None else side,
+        "Give that of the training images: preprocessing={'height': ..., 'width': ...}.",
+        "Give that of the training images: --size HEIGHTxWIDTH.",
+    )
 
 
 def size_of(
@@ -250,11 +280,7 @@ def size_of(
         return answers.size
     own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
     if len(own) != 1:
-        raise UsageError(
-            "How large are the network's images?",
-            "The file does not tell: the same weights fit images of many sizes.",
-            "Give --size HEIGHTxWIDTH of the training images (preprocessing= in Python).",
-        )
+        raise unknown_size("The file does not tell: the same weights fit images of many sizes.")
     side = own[0].side
     notes.append(
         f"images of {side}x{side} pixels, as the author's code reads {own[0].name} (otherwise: --size)"
@@ -291,12 +317,15 @@ def preprocessing_of(
     if not answers.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         own = data_set_of(family, size, channels)
         if own is None:
-            raise UsageError(
+            raise MissingAnswer(
                 "Which values does the network expect for a pixel?",
                 "The file does not tell; it is in the training code, usually where the data set is "
                 "loaded: ToTensor makes 0 to 1, Normalize(mean, std) comes after it.",
+                "--range 0-1|0-255|-1-1, with --mean and --std as in training",
+                "preprocessing={'scale': ..., 'mean': ..., 'std': ...}",
+                {"preprocessing": {"scale": 1 / 255}},
                 "Give preprocessing={'scale': 1 / 255}, or 1, with 'mean' and 'std' as in training.",
-                command="Give --range 0-1, 0-255 or -1-1, with --mean and --std as in training.",
+                "Give --range 0-1, 0-255 or -1-1, with --mean and --std as in training.",
             )
         mean, std = own.mean, own.std
         values = {"mean": mean, "std": std}

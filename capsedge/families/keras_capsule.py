@@ -19,6 +19,7 @@ from capsedge.families.family import (
     Variant,
     classes_of,
     preprocessing_of,
+    unknown_size,
     variant_of,
 )
 from capsedge.families.keras_layers import KerasLayer, stem_layer
@@ -58,10 +59,9 @@ def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) 
     layers, dim, routed = _layers(stored, channels or 0, sizes, notes)
     size = answers.size or (height, width)
     if None in size or channels is None:
-        raise UsageError(
-            "How large are the network's images?",
-            f"Its configuration leaves it open: {height} x {width} pixels, {channels} channels.",
-            "Give --size HEIGHTxWIDTH of the training images (preprocessing= in Python).",
+        raise unknown_size(
+            f"The configuration leaves it open: {height} x {width} pixels, {channels} channels.",
+            64 if channels is not None else None,
         )
     sides = (int(size[0] or 0), int(size[1] or 0))
     counts = {layer.values.get("routings", 3) for layer in stored if layer.kind == "Capsule"}
@@ -192,6 +192,7 @@ FAMILY = Family(
     ),
     keys={f"a configuration with layers Capsule, each with {_KERNEL}": ""},
     by_configuration=recognized,
+    marks=rf".*/{_KERNEL}",
     configure=configure,
     convert=convert,
     iterations=3,

@@ -113,6 +113,8 @@ FAMILY = Family(
         "children are channels of the last residual block, neither convolved nor squashed",
         "all children share one weight, unless trained with --capsule_type fc",
         "k-means routing: the logits are each time the products of votes and normalized sum",
+        "the class capsules are squashed; CapsuleLayer does not do so by default since August 2019, with the "
+        "same keys: only a comparison with the author's module (--against) shows it",
     ),
     keys=keys,
     configure=configure,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.families import FAMILIES
 from capsedge.families.family import Family
+from capsedge.families.questions import MissingAnswer
 from capsedge.families.shapes import Fit
 from capsedge.formats.stored import Weights
 
@@ -62,11 +63,14 @@ def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
     if len(whole) > 1:
         names = " or ".join(r.family.name for r in whole)
         dialects = "; ".join(f"{r.family.name}: {r.family.dialect}" for r in whole)
-        raise UsageError(
+        choice = f"--as {'|'.join(r.family.name for r in whole)}"
+        raise MissingAnswer(
             f"The file may be of the family {names}.",
             f"Keys and shapes are the same, the functions are not: {dialects}.",
-            f"Say which with --as {'|'.join(r.family.name for r in whole)} (family= in Python), or let "
-            "--data FOLDER decide.",
+            choice,
+            "family=",
+            {},
+            f"Say which with {choice} (family= in Python), or let --data FOLDER decide.",
         )
     return whole[0]
 
@@ -146,6 +150,9 @@ def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
         details.append(f"and {len(shapes) - LISTED:,} more tensors")
     if weights.lambdas:
         details.append(f"Lambda layers, which are not run: {', '.join(weights.lambdas[:LISTED])}")
+    unstated = [f for f in (r.family for r in fits) if weights.config is None and f.shows(shapes)]
+    if unstated:
+        return _without_configuration(unstated[0], details)
     near = sorted(fits, key=lambda r: (-_nearness(r.fit), r.family.name))[:NEAREST]
     for one in near:
         if _nearness(one.fit) > 0:
@@ -156,6 +163,18 @@ def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
         "If only the names differ, rename them with --map keys.toml (docs/import.md). Otherwise export the "
         "PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE "
         "(docs/your-model.md)",
+        details,
+    )
+
+
+def _without_configuration(family: Family, details: list[str]) -> UnknownNetwork:
+    """A file of weights alone, of a family that is read by the configuration in the file."""
+    return UnknownNetwork(
+        f"The file looks like the family {family.name}, and states no configuration.",
+        "It was written by save_weights(). Its tensors do not tell strides, padding, pooling, activations, "
+        "or how many capsules a layer has.",
+        "Build the network with its author's code and store it whole with Keras: "
+        "model.load_weights('FILE'); model.save('whole.h5'). Then import whole.h5.",
         details,
     )
 

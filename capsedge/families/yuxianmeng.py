@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from capsedge.errors import UsageError
 from capsedge.families.capsnets import MNIST, layer
 from capsedge.families.family import (
     Answers,
@@ -23,6 +22,7 @@ from capsedge.families.family import (
     sums_of,
     with_fields,
 )
+from capsedge.families.questions import MissingAnswer
 from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsuleConv, Conv, MatrixCapsulesConfig, ModelConfig
 
@@ -59,13 +59,14 @@ def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) 
 
 def _temperature(answers: Answers) -> float:
     if answers.inverse_temperature is None:
-        raise UsageError(
+        raise MissingAnswer(
             "Which inverse temperature (lambda_) does the network run with?",
             "The author's code takes it as an argument of forward(), and the file does not tell. train.py "
             "starts at 0.001 and adds 0.2 in an epoch until it is 1: 0.201 after one epoch, 0.401 after "
             "two, 1 after five.",
-            "Give inverse_temperature=1.0, or what forward() was given.",
-            command="Give --inverse-temperature 1, or what forward() was given.",
+            "--inverse-temperature 1, or what forward() was given",
+            "inverse_temperature=1.0",
+            {"inverse_temperature": 1.0},
         )
     return answers.inverse_temperature
 

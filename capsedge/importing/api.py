@@ -14,11 +14,13 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ParityError, UsageError
 from capsedge.families.family import Answers
 from capsedge.families.keymap import apply, read_key_map
-from capsedge.families.recognition import Recognized, recognize
+from capsedge.families.questions import MissingAnswer, together
+from capsedge.families.recognition import Recognized, fitting, recognize
 from capsedge.formats.read import read_together
+from capsedge.formats.stored import Weights
 from capsedge.importing.against import TOLERANCE, Comparison, compare
 from capsedge.importing.choosing import alternatives, chosen_by_data, read_data
-from capsedge.importing.converting import network
+from capsedge.importing.converting import network, questions
 from capsedge.importing.measuring import Measured, measure
 from capsedge.models import CapsuleModel
 from capsedge.models.config import ModelConfig
@@ -155,7 +157,7 @@ def import_checkpoint(
         family = family or "textbook"
     notes = list(weights.notes)
     if data is None:
-        found = recognize(weights, family)
+        found = _recognized(weights, family, answers)
     else:
         found, answers = chosen_by_data(weights, family, answers, data, limit, notes)
     model = network(found.family, weights, answers, notes)
@@ -172,6 +174,24 @@ def import_checkpoint(
         target, model, origin, found.by, weights.format, comparison, measured,
         tuple(_warnings(model.config, comparison, measured)),
     )  # fmt: skip
+
+
+def _recognized(weights: Weights, family: str | None, answers: Answers) -> Recognized:
+    """The family of a file.
+
+    Raises:
+        UsageError: it fits several; the error also names the answers that each of them misses.
+    """
+    try:
+        return recognize(weights, family)
+    except MissingAnswer as which:
+        stated = replace(answers, stored=weights.config)
+        asked = [
+            {q.option: q for q in questions(r.family, r.fit.sizes, stated)}
+            for r in fitting(weights, family)
+        ]
+        common = [q for o, q in asked[0].items() if all(o in other for other in asked)]
+        raise together([which, *common]) from None
 
 
 def _fields(given: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:

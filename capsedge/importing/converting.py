@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from capsedge.errors import ArtefactError, UsageError
-from capsedge.families.family import Answers, Family
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.families.family import Answers, Family, Sizes
+from capsedge.families.questions import MissingAnswer, together
 from capsedge.formats.stored import Weights, without_counters
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import ModelConfig
@@ -21,13 +24,13 @@ def network(family: Family, weights: Weights, answers: Answers, notes: list[str]
         notes: what was assumed is added to them.
 
     Raises:
-        UsageError: an answer is missing or does not fit.
+        UsageError: answers are missing, all of which it names; or one does not fit.
         ArtefactError: the weights are not those of the configuration, or not finite.
     """
     names = family.names(weights.tensors)
     tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
     answers = replace(answers, stored=weights.config)
-    config = family.configure(family, family.fit(weights).sizes, answers, notes)
+    config = _configured(family, family.fit(weights).sizes, answers, notes)
     _check_inverse_temperature(family, config, answers.inverse_temperature)
     try:
         made = family.convert(tensors, config)
@@ -59,6 +62,41 @@ def network(family: Family, weights: Weights, answers: Answers, notes: list[str]
     ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
     model.load_state_dict(ready, strict=False)  # all but counters of batches are there
     return model.eval()
+
+
+def _configured(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+    """The configuration.
+
+    Raises:
+        UsageError: answers are missing, or one does not fit.
+    """
+    try:
+        return family.configure(family, sizes, answers, notes)
+    except MissingAnswer:
+        raise together(questions(family, sizes, answers)) from None
+
+
+def questions(family: Family, sizes: Sizes, answers: Answers) -> list[MissingAnswer]:
+    """What the file leaves open, with stand-ins for the answers so far; until one does not fit."""
+    found: list[MissingAnswer] = []
+    while True:
+        try:
+            family.configure(family, sizes, answers, [])
+        except MissingAnswer as missing:
+            found.append(missing)
+            if not missing.assumed:
+                return found
+            answers = _with(answers, missing.assumed)
+        except CapsedgeError:
+            return found
+        else:
+            return found
+
+
+def _with(answers: Answers, assumed: Mapping[str, Any]) -> Answers:
+    fields = dict(assumed)
+    fields["preprocessing"] = {**answers.preprocessing, **fields.get("preprocessing", {})}
+    return replace(answers, **fields)
 
 
 def _check_inverse_temperature(family: Family, config: ModelConfig, given: float | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,16 @@ from capsedge.runtime.metadata import ModelMetadata
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An absolute part, and one relative to the size of the pose; see `excess`."""
+    """An absolute part, and one relative to the size of the pose; see `excess`.
+
+    Attributes:
+        atol, rtol: the parts.
+        unit: whether ``atol`` is meant for magnitudes up to 1, and grows with larger ones.
+    """
 
     atol: float
     rtol: float
+    unit: bool = False
 
 
 # On hard inputs FP32 itself differs from FP64, since routing feeds rounding back through exponentials. An
@@ -37,6 +43,7 @@ def excess(
 
     The allowed difference is ``atol + rtol * size + NOISE * noise``, where the size is the largest magnitude
     along the reference's last axis: rounding depends on the size of a pose, not of its smallest element.
+    With ``unit``, ``atol`` is multiplied by that size where it is larger than 1.
 
     Args:
         difference: found - reference ``[n, ...]``, finite.
@@ -44,18 +51,18 @@ def excess(
         noise: the error of eager FP32 against FP64, broadcast over the elements; 0 if not measured.
     """
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
-    allowed = np.broadcast_to(
-        tolerance.atol + tolerance.rtol * size + NOISE * noise, difference.shape
-    )
+    absolute = tolerance.atol * (np.maximum(size, 1.0) if tolerance.unit else 1.0)
+    allowed = np.broadcast_to(absolute + tolerance.rtol * size + NOISE * noise, difference.shape)
     magnitude = np.abs(difference)
     unlimited = np.where(magnitude > 0, np.inf, 0.0)
     return np.asarray(np.divide(magnitude, allowed, out=unlimited, where=allowed > 0), np.float64)
 
 
-# Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Logits have no range,
-# so they also get a relative part. No decision depends on poses, pictures or couplings.
+# Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Where the squash runs
+# over another axis than the pose's they exceed 1, and the largest of an image is its range. Logits have no
+# range, so they also get a relative part. No decision depends on poses, pictures or couplings.
 DEFAULTS = {
-    "lengths": Tolerance(1e-5, 0.0),
+    "lengths": Tolerance(1e-5, 0.0, unit=True),
     "logits": Tolerance(1e-5, 1e-4),
     "poses": Tolerance(1e-4, 1e-4),
     "reconstruction": Tolerance(1e-4, 0.0),
@@ -96,7 +103,8 @@ def tolerances(
     for name in names:
         default = DEFAULTS.get(name, OTHER)
         a, r = (table.get(name, table.get("")) for table in given)
-        result[name] = Tolerance(default.atol if a is None else a, default.rtol if r is None else r)
+        r = default.rtol if r is None else r
+        result[name] = replace(default, rtol=r) if a is None else Tolerance(a, r)
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.session import Session
+from capsedge.verification.arrays import Given, array_runs, arrays_for, takes_images
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.comparison import Comparison
 from capsedge.verification.inputs import hard_cases, load_samples, shipped_samples
 from capsedge.verification.reference import (
+    Arrays,
     Reference,
     check_origin,
     find_checkpoint,
@@ -36,6 +38,7 @@ from capsedge.verification.requirements import Limits, failures_of
 
 LEDGER_FLIPS = 4  # samples with a changed decision that the ledger examines
 Progress = Callable[[int, int], None]
+Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
 
 
 def verify(
@@ -43,6 +46,7 @@ def verify(
     artefact: Session | Path | str,
     data: Path | str | None = None,
     *,
+    inputs: Given | None = None,
     limit: int | None = None,
     atol: float | Mapping[str, float] | None = None,
     rtol: float | Mapping[str, float] | None = None,
@@ -61,6 +65,9 @@ def verify(
             artefact names.
         artefact: an ONNX file, a TensorRT engine, or a loaded session.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
+        inputs: instead of data, what the artefact's inputs take as it is, the batch first: an npz or npy
+            file, an array, or arrays by the inputs' names. Without either, an artefact that does not take
+            images gets random values.
         limit: number of samples to use, from the first on.
         atol, rtol: tolerance, one value or values by output; by default those for each output's name.
         min_agreement: least share of samples with the same decision; by default 1 in FP32, and for other
@@ -79,29 +86,23 @@ def verify(
         >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
         >>> certificate.check()
     """
-    _check_arguments(limit, min_agreement)
+    _check_arguments(limit, min_agreement, data, inputs)
     data = None if data is None else as_path(data, DATA)
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
-    prep = session.metadata.preprocessing if session.metadata is not None else None
-    if prep is not None and prep.layout != "NCHW":
-        raise UsageError(
-            f"{session.path} takes images with the channels last.",
-            "PyTorch's networks have them first, so there is no reference to compare with.",
-            "Compare the arrays of `Session.run` yourself.",
-        )
-    shape = _input_shape(session)
+    images = inputs is None and (data is not None or takes_images(session))
+    samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
     ranks = {port.name: len(port.shape) for port in session.outputs}
     source = Reference(module, list(ranks), ranks)
     limits = Limits.of(session, atol, rtol, min_agreement)
-    samples = _samples(data, session, shape, limit)
-    hard = hard_cases(shape, prep)
+    runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
-    on_samples = _on_samples(session, source, limits, samples, step)
-    on_hard = _on_hard_cases(session, source, limits, hard, step)
+    on_samples = _on_samples(runs(session, samples), session, source, limits, samples.labels, step)
+    on_hard = _on_hard_cases(runs(session, hard), session, source, limits, step)
     failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
     ledger = None
-    if failures and not limits.approximate and session.passport is None:  # engines cannot be opened
+    opened = images and session.passport is None  # engines cannot be opened
+    if failures and not limits.approximate and opened:
         from capsedge.verification.ledger import routing_ledger
 
         worst = _worst_images(on_samples, on_hard, samples, hard)
@@ -133,7 +134,16 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _check_arguments(limit: int | None, min_agreement: float | None) -> None:
+def _check_arguments(
+    limit: int | None, min_agreement: float | None, data: object, inputs: object
+) -> None:
+    if data is not None and inputs is not None:
+        raise UsageError(
+            "data and inputs exclude each other.",
+            "Both are what the model is compared on.",
+            "Give data for images with labels, inputs for arrays that are ready.",
+            command="Give --data for images with labels, --inputs for arrays that are ready.",
+        )
     if min_agreement is not None and not 0 <= min_agreement <= 1:
         raise UsageError(
             f"min_agreement is {min_agreement:g}.",
@@ -159,57 +169,78 @@ def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:
     return step
 
 
+def _image_runs(
+    session: Session, images: ImageSet
+) -> Iterator[tuple[tuple[NDArray[Any], ...], Arrays]]:
+    """Prepared images, run by run, and the artefact's outputs."""
+    for batch, found in session.run_batches(images.inputs()):
+        yield (batch,), found
+
+
 def _on_samples(
+    runs: Runs,
     session: Session,
     source: Reference,
     limits: Limits,
-    samples: ImageSet,
+    labels: NDArray[np.int64] | None,
     step: Callable[[int], None],
 ) -> Comparison:
     comparison = Comparison.of(session, limits.tolerances)
     compared = 0
-    for images, found in session.run_batches(samples.inputs()):
-        labels = None if samples.labels is None else samples.labels[compared:][: len(images)]
-        compared += len(images)
-        comparison.update(source.run(images), found, labels=labels)
-        step(len(images))
+    for inputs, found in runs:
+        count = len(inputs[0])
+        part = None if labels is None else labels[compared:][:count]
+        compared += count
+        comparison.update(source.run(*inputs), found, labels=part)
+        step(count)
     return comparison
 
 
 def _on_hard_cases(
+    runs: Runs,
     session: Session,
     source: Reference,
     limits: Limits,
-    hard: ImageSet,
     step: Callable[[int], None],
 ) -> Comparison:
     """Compare the hard cases: FP32's own error is allowed for, and decisions within rounding are ties."""
     first = next(iter(limits.tolerances.values()))
     comparison = Comparison.of(session, limits.tolerances, tie=2 * first.atol)
-    for images, found in session.run_batches(hard.inputs()):
-        expected, exact = source.run(images), source.run(images, torch.float64)
+    for inputs, found in runs:
+        expected, exact = source.run(*inputs), source.run(*inputs, dtype=torch.float64)
         noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
         comparison.update(expected, found, noise)
-        step(len(images))
+        step(len(inputs[0]))
     return comparison
 
 
-def _input_shape(session: Session) -> tuple[int, int, int]:
-    shapes = [port.shape for port in session.inputs]
-    if len(shapes) == 1 and len(shapes[0]) == 4:
-        c, h, w = shapes[0][1:]
-        if isinstance(c, int) and isinstance(h, int) and isinstance(w, int):
-            return c, h, w
-    raise ArtefactError(
-        f"{session.path} does not take images.",
-        f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
-        "wanted one, [N, channels, height, width] with the last three fixed.",
-        "Files with other inputs are compared with PyTorch when they are exported, on your arrays with "
-        "`capsedge.export(..., inputs=)`, and with their FP32 file by `capsedge.quantize` "
-        "(docs/your-model.md).",
-        command="Files with other inputs are compared with PyTorch when they are exported, on your arrays "
-        "with --inputs, and with their FP32 file by `capsedge quantize` (docs/your-model.md).",
-    )
+def _images(
+    data: Path | str | None, session: Session, limit: int | None
+) -> tuple[ImageSet, ImageSet]:
+    """Samples and hard cases of a session that takes images.
+
+    Raises:
+        ArtefactError: it does not.
+        UsageError: it takes them with the channels last, or the data does not fit.
+    """
+    prep = session.metadata.preprocessing if session.metadata is not None else None
+    if prep is not None and prep.layout != "NCHW":
+        raise UsageError(
+            f"{session.path} takes images with the channels last.",
+            "PyTorch's networks have them first, so there is no reference to compare with.",
+            "Compare the arrays of `Session.run` yourself.",
+        )
+    if not takes_images(session):
+        raise ArtefactError(
+            f"{session.path} does not take images.",
+            f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
+            "wanted one of floats, [N, channels, height, width] with the last three fixed.",
+            "Pass arrays by the inputs' names with inputs= instead of data.",
+            command="Give arrays by the inputs' names with --inputs data.npz instead of --data.",
+        )
+    channels, height, width = (int(str(size)) for size in session.inputs[0].shape[1:])
+    shape = channels, height, width
+    return _samples(data, session, shape, limit), hard_cases(shape, prep)
 
 
 def _reference(

@@ -20,6 +20,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 
 Arrays = dict[str, NDArray[Any]]
+Tensors = Sequence[torch.Tensor]
 
 
 class Reference:
@@ -42,18 +43,19 @@ class Reference:
         self.outputs = tuple(outputs)
         self._double: nn.Module | None = None
 
-    def run(self, images: NDArray[np.float32], dtype: torch.dtype = torch.float32) -> Arrays:
+    def run(self, *inputs: NDArray[Any], dtype: torch.dtype = torch.float32) -> Arrays:
         """All outputs of the artefact, by name, as this module computes them.
 
         In FP64, code that fixes a type and cannot run so gives what FP32 does.
 
+        Args:
+            inputs: the images ``[n, C, H, W]``, or all inputs ``[n, ...]`` in the artefact's order.
+
         Raises:
-            UsageError: the module fails on the images, or has no such outputs.
+            UsageError: the module fails on the inputs, or has no such outputs.
         """
-        if dtype == torch.float32:
-            tensors = self._rounded(torch.from_numpy(images))
-        else:
-            tensors = self._exact(torch.from_numpy(images))
+        given = [torch.from_numpy(np.ascontiguousarray(each)) for each in inputs]
+        tensors = self._rounded(given) if dtype == torch.float32 else self._exact(given)
         missing = [name for name in self.outputs if name not in tensors]
         if missing:
             raise UsageError(
@@ -70,33 +72,37 @@ class Reference:
             self._double = copy.deepcopy(self.module).double()
         return self._double
 
-    def _rounded(self, images: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _rounded(self, inputs: Tensors) -> Mapping[str, torch.Tensor]:
         try:
-            return self._tensors(self.module, images)
+            return self._tensors(
+                self.module, [x.float() if x.is_floating_point() else x for x in inputs]
+            )
         except CapsedgeError:
             raise
         except Exception as error:  # of the user's code: any kind
+            sizes = " and ".join(str(list(x.shape[1:])) for x in inputs)
             raise UsageError(
-                f"The reference fails on images of {list(images.shape[1:])}, which the artefact takes.",
+                f"The reference fails on inputs of {sizes}, which the artefact takes.",
                 f"{type(error).__name__}: {error}",
                 "Give the module that the file was exported from.",
             ) from error
 
-    def _exact(self, images: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _exact(self, inputs: Tensors) -> Mapping[str, torch.Tensor]:
+        doubled = [x.double() if x.is_floating_point() else x for x in inputs]
         if isinstance(self.module, CapsuleModel):
-            return self._tensors(self.double, images.double())
+            return self._tensors(self.double, doubled)
         try:
             with default_double():
-                return self._tensors(self.double, images.double())
+                return self._tensors(self.double, doubled)
         except Exception:  # of the user's code: any kind
-            return self._tensors(self.module, images)
+            return self._rounded(inputs)
 
-    def _tensors(self, module: nn.Module, images: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _tensors(self, module: nn.Module, inputs: Tensors) -> Mapping[str, torch.Tensor]:
         with torch.inference_mode():
             if not isinstance(module, CapsuleModel):
                 with on_cpu():
-                    return self._named(named(_each(module, images)), len(images))
-            result = module(images)
+                    return self._named(named(_each(module, inputs)), len(inputs[0]))
+            result = module(*inputs)
             tensors = {
                 module.score_name: result.scores,
                 "poses": result.poses,
@@ -117,14 +123,15 @@ class Reference:
         }
 
 
-def _each(module: nn.Module, images: torch.Tensor) -> Any:
+def _each(module: nn.Module, inputs: Tensors) -> Any:
     """The module's output; of one image after another where it takes no more (a batch of 1 in its code)."""
     try:
-        return module(images)
+        return module(*inputs)
     except Exception:  # of the user's code: any kind
-        if len(images) == 1:
+        if len(inputs[0]) == 1:
             raise
-        rows = [list(named(module(image[None])).items()) for image in images]
+        count = range(len(inputs[0]))
+        rows = [list(named(module(*(x[k : k + 1] for x in inputs))).items()) for k in count]
         return {
             column[0][0]: torch.cat([v if v.ndim and len(v) == 1 else v[None] for _, v in column])
             for column in zip(*rows, strict=True)

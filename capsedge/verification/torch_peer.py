@@ -57,8 +57,9 @@ def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, A
         reference = Reference(own, names)
     else:
         reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
+    order = [given.name for given in structure.graph.inputs]
     return lambda feeds: reference.run(
-        next(iter(feeds.values()))
+        *(feeds[name] for name in order if name in feeds)
     ), f"torch {torch.__version__}, eager"
 
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 import capsedge
 from capsedge.cli import app
-from capsedge.errors import UsageError
+from capsedge.cli._common import log_error
+from capsedge.errors import CapsedgeError, UsageError
 from tests.families import networks
 
 
@@ -84,13 +85,16 @@ def test_iterations_are_asked_for(weights: Path) -> None:
     assert not weights.with_suffix(".safetensors").exists()
 
 
-def test_an_unknown_network_is_printed(tmp_path: Path) -> None:
+def test_an_unknown_network_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.pt"
     torch.save({"conv1.weight": torch.zeros(2, 2), "evil\x1b[2Jname": torch.zeros(3)}, path)
     done = run("import", path)
-    assert "2 x 2" in done.output
-    assert "\x1b" not in done.output
-    assert done.exit_code
+    assert isinstance(done.exception, CapsedgeError)
+    log_error(done.exception)
+    said = capsys.readouterr().err
+    assert said.count("2 x 2") == 1
+    assert "evil" in said
+    assert "\x1b" not in said
 
 
 def test_families_are_listed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,51 @@ def test_a_folder_of_its_own_and_prints(user: Path) -> None:
     assert code == 0, err
     assert {e["name"] for e in json.loads(out)["comparisons"][0]["entries"]} >= {"torch"}
     assert not list(user.glob("__pycache__"))
+
+
+TOKENS = """
+import torch
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(9, 6)
+
+    def forward(self, weights, words):
+        return (self.table(words) * weights[..., None]).sum(1)
+"""
+
+
+def test_several_inputs(user: Path) -> None:
+    """Every command that ``export`` names next works, and on the arrays that were given."""
+    (user / "tokens.py").write_text(TOKENS)
+    rng = np.random.default_rng(0)
+    weights, words = rng.random((20, 7), np.float32), rng.integers(0, 9, (20, 7))
+    np.savez("data.npz", weights=weights, words=words, labels=np.zeros(20))
+    np.savez("example.npz", weights=weights[:2], words=words[:2])
+    own = ("--module", "code/tokens.py:Tokens", "--example", "example.npz")
+    for given in ((), ("--inputs", "data.npz")):
+        code, out, err = run("export", *own, *given, "-o", "tokens.onnx", "--json")
+        assert code == 0, err
+        verify, profile = json.loads(out)["next"]
+        used = "data.npz" if given else "example.npz"
+        assert verify.endswith(f"--inputs {used}")
+        code, out, err = run(*shlex.split(verify)[1:], "--json")
+        assert code == 0, err
+        assert json.loads(out)["samples"]["source"] == used
+    code, out, err = run(
+        *shlex.split(profile)[1:], "--duration", "0.05", "--no-operators", "--json"
+    )
+    assert code == 0, err
+    assert {e["name"] for e in json.loads(out)["comparisons"][0]["entries"]} >= {"torch"}
+    code, _, error = run("verify", "tokens.onnx", "--module", "code/tokens.py:Tokens")
+    assert code == 2
+    assert "Add --inputs data.npz" in error.command
+    np.savez("data.npz", weights=weights + 5, words=words)
+    code, out, err = run(*shlex.split(verify)[1:])
+    assert code == 0, err
+    assert "No hard case" in out
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,19 @@ def test_an_unknown_file_is_described() -> None:
     assert "--module" in caught.value.fix
 
 
+def test_weights_without_the_configuration_that_tells_the_network() -> None:
+    """COVID-CAPS' pre-train.h5: its author saved the weights alone."""
+    tensors = {
+        "conv2d/kernel": np.zeros((3, 3, 3, 8), np.float32),
+        "capsule/capsule_kernel": np.zeros((1, 8, 16), np.float32),
+    }
+    with pytest.raises(UnknownNetwork, match=r"family keras-capsule.*no configuration") as caught:
+        recognize(Weights(tensors, "Keras HDF5"))
+    assert "pooling" in caught.value.why
+    assert "model.save(" in caught.value.fix
+    assert any("capsule_kernel" in line for line in caught.value.details)
+
+
 def test_what_is_not_a_file_of_weights_is_named(tmp_path: Path) -> None:
     image, other = tmp_path / "x.png", tmp_path / "weights.xyz"
     image.write_bytes(b"\x89PNG\r\n\x1a\n")

@@ -58,6 +58,26 @@ def test_the_capsule_layer_of_the_examples(variant: str, shared: bool, tmp_path:
     assert np.abs(scores(report, example_images()) - wanted).max() <= 1e-5 * wanted.max()
 
 
+def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
+    config = k.example_config()
+    config["config"]["layers"][0]["config"]["batch_input_shape"][1:3] = [None, None]
+    file = k.write(tmp_path / "m.h5", k.example_weights(rng()), config)
+    asked = ("--size", "--variant replaced|", "--range")
+    with pytest.raises(UsageError, match="3 questions") as caught:
+        imported(file, variant=None, preprocessing=None)
+    assert len(caught.value.details) == 3
+    for option in asked:
+        assert option in caught.value.command
+        assert option in caught.value.fix
+    with pytest.raises(UsageError, match="2 questions") as caught:
+        imported(file, variant="added", preprocessing=None)
+    assert "--variant" not in caught.value.command
+    size = {"height": 20, "width": 20}
+    with pytest.raises(UsageError, match="Which values"):  # one is asked as it was
+        imported(file, variant="added", preprocessing=size)
+    assert imported(file, variant="added", preprocessing={**size, "scale": 1.0}).parameters
+
+
 def test_variants_are_told_apart_and_asked_for(tmp_path: Path) -> None:
     weights = k.example_weights(rng())
     file = k.write(tmp_path / "m.h5", weights, k.example_config())

@@ -55,6 +55,17 @@ def test_one_rule_for_all_that_judge() -> None:
     np.testing.assert_array_equal(nothing_allowed, [[[np.inf, 0.0], [np.inf, 0.0]]])
 
 
+def test_lengths_beyond_one_are_judged_by_the_largest() -> None:
+    """Nothing changes for those within [0, 1]; a tolerance that is given stays absolute."""
+    reference = np.array([[0.9, 0.1], [1.0, 0.5], [8.0, 0.5]])
+    found = reference + 2e-5
+    default, given = (tolerances(["lengths"], atol)["lengths"] for atol in (None, 1e-5))
+    np.testing.assert_allclose(
+        excess(found - reference, reference, default), [[2, 2], [2, 2], [0.25, 0.25]]
+    )
+    np.testing.assert_allclose(excess(found - reference, reference, given), np.full((3, 2), 2))
+
+
 def test_zero_tolerance_takes_equal_values_only() -> None:
     metrics = OutputMetrics("lengths", Tolerance(0.0, 0.0))
     metrics.update(np.ones((2, 3)), np.ones((2, 3)))
@@ -140,7 +151,7 @@ def test_poses_that_are_not_finite_have_no_angle() -> None:
 def test_tolerance_grammar() -> None:
     names = ["lengths", "poses", "mine"]
     table = tolerances(names)
-    assert table["lengths"] == Tolerance(1e-5, 0.0)
+    assert table["lengths"] == Tolerance(1e-5, 0.0, unit=True)
     assert table["mine"] == OTHER
     table = tolerances(names, parse("atol", ["1e-3", "poses:0.5"]), 0.25)
     assert table["lengths"] == Tolerance(1e-3, 0.25)
