@@ -254,7 +254,8 @@ class Probe:
         vector = 0.5 + self.rng.random(q)
         equal = self._cells(layout, np.ones(cells), vector)
         numbered = self._cells(layout, 1.0 + np.arange(cells), vector)
-        if _numbers(*(self.roles.rows(v, self.few) for v in (equal, numbered)), cells) is None:
+        one, other = self.roles.rows(equal, self.few), self.roles.rows(numbered, self.few)
+        if _numbers(one, other, cells) is None:
             return None
         found: list[Array] = []
         pieces = (self.roles.pieces(v, _PIECE) for v in (equal, numbered))
