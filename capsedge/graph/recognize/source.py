@@ -254,7 +254,7 @@ class Probe:
         vector = 0.5 + self.rng.random(q)
         equal = self._cells(layout, np.ones(cells), vector)
         numbered = self._cells(layout, 1.0 + np.arange(cells), vector)
-        one, other = (self.roles.rows(v, self.few) for v in (equal, numbered))
+        one, other = self.roles.rows(equal, self.few), self.roles.rows(numbered, self.few)
         if _numbers(one, other, cells) is None:
             return None
         found: list[Array] = []
