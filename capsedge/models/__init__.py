@@ -8,8 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from capsedge.models.config import FAMILIES, ModelConfig
-from capsedge.models.pscapsnet_config import PSCapsNetConfig
+from capsedge.models.config import ModelConfig
 from capsedge.models.registry import MODELS, get_config
 
 if TYPE_CHECKING:
@@ -64,8 +63,6 @@ _MODULES = {
     "pscapsnet": "PSCapsNet",
     "deep-caps": "DeepCaps",
 }
-# Configurations that have a file of their own; `config_from_dict` reads them too.
-FAMILIES[PSCapsNetConfig.architecture] = PSCapsNetConfig
 
 
 def __getattr__(name: str) -> Any:

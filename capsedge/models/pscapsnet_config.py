@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from capsedge.errors import UsageError
-from capsedge.models.config import ModelConfig, ResNet, _check
+from capsedge.models.config_base import ModelConfig, ResNet
+from capsedge.models.config_fields import check_range
 from capsedge.runtime.files import limits
 
 UPDATES = ("agreement", "k-means")
@@ -45,8 +46,8 @@ class PSCapsNetConfig(ModelConfig):
             raise UsageError(f"update is '{self.update}'.", f"Known: {', '.join(UPDATES)}.")
         if self.capsule_layers:
             raise UsageError("PSCapsNet has no layers of capsules before those of the classes.")
-        _check(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
-        _check(0, limits.IMAGE_SIDE, pooled=self.pooled)
+        check_range(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        check_range(0, limits.IMAGE_SIDE, pooled=self.pooled)
         if self.stem.stages[-1][0] % self.primary_dim:
             raise UsageError(
                 f"{self.stem.stages[-1][0]} channels do not make capsules of {self.primary_dim}.",

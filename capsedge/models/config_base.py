@@ -1,0 +1,190 @@
+"""What the configurations of all families share: the parts of stems, and the base class. No torch needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from capsedge.errors import UsageError
+from capsedge.models.config_fields import check_padding, check_range, later, plain
+from capsedge.runtime.files import limits
+from capsedge.runtime.metadata import CLASSIFICATION, REGRESSION, Outputs, Preprocessing
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution of the stem, then batch normalization if asked for, then ReLU.
+
+    Attributes:
+        channels, kernel, stride, groups: as usual.
+        padding: pixels on each side, or ``same``: as much as makes the output ``ceil(in / stride)``,
+            the odd pixel at the end.
+        bias, batch_norm: which parameters there are.
+        norm_epsilon: added to the variance in the normalization.
+        norm_last: normalization after the ReLU instead of before it.
+        instance_norm: the normalization is one of each image (with weight and bias) instead of the batch's.
+        leak: slope of the ReLU below zero.
+        activation: ``relu``, ``hardswish`` or ``linear``.
+        channel_norm: the normalization is one of each position's channels (LayerNorm) instead of the batch's.
+        pooled: rows and columns of the map that fractional max pooling makes at the end; 0 for none.
+        squeeze: hidden units of a squeeze-and-excitation block at the end (Hu et al. 2018); 0 for none.
+        attention: hidden channels of a convolutional block attention module at the end (Woo et al. 2018);
+            0 for none.
+        attention_kernel: of the module's convolution.
+    """
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int | str = 0
+    bias: bool = True
+    batch_norm: bool = False
+    norm_epsilon: float = later(1e-5)
+    norm_last: bool = later(False)
+    instance_norm: bool = later(False)
+    leak: float = later(0.0)
+    groups: int = later(1)
+    activation: str = later("relu")
+    channel_norm: bool = later(False)
+    pooled: int = later(0)
+    squeeze: int = later(0)
+    attention: int = later(0)
+    attention_kernel: int = later(3)
+
+    def __post_init__(self) -> None:
+        check_range(1, limits.WIDTH, channels=self.channels, groups=self.groups)
+        check_range(1, limits.KERNEL, kernel=self.kernel, stride=self.stride)
+        check_range(0, limits.WIDTH, squeeze=self.squeeze, attention=self.attention)
+        check_range(0, limits.IMAGE_SIDE, pooled=self.pooled)
+        check_range(1, limits.KERNEL, attention_kernel=self.attention_kernel)
+        check_padding(self.padding)
+        if self.activation not in ("relu", "hardswish", "linear"):
+            raise UsageError(
+                f"A convolution's activation is '{self.activation}'.",
+                "Known: relu, hardswish, linear.",
+            )
+        if self.attention_kernel % 2 == 0:
+            raise UsageError(f"attention_kernel is {self.attention_kernel}.", "Wanted: an odd one.")
+        if not 0 < self.norm_epsilon < math.inf:
+            raise UsageError(
+                f"norm_epsilon is {self.norm_epsilon:g}.", "Wanted: a finite number above 0."
+            )
+        if not 0 <= self.leak <= 1:
+            raise UsageError(f"leak is {self.leak:g}.", "Wanted: 0 to 1.")
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """The residual stem of Tsai et al. 2020: a 3x3 convolution, then stages of basic blocks.
+
+    Attributes:
+        stages: (channels, blocks, stride of the first block) of each stage.
+    """
+
+    stages: tuple[tuple[int, int, int], ...] = ((64, 3, 1), (128, 4, 2))
+
+    def __post_init__(self) -> None:
+        check_range(1, limits.LAYERS, stages=len(self.stages))
+        for channels, blocks, stride in self.stages:
+            check_range(1, limits.WIDTH, channels=channels)
+            check_range(1, limits.LAYERS, blocks=blocks)
+            check_range(1, limits.KERNEL, stride=stride)
+        check_range(1, limits.LAYERS, blocks=sum(blocks for _, blocks, _ in self.stages))
+
+
+@dataclass(frozen=True)
+class CapsuleConv:
+    """A convolutional capsule layer: its number of types, window and stride; no padding."""
+
+    types: int
+    kernel: int
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        check_range(1, limits.WIDTH, types=self.types)
+        check_range(1, limits.KERNEL, kernel=self.kernel, stride=self.stride)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What all families have.
+
+    Attributes:
+        class_names: one a class; their number is the number of class capsules.
+        preprocessing: size, channels and scaling of the input.
+        stem: the layers before the primary capsules.
+        primary_types: number of primary capsule types.
+        primary_kernel, primary_stride, primary_padding: of the primary convolution.
+        capsule_layers: convolutional capsule layers between primary and class capsules.
+        iterations: routing iterations.
+        task: ``single-label`` or ``multi-label``.
+    """
+
+    architecture: ClassVar[str]
+    routing: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]] = CLASSIFICATION
+
+    class_names: tuple[str, ...]
+    preprocessing: Preprocessing
+    stem: tuple[Conv, ...] | ResNet
+    primary_types: int
+    primary_kernel: int = 1
+    primary_stride: int = 1
+    primary_padding: int | str = 0
+    capsule_layers: tuple[CapsuleConv, ...] = ()
+    iterations: int = 3
+    task: str = "single-label"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.iterations <= limits.ITERATIONS:
+            raise UsageError(
+                f"Routing cannot run {self.iterations} iterations.",
+                "",
+                f"Ask for 1 to {limits.ITERATIONS}.",
+            )
+        if self.task not in self.tasks:
+            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(self.tasks)}.")
+        if self.task != REGRESSION and not self.class_names:
+            raise UsageError("A model needs at least one class.")
+        check_range(0, limits.WIDTH, classes=len(self.class_names))
+        if max(map(len, self.class_names), default=0) > limits.NAME_CHARACTERS:
+            raise UsageError(f"A class name has over {limits.NAME_CHARACTERS:,} characters.")
+        if not isinstance(self.stem, ResNet):
+            check_range(0, limits.LAYERS, layers_of_the_stem=len(self.stem))
+        check_range(0, limits.LAYERS, capsule_layers=len(self.capsule_layers))
+        check_range(1, limits.WIDTH, primary_types=self.primary_types)
+        check_range(
+            1,
+            limits.KERNEL,
+            primary_kernel=self.primary_kernel,
+            primary_stride=self.primary_stride,
+        )
+        check_padding(self.primary_padding)
+
+    @property
+    def classes(self) -> int:
+        """Number of class capsules."""
+        return len(self.class_names)
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The only batch that the network is exported with; None where the batch is free."""
+        return None
+
+    @property
+    def outputs(self) -> Outputs | None:
+        """Which outputs of an exported file hold the answer; None for scores of classes and poses."""
+        return None
+
+    def replace(self, **changes: Any) -> ModelConfig:
+        """The same configuration with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values that ``config_from_dict`` reads back."""
+        values = plain(self)
+        if isinstance(self.stem, ResNet):
+            values["stem"] = {"resnet": self.stem.stages}
+        return {"architecture": self.architecture, **values}
