@@ -164,6 +164,20 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def header(document: dict[str, Any]) -> str:
+    """What stands above the table."""
+    machine = document["machine"]
+    return f"""# Imported networks against their authors' PyTorch
+
+Measured on {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}, Python {machine["python"]}, with
+`{document["command"]}`, all in turns. The first column of times is capsedge's file, the least of
+all rounds; the others are multiples of it: the author's module by `torch.onnx.export` alone in ONNX Runtime,
+and in PyTorch's eager mode. Differences are relative to the largest value; those of the plain export of EM
+networks come from ONNX Runtime's Sigmoid.
+
+"""
+
+
 def built_in(names: list[str], folder: Path) -> list[Network]:
     """Networks of this package's writing, with random weights."""
     found = []
@@ -224,7 +238,7 @@ def main() -> None:
                 document["results"].append(found)
                 print(markdown({"results": [found]}), flush=True)
     (options.output / "imported.json").write_text(json.dumps(document, indent=1))
-    (options.output / "imported.md").write_text(markdown(document))
+    (options.output / "imported.md").write_text(header(document) + markdown(document))
 
 
 if __name__ == "__main__":

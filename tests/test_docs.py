@@ -2,7 +2,7 @@
 
 A ``console`` block holds ``$ command`` lines and what they print (not compared); a ``python`` block is a
 program, or, after ``<!-- file: name -->``, a file that later blocks use. A block that cannot run here comes
-after ``<!-- not run: reason -->``.
+after ``<!-- not run: reason -->``. On Linux, programs that need no shell run in `tests.warm`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.warm import SECONDS, warm
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(
@@ -49,14 +51,42 @@ def commands(body: str) -> list[str]:
     return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
 
 
+Run = Callable[[list[str], Path], "subprocess.CompletedProcess[str]"]
+SHELL = set("|&;<>$`*?(){}#~\n")
+
+
+def program(command: str) -> list[str]:
+    """The words of a command of this package; others, and those that need a shell, go to bash."""
+    if command.startswith("capsedge ") and not SHELL & set(command):
+        return shlex.split(command)
+    return ["bash", "-ec", command]
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[Run]:
+    """Runs a program in a folder."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+
+    def fresh(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
+
+    if sys.platform != "linux":
+        yield fresh
+        return
+    with warm(environment) as server:
+        yield lambda words, folder: (fresh if words[0] == "bash" else server.run)(words, folder)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_page_runs(page: Path, tmp_path: Path) -> None:
+def test_page_runs(page: Path, tmp_path: Path, run: Run) -> None:
     found = blocks(page)
     assert not [b for b in found if b.language in ("bash", "sh")], (
         "write console blocks: '$ command'"
     )
     (tmp_path / "capsedge").symlink_to(ROOT / "capsedge")
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     ran = 0
     for block in found:
         if block.reason:
@@ -65,20 +95,36 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
             (tmp_path / block.file).write_text(block.body)
             continue
         if block.language == "console":
-            steps = [["bash", "-ec", c] for c in commands(block.body)]
+            steps = [program(c) for c in commands(block.body)]
             assert steps, f"a console block without '$ command':\n{block.body}"
         else:
             steps = [[sys.executable, "-c", block.body]]
         for step in steps:
-            done = subprocess.run(
-                step, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-            )
+            done = run(step, tmp_path)
             assert done.returncode == 0, (
                 f"{shlex.join(step)}\nexit {done.returncode}\n{done.stdout}\n{done.stderr}"
             )
             ran += 1
     if not ran:
         pytest.skip("nothing on this page can run here")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["capsedge", "inspect", "missing.onnx"], 2, "missing.onnx"),
+        ([sys.executable, "-c", "import sys; sys.exit(3)"], 3, ""),
+        ([sys.executable, "-c", "open('here', 'w').close(); 1 / 0"], 1, "ZeroDivisionError"),
+        ([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], -9, ""),
+    ],
+)
+def test_a_failing_program_is_noticed(
+    words: list[str], code: int, says: str, tmp_path: Path, run: Run
+) -> None:
+    done = run(words, tmp_path)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert (tmp_path / "here").exists() == ("here" in words[-1])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

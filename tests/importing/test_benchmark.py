@@ -75,4 +75,6 @@ def test_a_network_of_an_author(tmp_path: Path) -> None:
         assert one["least_ms"] > 0
         assert one["difference"] <= 1e-4
     assert result["plain_export_differs"] <= 1e-4
-    assert "| net | 1 |" in (tmp_path / "imported.md").read_text()
+    table = (tmp_path / "imported.md").read_text()
+    assert document["command"] in table
+    assert "| net | 1 |" in table
