@@ -214,8 +214,8 @@ def _export_own(
     from capsedge.pipelines.own_module import load_module, read_example
     from capsedge.runtime.files.writing import check_apart, sha256
 
-    inputs = read_example(example)
     own = load_module(source)
+    inputs = read_example(example, own.module)
     for note in own.notes:
         log(f"note: {note}")
     if own.weights is None:

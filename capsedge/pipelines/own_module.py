@@ -250,17 +250,20 @@ def _advice(error: BaseException, made: Any, inside: bool) -> str:
     return "Run it alone to see where: python -c 'import ...'."
 
 
-def read_example(text: str) -> tuple[Tensor, ...]:
+def read_example(text: str, module: nn.Module) -> tuple[Tensor, ...]:
     """Inputs of the shapes ``1x28x28,10`` (without the batch), or those in an ``.npy`` or ``.npz`` file.
 
     Returns:
-        Batch first: two of each shape, or what the file holds.
+        Batch first: two of each shape; or the file's arrays that are named like the parameters of the
+        module's ``forward``, in their order, and all where none is.
 
     Raises:
         UsageError: it is neither.
     """
     if text.endswith((".npy", ".npz")):
-        arrays = read_arrays(Path(text))
+        stored = read_arrays(Path(text))
+        parameters = inspect.signature(module.forward).parameters
+        arrays = {name: stored[name] for name in parameters if name in stored} or stored
         if not arrays or any(a.ndim == 0 or not len(a) for a in arrays.values()):
             raise UsageError(f"{text} holds no inputs.", "", "Give arrays with the batch first.")
         return tuple(torch.from_numpy(a.copy()) for a in arrays.values())

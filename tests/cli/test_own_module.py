@@ -127,14 +127,13 @@ def test_several_inputs(user: Path) -> None:
     (user / "tokens.py").write_text(TOKENS)
     rng = np.random.default_rng(0)
     weights, words = rng.random((20, 7), np.float32), rng.integers(0, 9, (20, 7))
-    np.savez("data.npz", weights=weights, words=words, labels=np.zeros(20))
+    np.savez("data.npz", labels=np.zeros(20), words=words, weights=weights)
     np.savez("example.npz", weights=weights[:2], words=words[:2])
-    own = ("--module", "code/tokens.py:Tokens", "--example", "example.npz")
-    for given in ((), ("--inputs", "data.npz")):
-        code, out, err = run("export", *own, *given, "-o", "tokens.onnx", "--json")
+    own = ("--module", "code/tokens.py:Tokens")
+    for option, used in (("--example", "example.npz"), ("--inputs", "data.npz")):
+        code, out, err = run("export", *own, option, used, "-o", "tokens.onnx", "--json")
         assert code == 0, err
         verify, profile = json.loads(out)["next"]
-        used = "data.npz" if given else "example.npz"
         assert verify.endswith(f"--inputs {used}")
         code, out, err = run(*shlex.split(verify)[1:], "--json")
         assert code == 0, err

@@ -205,7 +205,7 @@ def test_truncated_file(dynamic, tmp_path) -> None:
         capsedge.verify(dynamic.checkpoint, cut)
 
 
-def test_a_model_that_takes_no_images(dynamic, tmp_path) -> None:
+def test_a_file_whose_inputs_the_checkpoint_does_not_take(dynamic, tmp_path) -> None:
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Relu", ["x"], ["y"])],
@@ -217,7 +217,7 @@ def test_a_model_that_takes_no_images(dynamic, tmp_path) -> None:
         graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10
     )
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(ArtefactError, match="does not take images"):
+    with pytest.raises(UsageError, match=r"fails on inputs of \[3\]"):
         capsedge.verify(dynamic.checkpoint, tmp_path / "m.onnx")
 
 
