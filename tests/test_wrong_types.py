@@ -86,7 +86,7 @@ def test_the_reference_and_the_data_of_a_comparison(tmp_path: Path) -> None:
         capsedge.verify(NET.state_dict(), model)
     with pytest.raises(capsedge.UsageError, match=r"numpy\.savez"):
         capsedge.verify(network("dynamic"), model, PIXELS)  # type: ignore[arg-type]
-    with pytest.raises(capsedge.UsageError, match=r"fails on images of \[1, 10, 10\]"):
+    with pytest.raises(capsedge.UsageError, match=r"fails on inputs of \[1, 10, 10\]"):
         capsedge.verify(NET, model)
     with pytest.raises(capsedge.UsageError, match="takes images"):
         capsedge.profile(capsedge.load(model), inputs=PIXELS)  # type: ignore[arg-type]

@@ -372,7 +372,7 @@ def test_wrong_types(dtype: str):
 
 
 def test_not_an_image():
-    with pytest.raises(UsageError, match="is a dict"):
+    with pytest.raises(UsageError, match="has the type dict"):
         prepare({}, GREY)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="mode 'F'"):
         prepare(Image.new("F", (4, 4)), GREY)

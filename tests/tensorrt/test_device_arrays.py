@@ -257,7 +257,7 @@ def test_work_in_the_order_of_a_stream(
         check(found, wanted)
         assert found["lengths"].__cuda_array_interface__["stream"] == stream
         del found, images, lengths, later  # giving memory back waits for the GPU
-    with pytest.raises(UsageError, match="The stream is a str"):
+    with pytest.raises(UsageError, match="The stream has the type str"):
         session.run_on_device({"images": on_gpu(gpu, IMAGES[:2])}, stream="default")
 
 
