@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 import onnx
@@ -46,40 +47,23 @@ class Group:
 
 def anchors(graph: Values) -> list[Anchor]:
     """Every softmax, whether one node or written out."""
-    found: list[Anchor] = []
+    found: dict[str, Anchor] = {}
     for node in graph.nodes:
         name = node.output[0] if node.output else ""
         if not name or name in graph.constant or node.domain or not graph.is_float(name):
             continue
-        axis = _axis(graph, node) or _normalized(graph, node, {a.name for a in found})
+        axis = _axis(graph, node, found)
         if axis:
-            found.append(Anchor(name, axis))
-    return found
+            found[name] = Anchor(name, axis)
+    return list(found.values())
 
 
-def _normalized(graph: Values, node: onnx.NodeProto, softmaxes: set[str]) -> int | None:
-    """Size of the axis along which products with an exponential are divided by their own sum."""
-    if node.op_type != "Div" or node.input[0] in graph.constant:
-        return None
-    summed = _before_views(graph, node.input[1])
-    if summed is None or summed.op_type not in _SUMS or summed.input[0] != node.input[0]:
-        return None
-    near, read = list(node.input[:1]), set[str]()
-    while near:
-        name = near.pop()
-        maker = graph.maker.get(name)
-        if maker is None or name in softmaxes or name in read:
-            continue
-        read.add(name)
-        if maker.op_type == "Exp":
-            return graph.size(node.input[0]) // graph.size(summed.output[0])
-        if maker.op_type in (*_PRODUCTS, *_VIEWS, *_BOUNDS):
-            near += [i for i in maker.input if i in graph.sources]
-    return None
+def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int | None:
+    """Size of the axis that a softmax sums over; None for any other node.
 
-
-def _axis(graph: Values, node: onnx.NodeProto) -> int | None:
-    """Size of the axis that a softmax sums over; None for any other node."""
+    Args:
+        softmaxes: those before the node; what they make is not normalized again.
+    """
     shape = graph.shape(node.output[0])
     if node.op_type == "Softmax" and shape:
         return shape[int(graph.attribute(node, "axis", -1))]
@@ -88,14 +72,16 @@ def _axis(graph: Values, node: onnx.NodeProto) -> int | None:
         log = _before_views(graph, node.input[0])
         if log is not None and log.op_type == "LogSoftmax":
             return graph.shape(log.output[0])[int(graph.attribute(log, "axis", -1))]
-        total = _log_sum(graph, log)
+        total = _log_sum(graph, log, softmaxes)
     elif node.op_type == "Div":
-        total = _sum_of(graph, node.input[0], _before_views(graph, node.input[1]))
+        above, summed = node.input[0], _before_views(graph, node.input[1])
+        total = _sum_of(graph, above, summed, softmaxes)
     elif node.op_type == "Mul":
         for above, below in (node.input, reversed(node.input)):
             inverse = _before_views(graph, below)
             if inverse is not None and inverse.op_type == "Reciprocal":
-                total = _sum_of(graph, above, _before_views(graph, inverse.input[0]))
+                summed = _before_views(graph, inverse.input[0])
+                total = _sum_of(graph, above, summed, softmaxes)
     size = graph.size(node.output[0])
     parts = graph.size(total) if total else 0
     return size // parts if parts and size % parts == 0 else None
@@ -109,16 +95,27 @@ def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
     return maker
 
 
-def _sum_of(graph: Values, terms: str, maker: onnx.NodeProto | None) -> str | None:
-    """What a node makes, where that is the sum of these exponentials."""
-    if getattr(graph.maker.get(terms), "op_type", "") != "Exp":
-        return None
+def _sum_of(
+    graph: Values, terms: str, maker: onnx.NodeProto | None, softmaxes: Container[str]
+) -> str | None:
+    """What a node makes, where that is the sum of these exponentials, or products with some."""
     if maker is None or maker.op_type not in _SUMS or maker.input[0] != terms:
         return None
-    return str(maker.output[0])
+    near, read = [terms], set[str]()
+    while near:
+        name = near.pop()
+        factor = graph.maker.get(name)
+        if factor is None or name in softmaxes or name in read:
+            continue
+        read.add(name)
+        if factor.op_type == "Exp":
+            return str(maker.output[0])
+        if factor.op_type in (*_PRODUCTS, *_VIEWS, *_BOUNDS):
+            near += [i for i in factor.input if i in graph.sources]
+    return None
 
 
-def _log_sum(graph: Values, minus: onnx.NodeProto | None) -> str | None:
+def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[str]) -> str | None:
     """The sum whose logarithm is subtracted: ``x - log(sum(exp x))``, also with the maximum taken out."""
     if minus is None or minus.op_type != "Sub":
         return None
@@ -131,7 +128,9 @@ def _log_sum(graph: Values, minus: onnx.NodeProto | None) -> str | None:
             return name
         if maker.op_type == "Log":
             summed = _before_views(graph, maker.input[0])
-            return _sum_of(graph, summed.input[0], summed) if summed is not None else None
+            if summed is None:
+                return None
+            return _sum_of(graph, summed.input[0], summed, softmaxes)
     return None
 
 

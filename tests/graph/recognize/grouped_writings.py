@@ -6,6 +6,8 @@ together, with a squash of each pose or of all positions' poses; a softmax over 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -79,7 +81,7 @@ class Joint(Writing):
         return v
 
 
-class Map(nn.Module):
+class Map(nn.Module, ABC):
     """Votes of a convolution of every kind of capsule: ``[B, kinds, PARENTS, SIZE_OUT, SIDE, SIDE]``."""
 
     def __init__(self) -> None:
@@ -104,8 +106,9 @@ class Map(nn.Module):
                 b = b + (v.unsqueeze(1) * votes).sum(3)
         return v
 
+    @abstractmethod
     def squash(self, s: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Of each writing its own."""
 
 
 class OverPositions(Map):
