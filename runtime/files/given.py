@@ -55,7 +55,7 @@ def as_path(given: object, wanted: str) -> Path:
         wanted: what should have been passed, one of the constants above.
 
     Raises:
-        UsageError: it is no path.
+        UsageError: it is not a path.
     """
     if isinstance(given, (str, os.PathLike)) and isinstance(os.fspath(given), str):
         return Path(given)
