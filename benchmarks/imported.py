@@ -1,12 +1,17 @@
 """Imported networks: capsedge's file against the author's PyTorch in eager mode and a plain export.
 
     python -m benchmarks.imported [--networks yl_1993 fsanet] [--batch 1 16] [--threads 2]
-    python -m benchmarks.imported --module author.py:build --weights FILE --example 1x32x32 [--as FAMILY] \\
-        [--iters N] [--variant NAME]
+    python -m benchmarks.imported --list networks.json
 
-Without ``--module``: plain writings in the authors' sizes, with random weights (`imported_networks`). The
-plain export runs in ONNX Runtime. All take turns in one run, each in a process of its own; times are minima,
-ratios are to capsedge's file.
+Without ``--list``: plain writings in the authors' sizes, with random weights (`imported_networks`). The list
+names authors' own code and weights, and runs that code::
+
+    [{"name": "Moeinh77", "code": "author.py:build", "weights": "model.pth",
+      "answers": {"iterations": 2, "variant": "new"}}]
+
+with the arguments of `capsedge.import_checkpoint` as answers, paths relative to the list, and
+``"batch": [1]`` where the batch is fixed. The plain export runs in ONNX Runtime. All take turns in one run,
+each in a process of its own; times are minima, ratios are to capsedge's file.
 """
 
 from __future__ import annotations
@@ -36,12 +41,12 @@ from capsedge.runtime.profiling.worker import Specification
 
 _HERE = Path(__file__).with_name("imported_networks.py")
 _PIXELS = {"height": 32, "width": 32, "scale": 1 / 255}
-# Answers and one input of each network.
-NETWORKS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "yl_1993_small": ({"iterations": 2, "variant": "new", "preprocessing": _PIXELS}, (1, 32, 32)),
-    "yl_1993": ({"iterations": 2, "variant": "new"}, (1, 28, 28)),
-    "yl_1993_signs": ({"iterations": 2, "variant": "new", "preprocessing": _PIXELS}, (1, 32, 32)),
-    "fsanet": ({"variant": "omasaht"}, (3, 64, 64)),
+# Answers for each network.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "yl_1993_small": {"iterations": 2, "variant": "new", "preprocessing": _PIXELS},
+    "yl_1993": {"iterations": 2, "variant": "new"},
+    "yl_1993_signs": {"iterations": 2, "variant": "new", "preprocessing": _PIXELS},
+    "fsanet": {"variant": "omasaht"},
 }
 
 
@@ -54,14 +59,14 @@ class Network:
         code: ``author.py:build`` of the author's module, or of the plain writing.
         weights: the file that is imported.
         answers: arguments of `capsedge.import_checkpoint`.
-        shape: of one input.
+        batch: those to measure, where its batch is fixed.
     """
 
     name: str
     code: str
     weights: Path
     answers: dict[str, Any]
-    shape: tuple[int, ...]
+    batch: tuple[int, ...] = ()
 
 
 def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: Path) -> None:
@@ -107,7 +112,9 @@ def measure(
     capsedge.export(model, ours)
     own = ModuleSource(network.code, str(network.weights))
     plain = folder / f"{network.name}-plain-{batch}.onnx"
-    example = torch.rand((batch, *network.shape), generator=torch.Generator().manual_seed(5))
+    pixels = model.config.preprocessing
+    shape = (batch, pixels.channels, pixels.height, pixels.width)
+    example = torch.rand(shape, generator=torch.Generator().manual_seed(5))
     plain_export(load_module(own).module, model, example, plain)
     source = json.dumps({"module": own.module, "weights": own.weights})
     entrants = [
@@ -182,37 +189,36 @@ def built_in(names: list[str], folder: Path) -> list[Network]:
     """Networks of this package's writing, with random weights."""
     found = []
     for name in names:
-        answers, shape = NETWORKS[name]
         torch.manual_seed(1)
         code = f"{_HERE}:{name}"
         weights = folder / f"{name}.pt"
         torch.save(load_module(ModuleSource(code)).module.state_dict(), weights)
-        found.append(Network(name, code, weights, answers, shape))
+        found.append(Network(name, code, weights, NETWORKS[name]))
     return found
 
 
-def given(options: argparse.Namespace) -> Network:
-    """The author's own network with its weights."""
-    named = {"family": options.family, "iterations": options.iters, "variant": options.variant}
-    answers = {key: value for key, value in named.items() if value is not None}
-    shape = tuple(int(d) for d in options.example.split("x"))
-    pixels: dict[str, Any] = {} if options.scale is None else {"scale": options.scale}
-    answers["preprocessing"] = {"height": shape[1], "width": shape[2], **pixels}
-    code = str(Path(options.module).resolve())
-    return Network(options.weights.stem, code, options.weights, answers, shape)
+def listed(path: Path) -> list[Network]:
+    """Authors' own networks with their weights."""
+    found = []
+    for entry in json.loads(path.read_text()):
+        file, _, function = entry["code"].rpartition(":")
+        found.append(
+            Network(
+                entry["name"],
+                f"{(path.parent / file).resolve()}:{function}",
+                path.parent / entry["weights"],
+                entry["answers"],
+                tuple(entry.get("batch", ())),
+            )
+        )
+    return found
 
 
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=[*NETWORKS], choices=[*NETWORKS])
-    parser.add_argument("--module", help="author.py:build; this runs that code")
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--example", default="1x28x28", help="one input")
-    parser.add_argument("--as", dest="family")
-    parser.add_argument("--iters", type=int)
-    parser.add_argument("--variant")
-    parser.add_argument("--scale", type=float, help="of pixels, where import asks for it")
+    parser.add_argument("--list", type=Path, help="authors' networks; this runs their code")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -220,8 +226,6 @@ def main() -> None:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("out/benchmarks"))
     options = parser.parse_args()
-    if (options.module is None) != (options.weights is None):
-        parser.error("--module and --weights belong together")
     document: dict[str, Any] = {
         "machine": machine(),
         "command": " ".join(["python -m benchmarks.imported", *sys.argv[1:]]),
@@ -231,9 +235,9 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        networks = [given(options)] if options.module else built_in(options.networks, folder)
+        networks = listed(options.list) if options.list else built_in(options.networks, folder)
         for network in networks:
-            for batch in options.batch:
+            for batch in network.batch or options.batch:
                 found = measure(network, batch, options.threads, options.seconds, folder)
                 document["results"].append(found)
                 print(markdown({"results": [found]}), flush=True)
