@@ -241,8 +241,8 @@ def main() -> None:
                 found = measure(network, batch, options.threads, options.seconds, folder)
                 document["results"].append(found)
                 print(markdown({"results": [found]}), flush=True)
-    (options.output / "imported.json").write_text(json.dumps(document, indent=1))
-    (options.output / "imported.md").write_text(header(document) + markdown(document))
+                (options.output / "imported.json").write_text(json.dumps(document, indent=1))
+                (options.output / "imported.md").write_text(header(document) + markdown(document))
 
 
 if __name__ == "__main__":
