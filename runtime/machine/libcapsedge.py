@@ -13,7 +13,7 @@ LIBRARY = "libcapsedge.so"
 
 @dataclass(frozen=True)
 class Embedding:
-    """The installed C and C++ interface (docs/libcapsedge.md).
+    """The installed C and C++ interface (docs/how-to/libcapsedge.md).
 
     Attributes:
         include: folder of capsedge.h and capsedge.hpp.

@@ -21,7 +21,7 @@ RELEASE_FILE = Path("/etc/nv_tegra_release")
 _GPU = "gpu"
 _NO_ENGINES = "no TensorRT engines here"
 _OLD_JETPACK = "its TensorRT is too old for capsedge engines"
-_UPDATE = "flash JetPack 6.1 or later (docs/jetson.md); until then models run on the CPU"
+_UPDATE = "flash JetPack 6.1 or later (docs/how-to/jetson.md); until then models run on the CPU"
 
 
 @lru_cache(maxsize=1)
@@ -179,7 +179,7 @@ def cuda(runtime: str, driver: str) -> Check:
 
 def _plugin(tensorrt_version: str) -> Check:
     name, cost = "plugin library", "engines use native operators: same results, slower routing"
-    fix = "compile it where nvcc and TensorRT's headers are installed (docs/tensorrt.md)"
+    fix = "compile it where nvcc and TensorRT's headers are installed (docs/how-to/tensorrt.md)"
     try:
         path = find_plugin()
     except CapsedgeError as error:

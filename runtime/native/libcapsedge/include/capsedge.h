@@ -1,4 +1,4 @@
-/* capsedge: runs exported capsule networks in C, C++ and any language that can call C. docs/libcapsedge.md has the
+/* capsedge: runs exported capsule networks in C, C++ and any language that can call C. docs/how-to/libcapsedge.md has the
  * guide and an example of every function.
  *
  * Statuses. Every function that can fail returns NULL for success, or a status that the caller releases with
@@ -38,7 +38,7 @@ extern "C" {
 
 typedef struct capsedge_status capsedge_status;
 
-/* The numbers are the exit codes of the command line (docs/cli.md). */
+/* The numbers are the exit codes of the command line (docs/reference/cli.md). */
 typedef enum capsedge_code {
   CAPSEDGE_OK = 0,
   CAPSEDGE_INTERNAL = 1,    /* a bug in capsedge */
@@ -225,7 +225,7 @@ typedef struct capsedge_image {
   int64_t stride; /* bytes from a row to the next, negative for an image stored from below; 0: no gaps */
 } capsedge_image;
 
-/* How pixels become an input: docs/runtime.md, "Images". */
+/* How pixels become an input: docs/reference/runtime.md, "Images". */
 typedef struct capsedge_preprocessing {
   size_t size;
   int32_t height;
