@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.machine import nvidia
@@ -79,10 +80,7 @@ def _package(package: str, job: str, cost: str, fix: str, shown: str = "") -> Ch
 
 
 def _onnxruntime() -> Check:
-    cost, fix = (
-        "no model runs",
-        "pip install 'capsedge[cpu]' (or 'capsedge[gpu]' with an NVIDIA GPU)",
-    )
+    cost, fix = "no model runs", onnxruntime_versions.HOW_TO_GET
     if not installed_version("onnxruntime"):
         return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
     try:
