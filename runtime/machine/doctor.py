@@ -152,7 +152,9 @@ def _nvidia_smi() -> str:
         return ""
     query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            query, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
