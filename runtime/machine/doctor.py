@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.machine import nvidia
@@ -79,10 +80,7 @@ def _package(package: str, job: str, cost: str, fix: str, shown: str = "") -> Ch
 
 
 def _onnxruntime() -> Check:
-    cost, fix = (
-        "no model runs",
-        "pip install 'capsedge[cpu]' (or 'capsedge[gpu]' with an NVIDIA GPU)",
-    )
+    cost, fix = "no model runs", onnxruntime_versions.HOW_TO_GET
     if not installed_version("onnxruntime"):
         return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
     try:
@@ -154,7 +152,9 @@ def _nvidia_smi() -> str:
         return ""
     query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            query, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())

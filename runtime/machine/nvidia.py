@@ -72,7 +72,7 @@ def driver_for(cuda: str) -> str:
 
 def checks() -> list[Check]:
     """Lines for ``capsedge doctor``; JetPack only on a Jetson."""
-    l4t = l4t_release(RELEASE_FILE.read_text(errors="replace")) if RELEASE_FILE.is_file() else ""
+    l4t = l4t_release(RELEASE_FILE.read_text("utf-8", "replace")) if RELEASE_FILE.is_file() else ""
     lines = [jetpack(l4t)] if l4t else []
     version = installed_version("tensorrt")
     of = "" if l4t else cuda_of_wheels()
