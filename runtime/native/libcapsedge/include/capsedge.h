@@ -1,8 +1,9 @@
 /* capsedge: runs exported capsule networks in C, C++ and any language that can call C. docs/libcapsedge.md is the guide. The
- * comment of each function ends with an example, in which check() handles a status that is not NULL.
+ * comment of each function ends with an example, in which check() ends the program if the status is not NULL.
  *
  * Statuses. Every function that can fail returns NULL for success, or a status that the caller releases with
- * capsedge_status_release. The library never ends the process, never prints, and lets no exception out.
+ * capsedge_status_release. A null pointer, a closed handle or one of another kind gives CAPSEDGE_USAGE everywhere. The
+ * library never ends the process, never prints, and lets no exception out.
  *
  * Ownership. The library copies what it is given; nothing the caller passes has to outlive the call. Strings and
  * arrays that it hands out belong to the session (or the prediction) and are valid until that is closed (or predicted
@@ -36,6 +37,7 @@ extern "C" {
 
 /* ---- Statuses ---- */
 
+/* A failure: a code and a message. NULL is success. */
 typedef struct capsedge_status capsedge_status;
 
 /* The numbers are the exit codes of the command line (docs/cli.md). */
@@ -52,36 +54,43 @@ typedef enum capsedge_code {
  * Ownership: the status stays the caller's.
  * Threads: any. Errors: none.
  *
- *     capsedge_status* status = capsedge_open("missing.onnx", NULL, &session);
+ *     capsedge_session* model = NULL;
+ *     capsedge_status* status = capsedge_open("missing.onnx", NULL, &model);
  *     if (capsedge_status_code(status) == CAPSEDGE_USAGE) puts("no such file");
- *     capsedge_status_release(status); */
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API capsedge_code capsedge_status_code(const capsedge_status* status);
 
 /** What failed, why, and what mends it, a line each; "" for NULL. Safe to print: names from files are escaped.
  * Ownership: the text belongs to the status and goes with it.
  * Threads: any. Errors: none.
  *
- *     capsedge_status* status = capsedge_open("missing.onnx", NULL, &session);
+ *     capsedge_session* model = NULL;
+ *     capsedge_status* status = capsedge_open("missing.onnx", NULL, &model);
  *     if (status != NULL) fprintf(stderr, "%s\n", capsedge_status_message(status));
- *     capsedge_status_release(status); */
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API const char* capsedge_status_message(const capsedge_status* status);
 
-/** Free a status; NULL is allowed.
- * Ownership: the status is the library's again; its message is gone.
+/** Free a status and its message; NULL is allowed.
+ * Ownership: the caller gives it back.
  * Threads: any, once per status. Errors: none.
  *
- *     capsedge_status_release(capsedge_warm_up(session, 1, 1)); // to ignore a failure */
+ *     capsedge_status_release(capsedge_warm_up(session, 1, 1)); // to ignore a failure
+ */
 CAPSEDGE_API void capsedge_status_release(capsedge_status* status);
 
 /** The version of the library that runs, such as "0.1.0"; CAPSEDGE_VERSION is that of the header.
  * Ownership: the text is a constant of the library.
  * Threads: any. Errors: none.
  *
- *     if (strcmp(capsedge_version(), CAPSEDGE_VERSION) != 0) puts("built with another version"); */
+ *     if (strcmp(capsedge_version(), CAPSEDGE_VERSION) != 0) puts("built with another version");
+ */
 CAPSEDGE_API const char* capsedge_version(void);
 
 /* ---- Sessions ---- */
 
+/* A loaded model. */
 typedef struct capsedge_session capsedge_session;
 
 /* What runs the nodes of capsedge's own operators. */
@@ -91,6 +100,7 @@ typedef enum capsedge_ops {
   CAPSEDGE_OPS_PORTABLE = 2 /* the function bodies in the file */
 } capsedge_ops;
 
+/* How to open a model. All zeros are the defaults. */
 typedef struct capsedge_open_options {
   size_t size;
   int32_t threads; /* of one inference; 0: one per core that the process may use */
@@ -124,7 +134,8 @@ typedef struct capsedge_open_options {
  *     options.threads = 1;
  *     capsedge_session* model = NULL;
  *     check(capsedge_open("digits.onnx", &options, &model));
- *     check(capsedge_close(model)); */
+ *     check(capsedge_close(model));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open(const char* path, const capsedge_open_options* options,
                                                              capsedge_session** session);
 
@@ -136,18 +147,20 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open(const char* path, c
  *     capsedge_session* model = NULL;
  *     capsedge_status* status = capsedge_open_bytes(data, sizeof data, NULL, &model);
  *     if (capsedge_status_code(status) == CAPSEDGE_ARTEFACT) puts("this is no ONNX file");
- *     capsedge_status_release(status); */
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open_bytes(const void* data, size_t bytes,
                                                                    const capsedge_open_options* options,
                                                                    capsedge_session** session);
 
 /** Close a session. Calls that other threads are in finish, and the memory goes with the last of them; later calls fail.
- * Ownership: the session is the library's again, with its strings.
+ * Ownership: the caller gives the session back, with its strings.
  * Threads: any, once per session. Errors: CAPSEDGE_USAGE for a session that is closed or NULL.
  *
  *     capsedge_session* model = NULL;
  *     check(capsedge_open("digits.onnx", NULL, &model));
- *     check(capsedge_close(model)); */
+ *     check(capsedge_close(model));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_close(capsedge_session* session);
 
 /* What is known of a loaded model. Strings belong to the session; those of the metadata are NULL in a file of
@@ -181,7 +194,8 @@ typedef struct capsedge_description {
  *
  *     capsedge_description about = CAPSEDGE_DESCRIPTION_INIT;
  *     check(capsedge_describe(session, &about));
- *     printf("%s, %d classes\n", about.task, (int)about.class_count); */
+ *     printf("%s, %d classes\n", about.task, (int)about.class_count);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_session* session,
                                                                  capsedge_description* description);
 
@@ -191,7 +205,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_sessio
  *
  *     const char* name = NULL;
  *     check(capsedge_class_name(session, 7, &name));
- *     printf("class 7 is called %s\n", name); */
+ *     printf("class 7 is called %s\n", name);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_class_name(capsedge_session* session, int32_t index,
                                                                    const char** name);
 
@@ -206,7 +221,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_class_name(capsedge_sess
  *       const char *name = NULL, *unit = NULL;
  *       check(capsedge_value_name(session, k, &name, &unit));
  *       printf("%s in %s\n", name, unit);
- *     } */
+ *     }
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_value_name(capsedge_session* session, size_t index,
                                                                    const char** name, const char** unit);
 
@@ -216,12 +232,14 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_value_name(capsedge_sess
  *
  *     const char* parity = NULL;
  *     check(capsedge_property(session, "capsedge.parity", &parity));
- *     printf("%s\n", parity != NULL ? parity : "not compared"); */
+ *     printf("%s\n", parity != NULL ? parity : "not compared");
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_property(capsedge_session* session, const char* key,
                                                                  const char** value);
 
 /* ---- Tensors ---- */
 
+/* Limits of a tensor and of a run. */
 enum { CAPSEDGE_MAX_RANK = 8, CAPSEDGE_MAX_TENSORS = 64 };
 
 /* Element types, with the numbers of ONNX. */
@@ -257,7 +275,8 @@ typedef struct capsedge_port {
  *
  *     capsedge_port port = CAPSEDGE_PORT_INIT;
  *     check(capsedge_input(session, 0, &port));
- *     printf("%s has %d dimensions\n", port.name, (int)port.rank); */
+ *     printf("%s has %d dimensions\n", port.name, (int)port.rank);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_input(capsedge_session* session, size_t index,
                                                               capsedge_port* port);
 
@@ -266,7 +285,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_input(capsedge_session* 
  *
  *     capsedge_port port = CAPSEDGE_PORT_INIT;
  *     check(capsedge_output(session, 0, &port));
- *     if (port.type == CAPSEDGE_FLOAT32) printf("%s are floats\n", port.name); */
+ *     if (port.type == CAPSEDGE_FLOAT32) printf("%s are floats\n", port.name);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_output(capsedge_session* session, size_t index,
                                                                capsedge_port* port);
 
@@ -291,7 +311,8 @@ typedef struct capsedge_tensor {
  *     capsedge_tensor input = {"images", pixels, sizeof pixels, CAPSEDGE_FLOAT32, 4, {1, 1, 28, 28}};
  *     capsedge_tensor output = {"lengths", scores, sizeof scores, 0, 0, {0}};
  *     check(capsedge_run(session, &input, 1, &output, 1));
- *     printf("[%d, %d]\n", (int)output.shape[0], (int)output.shape[1]); */
+ *     printf("[%d, %d]\n", (int)output.shape[0], (int)output.shape[1]);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* session, const capsedge_tensor* inputs,
                                                             size_t input_count, capsedge_tensor* outputs,
                                                             size_t output_count);
@@ -306,7 +327,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* se
  *     capsedge_tensor output = {"lengths", device_lengths, 10 * sizeof(float), 0, 0, {0}};
  *     capsedge_status* status = capsedge_run_on_stream(session, &input, 1, &output, 1, stream);
  *     if (status != NULL) puts(capsedge_status_message(status));
- *     capsedge_status_release(status); */
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run_on_stream(capsedge_session* session,
                                                                       const capsedge_tensor* inputs, size_t input_count,
                                                                       capsedge_tensor* outputs, size_t output_count,
@@ -317,7 +339,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run_on_stream(capsedge_s
  * Ownership: nothing changes hands.
  * Threads: any. Errors: as capsedge_run; CAPSEDGE_UNSUPPORTED for a model with other free sizes than the batch.
  *
- *     check(capsedge_warm_up(session, 1, 3)); */
+ *     check(capsedge_warm_up(session, 1, 3));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_warm_up(capsedge_session* session, int64_t batch, int32_t runs);
 
 /* ---- Images ---- */
@@ -357,7 +380,8 @@ typedef struct capsedge_preprocessing {
  *
  *     capsedge_preprocessing how = CAPSEDGE_PREPROCESSING_INIT;
  *     check(capsedge_preprocessing_of(session, &how));
- *     printf("%d x %d, %s\n", (int)how.width, (int)how.height, how.resize); */
+ *     printf("%d x %d, %s\n", (int)how.width, (int)how.height, how.resize);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedge_session* session,
                                                                          capsedge_preprocessing* preprocessing);
 
@@ -369,7 +393,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedg
  *     capsedge_preprocessing how = CAPSEDGE_PREPROCESSING_INIT;
  *     check(capsedge_preprocessing_of(session, &how));
  *     static float values[28 * 28];
- *     check(capsedge_prepare(&how, &image, 0, values, 28 * 28)); */
+ *     check(capsedge_prepare(&how, &image, 0, values, 28 * 28));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing,
                                                                 const capsedge_image* image, int32_t invert,
                                                                 float* values, size_t count);
@@ -385,18 +410,21 @@ typedef struct capsedge_prediction capsedge_prediction;
  *
  *     capsedge_prediction* mine = NULL;
  *     check(capsedge_prediction_create(&mine));
- *     check(capsedge_prediction_close(mine)); */
+ *     check(capsedge_prediction_close(mine));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_create(capsedge_prediction** prediction);
 
 /** Free a prediction.
- * Ownership: it is the library's again, with all results read from it.
+ * Ownership: the caller gives it back, with all results read from it.
  * Threads: the one that uses it. Errors: CAPSEDGE_USAGE for a prediction that is closed or NULL.
  *
  *     capsedge_prediction* mine = NULL;
  *     check(capsedge_prediction_create(&mine));
- *     check(capsedge_prediction_close(mine)); */
+ *     check(capsedge_prediction_close(mine));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_close(capsedge_prediction* prediction);
 
+/* Which labels a prediction lists, and how an image is read. All zeros are the defaults. */
 typedef struct capsedge_predict_options {
   size_t size;
   int32_t top_k;         /* at most so many labels; 0: no limit */
@@ -406,19 +434,21 @@ typedef struct capsedge_predict_options {
 } capsedge_predict_options;
 #define CAPSEDGE_PREDICT_OPTIONS_INIT {sizeof(capsedge_predict_options), 0, 0, 0, 0}
 
-/** Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without both: the
- * best label of a single-label model, those with a score of at least 0.5 of a multi-label model. `options` may be NULL.
+/** Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without both:
+ * the best label of a single-label model, those with a score of at least 0.5 of a multi-label model. `options` may be NULL.
  * Ownership: the images are the caller's and not kept; the prediction holds the results until it is predicted into again.
  * Threads: any number at once on one session, each with a prediction of its own.
  * Errors: as capsedge_run; CAPSEDGE_ARTEFACT for a model that does not state how to predict.
  *
  *     capsedge_predict_options options = CAPSEDGE_PREDICT_OPTIONS_INIT;
  *     options.top_k = 3;
- *     check(capsedge_predict(session, &image, 1, &options, prediction)); */
+ *     check(capsedge_predict(session, &image, 1, &options, prediction));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_predict(capsedge_session* session, const capsedge_image* images,
                                                                 size_t count, const capsedge_predict_options* options,
                                                                 capsedge_prediction* prediction);
 
+/* A class with its score and pose. */
 typedef struct capsedge_label {
   const char* name;  /* belongs to the prediction */
   const float* pose; /* [pose_size], belongs to the prediction; NULL in a model without poses */
@@ -446,7 +476,8 @@ typedef struct capsedge_result {
  * Threads: the one that uses the prediction. Errors: CAPSEDGE_USAGE for a closed prediction.
  *
  *     size_t images = 0;
- *     check(capsedge_prediction_count(prediction, &images)); */
+ *     check(capsedge_prediction_count(prediction, &images));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_count(capsedge_prediction* prediction,
                                                                          size_t* count);
 
@@ -457,7 +488,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_count(capsedg
  *     check(capsedge_predict(session, &image, 1, NULL, prediction));
  *     capsedge_result result = CAPSEDGE_RESULT_INIT;
  *     check(capsedge_prediction_result(prediction, 0, &result));
- *     for (size_t k = 0; k < result.label_count; ++k) printf("%s %.4f\n", result.labels[k].name, result.labels[k].score); */
+ *     for (size_t k = 0; k < result.label_count; ++k) printf("%s %.4f\n", result.labels[k].name, result.labels[k].score);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_result(capsedge_prediction* prediction, size_t image,
                                                                           capsedge_result* result);
 
@@ -481,7 +513,8 @@ typedef struct capsedge_counters {
  *
  *     capsedge_counters counters = CAPSEDGE_COUNTERS_INIT;
  *     check(capsedge_read_counters(session, &counters));
- *     if (counters.runs > 0) printf("%.3f ms\n", 1e-6 * (double)counters.run_ns / (double)counters.runs); */
+ *     if (counters.runs > 0) printf("%.3f ms\n", 1e-6 * (double)counters.run_ns / (double)counters.runs);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_read_counters(capsedge_session* session,
                                                                       capsedge_counters* counters);
 
