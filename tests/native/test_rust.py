@@ -73,9 +73,8 @@ def test_values_of_a_regression(program: Path, tmp_path: Path) -> None:
     from capsedge.runtime.metadata import Outputs, Preprocessing
     from tests.runtime.models import foreign_model
 
-    stated = Description(
-        None, Preprocessing(8, 8, 1), "regression", Outputs(names=("yaw", "age", "depth"), units=("degrees", "", "mm"))
-    )  # fmt: skip
+    outputs = Outputs(names=("yaw", "age", "depth"), units=("degrees", "", "mm"))
+    stated = Description(None, Preprocessing(8, 8, 1), "regression", outputs)
     model = tmp_path / "pose.onnx"
     model.write_bytes(described(foreign_model({"o": [3]}).SerializeToString(), stated).data)
     files = pictures(tmp_path)
