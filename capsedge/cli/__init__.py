@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from capsedge.cli import (
     _common,
+    _completion,
     _places,
     _signals,
     _streams,
@@ -107,7 +108,8 @@ for panel, verbs in {
 }.items():
     for verb in verbs:
         name = verb.__name__.rpartition(".")[2].rstrip("_")  # `import` is a word of Python
-        app.command(name, rich_help_panel=panel)(_places.judged(verb.command))
+        command = _completion.completing(name, verb.command)
+        app.command(name, rich_help_panel=panel)(_places.judged(command))
 
 
 def main() -> None:
