@@ -1,4 +1,4 @@
-"""Put trained runs into the package: checkpoints, model cards, the default ONNX file.
+"""Put trained runs into the package: checkpoints, model cards, ONNX files.
 
 Usage: python tools/zoo.py RUNS DATA, where RUNS holds the folders digits-dynamic, digits-em and
 digits-attention made by `capsedge train`, and DATA the MNIST files. Earlier runs that a
@@ -20,7 +20,7 @@ from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.datasets import read_split
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.training.loop import predict_all
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
 COMMAND = """    capsedge train --model digits-{routing} --data mnist --epochs {epochs} \\
         --lr {learning_rate} --average {average} --seed {seed}{more}{init} -o runs/{run}
@@ -92,7 +92,7 @@ def confusion(truth: np.ndarray, found: np.ndarray) -> str:
 
 
 def main() -> None:
-    """Write checkpoints and cards, then the default ONNX file."""
+    """Write checkpoints, cards and ONNX files."""
     import torch
 
     runs, data = Path(sys.argv[1]), Path(sys.argv[2])
@@ -121,11 +121,17 @@ def main() -> None:
         )
         write_text(target.with_suffix(".md"), card)
         print(routing, right, target.stat().st_size)
+        export(routing)
+
+
+def export(routing: str) -> None:
+    """Write the ONNX file of a checkpoint; dynamic routing has a decoder."""
+    checkpoint = zoo_checkpoint(routing)
     capsedge.export(
-        load_checkpoint(zoo_checkpoint("dynamic")),
-        default_model(),
-        extra_outputs=("reconstruction",),
-        checkpoint_sha256=sha256(zoo_checkpoint("dynamic")),
+        load_checkpoint(checkpoint),
+        checkpoint.with_suffix(".onnx"),
+        extra_outputs=("reconstruction",) if routing == "dynamic" else (),
+        checkpoint_sha256=sha256(checkpoint),
     )
 
 

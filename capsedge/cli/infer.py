@@ -23,9 +23,11 @@ Images = Annotated[
     list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
 ]
 Model = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--model", "-m", help="ONNX file or TensorRT engine; the zoo's digit model by default."
+        "--model",
+        "-m",
+        help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default.",
     ),
     READS,
 ]
@@ -71,12 +73,10 @@ def command(
     """
     from capsedge.runtime.classification import classify_files, image_files
     from capsedge.runtime.loading import load
-    from capsedge.zoo import default_model
+    from capsedge.zoo import DEFAULT
 
     files = image_files(images)
-    session = load(
-        model or default_model(), device=device, threads=threads, ops=ops, provider=provider
-    )
+    session = load(model or DEFAULT, device=device, threads=threads, ops=ops, provider=provider)
     with _progress(len(files)) as progress:
         found = classify_files(
             session, files, top_k=top, threshold=threshold, invert=invert,

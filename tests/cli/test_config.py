@@ -18,7 +18,7 @@ from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine import libcapsedge
-from capsedge.runtime.vision.images import read_image
+from capsedge.runtime.vision.decoding import read_image
 from capsedge.zoo import default_model
 from tests.cli.examples import SAMPLES, config, infer, needs_library, programs, run, tool
 
