@@ -135,7 +135,7 @@ def _rewrites() -> Iterable[str]:
 
 
 def _images(incomplete: str) -> list[str]:
-    from capsedge.runtime.vision.images import SUFFIXES
+    from capsedge.runtime.vision.decoding import SUFFIXES
 
     return files(*SUFFIXES)(incomplete)
 
