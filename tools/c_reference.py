@@ -84,8 +84,9 @@ def page(header: str) -> str:
         "# C reference",
         "",
         "Made from the comments in `capsedge.h` by `python tools/c_reference.py`; the guide is",
-        "[In C and C++](../how-to/libcapsedge.md). In the examples, `check()` ends the program if a status is",
-        "not `NULL`. A null pointer, a closed handle or one of another kind gives `CAPSEDGE_USAGE` everywhere.",
+        "[In C and C++](../how-to/libcapsedge.md). In the examples, `check()` ends the program if a",
+        "status is not `NULL`. A null pointer, a closed handle or one of another kind gives",
+        "`CAPSEDGE_USAGE` everywhere.",
     ]
     for part in parts(header):
         lines += ["", *(_section(part) if part.section else _declaration(part))]
