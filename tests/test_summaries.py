@@ -15,33 +15,47 @@ from tests.exporters.nets import network
 from tests.runtime.test_summary import shown
 
 
-def test_reports_of_files(tmp_path: Path) -> None:
-    path = tmp_path / "net.onnx"
-    report = capsedge.export(network("dynamic"), path)
-    assert repr(report).startswith("<ExportReport net.onnx: ")
-    assert "PASSED" in shown(report).text
-    dry = capsedge.export(network("dynamic"), path, dry_run=True)
-    assert "not written (dry run)" in shown(dry).text
-    assert "onnx" in repr(capsedge.inspect(path))
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (64, 10, 10, 1), dtype=np.uint8)
-    smaller = capsedge.quantize(
-        path,
-        precision="fp16",
-        calib_data=images[:32],
-        data=ImageSet("noise", images[32:], np.zeros(32, np.int64)),
-        max_drop=100,
-    )
-    assert "fp16" in repr(smaller)
-    assert "PASSED: accuracy" in shown(smaller).text
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported file."""
+    path = tmp_path_factory.mktemp("summaries") / "net.onnx"
+    capsedge.export(network("dynamic"), path)
+    return path
+
+
+def test_an_export(path: Path) -> None:
+    report = capsedge.export(network("dynamic"), path.with_name("other.onnx"), dry_run=True)
+    assert repr(report).startswith("<ExportReport other.onnx: ")
+    assert "PASSED" in repr(report)
+    assert "not written (dry run)" in shown(report).text
+
+
+def test_an_inspection(path: Path) -> None:
+    report = capsedge.inspect(path)
+    assert repr(report).startswith("<Inspection net.onnx: onnx, ")
+    assert "DynamicRouting" in shown(report).text
+
+
+@pytest.mark.slow
+def test_a_verification(path: Path) -> None:
     certificate = capsedge.verify(network("dynamic"), path)
-    assert "PASSED" in repr(certificate)
+    assert repr(certificate).startswith("<Certificate PASSED: ")
     shown(certificate)
 
 
 @pytest.mark.slow
-def test_an_optimization(tmp_path: Path) -> None:
-    capsedge.export(network("dynamic"), tmp_path / "net.onnx")
-    report = capsedge.optimize(tmp_path / "net.onnx", measure=0)
+def test_a_quantization(path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (64, 10, 10, 1), dtype=np.uint8)
+    data = ImageSet("noise", images[32:], np.zeros(32, np.int64))
+    report = capsedge.quantize(
+        path, precision="fp16", calib_data=images[:32], data=data, max_drop=100
+    )
+    assert repr(report).startswith("<QuantizationReport not written: fp16, ")
+    assert "PASSED: accuracy" in shown(report).text
+
+
+@pytest.mark.slow
+def test_an_optimization(path: Path) -> None:
+    report = capsedge.optimize(path, measure=0)
     assert repr(report).startswith("<OptimizationReport not written: ")
     shown(report)
