@@ -36,7 +36,7 @@ PRECISIONS = ("fp32", "int8")
 IMAGES = 20
 TOLERANCE = 1e-3  # of an output's largest magnitude; more is wrong
 INT8_TOLERANCE = 0.1  # runtimes round between 8-bit values differently
-DOCUMENT = Path("docs/runtimes.md")
+DOCUMENT = Path("docs/how-to/runtimes.md")
 BEGIN, END = "<!-- portability: begin -->", "<!-- portability: end -->"
 
 

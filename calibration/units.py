@@ -17,7 +17,7 @@ from capsedge.schema.names import DOMAIN
 from capsedge.schema.operators import OPERATORS
 
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would take as much space
-MAX_PRODUCTS = 65000  # of uint8 and int8 that fit a 32-bit sum (docs/operators.md, QuantizedConv)
+MAX_PRODUCTS = 65000  # in a 32-bit sum: docs/reference/operators.md, QuantizedConv
 _STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # index of the weight among the inputs
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the ``capsedge`` command (documented in docs/cli.md)."""
+    """Exit codes of the ``capsedge`` command (documented in docs/reference/cli.md)."""
 
     OK = 0
     BUG = 1

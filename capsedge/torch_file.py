@@ -272,7 +272,8 @@ def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
             f"Its pickle is refused: {error}. Loading it would run code from the file.",
             "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
             "or better a safetensors checkpoint. The weights alone of a network of your own: "
-            "torch.save(model.state_dict(), path), then capsedge export --module (docs/your-model.md).",
+            "torch.save(model.state_dict(), path), then capsedge export --module "
+            "(docs/how-to/your-model.md).",
         )
     return ArtefactError(
         f"{path} is not a complete PyTorch file.",

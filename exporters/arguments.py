@@ -31,7 +31,7 @@ def check_module(model: object) -> None:
             f"'{model}' is a path; export takes a module.",
             "A file of weights does not hold the network's code.",
             "For a checkpoint of this package: capsedge.export(capsedge.load_checkpoint(path), ...). For a "
-            f"network of your own: model = CapsNet(); {_OWN} (docs/your-model.md).",
+            f"network of your own: model = CapsNet(); {_OWN} (docs/how-to/your-model.md).",
         )
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise UsageError(

@@ -37,6 +37,7 @@ from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, with_iterations
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
@@ -113,7 +114,7 @@ def export(
         UnsupportedModelError: the module cannot be captured by ``torch.export`` or its shapes are not fixed.
         ParityError: the file would differ from the module; its ``report`` is the `ExportReport`, and nothing
             is written.
-        EnvironmentProblem: the disk is full.
+        EnvironmentProblem: ONNX Runtime is missing, or the disk is full.
 
     Example:
         >>> model = capsedge.load_checkpoint("digits.safetensors")
@@ -124,6 +125,7 @@ def export(
     batch = _batch(model, batch)
     description = Description(class_names, preprocessing, task, outputs)
     check_module(model)
+    import_onnxruntime()  # what is missing is said before the work
     path = as_path(path, OUTPUT)
     if not dry_run:
         check_writable(path)

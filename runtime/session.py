@@ -137,8 +137,9 @@ class Session(Runner):
             f"{self.path} states {lacking}.",
             "Its metadata lacks them." if self.metadata else "It has no metadata of capsedge.",
             f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
-            "--outputs in place of --classes; --range, --mean and --std as in training (docs/metadata.md). "
-            "In Python, `capsedge.optimize` takes the same, and `Session.run` prepared arrays.",
+            "--outputs in place of --classes; --range, --mean and --std as in training "
+            "(docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same, and `Session.run` "
+            "prepared arrays.",
         )
 
     def predict(

@@ -19,6 +19,6 @@ def mnist() -> Path:
     if not (data / "mnist" / "t10k-images-idx3-ubyte.gz").exists():
         pytest.skip(
             f"MNIST is not in {data / 'mnist'}: put the four original idx files there, or set "
-            "CAPSEDGE_DATA to the folder that holds mnist/ (docs/data.md)"
+            "CAPSEDGE_DATA to the folder that holds mnist/ (docs/reference/data.md)"
         )
     return data / "mnist"

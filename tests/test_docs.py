@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.warm import SECONDS, warm
 
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(
     r"(?:<!-- (?:not run: (?P<reason>[^>]+?)|file: (?P<file>\S+)) -->\n+)?"
     r"^```(?P<language>console|python|bash|sh)\n"

@@ -1,4 +1,4 @@
-"""The limits stand in docs/limits.md as they stand in the code."""
+"""The limits stand in docs/reference/limits.md as they stand in the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 
 def test_every_limit_is_documented_with_its_value() -> None:
-    text = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "limits.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]+) \|", text, re.MULTILINE))
     constants = {
         name: value

@@ -57,7 +57,7 @@ def test_type_checkers_know_the_same_names():
 
 
 def test_every_public_name_is_on_the_page():
-    page = (Path(capsedge.__file__).parents[1] / "docs/python.md").read_text()
+    page = (Path(capsedge.__file__).parents[1] / "docs/reference/python.md").read_text()
     for name in capsedge.__all__:
         assert f"`{name}" in page or f"`capsedge.{name}" in page, name
 

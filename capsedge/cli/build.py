@@ -231,7 +231,7 @@ def _print(built: BuildReport) -> None:
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
     if passport.portable:
-        log("unproven: no TensorRT-RTX engine has been run on a GPU yet (docs/tensorrt.md)")
+        log("unproven: no TensorRT-RTX engine has been run on a GPU yet (docs/how-to/tensorrt.md)")
     log(
         "next, on such a GPU:" if passport.portable else "next:",
         f"  capsedge infer --model {shlex.quote(str(built.path))} image.png",

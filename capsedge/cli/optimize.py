@@ -54,7 +54,7 @@ def command(
     require(
         "onnx", "onnxscript", "onnxruntime",
         what="Optimizing needs onnx, onnxscript and ONNX Runtime.",
-        fix="pip install 'capsedge[build,cpu]'",
+        fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     from capsedge.pipelines.optimize import optimize
 

@@ -123,7 +123,7 @@ def command(
     require(
         "onnx", "onnxruntime", "onnxscript",
         what="Quantizing needs onnx, onnxscript and ONNX Runtime.",
-        fix="pip install 'capsedge[build,cpu]'",
+        fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     if plot is not None:
         _check_plot(plot, precision == "mixed" and not sensitivity)

@@ -126,7 +126,7 @@ def read_split(
             f"{inside} holds no data in a known format.",
             "Known are MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, images, and one "
             "sub-folder of images per class.",
-            "Name a folder with one of these (docs/data.md).",
+            "Name a folder with one of these (docs/reference/data.md).",
         )
     return ImageSet(source.name, pixels, labels, split=split, whole=limit is None)
 
@@ -254,7 +254,7 @@ def _no_data(source: Path) -> UsageError:
     fix, command = found.advice(source)
     return UsageError(
         f"{source} is {found.name}.",
-        "Data are folders of images, npz, npy and idx files (docs/data.md).",
+        "Data are folders of images, npz, npy and idx files (docs/reference/data.md).",
         fix,
         command=command,
     )
@@ -271,9 +271,10 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
             f"{source}: labels are {labels.dtype} {list(labels.shape)}.",
             "They must be whole numbers, the class of each image counted from 0.",
             "Leave them out; or, if they are values to estimate, describe the model's file as a regression: "
-            "`capsedge.optimize(model, path, task='regression')` (docs/metadata.md).",
+            "`capsedge.optimize(model, path, task='regression')` (docs/reference/metadata.md).",
             command="Leave them out; or, if they are values to estimate, describe the model's file as a "
-            "regression: capsedge optimize MODEL.onnx -o NEW.onnx --task regression (docs/metadata.md)",
+            "regression: capsedge optimize MODEL.onnx -o NEW.onnx --task regression "
+            "(docs/reference/metadata.md)",
         )
     return labels.astype(np.int64)
 

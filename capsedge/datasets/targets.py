@@ -54,7 +54,7 @@ def read_targets(
             f"{source} has no values to compare with.",
             f"The network estimates {', '.join(names)}, not classes.",
             f"Give a folder of images with a table {TABLE} (columns {_FILE},{','.join(names)}), or an npz "
-            "file with 'images' and 'targets' [N, K] (docs/data.md).",
+            "file with 'images' and 'targets' [N, K] (docs/reference/data.md).",
         )
     images = read_images(archive, prep, "test", limit, classes=False)
     return replace(images, targets=_of_archive(archive, len(images), len(names), limit))

@@ -48,7 +48,7 @@ def _configure(
         raise UsageError(
             f"An Efficient-CapsNet with kernels {kernels} and {sizes['P']} is none of the authors'.",
             "The file does not tell its strides.",
-            "Export the author's module instead: capsedge export --module (docs/your-model.md).",
+            "Export the author's module instead: capsedge export --module (docs/how-to/your-model.md).",
         )
     size = answers.size or (side, side)
     stem = tuple(

@@ -347,7 +347,8 @@ def preprocessing_of(
         raise UsageError(
             "The input cannot be described.",
             f"{error}.",
-            "State what docs/metadata.md lists; mean and std are tuples of one number or one per channel.",
+            "State what docs/reference/metadata.md lists; mean and std are tuples of one number or one "
+            "per channel.",
         ) from error
 
 

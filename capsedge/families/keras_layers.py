@@ -58,7 +58,8 @@ class KerasLayer:
         return UnsupportedModelError(
             f"The layer '{self.name[:80]}' ({self.kind[:40]}) cannot be imported.",
             f"{why[:1].upper()}{why[1:]}.",
-            "Write the network in PyTorch and export it: capsedge export --module (docs/your-model.md).",
+            "Write the network in PyTorch and export it: capsedge export --module "
+            "(docs/how-to/your-model.md).",
         )
 
 

@@ -63,7 +63,7 @@ def read_key_map(path: Path | str) -> KeyMap:
         return decode(KeyMap, check(_toml(data)))
     except (Malformed, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not a key map.", f"{error}.", "docs/import.md shows one."
+            f"{path} is not a key map.", f"{error}.", "docs/how-to/import.md shows one."
         ) from error
 
 

@@ -115,7 +115,7 @@ def _named(fits: list[Recognized], wanted: str) -> Recognized:
         raise UsageError(
             f"The file is not of the family {wanted}.",
             f"{'; '.join(_differences(found.fit))}.",
-            "Leave out --as to see what it may be, or rename its keys with --map (docs/import.md).",
+            "Leave out --as to see what it may be, or rename its keys with --map (docs/how-to/import.md).",
         )
     return found
 
@@ -129,7 +129,8 @@ def _check_lambdas(weights: Weights, family: Family) -> None:
             f"The network has a Lambda layer, '{strange[0]}'.",
             f"A Lambda layer is code in the file. It is not run, and {family.name} does not say what it "
             "computes.",
-            "Write the network in PyTorch and export it: capsedge export --module (docs/your-model.md).",
+            "Write the network in PyTorch and export it: capsedge export --module "
+            "(docs/how-to/your-model.md).",
         )
 
 
@@ -160,9 +161,9 @@ def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
     return UnknownNetwork(
         "The file is of no family that is known here.",
         f"It has {len(shapes):,} tensors ({weights.format}); capsedge import --list shows the families.",
-        "If only the names differ, rename them with --map keys.toml (docs/import.md). Otherwise export the "
-        "PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE "
-        "(docs/your-model.md)",
+        "If only the names differ, rename them with --map keys.toml (docs/how-to/import.md). Otherwise "
+        "export the PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE "
+        "(docs/how-to/your-model.md)",
         details,
     )
 

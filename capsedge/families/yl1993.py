@@ -66,7 +66,7 @@ def _kernel(children: int, types: int) -> int:
         raise UsageError(
             f"A window of {children} children of {types} types is not square.",
             "",
-            "Export the author's module instead: capsedge export --module (docs/your-model.md).",
+            "Export the author's module instead: capsedge export --module (docs/how-to/your-model.md).",
         )
     return side
 

@@ -132,7 +132,7 @@ def import_checkpoint(
         against: ``author.py:build``: the author's module, which is run beside the network. This is code
             that you name, and it runs. It is given the file's weights; of several files it reads its own.
         data: images with labels, on which accuracy is measured and compared with that of alternatives; or
-            with values for a regression, whose errors are measured (docs/data.md).
+            with values for a regression, whose errors are measured (docs/reference/data.md).
         limit: number of images to use of them.
         progress: called during the comparison with the number of inputs done, and of all.
 

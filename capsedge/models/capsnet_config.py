@@ -26,7 +26,7 @@ class CapsNetConfig(ModelConfig):
         linear_classifier: one linear map shared by all class capsules gives logits, instead of their
             lengths (the dynamic-routing model of Tsai et al. on DiverseMultiMNIST).
 
-    The rest is where published networks differ from the paper (docs/import.md):
+    The rest is where published networks differ from the paper (docs/how-to/import.md):
 
     Attributes:
         primary_grouping: a primary capsule is ``channels`` of one position (the paper), or ``pixels``:

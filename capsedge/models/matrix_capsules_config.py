@@ -21,7 +21,7 @@ class MatrixCapsulesConfig(ModelConfig):
         inverse_temperature: final λ of the schedule ``λ_t = final (1 - 0.95^t)``, t = 1, 2, ...
         epsilon: of the EM statistics.
 
-    The rest is where published networks differ from the paper (docs/import.md):
+    The rest is where published networks differ from the paper (docs/how-to/import.md):
 
     Attributes:
         schedule: λ is ``rising``, or ``constant`` in all iterations.

@@ -1,4 +1,4 @@
-"""The patches that published networks route over where they are not plain windows (docs/import.md).
+"""The patches that published networks route over where they are not plain windows (docs/how-to/import.md).
 
 Code that stacks shifted copies of a map and then views the stack with its axes in another order mixes
 positions. The mixture is a fixed permutation: the patches are laid side by side, so that the operators find

@@ -1,4 +1,4 @@
-"""The capsule operators in PyTorch; docs/operators.md is their specification.
+"""The capsule operators in PyTorch; docs/reference/operators.md is their specification.
 
 Needs torch (``pip install 'capsedge[export]'``).
 """

@@ -1,8 +1,8 @@
 """The operators of the domain ``capsedge``: one table that every part of the package reads.
 
-docs/operators.md is their specification. The computation of an operator (its body, its kernels, its PyTorch
-definition) has its own files; everything else that is specific to an operator is here. This module imports
-only the standard library, because ``capsedge infer`` reads it.
+docs/reference/operators.md is their specification. The computation of an operator (its body, its kernels,
+its PyTorch definition) has its own files; everything else that is specific to an operator is here. This
+module imports only the standard library, because ``capsedge infer`` reads it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from capsedge.schema.operators import DENSE, GIVEN, Operator
 
 @dataclass(frozen=True)
 class Votes:
-    """Votes ``[N, positions, children, parents, pose]`` (docs/operators.md).
+    """Votes ``[N, positions, children, parents, pose]`` (docs/reference/operators.md).
 
     Attributes:
         positions: output positions.

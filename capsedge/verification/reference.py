@@ -157,7 +157,7 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
         why if stated else "The file does not state the checkpoint that it was exported from.",
         "Pass the checkpoint, or the module that the file was exported from.",
         command="Name it with --checkpoint, or a network of your own with --module and --weights "
-        "(docs/your-model.md).",
+        "(docs/how-to/your-model.md).",
     )
 
 

@@ -296,7 +296,8 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
         raise EnvironmentProblem(
             "The TensorRT plugin library of capsedge is not installed.",
             f"{NAME} is compiled where nvcc and TensorRT's headers are installed.",
-            "Compile it (docs/tensorrt.md), or build with `--plugin native`, which needs nothing compiled.",
+            "Compile it (docs/how-to/tensorrt.md), or build with `--plugin native`, which needs nothing "
+            "compiled.",
         )
     return library
 

@@ -192,7 +192,8 @@ def _refused(library: Path, why: str) -> ArtefactError:
     return ArtefactError(
         f"TensorRT does not take the plugin library {library}.",
         why,
-        "Compile it for this TensorRT and CUDA (docs/tensorrt.md), or build without: `--plugin native`.",
+        "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without: "
+        "`--plugin native`.",
     )
 
 

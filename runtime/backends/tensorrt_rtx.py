@@ -92,7 +92,7 @@ def check_capabilities(trt: Any, asked: Sequence[str]) -> None:
             raise UsageError(
                 f"Compute capability {capability} is a Jetson's ({_JETSONS[capability]}).",
                 "TensorRT-RTX is not made for Jetsons; TensorRT comes with JetPack.",
-                "Build on the Jetson itself, without `--target` (docs/jetson.md).",
+                "Build on the Jetson itself, without `--target` (docs/how-to/jetson.md).",
             )
         if capability not in known:
             raise UsageError(
@@ -132,6 +132,6 @@ def check_parser_takes_plugins() -> None:
             f"TensorRT-RTX needs the name {_UNVERSIONED} for engines with plugins.",
             f"{error}. NVIDIA's package contains only {_UNVERSIONED}.1, and its parser ends the process "
             "if it does not find the other name.",
-            "Create a link of that name and put its folder into LD_LIBRARY_PATH (docs/tensorrt.md), or "
-            "build with `--plugin native`.",
+            "Create a link of that name and put its folder into LD_LIBRARY_PATH (docs/how-to/tensorrt.md), "
+            "or build with `--plugin native`.",
         ) from error

@@ -44,16 +44,16 @@ class Format:
 
 
 _PUBLIC_PYTHON = (
-    "Weights of a public network: `capsedge.import_checkpoint({path})` (docs/import.md). "
+    "Weights of a public network: `capsedge.import_checkpoint({path})` (docs/how-to/import.md). "
 )
-_PUBLIC_COMMAND = "Weights of a public network: `capsedge import {path}` (docs/import.md). "
+_PUBLIC_COMMAND = "Weights of a public network: `capsedge import {path}` (docs/how-to/import.md). "
 _MODULE = (
     _PUBLIC_PYTHON
     + "Your own: load them into your module and export that, `capsedge.export(module, "
-    "'model.onnx', example=...)` (docs/your-model.md).",
+    "'model.onnx', example=...)` (docs/how-to/your-model.md).",
     _PUBLIC_COMMAND
     + "Your own: export them with the code of the network, `capsedge export --module "
-    "FILE.py:CLASS --weights {path} --example 1x28x28 -o model.onnx` (docs/your-model.md).",
+    "FILE.py:CLASS --weights {path} --example 1x28x28 -o model.onnx` (docs/how-to/your-model.md).",
 )
 _TF2ONNX = (
     "Your own: convert it with tf2onnx, `python -m tf2onnx.convert --keras {path} --output "

@@ -1,6 +1,6 @@
 """Limits on the size of everything that comes from a file. Readers check them before they allocate memory.
 
-docs/limits.md explains them; tests/test_limits.py compares the two.
+docs/reference/limits.md explains them; tests/test_limits.py compares the two.
 """
 
 from __future__ import annotations

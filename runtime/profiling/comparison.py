@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.machine.environment import installed_version
 from capsedge.runtime.profiling.driver import WORKER, Worker, write_inputs
@@ -39,7 +40,7 @@ PACKAGES = {
     "torch": "torch",
 }
 INSTALL = {
-    "ort": "pip install 'capsedge[cpu]'",
+    "ort": onnxruntime_versions.HOW_TO_GET,
     "openvino": "pip install openvino",
     "litert": "pip install onnx2tf ai-edge-litert",
     "mnn": "pip install MNN",

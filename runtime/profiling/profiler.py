@@ -182,7 +182,7 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
             f"{list(port.shape)}.",
             "The sizes to measure are unknown.",
             "Give arrays: capsedge.profile(session, inputs={...}).",
-            command="Give arrays of the sizes to measure: --inputs data.npz (docs/profile.md).",
+            command="Give arrays of the sizes to measure: --inputs data.npz (docs/how-to/profile.md).",
         )
     shape = (batch, *sizes) if port.shape else ()
     try:

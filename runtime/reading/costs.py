@@ -1,9 +1,9 @@
 """Operations and bytes of an operator, from the shapes of what it reads and writes.
 
 A multiply-add is two operations. Each input and output is counted once in bytes; an operator that only
-renames a tensor (a reshape) moves none. Routing is counted by its procedure (docs/operators.md): every vote
-once, plus the operations on it in each iteration; a kernel that recomputes votes in every iteration does
-more, and is not credited for it.
+renames a tensor (a reshape) moves none. Routing is counted by its procedure (docs/reference/operators.md):
+every vote once, plus the operations on it in each iteration; a kernel that recomputes votes in every
+iteration does more, and is not credited for it.
 """
 
 from __future__ import annotations

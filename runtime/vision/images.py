@@ -1,6 +1,6 @@
 """From an image to the input tensor of a model.
 
-The steps and their arithmetic are specified in docs/runtime.md ("Images"), so that C++ computes
+The steps and their arithmetic are specified in docs/reference/runtime.md ("Images"), so that C++ computes
 the same bits. Pillow only decodes.
 """
 

@@ -136,7 +136,7 @@ def scores_of(
 ) -> tuple[NDArray[np.float64], str]:
     """Scores ``[N, J]`` and their kind, from the model's output of ``length``, ``logits`` or ``probability``.
 
-    docs/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
+    docs/reference/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
     """
     values = output.astype(np.float64)
     if kind != "logits":

@@ -1,4 +1,4 @@
-"""Resizing, specified to the last bit in docs/runtime.md ("Resizing"): C++ runs the same steps.
+"""Resizing, specified to the last bit in docs/reference/runtime.md ("Resizing"): C++ runs the same steps.
 
 The filter is a separable triangle. Where the image shrinks, the triangle is wider by the same factor, so that
 every source pixel counts (antialiasing); where it grows, this is linear interpolation. Positions and weights

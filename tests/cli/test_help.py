@@ -26,7 +26,7 @@ def test_explanations_are_shown_whole(verb: str):
 
 
 def test_documented_in_the_order_of_the_help():
-    page = (ROOT / "docs/cli.md").read_text()
+    page = (ROOT / "docs/reference/cli.md").read_text()
     assert re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE) == list(VERBS)
 
 

@@ -189,9 +189,9 @@ def test_the_way_from_the_checkpoint_error(user: Path) -> None:
     code, _, error = run("export", "--checkpoint", "caps.pt")
     assert code == 6
     assert "export --module" in error.command
-    assert "docs/your-model.md" in error.command
-    assert "docs/your-model.md" in str(error)
-    assert (ROOT / "docs/your-model.md").is_file()
+    assert "docs/how-to/your-model.md" in error.command
+    assert "docs/how-to/your-model.md" in str(error)
+    assert (ROOT / "docs/how-to/your-model.md").is_file()
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Conformance of every backend with docs/operators.md: one registry of cases, four modes."""
+"""Conformance of every backend with docs/reference/operators.md: one registry of cases, four modes."""

@@ -57,7 +57,7 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One case; ``dims`` are the letters of docs/operators.md, ``attributes`` those of the node."""
+    """One case; ``dims`` are the letters of docs/reference/operators.md, ``attributes`` those of the node."""
 
     operator: str
     dims: Mapping[str, Any]
@@ -187,7 +187,7 @@ _PLAIN = {
     "leaky": 0, "over_children": 0, "replace": 0, "normalize": 0, "elementwise": 0,
     "agreement_scale": 1.0, "epsilon": 1e-8,
 }  # fmt: skip
-# What published networks combine (docs/operators.md), and each setting alone.
+# What published networks combine (docs/reference/operators.md), and each setting alone.
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"leaky": 1},

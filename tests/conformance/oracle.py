@@ -1,6 +1,6 @@
 """The operators in float64 numpy, as the papers' procedures read: one loop an index.
 
-Written from docs/operators.md and the papers, apart from the PyTorch definitions; imports neither
+Written from docs/reference/operators.md and the papers, apart from the PyTorch definitions; imports neither
 torch nor onnx. Every function takes arrays of any floating-point type and returns float64. Slow on
 purpose.
 """

@@ -126,7 +126,7 @@ def test_files_hold_the_case(operator: str) -> None:
 
 @pytest.mark.parametrize("operator", [o.name for o in OPERATORS.values() if not o.in_8_bits])
 def test_the_specification_states_the_tolerances(operator: str) -> None:
-    text = (ROOT / "docs" / "operators.md").read_text()
+    text = (ROOT / "docs" / "reference" / "operators.md").read_text()
     row = re.search(rf"^\| {operator} \| ([^|]+) \| ([^|]+) \|", text, re.M)
     assert row is not None
     for dtype, stated in zip(("float64", "float32"), row.groups(), strict=True):

@@ -187,7 +187,7 @@ def test_steps_of_a_key_map_are_taken_in_their_order() -> None:
 
 
 def test_the_page_lists_the_families() -> None:
-    page = (ROOT / "docs" / "import.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "import.md").read_text()
     for family in FAMILIES:
         row = f"| `{family.name}` | {family.source} | {family.licence or 'not stated'} | {family.dialect} |"
         assert row in page

@@ -163,7 +163,7 @@ def unwritten(shape: tuple[int, ...], dtype: Any) -> Array:
 def output_shapes(
     operator: str, inputs: Sequence[Array], attributes: Mapping[str, Any]
 ) -> list[Any]:
-    """Shapes of the outputs of docs/operators.md."""
+    """Shapes of the outputs of docs/reference/operators.md."""
     shapes = [x.shape for x in inputs]
     if operator == "QuantizedConv":
         return [_conv_shape(shapes[0], shapes[3], attributes)]

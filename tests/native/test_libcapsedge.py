@@ -674,7 +674,7 @@ def test_the_installed_header_is_this_one() -> None:
 
 
 def test_every_function_is_in_the_guide_and_in_an_example() -> None:
-    guide = (ROOT / "docs" / "libcapsedge.md").read_text()
+    guide = (ROOT / "docs" / "how-to" / "libcapsedge.md").read_text()
     examples = "".join(
         path.read_text() for path in (HEADER.parents[1] / "examples").iterdir() if path.is_file()
     )

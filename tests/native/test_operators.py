@@ -48,8 +48,8 @@ def python_table() -> list[dict[str, Any]]:
 
 
 def specified() -> dict[str, dict[str, tuple[str, Any]]]:
-    """Attributes of each operator in docs/operators.md: type and default, None where it is required."""
-    text = (ROOT / "docs" / "operators.md").read_text()
+    """Attributes of each operator in docs/reference/operators.md: type, default (None: required)."""
+    text = (ROOT / "docs" / "reference" / "operators.md").read_text()
     found: dict[str, dict[str, tuple[str, Any]]] = {}
     for name, section in re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
         for attribute, kind, default in re.findall(

@@ -41,7 +41,7 @@ def library() -> Path:
 
 @pytest.fixture
 def environment(library: Path, tmp_path: Path) -> dict[str, str]:
-    """Of a process that builds: with the name that the parser opens for a plugin (docs/tensorrt.md)."""
+    """Of a process that builds: with the name the parser opens for a plugin (docs/how-to/tensorrt.md)."""
     (tmp_path / "libtensorrt_rtx.so").symlink_to(library / "libtensorrt_rtx.so.1")
     paths = [str(tmp_path), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {**os.environ, "LD_LIBRARY_PATH": ":".join(paths)}

@@ -28,7 +28,7 @@ def metadata(**changes: object) -> ModelMetadata:
 
 
 def squash_function() -> onnx.FunctionProto:
-    """``Squash`` as standard operators (docs/operators.md)."""
+    """``Squash`` as standard operators (docs/reference/operators.md)."""
     opsets = [helper.make_opsetid("", 20)]
     axes = helper.make_node("Constant", [], ["axes"], value_ints=[-1])
     one = helper.make_node("Constant", [], ["one"], value_float=1.0)

@@ -1,4 +1,4 @@
-"""Resizing is what docs/runtime.md says, to the last bit."""
+"""Resizing is what docs/reference/runtime.md says, to the last bit."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from capsedge.schema.marks import Mark, mark_in, mark_of, name_of
 from capsedge.schema.operators import DENSE, OPERATORS, ROUTING_OPERATORS, Operator
 from capsedge.schema.votes import Votes, votes_of
 
-SPECIFICATION = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+SPECIFICATION = (Path(__file__).parents[2] / "docs" / "reference" / "operators.md").read_text()
 # Flags of nodes that are words in PyTorch, with the word of 0.
 IN_WORDS = {"over_children": ("softmax", "parents"), "replace": ("update", "accumulate")}
 TYPES = {"T": "", "f": "float", "i": "int32", "b": "int8", "B": "uint8"}

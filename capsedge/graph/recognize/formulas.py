@@ -1,6 +1,6 @@
 """The routing procedures over given votes ``U [n, j, i, p]``, with the liberties of other code.
 
-Formulas and sources: docs/operators.md. What is particular to other code stands in the hypotheses.
+Formulas and sources: docs/reference/operators.md. What is particular to other code stands in the hypotheses.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class EM:
 
     Attributes:
         temperatures: inverse, one per iteration.
-        beta_u, beta_a: ``[j]``; the cost is that of docs/operators.md.
+        beta_u, beta_a: ``[j]``; the cost is that of docs/reference/operators.md.
         epsilon: in the divisions and added to the variances.
         normalized: whether an activation is divided by itself plus epsilon first.
         ones_first: whether responsibilities begin at one instead of one over the parents.

@@ -1,4 +1,4 @@
-"""Cells and children as windows over a grid, in the order of docs/operators.md: row, column, type."""
+"""Cells and children as windows over a grid, ordered as in docs/reference/operators.md: row, column, type."""
 
 from __future__ import annotations
 

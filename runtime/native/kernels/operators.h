@@ -1,4 +1,4 @@
-// The operators of docs/operators.md as a table: inputs, outputs, attributes and their defaults. The CPU kernels, the
+// The operators of docs/reference/operators.md as a table: inputs, outputs, attributes and their defaults. The CPU kernels, the
 // ONNX Runtime library and the TensorRT plugins read it; tests compare it with Python's table and the specification.
 #pragma once
 

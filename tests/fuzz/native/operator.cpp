@@ -60,7 +60,7 @@ const char* const kNames[] = {"Squash", "DynamicRouting", "DynamicRoutingV2", "V
                               "SelfAttentionRouting", "QuantizedEMRoutingV2", "QuantizedSelfAttentionRouting"};
 static_assert(std::size(kNames) == kOperatorCount, "an operator is not fuzzed");
 
-// Shapes that fit each other: letters as in docs/operators.md. A mutation afterwards makes some that do not.
+// Shapes that fit each other: letters as in docs/reference/operators.md. A mutation afterwards makes some that do not.
 std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int32_t floating) {
   const int64_t n = b.below(3), h = b.number(5), w = b.number(5), c = b.number(6), m = b.number(20), side = b.number(4);
   const int64_t kh = std::min<int64_t>(b.number(3), h), kw = std::min<int64_t>(b.number(3), w);

@@ -1,4 +1,5 @@
-"""Typical writings of dynamic routing in plain PyTorch, after the rows of the table in docs/optimize.md.
+"""Typical writings of dynamic routing in plain PyTorch, after the rows of the table in
+docs/how-to/optimize.md.
 
 Every module takes ``[B, I, Pin]`` and returns lengths or poses of ``J`` parents. Sizes are small and differ.
 """

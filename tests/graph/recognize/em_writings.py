@@ -1,4 +1,4 @@
-"""Typical writings of EM routing in plain PyTorch, after the rows of the table in docs/optimize.md.
+"""Typical writings of EM routing in plain PyTorch, after the rows of the table in docs/how-to/optimize.md.
 
 Every module takes features ``[B, 5, 5, F]``, makes matrix capsules of them and routes twice: over windows,
 then to class capsules.

@@ -1,4 +1,4 @@
-"""The routing operators in plain PyTorch, from docs/operators.md, in the place of ``capsedge.ops``."""
+"""The routing operators in plain PyTorch, from docs/reference/operators.md, in place of ``capsedge.ops``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 /* The operators without a runtime: a small C interface for tests, measurements and other languages.
- * docs/operators.md says what they compute. Functions that can fail return 0, or 1 with a sentence in `error`.
+ * docs/reference/operators.md says what they compute. Functions that can fail return 0, or 1 with a sentence in `error`.
  * Whole models run through another header, libcapsedge/include/capsedge.h. */
 #ifndef CAPSEDGE_KERNELS_H_
 #define CAPSEDGE_KERNELS_H_
@@ -48,7 +48,7 @@ CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_levels(void);
  * an operator with an INT8 weight stands for. */
 CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_operators(void);
 
-/* `name` is the type of an ONNX node of docs/operators.md, "Squash" for one. The SIMD level is the fastest, or what
+/* `name` is the type of an ONNX node of docs/reference/operators.md, "Squash" for one. The SIMD level is the fastest, or what
  * the environment variable CAPSEDGE_SIMD says. */
 CAPSEDGE_KERNEL_EXPORT int capsedge_kernel_create(const char* name, const capsedge_kernel_attribute* attributes,
                                                   int32_t count, capsedge_kernel** created, char* error,

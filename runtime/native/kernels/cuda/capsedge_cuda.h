@@ -1,5 +1,5 @@
-/* The operators on a GPU, without a runtime: a plain C interface over device addresses. docs/operators.md says what they
- * compute, docs/cuda.md how. No function allocates or synchronises: all put their work on the stream given and can be
+/* The operators on a GPU, without a runtime: a plain C interface over device addresses. docs/reference/operators.md says what they
+ * compute, docs/explanation/cuda.md how. No function allocates or synchronises: all put their work on the stream given and can be
  * captured in a CUDA graph. Results are the same bits in every run with the same shapes on the same GPU. */
 #ifndef CAPSEDGE_CAPSEDGE_CUDA_H_
 #define CAPSEDGE_CAPSEDGE_CUDA_H_

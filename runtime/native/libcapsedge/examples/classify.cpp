@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "capsedge.hpp"
-#include "png.h"
+#include "picture.h"
 
 namespace {
 
@@ -76,14 +76,15 @@ int main(int count, char** words) {
   if (regression) rows[0] = {"image", "values"};
   int code = 0;
   for (; at < count; ++at) {
-    png_image png;
-    if (const char* const error = png_read(words[at], &png)) {
+    picture read;
+    if (const char* const error = picture_read(words[at], &read)) {
       std::fprintf(stderr, "error: %s: %s\n", words[at], error);
       code = CAPSEDGE_USAGE;
       continue;
     }
-    const std::unique_ptr<unsigned char, void (*)(void*)> pixels(png.pixels, std::free);
-    const auto prediction = session->predict(capsedge::image(png.pixels, png.height, png.width, png.channels), options);
+    const std::unique_ptr<void, void (*)(void*)> pixels(read.pixels, std::free);
+    const capsedge_image image{read.pixels, read.type, read.height, read.width, read.channels, 0};
+    const auto prediction = session->predict(image, options);
     if (!prediction) return complain(prediction.error());
     const capsedge::Answer answer = (*prediction)[0];
     if (regression) {

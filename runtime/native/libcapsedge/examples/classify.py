@@ -107,7 +107,7 @@ def main() -> None:
         result = Result(size=ctypes.sizeof(Result))
         call("capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(result))
         for label in result.labels[: result.label_count]:
-            print(f"{path}: class {label.name.decode()}, {label.score:.4f}")
+            print(f"{path}: {label.name.decode()}, {label.score:.4f}")
     call("capsedge_prediction_close", prediction)
     call("capsedge_close", session)
 

@@ -1,4 +1,4 @@
-// capsedge in C++17: capsedge.h with owners and results. Header only; link libcapsedge. docs/libcapsedge.md has the guide.
+// capsedge in C++17: capsedge.h with owners and results. Header only; link libcapsedge. docs/how-to/libcapsedge.md has the guide.
 //
 // Owners (Session, Prediction) are move-only and close what they hold. Every call that can fail returns a Result: an
 // Error, or the value. Nothing here throws, and the header compiles with -fno-exceptions. A program that prefers

@@ -50,7 +50,7 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
 std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&) {
   throw Failure(CAPSEDGE_ENVIRONMENT, path + " is a TensorRT engine, and this libcapsedge was built without TensorRT.",
                 "It is built with it where TensorRT's and CUDA's headers are.",
-                "Build it there (docs/libcapsedge.md, \"TensorRT\"), or open the ONNX file that the engine was built from.");
+                "Build it there (docs/how-to/libcapsedge.md, \"TensorRT\"), or open the ONNX file that the engine was built from.");
 }
 #endif
 

@@ -46,7 +46,7 @@ TensorRt* load(bool portable, const std::string& named) {
     throw Failure(CAPSEDGE_ENVIRONMENT, "This libcapsedge does not open engines of TensorRT-RTX.",
                   "It was compiled with the headers of TensorRT " CAPSEDGE_TEXT(NV_TENSORRT_MAJOR)
                   ", and TensorRT-RTX has the interface of TensorRT 11.",
-                  "Compile it with the headers of TensorRT 11 (docs/libcapsedge.md).");
+                  "Compile it with the headers of TensorRT 11 (docs/how-to/libcapsedge.md).");
   void* const library = open_library(places, named);
   const auto number = [library](const char* name) {
     const auto get = reinterpret_cast<int32_t (*)() noexcept>(dlsym(library, name));
@@ -148,7 +148,7 @@ void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library
   logger.clear();
   if (!known)
     throw Failure(CAPSEDGE_ARTEFACT, "TensorRT does not take the plugin library " + library + ".", why,
-                  "Compile it for this TensorRT and CUDA (docs/tensorrt.md), or build without: `--plugin native`.");
+                  "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without: `--plugin native`.");
 }
 
 }  // namespace capsedge::libcapsedge
