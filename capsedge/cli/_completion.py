@@ -135,9 +135,15 @@ def _rewrites() -> Iterable[str]:
 
 
 def _images(incomplete: str) -> list[str]:
-    from capsedge.runtime.vision.images import SUFFIXES
+    from capsedge.runtime.vision.decoding import SUFFIXES
 
     return files(*SUFFIXES)(incomplete)
+
+
+def _loadable(incomplete: str) -> list[str]:
+    from capsedge.zoo import MODELS
+
+    return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
 
 
 # By the name of a parameter; where verbs differ, by verb and parameter.
@@ -197,6 +203,7 @@ SOURCES: Mapping[str, Source] = {
     "build output": files(ENGINE),
     "export model": names(_models),
     "import output": files(CHECKPOINT),
+    "infer model": _loadable,
     "inspect device": names(_boards),
     "optimize batch": words("free", "keep"),
     "optimize model": files(ONNX),
