@@ -16,8 +16,9 @@ from capsedge.runtime import passport
 from capsedge.runtime.arrays import AnyArray, as_array
 from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files import limits
-from capsedge.runtime.inputs import LARGEST, checked, fixed_bytes, stacked
+from capsedge.runtime.inputs import LARGEST, checked, fixed_bytes, shape_text, stacked
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from capsedge.runtime.backends.backend import Backend
     from capsedge.runtime.backends.device_array import DeviceArray
 
+_SHOWN = 6  # ports in a summary
 _CHUNK = 64  # images per run of a model with a free batch; bounds memory
 
 
-class Runner:
+class Runner(Summarized):
     """The part of a `Session` that runs its model on arrays as they are."""
 
     def __init__(
@@ -64,6 +66,25 @@ class Runner:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _summary(self) -> Summary:
+        ports = " -> ".join(
+            ", ".join(f"{short(p.name)} {shape_text(p.shape)}" for p in few)
+            for few in (self.inputs[:_SHOWN], self.outputs[:_SHOWN])
+        )
+        where = "cpu" if self.gpu is None else f"cuda:{self.gpu}"
+        state = "closed" if self.closed else f"{self.ops} operators, {where}"
+        names = self.metadata.class_names if self.metadata else ()
+        classes = ", ".join(map(short, names[:10])) + (" ..." if len(names) > 10 else "")
+        rows = [Row("file", str(self.path)), Row("runs", state)]
+        rows += [
+            Row(short(p.name), f"{shape_text(p.shape)} {p.dtype}") for p in self.inputs[:_SHOWN]
+        ]
+        rows += [
+            Row(short(p.name), f"{shape_text(p.shape)} {p.dtype}") for p in self.outputs[:_SHOWN]
+        ]
+        rows += [Row("classes", f"{len(names)}: {classes}")] if names else []
+        return Summary("Session", [f"{short(self.path.name)}: {state}", ports], rows)
 
     def close(self) -> None:
         """Free the model; calls that still run are not disturbed. A second call does nothing."""

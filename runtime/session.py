@@ -63,9 +63,6 @@ class Session(Runner):
                 "`capsedge optimize`.",
             ) from error
 
-    def __repr__(self) -> str:
-        return f"<capsedge.Session {self.path} ops={self.ops}>"
-
     @property
     def score_output(self) -> str | None:
         """The output that decides the class; None if there is none, as for a regression."""

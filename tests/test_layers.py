@@ -19,6 +19,7 @@ ROOMS = (
     "schema",
     "runtime.quantities",
     "runtime.files",
+    "runtime.summary",
     "runtime.charts",
     "runtime.origin",
     "runtime.metadata",

@@ -140,6 +140,12 @@ def _images(incomplete: str) -> list[str]:
     return files(*SUFFIXES)(incomplete)
 
 
+def _loadable(incomplete: str) -> list[str]:
+    from capsedge.zoo import MODELS
+
+    return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
+
+
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -197,6 +203,7 @@ SOURCES: Mapping[str, Source] = {
     "build output": files(ENGINE),
     "export model": names(_models),
     "import output": files(CHECKPOINT),
+    "infer model": _loadable,
     "inspect device": names(_boards),
     "optimize batch": words("free", "keep"),
     "optimize model": files(ONNX),

@@ -21,7 +21,7 @@ from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.calibration.mixed import Search
-    from capsedge.calibration.quantize import QuantizationReport
+    from capsedge.calibration.report import QuantizationReport
     from capsedge.calibration.sensitivity import Damage
 
 LISTED = 12  # kept nodes printed; --json lists all

@@ -22,7 +22,9 @@ from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.quantities import size
 from capsedge.runtime.reading.onnx_file import OnnxSummary, read_harmless
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 LARGEST_BATCH = 4096
 _WORKER = "capsedge.graph.recognize.worker"
@@ -30,8 +32,8 @@ Progress = Callable[[str], None]
 Batch = int | Literal["free", "keep"]
 
 
-@dataclass(frozen=True)
-class OptimizationReport:
+@dataclass(frozen=True, repr=False)
+class OptimizationReport(Summarized):
     """What an optimization did.
 
     Attributes:
@@ -65,6 +67,25 @@ class OptimizationReport:
     largest_difference: float
     before_ms: float | None
     after_ms: float | None
+
+    def _summary(self) -> Summary:
+        name = "not written" if self.output is None else str(self.output)
+        nodes = f"{self.nodes_before} nodes became {self.nodes}"
+        proof = (
+            f"largest difference {self.largest_difference:.2g} in {self.comparisons} comparisons"
+        )
+        speed = [] if self.gain is None else [Row("speed", f"{self.gain:.2f} times the original's")]
+        rows = [
+            Row("file", f"{name}, {size(self.size)}"),
+            Row("graph", nodes),
+            Row("against the original", proof),
+            *speed,
+            *(Row("operator", f"{f.get('operator', '')} {f.get('place', '')}") for f in self.found),
+            *(Row("left", f"{f.get('place', '')}: {f.get('reason', '')}") for f in self.left),
+            *(Row("note", note) for note in self.notes),
+        ]
+        first = f"{short(Path(name).name)}: {len(self.found)} operators found, {nodes}"
+        return Summary("OptimizationReport", [first, proof], rows)
 
     @property
     def gain(self) -> float | None:

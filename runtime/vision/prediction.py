@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
-@dataclass(frozen=True, eq=False)
+_SHOWN = 5  # labels and values in a summary
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Label:
     """One class found in an image.
 
@@ -25,6 +29,12 @@ class Label:
     index: int
     score: float
     pose: NDArray[np.float32]
+
+    def __repr__(self) -> str:
+        return f"<Label {self}>"
+
+    def __str__(self) -> str:
+        return f"'{short(self.name)}' {self.score:.3f}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -64,8 +74,8 @@ def with_unit(value: float, unit: str) -> str:
     return f"{number}°" if unit == "degrees" else f"{number} {unit}".rstrip()
 
 
-@dataclass(frozen=True, eq=False)
-class Prediction:
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(Summarized):
     """The prediction of a model for one image.
 
     Attributes:
@@ -92,6 +102,23 @@ class Prediction:
     def score(self) -> float | None:
         """The best label's score; None if no class reaches the threshold."""
         return self.labels[0].score if self.labels else None
+
+    def _summary(self) -> Summary:
+        shown = self.labels[:_SHOWN]
+        rows = [Row(short(label.name), f"{label.score:.3f}", label.score) for label in shown]
+        if self.values:
+            shown_values = self.values[:_SHOWN]
+            found = ", ".join(f"{short(v.name)} {with_unit(v.value, v.unit)}" for v in shown_values)
+            rows = [Row(short(v.name), with_unit(v.value, v.unit)) for v in shown_values]
+            left = len(self.values) - len(rows)
+        else:
+            found = ", ".join(map(str, shown)) or "without a label: no score reaches the threshold"
+            found += f" ({self.score_kind})"
+            left = len(self.labels) - len(rows)
+        if left:
+            rows.append(Row("", f"and {left} more"))
+            found += f" and {left} more"
+        return Summary("Prediction", [found], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -104,7 +104,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("capsedge infer --model ", ["a.onnx", "b.engine", "nets/"]),
+        ("capsedge infer --model ", [*TRAINED, "a.onnx", "b.engine", "nets/"]),
         ("capsedge infer ", ["e.png", "f.JPG", "nets/"]),
         ("capsedge quantize ", ["a.onnx", "nets/"]),
         ("capsedge inspect ", ["a.onnx", "b.engine", "c.safetensors", "nets/"]),
