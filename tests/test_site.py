@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -100,6 +101,19 @@ def test_search_has_its_index_as_a_script(site: Path) -> None:
     index = json.loads(script.removeprefix("var __index = "))
     places = {entry["location"].partition("#")[0] for entry in index["docs"]}
     assert {"tutorial.html", "reference/commands.html", "reference/api.html"} <= places
+
+
+@pytest.mark.slow
+def test_search_works_from_a_folder(site: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser: apt-get install chromium")
+    address = f"{(site / 'index.html').as_uri()}?q=quantize"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"]
+    shown = subprocess.run(
+        [browser, *flags, "--dump-dom", address], capture_output=True, text=True, timeout=120
+    )
+    assert re.search(r"\d+ matching documents", shown.stdout)
 
 
 @pytest.mark.slow

@@ -36,9 +36,9 @@ _BLOCK: Final = re.compile(
     r"(<!-- speed: tools/speed.py -->\n).*?(<!-- end of speed -->)", re.DOTALL
 )
 
-WIDTH, LABELS, BAR, GAP = 860, 190, 15, 5  # pixels
+WIDTH, LABELS, VALUES, BAR, GAP = 580, 170, 110, 15, 5  # pixels
 STYLE: Final = """
-  text { font: 13px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600 }
+  text { font: 14px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600 }
   .small { fill: #59636e }
   .page { fill: #ffffff } .ours { fill: #00796b } .theirs { fill: #9aa4ae }
   @media (prefers-color-scheme: dark) {
@@ -93,7 +93,7 @@ def chart(document: dict[str, Any]) -> str:
     """Bars of the speed at batch 1, relative to the plain export in ONNX Runtime, as SVG."""
     times = {model: milliseconds(document, model, BATCHES[0]) for model in MODELS}
     most = max(found[PLAIN] / found[peer] for found in times.values() for peer in PEERS)
-    unit = (WIDTH - LABELS - 160) / most
+    unit = (WIDTH - LABELS - VALUES) / most
     parts, y = [], 28
     parts.append(
         _text(16, y, "Speed at batch 1, relative to the plain export in ONNX Runtime", "title")

@@ -49,9 +49,14 @@ def _value(parameter: Any) -> str:
     kind = parameter.type_descriptor.annotation
     several = typing.get_origin(kind) is list
     name = _KINDS[typing.get_args(kind)[0] if several else kind]
-    low = f" ≥ {parameter.min}" if parameter.min is not None else ""
-    high = f" ≤ {parameter.max}" if parameter.max is not None else ""
-    return f"{name}{low}{high}{', repeatable' if parameter.multiple else ''}"
+    low, high = parameter.min, parameter.max
+    if low is not None and high is not None:
+        name += f", {low:g} to {high:g}"
+    elif low is not None:
+        name += f" ≥ {low:g}"
+    elif high is not None:
+        name += f" ≤ {high:g}"
+    return f"{name}{', repeatable' if parameter.multiple else ''}"
 
 
 def _explanation(parameter: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -11,6 +12,7 @@ from mkdocs.structure.pages import Page
 from tools.docs import api, commands, header, links
 
 ROOT = Path(__file__).resolve().parents[2]
+_RANGE = re.compile(r"(?<=\d) - (?=\d[\d.]* \|)")  # in a cell of a table: stays on one line
 GENERATED = {
     "<!-- generated: commands -->": commands.markdown,
     "<!-- generated: api -->": api.markdown,
@@ -31,4 +33,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for marker, generate in GENERATED.items():
         if marker in markdown:
             markdown = markdown.replace(marker, generate())
-    return links.rewritten(markdown, page.file.src_uri)
+    return links.rewritten(_RANGE.sub("\u00a0-\u00a0", markdown), page.file.src_uri)
