@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia runtimes wheels fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia runtimes wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels
 wheels: $(READY) ## Build the source archive and all wheels in dist/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
 	$(BIN)/python -m tools.wheels
+
+docs: $(READY) ## Build the documentation site in build/site
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 cuda: ## Build the CUDA kernels in build/cuda, for every GPU that nvcc supports (CUDA_ARCHITECTURES=87 for one)
 	cmake -S runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"

@@ -1,8 +1,9 @@
 """The commands of README and docs are run: each page in a folder of its own, from top to bottom.
 
 A ``console`` block holds ``$ command`` lines and what they print (not compared); a ``python`` block is a
-program, or, after ``<!-- file: name -->``, a file that later blocks use. A block that cannot run here comes
-after ``<!-- not run: reason -->``. On Linux, programs that need no shell run in `tests.warm`.
+program. A block of any language after ``<!-- file: name -->`` is a file that later blocks use; those of
+another page are there after ``<!-- files: page -->``. A block that cannot run here comes after
+``<!-- not run: reason -->``. On Linux, programs that need no shell run in `tests.warm`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from tests.conftest import ROOT
 from tests.warm import SECONDS, warm
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 FENCE = re.compile(
-    r"(?:<!-- (?:not run: (?P<reason>[^>]+?)|file: (?P<file>\S+)) -->\n+)?"
-    r"^```(?P<language>console|python|bash|sh)\n"
+    r"(?:<!-- (?:not run: (?P<reason>[^>]+?)|file: (?P<file>\S+)|files: (?P<files>\S+)) -->\n+)?"
+    r"^```(?P<language>[a-z+]+)\n"
     r"(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -36,11 +38,17 @@ class Block:
     body: str
     reason: str | None
     file: str | None
+    files: str | None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is a program, here or elsewhere."""
+        return self.language in ("console", "python", "bash", "sh") and not self.file
 
 
 def blocks(page: Path) -> list[Block]:
     return [
-        Block(m["language"], m["body"], m["reason"], m["file"])
+        Block(m["language"], m["body"], m["reason"], m["file"], m["files"])
         for m in FENCE.finditer(page.read_text())
     ]
 
@@ -89,10 +97,10 @@ def test_page_runs(page: Path, tmp_path: Path, run: Run) -> None:
     (tmp_path / "capsedge").symlink_to(ROOT / "capsedge")
     ran = 0
     for block in found:
-        if block.reason:
-            continue
-        if block.file:
-            (tmp_path / block.file).write_text(block.body)
+        for other in blocks(page.parent / block.files) if block.files else [block]:
+            if other.file:
+                (tmp_path / other.file).write_text(other.body)
+        if block.reason or not block.runs:
             continue
         if block.language == "console":
             steps = [program(c) for c in commands(block.body)]
@@ -127,7 +135,7 @@ def test_a_failing_program_is_noticed(
     assert (tmp_path / "here").exists() == ("here" in words[-1])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), target

@@ -137,8 +137,8 @@ def optimize(
         ParityError: it cannot be changed without changing what it computes.
 
     Example:
-        >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")  # doctest: +SKIP
-        >>> [found["operator"] for found in report.found], report.gain  # doctest: +SKIP
+        >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")
+        >>> [found["operator"] for found in report.found], report.gain
     """
     path = None if path is None else as_path(path, OUTPUT)
     _check(path, measure, batch)

@@ -1,4 +1,4 @@
-"""The trained digit models on all MNIST test images: the figures that docs/how-to/quantize.md promises."""
+"""The trained digit models on all MNIST test images: the figures of docs/explanation/quantization.md."""
 
 from __future__ import annotations
 

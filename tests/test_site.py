@@ -1,0 +1,144 @@
+"""The documentation site: complete, whole, and without a word to other servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import capsedge
+from capsedge.cli import app
+from tests.conftest import ROOT
+
+CODE = ("*.py", "*.h", "*.hpp", "*.c", "*.cpp", "*.cu", "*.txt")
+FOLDERS = ("capsedge", "exporters", "runtime", "calibration", "benchmarks", "tests", "tools")
+
+
+def build(output: Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mkdocstrings")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(output)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("site")
+    done = build(output)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return output
+
+
+class Tags(HTMLParser):
+    """Anchors of a page, and what a browser fetches for it."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.fetched: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.anchors.add(found.get("id") or "")
+        if tag in ("script", "img", "iframe", "source"):
+            self.fetched.add(found.get("src") or "")
+        if tag == "link":
+            self.fetched.add(found.get("href") or "")
+
+
+@pytest.mark.slow
+def test_every_command_and_option_is_there(site: Path) -> None:
+    text = (site / "reference/commands.html").read_text(encoding="utf-8")
+    anchors = Tags(site / "reference/commands.html").anchors
+    group = typer.main.get_command(app)
+    for verb, command in group.commands.items():  # type: ignore[attr-defined]
+        assert verb in anchors
+        for parameter in command.params:
+            for option in parameter.opts:
+                assert option in text or option.upper() in text, f"{verb} {option}"
+
+
+@pytest.mark.slow
+def test_every_public_name_is_there(site: Path) -> None:
+    anchors = Tags(site / "reference/api.html").anchors
+    names = [f"capsedge.{name}" for name in capsedge.__all__ if name != "__version__"]
+    packages = ("datasets", "models", "ops")
+    wanted = {name for name in names if name.rpartition(".")[2] not in packages}
+    wanted |= {f"capsedge.{p}.{name}" for p in packages for name in getattr(capsedge, p).__all__}
+    assert not wanted - anchors
+
+
+@pytest.mark.slow
+def test_every_c_function_is_there(site: Path) -> None:
+    header = (ROOT / "runtime/native/libcapsedge/include/capsedge.h").read_text()
+    functions = re.findall(r"^CAPSEDGE_API [^;(]*?(capsedge_\w+)\(", header, re.MULTILINE)
+    text = "".join(re.findall(r"<h3[^>]*>.*?</h3>", (site / "reference/c.html").read_text()))
+    assert len(functions) > 20
+    assert not [name for name in functions if f">{name}<" not in text]
+
+
+@pytest.mark.slow
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        assert not [url for url in Tags(page).fetched if re.match(r"(https?:)?//", url)], page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style.read_text()), style
+
+
+@pytest.mark.slow
+def test_search_has_its_index_as_a_script(site: Path) -> None:
+    script = (site / "search/search_index.js").read_text(encoding="utf-8")
+    index = json.loads(script.removeprefix("var __index = "))
+    places = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {"tutorial.html", "reference/commands.html", "reference/api.html"} <= places
+
+
+@pytest.mark.slow
+def test_search_works_from_a_folder(site: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser: apt-get install chromium")
+    address = f"{(site / 'index.html').as_uri()}?q=quantize"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000"]
+    shown = subprocess.run(
+        [browser, *flags, "--dump-dom", address], capture_output=True, text=True, timeout=120
+    )
+    assert re.search(r"\d+ matching documents", shown.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["missing.md", "tutorial.md#missing"])
+def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
+    for name in ("tools", "capsedge", "runtime", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/tutorial.md").write_text("# Tutorial\n")
+    (tmp_path / "docs/index.md").write_text(f"# Home\n\n[broken]({link})\n")
+    whole = (ROOT / "mkdocs.yml").read_text()
+    settings = whole.partition("nav:\n")[0].replace("extra_css: [assets/site.css]\n", "")
+    (tmp_path / "mkdocs.yml").write_text(f"{settings}nav:\n  - index.md\n  - tutorial.md\n")
+    done = build(tmp_path / "site", tmp_path)
+    assert done.returncode != 0
+    assert "missing" in done.stderr
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_messages_and_comments_name_pages_that_exist(folder: str) -> None:
+    root = (ROOT / folder).resolve()
+    named = {
+        (page, path.relative_to(root))
+        for pattern in CODE
+        for path in root.rglob(pattern)
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert not {found for found in named if not (ROOT / found[0]).exists()}

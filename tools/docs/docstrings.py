@@ -1,0 +1,44 @@
+"""Docstrings of this package as griffe reads Google's style.
+
+Names that share an explanation (``height, width: ...``) become an entry each, ``Attributes`` of several
+names likewise; double backticks are Markdown already.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from griffe import Extension, Object
+
+_SHARED = re.compile(r"^(?P<indent> +)(?P<names>\w+(?:, \w+)+): (?P<text>.*)$")
+
+
+class SharedEntries(Extension):
+    """Splits the entries of a docstring that explain several names at once."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Rewrite the docstring before it is parsed."""
+        if obj.docstring is not None:
+            obj.docstring.value = split(obj.docstring.value)
+
+
+def split(text: str) -> str:
+    """The docstring with an entry for each name."""
+    lines = text.split("\n")
+    out: list[str] = []
+    at = 0
+    while at < len(lines):
+        found = _SHARED.match(lines[at])
+        at += 1
+        if not found:
+            out.append(lines[at - 1])
+            continue
+        block = [found["text"]]
+        deeper = found["indent"] + " "
+        while at < len(lines) and lines[at].startswith(deeper):
+            block.append(lines[at])
+            at += 1
+        for name in found["names"].split(", "):
+            out += [f"{found['indent']}{name}: {block[0]}", *block[1:]]
+    return "\n".join(out)
