@@ -50,8 +50,9 @@ def _run(run: Run, report: ReportData) -> str:
             roof = svg.roofline(run.operators.operators, report.peaks)
             if roof:
                 note = (
-                    "Each circle is an operator; its area is its time. An operator on the roof "
-                    "cannot be faster."
+                    "Each circle is an operator; its area is its time. An operator on the roof, "
+                    f"{report.peaks.operations / 1e9:.0f} G operations/s and "
+                    f"{report.peaks.bandwidth / 1e9:.0f} GB/s, cannot be faster."
                 )
                 charts.append(_figure("Roofline", roof, note))
     charts += [

@@ -66,12 +66,13 @@ font-variant-numeric:tabular-nums}
 .caption{font-weight:650;margin:10px 0 0;color:var(--text)}th,td{text-align:right;padding:4px 10px;
 border-bottom:1px solid
 var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left;position:sticky;left:0;
-background:var(--bg)}.fastest td{font-weight:650;color:var(--good)}th{color:var(--soft);
+background:var(--bg);white-space:normal;overflow-wrap:anywhere;
+min-width:min(34vw,24ch);max-width:min(40vw,42ch)}.fastest td{font-weight:650;color:var(--good)}
+th{color:var(--soft);
 font-weight:600}
 @media (max-width:560px){svg text{font-size:15px}.groups span{font-size:0}
 .bars{grid-template-columns:1fr}.bars .row{display:grid;gap:1px 10px;margin-bottom:5px;
 grid-template-columns:1fr fit-content(60%)}.bars .name{max-width:none}
-td:first-child,th:first-child{min-width:34vw;max-width:40vw;white-space:normal;overflow-wrap:anywhere}
 .bars .value{white-space:normal;text-align:right}.bars .track{grid-area:2/1/3/3}}
 """
     + _GROUPS

@@ -36,11 +36,12 @@ def histogram(run: Run) -> str:
     ]
     for value, name in ((run.latency.median, "median"), (run.latency.p99, "p99")):
         if low <= value <= high:
-            near_edge = x(value) > WIDTH - 90
-            anchor, dx = ("end", -4) if near_edge else ("start", 4)
+            anchor, dx = ("end", -4) if x(value) > WIDTH - 110 else ("start", 4)
+            below = name == "median" and x(value) > WIDTH / 2  # the label of p99
+            top = _TOP + (28 if below else 10)
             bars.append(
                 f'<line class="mark" x1="{x(value):.1f}" x2="{x(value):.1f}" y1="{_TOP}" y2="{y(0):.1f}"/>'
-                f'<text class="label" text-anchor="{anchor}" x="{x(value) + dx:.1f}" y="{_TOP + 10}">{name} '
+                f'<text class="label" text-anchor="{anchor}" x="{x(value) + dx:.1f}" y="{top}">{name} '
                 f"{milliseconds(value)}</text>"
             )
     ticks = _axis_x(x, _ticks(low, high), "milliseconds") + _axis_y(
@@ -57,7 +58,7 @@ def series(run: Run) -> str:
     x, y = Linear(0, max(len(ms) - 1, 1), *_across()), Linear(low, high, *_up())
     points = "".join(
         f'<circle class="dot" cx="{x(k):.1f}" cy="{y(ms[k]):.1f}" r="1.6"/>'
-        if ms[k] <= high
+        if ms[k] <= run.latency.p99
         else f'<path class="dot" d="M{x(k) - 3:.1f} {_TOP + 4}h6l-3 -5z"/>'
         for k in _thinned(ms)
     )
@@ -88,15 +89,9 @@ def roofline(operators: Sequence[Operator], peaks: Peaks) -> str:
     x, y = Logarithmic(x_low, x_high, *_across()), Logarithmic(y_low, y_high, *_up())
     ridge = peaks.operations / peaks.bandwidth
     left = max(x_low, y_low / peaks.bandwidth)
-    quarter = left * (ridge / left) ** 0.25
     roof = (
         f'<polyline class="roof" points="{x(left):.1f},{y(left * peaks.bandwidth):.1f} '
         f'{x(ridge):.1f},{y(peaks.operations):.1f} {x(x_high):.1f},{y(peaks.operations):.1f}"/>'
-        f'<text class="label" text-anchor="end" x="{WIDTH - _RIGHT}" y="{y(peaks.operations) - 8:.1f}">'
-        f"{peaks.operations / 1e9:.0f} G operations/s</text>"
-        f'<text class="label" text-anchor="start" x="{x(quarter):.1f}" '
-        f'y="{y(quarter * peaks.bandwidth) + 18:.1f}">'
-        f"{peaks.bandwidth / 1e9:.0f} GB/s</text>"
     )
     points = "".join(
         f'<circle class="g-{o.group or OTHER}" cx="{x(i):.1f}" cy="{y(s):.1f}" '
@@ -110,7 +105,7 @@ def roofline(operators: Sequence[Operator], peaks: Peaks) -> str:
     )
     ticks = _axis_x(x, _powers(x_low, x_high), "operations per byte", log=True)
     ticks += _axis_y(y, _powers(y_low, y_high), "operations per second", log=True)
-    return _svg(ticks + points + roof, "Roofline: each operator against the measured peaks")
+    return _svg(ticks + roof + points, "Roofline: each operator against the measured peaks")
 
 
 def _svg(content: str, label: str, height: int = HEIGHT) -> str:

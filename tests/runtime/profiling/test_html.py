@@ -127,4 +127,16 @@ def test_the_histogram_ends_at_p99_and_counts_the_rest(report: ProfileReport) ->
     assert tables.beyond_p99(run, "not drawn") == (
         "2 runs beyond the 99th percentile, up to 900.0 ms: not drawn."
     )
-    assert svg.series(run).count("<path") >= 1  # at the top
+    assert svg.series(run).count("<path") == 2  # at the top
+
+
+def test_labels_of_median_and_p99_do_not_meet(report: ProfileReport) -> None:
+    for far in (0.1, 0.5, 0.9, 1.0):
+        samples = [0.001, *[0.001 + 0.009 * far] * 100, *[0.01] * 3]
+        run = replace(report.runs[0], samples=samples, latency=summarize(np.array(samples)))
+        places = re.findall(
+            r'text-anchor="(\w+)" x="([\d.]+)" y="(\d+)">(?:median|p99)', svg.histogram(run)
+        )
+        (_, left, high), (anchor, right, low) = places
+        assert anchor == "end"
+        assert high != low or float(right) - float(left) > 200
