@@ -82,6 +82,11 @@ class Run:
         return self.latency.throughput(self.batch)
 
     @property
+    def beyond_p99(self) -> int:
+        """Number of runs slower than the 99th percentile, which charts leave out."""
+        return sum(1e3 * s > self.latency.p99 for s in self.samples)
+
+    @property
     def named(self) -> bool:
         """Whether the file names capsule layers; if not, operators are grouped by type."""
         return any(o.group for o in (self.operators.operators if self.operators else ()))
