@@ -1,6 +1,6 @@
 """Prepare a release in dist/: distributions, checksums, bill of materials.
 
-    python -m tools.release --dry-run      # builds and checks; says what would be uploaded, or what forbids it
+    python -m tools.release --dry-run      # builds and checks; says what an upload would do
     python -m tools.release --upload       # and hands the files to twine
 
 The bill of materials (SBOM, CycloneDX) lists what ``pip install 'capsedge[cpu]'`` installs, as resolved here.

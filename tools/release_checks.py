@@ -1,4 +1,4 @@
-"""What must hold before a release is built: tools, a clean and tagged commit, one version, a dated changelog."""
+"""What must hold before a release: tools, a clean and tagged commit, one version, a dated changelog."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _commit(root: Path, release: str) -> list[str]:
     if changed:
         files = changed.splitlines()
         found.append(
-            f"The tree has {len(files)} uncommitted changes, such as `{files[0].strip()}`; commit or remove them."
+            f"The tree has {len(files)} uncommitted changes, such as `{files[0].strip()}`; "
+            "commit or remove them."
         )
     tags = (_git(root, "tag", "--points-at", "HEAD") or "").splitlines()
     if f"v{release}" not in tags:
