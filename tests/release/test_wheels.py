@@ -126,4 +126,4 @@ def test_the_wheel_without_libraries_gives_the_same_label(
 ) -> None:
     programs = environment(Path(sys.executable), made["pure"], tmp_path / "env")
     said = answers([programs / "capsedge"], tmp_path)
-    assert (label(said), said["ops"]) == ("7", "bodies")
+    assert (label(said), said["ops"]) == ("7", "portable")
