@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,8 @@ def classify_files(
         if batch:
             stacked = np.stack(list(batch.values()))
             predictions = session.predict(stacked, top_k, threshold)
+            if invert:  # prepared floats do not show it
+                predictions = [replace(p, hint="") for p in predictions]
             result.predictions |= zip(batch, predictions, strict=True)
             if sheet is not None:
                 result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)

@@ -17,6 +17,7 @@ from capsedge.runtime import passport
 from capsedge.runtime.answers import Unfit, answers_of
 from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files import limits
+from capsedge.runtime.hints import seen
 from capsedge.runtime.inputs import LARGEST, checked, fixed_bytes, stacked
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.vision.images import prepare
@@ -375,7 +376,8 @@ class Session:
         predictions: list[Prediction] = []
         for batch in self._batches(images, invert):
             found = self._run_batch(batch, self._answers.all)
-            predictions += self._read(found, top_k, threshold)
+            read = self._read(found, top_k, threshold)
+            predictions += seen(read, batch, self._metadata(), invert)
         return predictions
 
     def _estimate(
@@ -396,10 +398,12 @@ class Session:
         none = np.zeros(0), np.zeros((0, 0), np.float32)
         predictions: list[Prediction] = []
         for batch in self._batches(images, invert):
+            read = []
             for row in self.values_of(self._run_batch(batch, self._answers.all)):
                 named = zip(outputs.names, row.tolist(), outputs.units, strict=True)
                 values = tuple(Value(name, value, unit) for name, value, unit in named)
-                predictions.append(Prediction((), *none, "", values))
+                read.append(Prediction((), *none, "", values))
+            predictions += seen(read, batch, self._metadata(), invert)
         return predictions
 
     def values_of(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
