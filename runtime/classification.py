@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.hints import KEEP
 from capsedge.runtime.vision.images import SUFFIXES
 from capsedge.runtime.vision.prediction import Prediction, choose
 
@@ -106,7 +107,7 @@ def classify_files(
             stacked = np.stack(list(batch.values()))
             predictions = session.predict(stacked, top_k, threshold)
             if invert:  # prepared floats do not show it
-                predictions = [replace(p, hint="") for p in predictions]
+                predictions = [replace(p, hint=KEEP if p.hint else "") for p in predictions]
             result.predictions |= zip(batch, predictions, strict=True)
             if sheet is not None:
                 result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)

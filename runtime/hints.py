@@ -12,6 +12,7 @@ from capsedge.runtime.nothing import Floats, Measurements, Nothing, measure
 from capsedge.runtime.vision.prediction import Prediction
 
 INVERT = "mostly light, and the answer is not confident: try --invert (in Python invert=True)"
+KEEP = "mostly light once inverted, and the answer is not confident: try without --invert"
 CONFIDENT = 0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 
 
@@ -22,7 +23,7 @@ def seen(
 
     Args:
         images: the prepared images, one for each prediction.
-        inverted: whether they were inverted, which rules the hint out.
+        inverted: whether they were inverted.
     """
     p, criterion = metadata.preprocessing, metadata.nothing
     for prediction, image in zip(predictions, images, strict=True):
@@ -32,16 +33,21 @@ def seen(
         found = None if criterion is None else measure(image, p.layout)
         nothing = "" if criterion is None or found is None else criterion.reason(found)
         told = ""
-        if p.channels == 1 and len(prediction.scores) and not inverted:
+        if p.channels == 1 and len(prediction.scores):
             score = 0.0 if nothing else float(prediction.scores.max())
-            told = hint(image, p.layout, score, criterion, found)
+            if to_invert(image, p.layout, score, criterion, found):
+                told = KEEP if inverted else INVERT
         yield replace(prediction, nothing=nothing, hint=told) if nothing or told else prediction
 
 
-def hint(
+def to_invert(
     image: Floats, layout: str, score: float, criterion: Nothing | None, found: Measurements | None
-) -> str:
-    """The hint for one prepared grey image ``[1, H, W]`` or ``[H, W, 1]``; empty if there is none.
+) -> bool:
+    """Whether a prepared grey image ``[1, H, W]`` or ``[H, W, 1]`` may have its colours the other way round.
+
+    Its answer is not confident, most of its values are over the middle of the least and the largest, and its
+    frame is on the other side of the mean than in training, with contrast and roughness as there. Without a
+    criterion, the frame in training is taken to be dark.
 
     Args:
         score: of the best class; 0 if the image has nothing to see.
@@ -49,26 +55,13 @@ def hint(
         found: the image's measurements, where the model has a criterion.
     """
     if score >= CONFIDENT:
-        return ""
+        return False
     middle = (float(image.min()) + float(image.max())) / 2
     if 2 * np.count_nonzero(image > middle) <= image.size:  # of one value: none is above
-        return ""
-    return INVERT if _reversed(found or measure(image, layout), criterion) else ""
-
-
-def _reversed(found: Measurements, criterion: Nothing | None) -> bool:
-    """Whether the frame is on the other side of the mean than in training, and the rest is as there.
-
-    Inverting an image changes the sign of its frame's level, and neither contrast nor roughness. Without a
-    criterion, a dark frame is taken for the one in training.
-    """
+        return False
+    found = found or measure(image, layout)
     if criterion is None:
         return found.frame_level > 0
-
-    def inside(name: str, value: float) -> bool:
-        low, high = getattr(criterion, name)
-        return bool(low <= value <= high)
-
-    same = all(inside(name, getattr(found, name)) for name in ("contrast", "roughness"))
-    frame = found.frame_level
-    return same and inside("frame_level", -frame) and not inside("frame_level", frame)
+    inverted = replace(found, frame_level=-found.frame_level)
+    same = all(criterion.has(name, inverted) for name in ("contrast", "roughness", "frame_level"))
+    return same and not criterion.has("frame_level", found)

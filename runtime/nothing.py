@@ -33,10 +33,10 @@ Floats = NDArray[np.float32]
 # In the order in which they are compared: the measurement, and what an image below and above its span has.
 REASONS = {
     "contrast": ("less contrast", "more contrast"),
-    "level": ("a lower mean", "a higher mean"),
     "roughness": ("smoother content", "rougher content"),
     "frame_level": ("a darker frame", "a lighter frame"),
-    "frame_contrast": ("a plainer frame", "more in its frame"),
+    "frame_contrast": ("a plainer frame", "a busier frame"),
+    "level": ("a lower mean", "a higher mean"),
 }
 
 
@@ -93,22 +93,18 @@ class Nothing:
         """JSON values."""
         return asdict(self)
 
-    def outside(self, found: Measurements) -> tuple[str, int] | None:
-        """The first measurement outside of its span, and -1 if it is below, 1 if above; None if all fit."""
-        for name in REASONS:
-            low, high = getattr(self, name)
-            value = getattr(found, name)
-            if not low <= value <= high:
-                return name, -1 if value < low else 1
-        return None
+    def has(self, name: str, found: Measurements) -> bool:
+        """Whether a measurement is within its span."""
+        low, high = getattr(self, name)
+        return bool(low <= getattr(found, name) <= high)
 
     def reason(self, found: Measurements) -> str:
-        """Why there is nothing to see; empty if there is something."""
-        outside = self.outside(found)
-        if outside is None:
-            return ""
-        name, side = outside
-        return f"{REASONS[name][side > 0]} than in any training image"
+        """Why there is nothing to see: the first measurement outside of its span; empty if there is something."""
+        for name, (below, above) in REASONS.items():
+            if not self.has(name, found):
+                less = getattr(found, name) < getattr(self, name)[0]
+                return f"{below if less else above} than in any training image"
+        return ""
 
     def facts(self) -> list[tuple[str, str]]:
         """Lines for a person."""
@@ -185,8 +181,9 @@ def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = 
     low, high = np.min(rows, axis=0), np.max(rows, axis=0)
     slack = _SLACK * (high - low)
     first = low - slack
-    contrast = list(REASONS).index("contrast")
-    first[contrast] = (1 - _SLACK) * low[contrast]
+    for name in ("contrast", "roughness", "frame_contrast"):  # none is negative
+        k = list(REASONS).index(name)
+        first[k] = (1 - _SLACK) * low[k] if name == "contrast" else max(first[k], 0.0)
     spans = {
         name: (_rounded(a), _rounded(b))
         for name, a, b in zip(REASONS, first, high + slack, strict=True)

@@ -1,6 +1,6 @@
 /* Classify images in C:  classify MODEL IMAGE.png...
  * Prints one line per image: its name, the best class, its score, and the first values of its pose; the values and units of
- * a model for regression. */
+ * a model for regression; that there is nothing to see in a blank image, where the model has a criterion for that. */
 #include <stdio.h>
 
 #include "capsedge.h"
@@ -49,6 +49,10 @@ static int classify(capsedge_session* session, capsedge_prediction* prediction, 
   for (size_t i = 0; i < images && refused == 0; ++i) {
     capsedge_result result = CAPSEDGE_RESULT_INIT;
     refused = failed(capsedge_prediction_result(prediction, i, &result));
+    if (refused == 0 && result.nothing != NULL) {
+      printf("%s: nothing to see: %s\n", path, result.nothing);
+      continue;
+    }
     if (refused == 0 && result.value_count > 0) {
       printf("%s:", path);
       refused = print_values(session, &result);
