@@ -99,7 +99,7 @@ class Nothing:
         return bool(low <= getattr(found, name) <= high)
 
     def reason(self, found: Measurements) -> str:
-        """Why there is nothing to see: the first measurement outside of its span; empty if there is something."""
+        """The first measurement outside of its span, in words; empty if there is something to see."""
         for name, (below, above) in REASONS.items():
             if not self.has(name, found):
                 less = getattr(found, name) < getattr(self, name)[0]

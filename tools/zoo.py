@@ -2,8 +2,8 @@
 
 Usage: python tools/zoo.py [RUNS] DATA, where RUNS holds the folders digits-dynamic, digits-em and
 digits-attention made by `capsedge train`, and DATA the MNIST files. Earlier runs that a
-run continued from (--init) are beside it as digits-<routing>-1, digits-<routing>-2 and so on. Without RUNS, the checkpoints of
-the package stay as they are but for the criterion for nothing to see, which is measured on DATA again.
+run continued from (--init) are beside it as digits-<routing>-1, digits-<routing>-2 and so on. Without
+RUNS, the package's checkpoints keep all but the criterion for nothing to see, which is measured on DATA.
 """
 
 from __future__ import annotations

@@ -13,23 +13,23 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.errors import ArtefactError  # noqa: E402
-from capsedge.runtime.description import Description, described  # noqa: E402
-from capsedge.runtime.loading import load_bytes  # noqa: E402
-from capsedge.runtime.metadata import Preprocessing  # noqa: E402
-from capsedge.runtime.nothing import (  # noqa: E402
+from capsedge.errors import ArtefactError
+from capsedge.runtime.description import Description, described
+from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.nothing import (
     NOTHING_PROPERTY,
     REASONS,
     Nothing,
     measure,
     spans_of,
 )
-from capsedge.runtime.reading.properties import with_properties  # noqa: E402
-from tests.runtime.models import capsule_model, foreign_model, metadata  # noqa: E402
-from tests.runtime.test_nothing import DAMAGED  # noqa: E402
+from capsedge.runtime.reading.properties import with_properties
+from tests.runtime.models import capsule_model, foreign_model, metadata
+from tests.runtime.test_nothing import DAMAGED
 
-from . import libcapsedge  # noqa: E402
-from .libcapsedge import ARTEFACT, Failed, Session, call, sized  # noqa: E402
+from . import libcapsedge
+from .libcapsedge import ARTEFACT, Failed, Session, call, sized
 
 pytestmark = pytest.mark.skipif(
     libcapsedge.library_path() is None,
