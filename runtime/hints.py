@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.nothing import Floats, Measurements, Nothing, measure
+from capsedge.runtime.nothing import Floats, Measurements, Nothing, measure, measure_all
 from capsedge.runtime.vision.prediction import Prediction
 
 INVERT = "mostly light, and the answer is not confident: try --invert (in Python invert=True)"
@@ -26,11 +27,11 @@ def seen(
         inverted: whether they were inverted.
     """
     p, criterion = metadata.preprocessing, metadata.nothing
-    for prediction, image in zip(predictions, images, strict=True):
-        if p is None:
-            yield prediction
-            continue
-        found = None if criterion is None else measure(image, p.layout)
+    if p is None:
+        yield from predictions
+        return
+    measured = repeat(None, len(images)) if criterion is None else measure_all(images, p.layout)
+    for prediction, image, found in zip(predictions, images, measured, strict=True):
         nothing = "" if criterion is None or found is None else criterion.reason(found)
         told = ""
         if p.channels == 1 and len(prediction.scores):

@@ -5,8 +5,9 @@ docs/metadata.md ("Nothing to see") specifies the rule, so that C++ decides the 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ LEAST_SIDE = 3  # a frame, and something inside it
 _SLACK = 0.05  # by which a span is widened at each end
 _BLANK = 2.0**-20  # contrast of an image of one value, after rounding, relative to that value
 _DIGITS = 6
+_GROUP_VALUES = 2**18  # measured at once; bounds memory
 
 Span = tuple[float, float]
 Floats = NDArray[np.float32]
@@ -121,42 +123,59 @@ class Nothing:
 
 
 def measure(image: Floats, layout: str = "NCHW") -> Measurements:
-    """The measurements of one prepared image ``[C, H, W]``, or ``[H, W, C]`` for the layout ``NHWC``.
+    """The measurements of one prepared image ``[C, H, W]``, or ``[H, W, C]`` for the layout ``NHWC``."""
+    return next(measure_all(image[None], layout))
 
-    Sums are float64, from the first value in memory to the last, so that C++ gets the same bits. Of a blank
-    image, all but contrast and level are 0.
+
+def measure_all(images: Floats, layout: str = "NCHW") -> Iterator[Measurements]:
+    """The measurements of prepared images ``[N, C, H, W]``, or ``[N, H, W, C]`` for the layout ``NHWC``.
+
+    Sums are float64, from the first value of an image in memory to the last, so that C++ gets the same bits.
+    Of a blank image, all but contrast and level are 0.
     """
-    values = image.astype(np.float64)
-    mean = _sum(values) / values.size
-    off = values - mean
-    variance = _sum(off * off) / values.size
-    contrast = math.sqrt(variance)
-    if contrast == 0:
-        return Measurements(0.0, mean, 0.0, 0.0, 0.0)
-    vertical, horizontal = (1, 2) if layout == "NCHW" else (0, 1)
-    steps = np.concatenate([np.diff(values, axis=axis).ravel() for axis in (horizontal, vertical)])
-    roughness = _sum(steps * steps) / steps.size / (2 * variance)
-    frame = values[_frame(values.shape, vertical, horizontal)]
-    frame_mean = _sum(frame) / frame.size
-    off = frame - frame_mean
-    spread = math.sqrt(_sum(off * off) / frame.size)
-    return Measurements(
-        contrast, mean, roughness, (frame_mean - mean) / contrast, spread / contrast
-    )
+    group = max(1, _GROUP_VALUES // max(1, math.prod(images.shape[1:])))
+    for start in range(0, len(images), group):
+        rows = _measured(images[start : start + group].astype(np.float64), layout)
+        yield from (Measurements(*row) for row in rows.tolist())
 
 
-def _sum(values: NDArray[np.float64]) -> float:
-    """From the first to the last; numpy's own sum adds in pairs."""
-    return float(np.add.accumulate(values.ravel())[-1])
+def _measured(images: NDArray[np.float64], layout: str) -> NDArray[np.float64]:
+    """`Measurements` of each image ``[N, 5]``."""
+    values = images.reshape(len(images), -1)
+    mean = _sums(values) / values.shape[1]
+    off = values - mean[:, None]
+    variance = _sums(off * off) / values.shape[1]
+    contrast = np.sqrt(variance)
+    if layout == "NCHW":
+        across, down = images[..., 1:] - images[..., :-1], images[:, :, 1:] - images[:, :, :-1]
+    else:
+        across, down = images[:, :, 1:] - images[:, :, :-1], images[:, 1:] - images[:, :-1]
+    steps = np.concatenate([d.reshape(len(images), -1) for d in (across, down)], axis=1)
+    frame = values[:, _frame(images.shape[1:], layout)]
+    frame_mean = _sums(frame) / frame.shape[1]
+    off = frame - frame_mean[:, None]
+    spread = np.sqrt(_sums(off * off) / frame.shape[1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        roughness = _sums(steps * steps) / steps.shape[1] / (2 * variance)
+        rows = np.stack(
+            [contrast, mean, roughness, (frame_mean - mean) / contrast, spread / contrast], axis=1
+        )
+    rows[contrast == 0, 2:] = 0
+    return rows
 
 
-def _frame(shape: tuple[int, ...], vertical: int, horizontal: int) -> NDArray[np.bool_]:
-    """Where the first and the last row and column are."""
-    inside = np.zeros(shape, bool)
-    cut = [slice(None)] * 3
-    cut[vertical] = cut[horizontal] = slice(1, -1)
-    inside[tuple(cut)] = True
-    return ~inside
+def _sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each row ``[N, K]``, from the first value to the last; numpy's own sum adds in pairs."""
+    return np.add.accumulate(values, axis=1)[:, -1]
+
+
+@functools.lru_cache(maxsize=16)
+def _frame(shape: tuple[int, ...], layout: str) -> NDArray[np.intp]:
+    """Places of the first and the last row and column in an image's memory."""
+    around = np.ones(shape, bool)
+    cut = slice(1, -1)
+    around[(slice(None), cut, cut) if layout == "NCHW" else (cut, cut)] = False
+    return np.flatnonzero(around)
 
 
 def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = "") -> Nothing:

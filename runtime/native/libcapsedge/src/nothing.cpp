@@ -33,9 +33,12 @@ struct Grid {
   // Calls f with the place of every value of the frame, in the order of memory.
   template <typename F>
   void frame(F&& f) const {
-    for (size_t i = 0; i < values(); ++i) {
-      const size_t row = i / length() % rows, column = i % length() / step;
-      if (row == 0 || row + 1 == rows || column == 0 || column + 1 == across) f(i);
+    for (size_t line = 0; line < planes * rows; ++line) {
+      const size_t row = line % rows, begin = line * length(), end = begin + length();
+      const bool whole = row == 0 || row + 1 == rows;
+      for (size_t i = begin; i < (whole ? end : begin + step); ++i) f(i);
+      if (whole) continue;
+      for (size_t i = end - step; i < end; ++i) f(i);
     }
   }
 };
