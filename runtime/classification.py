@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
+from capsedge.runtime.hints import KEEP
 from capsedge.runtime.vision.given import folder_images
 from capsedge.runtime.vision.prediction import Prediction, choose
 
@@ -91,6 +92,8 @@ def classify_files(
         if batch:
             stacked = np.stack(list(batch.values()))
             predictions = session.predict(stacked, top_k, threshold, prepared=True)
+            if invert:  # prepared floats do not show it
+                predictions = [replace(p, hint=KEEP if p.hint else "") for p in predictions]
             result.predictions |= zip(batch, predictions, strict=True)
             if sheet is not None:
                 result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)

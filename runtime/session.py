@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
 from capsedge.runtime.answers import Unfit, answers_of
+from capsedge.runtime.hints import seen
 from capsedge.runtime.inputs import checked, stacked
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.running import Runner
@@ -225,10 +226,16 @@ class Session(Runner):
         else:
             top_k, threshold = self._choice(top_k, threshold)
         batches = self._batches(images, batch_size, invert, **reading)
-        found = (self._run_batch(batch, self._answers.all) for batch in batches)
-        if outputs is not None and estimates:
-            return chain.from_iterable(self._estimate(outputs, values) for values in found)
-        return chain.from_iterable(self._read(scores, top_k, threshold) for scores in found)
+
+        def answered(batch: NDArray[Any]) -> Iterator[Prediction]:
+            found = self._run_batch(batch, self._answers.all)
+            if outputs is not None and estimates:
+                read = self._estimate(outputs, found)
+            else:
+                read = self._read(found, top_k, threshold)
+            return seen(read, batch, self._metadata(), invert)
+
+        return chain.from_iterable(answered(batch) for batch in batches)
 
     def _choice(
         self, top_k: int | None, threshold: float | None

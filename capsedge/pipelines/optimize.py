@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from capsedge import errors
+from capsedge.datasets.typical import Typical, typical_images
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.files import limits
@@ -111,6 +112,7 @@ def optimize(
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     task: str | None = None,
     outputs: Outputs | None = None,
+    typical: Typical | None = None,
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
     """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
@@ -126,6 +128,8 @@ def optimize(
             fixes it.
         class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
             routing is recognized and no number of images is given, the file stays as it is otherwise.
+        typical: images as in training (`capsedge.datasets.nothing_from`): for an image unlike all of them,
+            predictions say that there is nothing to see.
         progress: told what is being done.
 
     Returns:
@@ -142,7 +146,7 @@ def optimize(
     """
     path = None if path is None else as_path(path, OUTPUT)
     _check(path, measure, batch)
-    description = Description(class_names, preprocessing, task, outputs)
+    description = Description(class_names, preprocessing, task, outputs, typical_images(typical))
     with as_file(model) as source:
         data, summary = read_harmless(source)
         if description:

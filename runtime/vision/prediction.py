@@ -85,6 +85,9 @@ class Prediction(Summarized):
         score_kind: ``length`` of the class capsule, or ``probability`` (of logits the softmax for a
             single-label model, the sigmoid for a multi-label model); empty for a regression.
         values: the values of a regression; empty for a classification.
+        nothing: why there is nothing to see in the image, by the criterion of the model (docs/metadata.md);
+            empty if there is something, or the model has no criterion. Labels and scores are as without.
+        hint: what to try, such as inverting the image; empty if there is nothing to advise.
     """
 
     labels: tuple[Label, ...]
@@ -92,6 +95,8 @@ class Prediction(Summarized):
     poses: NDArray[np.float32]
     score_kind: str
     values: tuple[Value, ...] = ()
+    nothing: str = ""
+    hint: str = ""
 
     @property
     def label(self) -> str | None:
@@ -122,12 +127,14 @@ class Prediction(Summarized):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
+        said = {"nothing": self.nothing or None, "hint": self.hint or None}
         if self.values:
-            return {"values": [value.to_dict() for value in self.values]}
+            return {"values": [value.to_dict() for value in self.values], **said}
         return {
             "labels": [label.to_dict() for label in self.labels],
             "scores": [float(v) for v in self.scores],
             "score_kind": self.score_kind,
+            **said,
         }
 
 

@@ -1,4 +1,4 @@
-"""What docs/jetson.md installs on JetPack's Python has wheels for 64-bit ARM: nothing is compiled on the device."""
+"""The wheels that docs/how-to/jetson.md installs exist for JetPack's Python on 64-bit ARM."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 /* Classify images in C:  classify MODEL IMAGE.png...
  * Prints one line per image: its name, its classes with their scores and the first values of their poses; the values and
- * units of a model for regression. */
+ * units of a model for regression; that there is nothing to see in a blank image, where the model has a criterion for that. */
 #include <stdio.h>
 
 #include "capsedge.h"
@@ -54,6 +54,10 @@ static int classify(capsedge_session* session, capsedge_prediction* prediction, 
   capsedge_result result = CAPSEDGE_RESULT_INIT;
   const int refused = failed(capsedge_prediction_result(prediction, 0, &result));
   if (refused != 0) return refused;
+  if (result.nothing != NULL) {
+    printf("%s: nothing to see: %s\n", path, result.nothing);
+    return 0;
+  }
   printf("%s:", path);
   if (result.value_count > 0) return print_values(session, &result);
   for (size_t k = 0; k < result.label_count; ++k) print_label(&result, &result.labels[k], k == 0);
