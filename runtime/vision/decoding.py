@@ -43,7 +43,14 @@ def read_image(path: Path | str) -> NDArray[Any]:
         if str(path).startswith(("http:", "https:")):
             fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
             raise UsageError(f"{path} is not a file.", "Nothing is fetched from a network.", fix)
-        raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
+        pattern = "*" in str(path)
+        raise UsageError(
+            f"There is no file {path}.",
+            "Patterns are not opened." if pattern else "",
+            "Pass pathlib.Path(folder).glob('*.png'), or the folder."
+            if pattern
+            else "Check the name of the image.",
+        )
     with opening.opened(path, "Name a PNG or JPEG file that may be read.") as file:
         _check_bytes(str(path), opening.size(file))
         return decode(file.read(limits.IMAGE_FILE_BYTES), str(path))

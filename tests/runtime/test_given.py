@@ -161,6 +161,7 @@ def test_a_data_loader(session: capsedge.Session) -> None:
         (b"hello", "image 0 is not a readable image"),
         (io.BytesIO(), r"(?s)image 0 is empty.*file.seek\(0\)"),
         (io.StringIO("text"), r"(?s)opened as text.*'rb'"),
+        ("images/*.png", r"(?s)There is no file.*glob\('\*.png'\)"),
         ("https://example.org/7.png", "(?s)not a file.*urllib.request.urlopen"),
         (np.frombuffer(b"\x89PNG" * 9, np.uint8), r"array.tobytes\(\)"),
         (np.zeros((1, 1, 1, SIDE, SIDE), np.uint8), "Reshape the array"),
