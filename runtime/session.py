@@ -235,13 +235,15 @@ class Session(Runner):
         self, top_k: int | None, threshold: float | None
     ) -> tuple[int | None, float | None]:
         """The labels to choose: what was asked for, or the default of the model's task."""
-        if top_k is not None and top_k < 1:
+        if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
             raise UsageError(
-                f"top_k is {top_k}.", "It must be 1 or more.", "Leave it out for the best label."
+                f"top_k is {top_k!r}.", "It is a whole number from 1.", "Leave it out for the best."
             )
-        if threshold is not None and not 0 <= threshold <= 1:
+        if threshold is not None and not (
+            isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1
+        ):
             raise UsageError(
-                f"threshold is {threshold:g}.",
+                f"threshold is {threshold!r}.",
                 "Scores go from 0 to 1.",
                 "Use a number between them.",
             )
