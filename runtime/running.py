@@ -202,9 +202,13 @@ class Runner(Summarized):
 
     def _run_size(self, batch_size: int | None = None) -> int:
         """Images per run: the fixed batch, otherwise ``batch_size`` within the limits of the backend."""
-        if batch_size is not None and batch_size < 1:
+        if batch_size is not None and not (
+            isinstance(batch_size, (int, np.integer)) and batch_size >= 1
+        ):
             raise UsageError(
-                f"batch_size is {batch_size}.", "It must be 1 or more.", "Leave it out for 64."
+                f"batch_size is {batch_size!r}.",
+                "It is a whole number from 1.",
+                "Leave it out for 64.",
             )
         most = _CHUNK if batch_size is None else batch_size
         return self.batch or min(most, self.largest_batch or most)

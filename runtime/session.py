@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,17 +221,17 @@ class Session(Runner):
         **reading: Any,
     ) -> Iterator[Prediction]:
         outputs = self._metadata().outputs
-        estimates = outputs is not None and outputs.values
-        if outputs is not None and estimates:
-            _check_no_choice(self.path, outputs, top_k, threshold)
+        estimated = outputs if outputs is not None and outputs.values else None
+        if estimated is not None:
+            _check_no_choice(self.path, estimated, top_k, threshold)
         else:
             top_k, threshold = self._choice(top_k, threshold)
         batches = self._batches(images, batch_size, invert, **reading)
 
         def answered(batch: NDArray[Any]) -> Iterator[Prediction]:
             found = self._run_batch(batch, self._answers.all)
-            if outputs is not None and estimates:
-                read = self._estimate(outputs, found)
+            if estimated is not None:
+                read = self._estimate(estimated, found)
             else:
                 read = self._read(found, top_k, threshold)
             return seen(read, batch, self._metadata(), invert)
@@ -241,13 +242,15 @@ class Session(Runner):
         self, top_k: int | None, threshold: float | None
     ) -> tuple[int | None, float | None]:
         """The labels to choose: what was asked for, or the default of the model's task."""
-        if top_k is not None and top_k < 1:
+        if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
             raise UsageError(
-                f"top_k is {top_k}.", "It must be 1 or more.", "Leave it out for the best label."
+                f"top_k is {top_k!r}.", "It is a whole number from 1.", "Leave it out for the best."
             )
-        if threshold is not None and not 0 <= threshold <= 1:
+        if threshold is not None and not (
+            isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1
+        ):
             raise UsageError(
-                f"threshold is {threshold:g}.",
+                f"threshold is {threshold!r}.",
                 "Scores go from 0 to 1.",
                 "Use a number between them.",
             )
@@ -291,15 +294,17 @@ class Session(Runner):
         size, port = self._run_size(batch_size), self.inputs[0]
         self._backend  # noqa: B018 - refuses a closed session before an image is read
         given = on_host(images)
-        if self._metadata().preprocessing is None and not invert and _floats(given):
-            return stacked(checked(port, given, self._bound, any_batch=True), size)
-        reading = Reading(self._preprocessing(), invert, layout, prepared)
-        whole = reading.batch(given)
-        if whole is not None:
-            return stacked(checked(port, whole, self._bound, any_batch=True), size)
-        batches = stacked(reading.images(given), size)
-        if not port.dtype.startswith("float"):  # what is prepared is cast
-            return batches
+        stated = self._metadata().preprocessing is not None or invert or prepared is False
+        found: NDArray[Any] | Iterator[NDArray[Any]]
+        if not stated and _floats(given):
+            found = given
+        else:
+            reading = Reading(self._preprocessing(), invert, layout, prepared)
+            whole = reading.batch(given)
+            found = reading.images(given) if whole is None else whole
+        batches = stacked(found, size)
+        if not port.dtype.startswith("float"):  # what is prepared is cast when it runs
+            port = replace(port, dtype="float32")
         return (checked(port, batch, self._bound, any_batch=True) for batch in batches)
 
     def reconstruct(
@@ -380,7 +385,7 @@ class Session(Runner):
             yield Prediction(labels, row, poses, kind)
 
 
-def _floats(given: object) -> bool:
+def _floats(given: object) -> TypeGuard[NDArray[Any]]:
     """Whether it is an array that can be prepared already: of floats, of four dimensions."""
     return isinstance(given, np.ndarray) and given.ndim == 4 and given.dtype.kind == "f"
 

@@ -6,6 +6,8 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -43,10 +45,17 @@ def read_image(path: Path | str) -> NDArray[Any]:
         if str(path).startswith(("http:", "https:")):
             fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
             raise UsageError(f"{path} is not a file.", "Nothing is fetched from a network.", fix)
-        raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
+        pattern = "*" in str(path)
+        raise UsageError(
+            f"There is no file {path}.",
+            "Patterns are not opened." if pattern else "",
+            "Pass pathlib.Path(folder).glob('*.png'), or the folder."
+            if pattern
+            else "Check the name of the image.",
+        )
     with opening.opened(path, "Name a PNG or JPEG file that may be read.") as file:
         _check_bytes(str(path), opening.size(file))
-        return decode(file.read(limits.IMAGE_FILE_BYTES), str(path))
+        return decode(file.read(limits.IMAGE_FILE_BYTES), str(path), Path(path))
 
 
 def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
@@ -80,11 +89,14 @@ def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
     return decode(b"".join(parts), name)
 
 
-def decode(data: bytes | bytearray | memoryview, name: str) -> NDArray[Any]:
+def decode(
+    data: bytes | bytearray | memoryview, name: str, path: Path | None = None
+) -> NDArray[Any]:
     """Decode the content of a PNG or JPEG file, as `read_image`.
 
     Args:
         name: the name in errors.
+        path: the file, where it has one.
 
     Raises:
         UsageError: the content is empty, damaged, of another format or too large.
@@ -93,22 +105,35 @@ def decode(data: bytes | bytearray | memoryview, name: str) -> NDArray[Any]:
     data = bytes(data)
     if not data:
         raise UsageError(f"{name} is empty.", "It has 0 bytes.", "Get the image again.")
-    import PIL
+    from PIL import Image, UnidentifiedImageError
+
+    with _explained(name):
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                check_size(name, image.height, image.width)
+                return pixels_of(image)
+        except UnidentifiedImageError as error:
+            raise _no_image(name, data, path) from error
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turn the block's failures to decode an image into readable errors.
+
+    Raises:
+        UsageError: the image is damaged or too large.
+    """
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
             # Pillow warns of large images; the limits here are lower.
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                check_size(name, image.height, image.width)
-                return pixels_of(image)
+            yield
     except UsageError:
         raise
     except (Image.DecompressionBombError, MemoryError) as error:
         raise _too_large(name, str(error)) from error
-    except PIL.UnidentifiedImageError as error:
-        raise _no_image(name, data) from error
     except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
         raise UsageError(
             f"{name} is damaged.", f"The decoder reports: {error}.", "Get the image again."
@@ -122,20 +147,23 @@ def _check_bytes(name: str, found: int) -> None:
         )
 
 
-def _no_image(name: str, data: bytes) -> UsageError:
+def _no_image(name: str, data: bytes, path: Path | None) -> UsageError:
     told = formats.tell_content(data)
+    what = f"{name} is not a readable image"
     if told is None or told.key == "image":
         return UsageError(
-            f"{name} is not a readable image.",
+            f"{what}.",
             "It is neither a PNG nor a JPEG file, or its header is damaged.",
-            "Convert it to PNG or JPEG.",
+            "Convert it to PNG or JPEG."
+            if path is not None
+            else "Pass the bytes of a PNG or JPEG file; pixels as an array, not as bytes.",
         )
-    fix, command = told.advice(Path(name))
+    if path is None:
+        fix = command = "Pass the bytes of such a file."
+    else:
+        fix, command = told.advice(path)
     return UsageError(
-        f"{name} is not a readable image: it is {told.name}.",
-        "PNG and JPEG files are read.",
-        fix,
-        command=command,
+        f"{what}: it is {told.name}.", "PNG and JPEG files are read.", fix, command=command
     )
 
 
@@ -244,7 +272,8 @@ def read_pixels(image: object, name: str) -> NDArray[Any] | None:
         return decode(image, name)
     if is_pillow(image):
         check_size(name, image.height, image.width)
-        return pixels_of(image)
+        with _explained(name):  # Pillow reads a file when its pixels are needed
+            return pixels_of(image)
     if is_stream(image):
         return read_stream(image, name)
     return None

@@ -253,6 +253,8 @@ def _items(given: object) -> Iterator[object]:
 
 
 def _files(path: str | os.PathLike[str]) -> Iterator[object]:
+    if not os.fspath(path):
+        raise UsageError("The path of an image is empty.", "", "Name a file or a folder.")
     if opening.kind(Path(path)) == opening.FOLDER:
         yield from folder_images(Path(path))
     else:
@@ -263,7 +265,7 @@ def _refused(item: object, name: str) -> UsageError:
     fix = "Convert it first."
     if isinstance(item, Mapping):
         fix = "Pass the images alone, such as item['image']; Session.run takes inputs by name."
-    elif isinstance(item, (list, tuple)):
+    elif isinstance(item, (list, tuple)) or hasattr(type(item), "__getitem__"):
         fix = "Pass images alone, such as `(image for image, label in loader)`, in one sequence."
     elif isinstance(item, (set, frozenset)):
         fix = "Pass a list, which has an order."

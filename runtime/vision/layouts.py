@@ -49,7 +49,7 @@ def pixel_batch(
             f"Say which: layout={' or layout='.join(map(repr, names))}.",
         )
     if not readings or array.ndim not in (len(readings[0]), len(readings[0]) + 1):
-        raise _unreadable(array.shape, preprocessing.channels, layout, name)
+        raise _unreadable(array, preprocessing.channels, layout, name)
     return _channels_last(array, readings[0])
 
 
@@ -83,7 +83,10 @@ def _channels_last(array: NDArray[np.generic], layout: str) -> NDArray[np.generi
     return batch.transpose(0, 2, 3, 1) if layout == "CHW" else batch
 
 
-def _unreadable(shape: Sequence[int], channels: int, layout: str | None, name: str) -> ShapeError:
+def _unreadable(
+    array: NDArray[np.generic], channels: int, layout: str | None, name: str
+) -> ShapeError:
+    shape = array.shape
     if layout is not None:
         return ShapeError(
             f"{name} has the shape {list(shape)}.",
@@ -94,7 +97,9 @@ def _unreadable(shape: Sequence[int], channels: int, layout: str | None, name: s
         return ShapeError(
             f"{name} has the shape {list(shape)}.",
             f"Images are {_EXAMPLES}.",
-            "For the bytes of a PNG or JPEG file pass array.tobytes().",
+            "For the bytes of a PNG or JPEG file pass array.tobytes()."
+            if array.dtype == np.uint8
+            else "Pass images alone, such as `(image for image, label in loader)`.",
         )
     counts = channel_counts(channels)
     return ShapeError(

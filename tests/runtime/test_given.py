@@ -158,9 +158,13 @@ def test_a_data_loader(session: capsedge.Session) -> None:
         ([[LEFT]], "image 0 has the type list"),
         (LEFT.tolist(), "image 0 has the type list"),
         (b"", "image 0 is empty"),
+        ("", "path of an image is empty"),
+        (LEFT.tobytes(), "pixels as an array, not as bytes"),
+        ([LEFT, np.arange(5)], "image, label in loader"),
         (b"hello", "image 0 is not a readable image"),
         (io.BytesIO(), r"(?s)image 0 is empty.*file.seek\(0\)"),
         (io.StringIO("text"), r"(?s)opened as text.*'rb'"),
+        ("images/*.png", r"(?s)There is no file.*glob\('\*.png'\)"),
         ("https://example.org/7.png", "(?s)not a file.*urllib.request.urlopen"),
         (np.frombuffer(b"\x89PNG" * 9, np.uint8), r"array.tobytes\(\)"),
         (np.zeros((1, 1, 1, SIDE, SIDE), np.uint8), "Reshape the array"),
@@ -173,6 +177,18 @@ def test_a_data_loader(session: capsedge.Session) -> None:
 def test_what_is_no_image_is_refused_in_words(images: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         inputs(images)
+
+
+def test_an_image_of_pillow_that_fails(tmp_path: Path) -> None:
+    """Pillow reads a file when its pixels are needed."""
+    data = encoded(np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8))
+    (tmp_path / "a.png").write_bytes(data)
+    (tmp_path / "cut.png").write_bytes(data[:1000])
+    closed = Image.open(tmp_path / "a.png")
+    closed.close()
+    for image in (closed, Image.open(tmp_path / "cut.png")):
+        with pytest.raises(UsageError, match="image 0 is damaged"):
+            inputs(image)
 
 
 def test_a_file_that_fails(tmp_path: Path) -> None:

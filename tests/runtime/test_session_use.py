@@ -61,7 +61,15 @@ def test_a_stream_gives_each_prediction_at_once(session: capsedge.Session) -> No
 
 
 def test_a_stream_refuses_wrong_arguments_at_once(session: capsedge.Session) -> None:
-    for options in ({"top_k": 0}, {"threshold": 2}, {"layout": "X"}, {"batch_size": 0}):
+    for options in (
+        {"top_k": 0},
+        {"top_k": "3"},
+        {"threshold": 2},
+        {"threshold": "0.5"},
+        {"layout": "X"},
+        {"batch_size": 0},
+        {"batch_size": 1.5},
+    ):
         with pytest.raises(UsageError):
             session.stream(iter([LEFT]), **options)  # type: ignore[arg-type]
 
