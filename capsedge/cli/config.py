@@ -15,40 +15,25 @@ if TYPE_CHECKING:
     from capsedge.runtime.machine.libcapsedge import Embedding
 
 
+def _flag(name: str, text: str) -> Any:
+    return typer.Option(f"--{name}", help=text)
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What is printed; everything, as a table, if nothing is chosen."""
 
-    cflags: Annotated[bool, typer.Option("--cflags", help="Flags for the compiler.")] = False
-    libs: Annotated[
-        bool, typer.Option("--libs", help="Flags for the linker, --rpath included.")
-    ] = False
-    rpath: Annotated[
-        bool,
-        typer.Option("--rpath", help="The flag by which programs find the library where it is."),
-    ] = False
-    includedir: Annotated[
-        bool, typer.Option("--includedir", help="Folder of capsedge.h and capsedge.hpp.")
-    ] = False
-    libdir: Annotated[bool, typer.Option("--libdir", help="Folder of libcapsedge.so.")] = False
-    cmakedir: Annotated[
-        bool, typer.Option("--cmakedir", help="Folder for CMake: -Dcapsedge_DIR=...")
-    ] = False
-    pkgconfigdir: Annotated[
-        bool, typer.Option("--pkgconfigdir", help="Folder for pkg-config: PKG_CONFIG_PATH=...")
-    ] = False
-    examples: Annotated[
-        bool, typer.Option("--examples", help="Folder of the example programs.")
-    ] = False
-    models: Annotated[
-        bool, typer.Option("--models", help="Folder of the ONNX files that come with capsedge.")
-    ] = False
-    samples: Annotated[
-        bool, typer.Option("--samples", help="Folder of the sample images that come with capsedge.")
-    ] = False
-    version: Annotated[
-        bool, typer.Option("--version", help="Version of the headers and the library.")
-    ] = False
+    cflags: Annotated[bool, _flag("cflags", "Flags for the compiler.")] = False
+    libs: Annotated[bool, _flag("libs", "Flags for the linker, --rpath included.")] = False
+    rpath: Annotated[bool, _flag("rpath", "Flag by which programs find the library.")] = False
+    includedir: Annotated[bool, _flag("includedir", "Folder of the headers.")] = False
+    libdir: Annotated[bool, _flag("libdir", "Folder of libcapsedge.so.")] = False
+    cmakedir: Annotated[bool, _flag("cmakedir", "Folder for -Dcapsedge_DIR=.")] = False
+    pkgconfigdir: Annotated[bool, _flag("pkgconfigdir", "Folder for PKG_CONFIG_PATH.")] = False
+    examples: Annotated[bool, _flag("examples", "Folder of the example programs.")] = False
+    models: Annotated[bool, _flag("models", "Folder of the ONNX files of the package.")] = False
+    samples: Annotated[bool, _flag("samples", "Folder of the package's sample images.")] = False
+    version: Annotated[bool, _flag("version", "Version of headers and library.")] = False
 
 
 FLAGS = ("cflags", "libs", "rpath")  # printed on one line, quoted for a shell

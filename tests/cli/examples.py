@@ -56,6 +56,14 @@ def tool(name: str, package: str) -> str:
     return found
 
 
+def libpng_flags() -> list[str]:
+    """The linker's flags for libpng, or a skip that says how to get it."""
+    pkg_config = tool("pkg-config", "pkg-config")
+    if subprocess.run([pkg_config, "--exists", "libpng"], check=False).returncode:
+        pytest.skip("libpng is missing: apt-get install libpng-dev")
+    return shlex.split(run(pkg_config, "--libs", "libpng"))
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The examples, compiled with the flags that are printed."""
@@ -75,11 +83,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def with_libpng(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`classify` in C and C++, compiled to read PNG files with the system's libpng."""
-    c, cpp, pkg_config = tool("cc", "gcc"), tool("c++", "g++"), tool("pkg-config", "pkg-config")
-    if subprocess.run([pkg_config, "--exists", "libpng"], check=False).returncode:
-        pytest.skip("libpng is missing: apt-get install libpng-dev")
+    c, cpp, libpng = tool("cc", "gcc"), tool("c++", "g++"), libpng_flags()
     folder = tmp_path_factory.mktemp("with_libpng")
-    flags = shlex.split(config("--cflags", "--libs") + " " + run(pkg_config, "--libs", "libpng"))
+    flags = [*shlex.split(config("--cflags", "--libs")), *libpng]
     examples = Path(config("--examples"))
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2", "-DEXAMPLES_LIBPNG"]
     run(c, "-std=c99", *strict, examples / "classify.c", "-o", folder / "classify_c", *flags)

@@ -12,7 +12,16 @@ import pytest
 from PIL import Image
 
 from capsedge.zoo import default_model
-from tests.cli.examples import config, infer, needs_library, programs, run, tool, with_libpng
+from tests.cli.examples import (
+    config,
+    infer,
+    libpng_flags,
+    needs_library,
+    programs,
+    run,
+    tool,
+    with_libpng,
+)
 
 __all__ = ["programs", "with_libpng"]  # fixtures
 
@@ -139,10 +148,7 @@ def limited(*command: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("libpng", [True, False])
 def test_cmake_uses_libpng_where_it_is_there(libpng: bool, tmp_path: Path) -> None:
     cmake, build = tool("cmake", "cmake"), tmp_path / "build"
-    if subprocess.run(
-        [tool("pkg-config", "pkg-config"), "--exists", "libpng"], check=False
-    ).returncode:
-        pytest.skip("libpng is missing: apt-get install libpng-dev")
+    libpng_flags()
     run(cmake, "-S", config("--examples"), "-B", build, f"-Dcapsedge_DIR={config('--cmakedir')}",
         f"-DCMAKE_DISABLE_FIND_PACKAGE_PNG={'OFF' if libpng else 'ON'}")  # fmt: skip
     run(cmake, "--build", build, "--target", "classify_c")

@@ -54,8 +54,8 @@ def named_classes() -> tuple[dict[str, Any], dict[str, Any]]:
     """A network of dynamic routing whose classes have names."""
     from tests.families.networks import XifengGuo
 
-    named = {"class_names": tuple(f"kind {k}" for k in range(5))}
-    return state_of(XifengGuo().eval()), named
+    answers = {"class_names": tuple(f"kind {k}" for k in range(5)), "iterations": 3}
+    return state_of(XifengGuo().eval()), answers
 
 
 NETWORKS = {
