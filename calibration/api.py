@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from capsedge.calibration import quantize as quantization
 from capsedge.calibration.judge import DEFAULT_MAX_ERROR, Gate
 from capsedge.calibration.observers import observer
-from capsedge.calibration.quantize import QuantizationReport, Request, Splits, split
+from capsedge.calibration.quantize import Request, Splits, split
+from capsedge.calibration.report import QuantizationReport
 from capsedge.calibration.sensitivity import Damage
 from capsedge.calibration.sensitivity import sensitivity as measure_sensitivity
 from capsedge.calibration.source import Progress, Source

@@ -69,6 +69,13 @@ class Outcome:
             return 100.0 * (1.0 - self.agreement)
         return 100.0 * (self.reference - self.accuracy)
 
+    def __str__(self) -> str:
+        if self.outputs:
+            return f"mean error {self.drop:.3g} % of the range"
+        if self.accuracy is None or self.reference is None:
+            return f"{self.agreement:.2%} of the decisions are those of FP32"
+        return f"accuracy {self.accuracy:.2%}, {self.reference:.2%} in FP32"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         document: dict[str, Any] = {"judged_by": self.judged_by, "images": self.images}

@@ -13,6 +13,7 @@ from capsedge.calibration import mixed
 from capsedge.calibration.evaluate import Outcome
 from capsedge.calibration.executed import Executed, executed
 from capsedge.calibration.judge import AGREEMENT, ERROR, Gate
+from capsedge.calibration.report import QuantizationReport
 from capsedge.calibration.running import check_fits
 from capsedge.calibration.source import MADE, TARGETS, Progress, Source, rounded, uniform
 from capsedge.calibration.splits import check_calibration, check_disjoint
@@ -118,91 +119,6 @@ def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
     if source.metadata is None:
         check_fits(source.session, found)
     return found
-
-
-@dataclass(frozen=True)
-class QuantizationReport:
-    """The settings and measurements of a quantization.
-
-    Attributes:
-        output: the file; if it was rejected, the name that it was kept under; None if none was requested.
-        precision, method, target: as requested.
-        size, source_size: bytes of the file and of the FP32 file.
-        outcome: comparison with the FP32 file on the evaluation images, in the same runtime.
-        kept: the nodes that stay in FP32, with rule and numbers.
-        executed: the computing nodes by precision, read back from ONNX Runtime's optimized graph.
-        executed_fp32: the same for the FP32 file.
-        assignment: precision of every layer.
-        search: all candidates, for mixed precision.
-        gate: what the file was allowed to lose.
-        judged: the outputs that it was judged by, in words.
-        images: numbers of images for calibration, search and evaluation.
-        warnings: warnings about the images, for the user.
-        model: the file's bytes.
-        foreign: whether the FP32 file is another tool's.
-        own_module: the class of the user's own module that the FP32 file was exported from; else empty.
-        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if not stated.
-    """
-
-    output: Path | None
-    precision: str
-    method: str
-    target: str
-    size: int
-    source_size: int
-    outcome: Outcome
-    kept: list[Kept]
-    executed: list[Executed]
-    executed_fp32: list[Executed]
-    assignment: dict[str, str]
-    search: mixed.Search | None
-    gate: Gate
-    judged: str
-    images: dict[str, Any]
-    warnings: tuple[str, ...]
-    model: bytes = field(repr=False)
-    foreign: bool
-    own_module: str
-    checkpoint_sha256: str
-
-    @property
-    def passed(self) -> bool:
-        """Whether the file passed the gate."""
-        return self.gate.passes(self.outcome)
-
-    @property
-    def max_drop(self) -> float:
-        """The allowed ``outcome.drop``."""
-        return self.gate.limit(self.outcome.judged_by)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return {
-            "output": None if self.output is None else str(self.output),
-            "passed": self.passed,
-            "precision": self.precision,
-            "method": self.method,
-            "target": self.target,
-            "bytes": self.size,
-            "bytes_fp32": self.source_size,
-            "size_ratio": self.size / self.source_size,
-            "judged": self.judged,
-            "max_drop_points": self.max_drop,
-            "max_error_percent": self.gate.max_error if self.outcome.judged_by == ERROR else None,
-            "outcome": self.outcome.to_dict(),
-            "assignment": self.assignment,
-            "kept_in_fp32": [k.to_dict() for k in self.kept],
-            "executed": [e.to_dict() for e in self.executed],
-            "executed_fp32": [e.to_dict() for e in self.executed_fp32],
-            "search": None
-            if self.search is None
-            else {
-                "candidates": [c.to_dict() for c in self.search.candidates],
-                "pareto": [c.to_dict() for c in self.search.pareto()],
-            },
-            "images": self.images,
-            "warnings": list(self.warnings),
-        }
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from capsedge import datasets, models, ops
     from capsedge.calibration.api import quantize
-    from capsedge.calibration.quantize import QuantizationReport
+    from capsedge.calibration.report import QuantizationReport
     from capsedge.checkpoint import load_checkpoint
     from capsedge.errors import (
         ArtefactError,
@@ -64,7 +64,7 @@ _HOMES = {
     "export": "capsedge.exporters.to_onnx",
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.api",
-    "QuantizationReport": "capsedge.calibration.quantize",
+    "QuantizationReport": "capsedge.calibration.report",
     "optimize": "capsedge.pipelines.optimize",
     "OptimizationReport": "capsedge.pipelines.optimize",
     "build": "capsedge.exporters.tensorrt.api",

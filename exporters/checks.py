@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +17,10 @@ from capsedge.exporters.own_modules import in_double, run_double
 from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
 from capsedge.judging.tolerance import Tolerance, excess
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 
 def validate(model: onnx.ModelProto) -> None:
@@ -44,7 +48,9 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
 
     Raises:
         CapsedgeError: ONNX Runtime refuses it.
+        EnvironmentProblem: it is missing.
     """
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3

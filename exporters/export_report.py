@@ -8,6 +8,8 @@ from typing import Any
 
 from capsedge.errors import ParityError
 from capsedge.graph.recognize.report import Recognition
+from capsedge.runtime.quantities import size
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class CaseParity:
     outside: bool = False
 
 
-@dataclass(frozen=True)
-class ExportReport:
+@dataclass(frozen=True, repr=False)
+class ExportReport(Summarized):
     """The result of an export.
 
     Attributes:
@@ -75,6 +77,22 @@ class ExportReport:
     rtol: float
     parity: tuple[CaseParity, ...]
     dry_run: bool = False
+
+    def _summary(self) -> Summary:
+        verdict = "PASSED" if self.passed else "FAILED"
+        difference = max((p.max_abs for p in self.parity), default=0.0)
+        written = "not written (dry run)" if self.dry_run else str(self.path)
+        proof = f"{verdict}, largest difference {difference:.2g} in {len(self.parity)} comparisons"
+        rows = [
+            Row("file", f"{written}, {size(self.size)}"),
+            Row("against PyTorch", proof),
+            Row("operators", ", ".join(f"{n} {kind}" for kind, n in self.operators.items())),
+            *(Row(name, effect) for name, effect in self.rewrites.items()),
+            *(Row("note", note) for note in (*self.notes, *self.warnings)),
+        ]
+        nodes = f"{sum(self.operators.values())} nodes, ops '{self.ops}'"
+        first = f"{short(self.path.name)}: {size(self.size)}, {nodes}"
+        return Summary("ExportReport", [first, proof], rows)
 
     @property
     def passed(self) -> bool:

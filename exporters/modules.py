@@ -123,5 +123,6 @@ def of_capsule_model(
             outputs=config.outputs,
             checkpoint_sha256=checkpoint_sha256,
             origin=model.origin,
+            nothing=model.nothing,
         ),
     )

@@ -13,6 +13,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from capsedge.datasets.typical import Typical, typical_images
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import checks, modules
 from capsedge.exporters.arguments import Inputs, check_module, own_inputs
@@ -37,6 +38,7 @@ from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, with_iterations
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
@@ -71,6 +73,7 @@ def export(
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     task: str | None = None,
     outputs: Outputs | None = None,
+    typical: Typical | None = None,
     checkpoint_sha256: str = "",
     dry_run: bool = False,
 ) -> ExportReport:
@@ -102,6 +105,8 @@ def export(
         preprocessing: how an image becomes the input; a mapping changes some of the model's own.
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: which outputs hold scores, poses or values, and the names and units of values.
+        typical: images as in training (`capsedge.datasets.nothing_from`): for an image unlike all of them,
+            predictions say that there is nothing to see.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
 
@@ -113,7 +118,7 @@ def export(
         UnsupportedModelError: the module cannot be captured by ``torch.export`` or its shapes are not fixed.
         ParityError: the file would differ from the module; its ``report`` is the `ExportReport`, and nothing
             is written.
-        EnvironmentProblem: the disk is full.
+        EnvironmentProblem: ONNX Runtime is missing, or the disk is full.
 
     Example:
         >>> model = capsedge.load_checkpoint("digits.safetensors")
@@ -122,8 +127,9 @@ def export(
     ops, opset, batch = resolve(target, ops, opset, batch)
     _check_arguments(opset, ops, batch, iterations, atol, rtol)
     batch = _batch(model, batch)
-    description = Description(class_names, preprocessing, task, outputs)
+    description = Description(class_names, preprocessing, task, outputs, typical_images(typical))
     check_module(model)
+    import_onnxruntime()  # what is missing is said before the work
     path = as_path(path, OUTPUT)
     if not dry_run:
         check_writable(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.vision.images import SUFFIXES
+from capsedge.runtime.files import opening
+from capsedge.runtime.hints import KEEP
+from capsedge.runtime.vision.given import folder_images
 from capsedge.runtime.vision.prediction import Prediction, choose
 
 if TYPE_CHECKING:
@@ -46,22 +48,7 @@ def image_files(names: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for name in names:
-        if not name.is_dir():
-            files.append(name)
-            continue
-        try:
-            inside = sorted(p for p in name.iterdir() if p.suffix.lower() in SUFFIXES)
-        except OSError as error:
-            raise UsageError(
-                f"The folder {name} cannot be read.", f"{error.strerror}.", "Check its permissions."
-            ) from error
-        if not inside:
-            raise UsageError(
-                f"The folder {name} has no images.",
-                f"Images are files named *{', *'.join(SUFFIXES)}; subfolders are not searched.",
-                "Name a folder with images.",
-            )
-        files += inside
+        files += folder_images(name) if opening.kind(name) == opening.FOLDER else [name]
     return files
 
 
@@ -104,7 +91,9 @@ def classify_files(
                 failed(error)
         if batch:
             stacked = np.stack(list(batch.values()))
-            predictions = session.predict(stacked, top_k, threshold)
+            predictions = session.predict(stacked, top_k, threshold, prepared=True)
+            if invert:  # prepared floats do not show it
+                predictions = [replace(p, hint=KEEP if p.hint else "") for p in predictions]
             result.predictions |= zip(batch, predictions, strict=True)
             if sheet is not None:
                 result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)
@@ -145,7 +134,7 @@ class Sheet:
         assert metadata is not None  # predict refuses other files
         assert metadata.preprocessing is not None
         drawn: list[dict[int, str]] = []
-        pictures = self._session.reconstruct(batch)
+        pictures = self._session.reconstruct(batch, prepared=True)
         for prediction, prepared, picture in zip(predictions, batch, pictures, strict=True):
             classes = [label.index for label in prediction.labels][: len(COLOURS)]
             if self._active:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from capsedge.runtime.metadata import (
     Outputs,
     Preprocessing,
 )
+from capsedge.runtime.nothing import Nothing
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.reading.properties import with_properties
 from capsedge.runtime.session import Session
@@ -43,12 +44,14 @@ class Description:
         task: ``single-label``, ``multi-label`` or ``regression``; ``classification`` is ``single-label``.
         outputs: which outputs hold scores, poses or values; for a regression the names and units of the
             values, where a single unit stands for all.
+        typical: makes the criterion for nothing to see, once the preprocessing is known.
     """
 
     class_names: Sequence[str] | None = None
     preprocessing: Preprocessing | Mapping[str, Any] | None = None
     task: str | None = None
     outputs: Outputs | None = None
+    typical: Callable[[Preprocessing], Nothing] | None = None
 
     def __post_init__(self) -> None:
         for name, kinds, wanted in (
@@ -92,7 +95,8 @@ class Described:
             kind = kinds.get(m.outputs.kind, m.outputs.kind)
             where = f"{len(m.class_names)} classes, scores ({kind}) in {m.outputs.scores}, {poses}"
         images = "" if m.preprocessing else "; no preprocessing of images, which --size gives it"
-        return f"the file states: {m.task}, {where}{images}"
+        nothing = f"; nothing to see: {m.nothing.claim}" if m.nothing else ""
+        return f"the file states: {m.task}, {where}{images}{nothing}"
 
 
 def described(
@@ -193,12 +197,28 @@ def metadata_for(description: Description, session: Session, base: ModelMetadata
             names = _classes(description, base)
             outputs = _scores(description.outputs, base.outputs, names, probed)
         return dataclasses.replace(
-            base, task=task, class_names=names, preprocessing=preprocessing, outputs=outputs
+            base,
+            task=task,
+            class_names=names,
+            preprocessing=preprocessing,
+            outputs=outputs,
+            nothing=_nothing(description, preprocessing, base),
         )
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{session.path} cannot be described so.", f"{error}.", "Change the options."
         ) from error
+
+
+def _nothing(
+    description: Description, preprocessing: Preprocessing | None, base: ModelMetadata
+) -> Nothing | None:
+    """The criterion; one that was measured on images prepared otherwise does not hold any more."""
+    if description.typical is None:
+        return base.nothing if preprocessing == base.preprocessing else None
+    if preprocessing is None:
+        raise ValueError("typical images need the preprocessing of the model, such as its --size")
+    return description.typical(preprocessing)
 
 
 def _preprocessing(

@@ -43,6 +43,11 @@ def fixed_bytes(port: Port) -> int:
     return width * math.prod(d for d in port.shape if isinstance(d, int) and d > 0)
 
 
+def shape_text(shape: Sequence[int | str | None]) -> str:
+    """A shape for people: ``[N, 1, 28, 28]``."""
+    return f"[{', '.join('N' if d is None else str(d) for d in shape)}]"
+
+
 def fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
     """Whether sizes agree with the declared ones, some of which may be free."""
     return len(found) == len(declared) and all(
@@ -71,10 +76,9 @@ def checked(port: Port, array: object, bound: float, any_batch: bool = False) ->
         )
     wanted = (None, *port.shape[1:]) if any_batch else port.shape
     if not fits(array.shape, wanted):
-        free = ["N" if d is None else d for d in wanted]
         raise ShapeError(
             f"Input '{port.name}' has the shape {list(array.shape)}.",
-            f"Wanted: {free}.".replace("'", ""),
+            f"Wanted: {shape_text(wanted)}.",
             "Reshape the array, or prepare the image with `Session.prepare`.",
         )
     if array.dtype.kind == "f":

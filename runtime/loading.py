@@ -6,11 +6,13 @@ import os
 import re
 from pathlib import Path
 
+from capsedge import zoo
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime import passport
 from capsedge.runtime.backends import providers
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, check_overloads
+from capsedge.runtime.files import opening
 from capsedge.runtime.files.given import MODEL, as_path
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading import onnx_file
@@ -22,7 +24,7 @@ _VERSION = re.compile(r"[0-9.]{1,19}")
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] = zoo.DEFAULT,
     *,
     device: str | None = None,
     threads: int | None = None,
@@ -34,7 +36,9 @@ def load(
 
     Args:
         path: an ONNX file; those of ``capsedge export`` can `predict`, any other can only `run`. Or a
-            TensorRT engine of ``capsedge build``, named ``*.engine``.
+            TensorRT engine of ``capsedge build``, named ``*.engine``. Or the name of a model of the zoo:
+            ``digits-dynamic`` (the default), ``digits-em`` or ``digits-attention``. As a string, such a name
+            always means the zoo; a file of that name is ``./digits-em``, or a `pathlib.Path`.
         device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the first GPU for an engine. The
             requested device is used or refused, never replaced.
         threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
@@ -49,7 +53,7 @@ def load(
         The session, ready to run.
 
     Raises:
-        UsageError: the file cannot be read, or an argument is wrong.
+        UsageError: there is no such file or model, the file cannot be read, or an argument is wrong.
         EnvironmentProblem: something needed to run the model is missing: ONNX Runtime, one of its providers,
             the operator library, TensorRT, or the GPU.
         UnsupportedModelError: part of the model would not run on the requested device.
@@ -57,10 +61,10 @@ def load(
             engine that was built for another machine.
 
     Example:
-        >>> session = capsedge.load("digits.onnx", threads=2)
-        >>> session.predict("image.png")[0].label
+        >>> with capsedge.load("digits.onnx", threads=2) as session:
+        ...     session.predict("image.png")[0].label
     """
-    path = as_path(path, MODEL)
+    path = _named(path)
     if ops not in OPS:
         raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -86,6 +90,20 @@ def load(
             )
         ops = "portable"
     return _load_onnx(path, onnx_file.read_bytes(path), threads, ops, chosen, gpu)
+
+
+def _named(given: str | os.PathLike[str]) -> Path:
+    """The file that ``load`` was given, by its path or by its name in the zoo."""
+    path = as_path(given, MODEL)
+    if not isinstance(given, str):
+        return path
+    found = zoo.zoo_model(given)
+    if found is not None:
+        return found
+    plain = path.name == given and not path.suffix  # neither a folder nor a suffix: a name
+    if plain and opening.kind(path) is None:
+        raise zoo.unknown_model(given)
+    return path
 
 
 def load_bytes(

@@ -11,11 +11,16 @@ from typing import Any
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.nothing import LEAST_SIDE, NOTHING_PROPERTY, Nothing, read_nothing
 from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin, read_origin
 
 SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
 PREFIX = "capsedge."
-OURS = (PREFIX, ORIGIN_PROPERTY)  # what the names of all our properties begin with
+OURS = (
+    PREFIX,
+    ORIGIN_PROPERTY,
+    NOTHING_PROPERTY,
+)  # what the names of all our properties begin with
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
 PER_IMAGE = ("", "standardize", "min-max")
@@ -155,6 +160,7 @@ class ModelMetadata:
         parity: the measurements of the comparison at export.
         outputs: which outputs hold the answer; None for ``lengths`` or ``logits``, and ``poses``.
         origin: where imported weights come from, as the file claims; None for others.
+        nothing: when an image has nothing to see; None if the file does not state it.
     """
 
     architecture: str
@@ -170,6 +176,7 @@ class ModelMetadata:
     parity: Mapping[str, Any] = field(default_factory=dict)
     outputs: Outputs | None = None
     origin: Origin | None = None
+    nothing: Nothing | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -178,6 +185,8 @@ class ModelMetadata:
             raise ValueError(f"iterations {self.iterations}")
         if self.outputs is not None or self.task == REGRESSION:
             _check_outputs(self.outputs or Outputs(), self.task, self.class_names)
+        if self.nothing is not None:
+            _check_nothing(self.preprocessing)
 
     @property
     def schema(self) -> int:
@@ -186,16 +195,16 @@ class ModelMetadata:
         return 2 if self.outputs is not None else of_images
 
     def to_properties(self) -> dict[str, str]:
-        """ONNX metadata properties: string keys under ``capsedge.``, and `ORIGIN_PROPERTY`; JSON values."""
+        """ONNX metadata properties: string keys under ``capsedge.``, `ORIGIN_PROPERTY` and
+        `NOTHING_PROPERTY`; JSON values."""
         values = {"schema": self.schema, **asdict(self)}
-        origin = values.pop("origin")
+        apart = {ORIGIN_PROPERTY: values.pop("origin"), NOTHING_PROPERTY: values.pop("nothing")}
         if self.outputs is None:
             del values["outputs"]
         if self.preprocessing is not None:
             values["preprocessing"] = self.preprocessing.to_dict()
         named = {PREFIX + k: v for k, v in values.items()}
-        if origin is not None:
-            named[ORIGIN_PROPERTY] = origin
+        named |= {k: v for k, v in apart.items() if v is not None}
         return {k: json.dumps(v, sort_keys=True) for k, v in named.items()}
 
     @classmethod
@@ -214,8 +223,8 @@ class ModelMetadata:
                 > limits.METADATA_BYTES
             ):
                 raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
-            if "origin" in ours:  # it has a property of its own
-                raise Malformed("unknown: origin")
+            for name in {"origin", "nothing"} & set(ours):  # they have properties of their own
+                raise Malformed(f"unknown: {name}")
             values = {k: parse(v, nan="null") for k, v in ours.items()}
             schema = decode(int, values.pop("schema", None), "schema")
             if schema not in SCHEMAS:
@@ -230,7 +239,11 @@ class ModelMetadata:
                 values["class_names"] = [
                     str(n) if type(n) is int else n for n in values["class_names"]
                 ]
-            found = replace(decode(cls, values), origin=read_origin(properties, ORIGIN_PROPERTY))
+            found = replace(
+                decode(cls, values),
+                origin=read_origin(properties, ORIGIN_PROPERTY),
+                nothing=read_nothing(properties),
+            )
             if found.schema > schema:
                 raise Malformed(
                     f"schema {schema} has no 'outputs', 'per_image', 'layout' and 'order'"
@@ -242,6 +255,14 @@ class ModelMetadata:
                 f"{error}.",
                 "Export the model again with `capsedge export`.",
             ) from error
+
+
+def _check_nothing(preprocessing: Preprocessing | None) -> None:
+    """Raise a ValueError where no image can be measured."""
+    if preprocessing is None:
+        raise ValueError("a criterion for nothing to see needs the preprocessing of images")
+    if min(preprocessing.height, preprocessing.width) < LEAST_SIDE:
+        raise ValueError(f"nothing to see is judged from {LEAST_SIDE} pixels a side on")
 
 
 def _check_outputs(outputs: Outputs, task: str, class_names: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tools import speed
-from tools.docs import commands, docstrings, header, links
+from tools.docs import commands, docstrings, links
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:
@@ -35,22 +35,6 @@ def test_names_that_share_an_explanation_get_one_each() -> None:
         "Size.\n\nArgs:\n    height: in pixels,\n        both.\n    width: in pixels,\n        both.\n"
         "    scale: a factor."
     )
-
-
-def test_the_header_is_taken_apart() -> None:
-    found = header.declarations(
-        "/* Two of a kind. */\nCAPSEDGE_API int capsedge_a(void);\nCAPSEDGE_API int capsedge_b(void);\n\n"
-        "typedef struct capsedge_c {\n  int d; /* kept */\n} capsedge_c;"
-    )
-    assert [one.name for one in found] == ["capsedge_a`, `capsedge_b", "capsedge_c"]
-    assert found[0].comment == "Two of a kind."
-    assert "CAPSEDGE_API" not in found[0].code
-    assert "/* kept */" in found[1].code
-
-
-def test_a_comment_without_a_declaration_is_refused() -> None:
-    with pytest.raises(ValueError, match="belongs to no declaration"):
-        header.declarations("/* Lost. */\n\nint capsedge_a(void);")
 
 
 def test_readme_and_chart_are_those_of_the_measurements() -> None:

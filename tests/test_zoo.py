@@ -17,7 +17,7 @@ from capsedge.exporters.to_onnx import export
 from capsedge.models import CapsuleModel
 from capsedge.runtime.files.writing import sha256
 from capsedge.training.loop import normalize, to_input
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.zoo import MODELS, ROUTINGS, zoo_checkpoint, zoo_model
 
 # Least accuracy on the 10,000 test images, in images: 99.55 %, 99.2 %, 99.4 %.
 LEAST = {"dynamic": 9955, "em": 9920, "attention": 9940}
@@ -49,19 +49,23 @@ def test_the_card_tells_of_this_file(routing: str) -> None:
 def test_weights_are_small_enough() -> None:
     sizes = {r: zoo_checkpoint(r).stat().st_size for r in ROUTINGS}
     assert sum(sizes.values()) <= 8_000_000
-    assert default_model().stat().st_size <= 5_000_000
+    assert sum(Path(str(zoo_model(name))).stat().st_size for name in MODELS) <= 5_000_000
 
 
-def test_the_default_model_is_the_export_of_its_checkpoint(tmp_path: Path) -> None:
-    checkpoint = zoo_checkpoint("dynamic")
-    metadata = capsedge.load(default_model()).metadata
-    assert metadata is not None
-    assert metadata.checkpoint_sha256 == sha256(checkpoint)
-    assert (metadata.routing, metadata.iterations) == ("dynamic", 3)
-    again = tmp_path / "again.onnx"
-    export(load_checkpoint(checkpoint), again, extra_outputs=("reconstruction",))
-    x = np.random.default_rng(0).random((3, 1, 28, 28), dtype=np.float32)
-    new, old = (capsedge.load(p, ops="portable").run(x) for p in (again, default_model()))
+def test_the_file_is_the_export_of_its_checkpoint(
+    routing: str, model: CapsuleModel, tmp_path: Path
+) -> None:
+    name = f"digits-{routing}"
+    with capsedge.load(name, ops="portable") as shipped:
+        metadata = shipped.metadata
+        assert metadata is not None
+        assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(routing))
+        assert metadata.routing == routing
+        again = tmp_path / "again.onnx"
+        extra = ("reconstruction",) if routing == "dynamic" else ()
+        export(model, again, extra_outputs=extra)
+        x = np.random.default_rng(0).random((3, 1, 28, 28), dtype=np.float32)
+        new, old = capsedge.load(again, ops="portable").run(x), shipped.run(x)
     assert new.keys() == old.keys()
     for name in new:
         np.testing.assert_array_equal(new[name], old[name])

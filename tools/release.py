@@ -1,32 +1,68 @@
 """Prepare a release in dist/: distributions, checksums, bill of materials.
 
-    python -m tools.release --dry-run      # builds and checks; says what would be uploaded
+    python -m tools.release --dry-run      # builds and checks; says what an upload would do
     python -m tools.release --upload       # and hands the files to twine
 
-The bill of materials (SBOM, CycloneDX 1.6) lists what ``pip install capsedge[cpu]`` brings, as resolved here.
+The bill of materials (SBOM, CycloneDX) lists what ``pip install 'capsedge[cpu]'`` installs, as resolved here.
+Exit code 1: something is missing or wrong, and the last lines say what.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tools import wheels
+from tools import release_checks, wheels
 
 CHECKSUMS = "SHA256SUMS"
 
 
-def _python(*command: object) -> None:
-    subprocess.run([sys.executable, "-m", *map(str, command)], check=True, stdout=sys.stderr)
+def _python(*command: object, python: object = sys.executable) -> str:
+    """Run a module; returns what it printed.
+
+    Raises:
+        SystemExit: it failed; its messages are on stderr.
+    """
+    done = subprocess.run(
+        [str(python), "-m", *map(str, command)], stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    if done.returncode:
+        sys.stderr.write(done.stdout)
+        raise SystemExit(f"error: `python -m {command[0]} {command[1]}` failed")
+    return done.stdout
 
 
 def distributions(folder: Path) -> list[Path]:
     """Source archive and wheels, by name."""
     return sorted([*folder.glob("*.tar.gz"), *folder.glob("*.whl")])
+
+
+def check_distributions(found: list[Path], version: str) -> None:
+    """Check names, metadata (twine) and the platform tags (auditwheel).
+
+    Raises:
+        SystemExit: a distribution is missing, of another version, or not what its name says.
+    """
+    if len(found) != len(wheels.KINDS):
+        raise SystemExit(f"error: {len(wheels.KINDS)} distributions wanted, {len(found)} made")
+    for file in found:
+        if not file.name.startswith((f"capsedge-{version}-", f"capsedge-{version}.tar")):
+            raise SystemExit(f"error: {file.name} is not of version {version}")
+    print(_python("twine", "check", "--strict", *found), end="")
+    for processor in wheels.PROCESSORS:
+        tag = wheels.platform_tag(processor)
+        (wheel,) = (file for file in found if file.name.endswith(f"{tag}.whl"))
+        if wheels.judged_tag(wheel) != tag:
+            raise SystemExit(
+                f"error: auditwheel does not agree with the tag of {wheel.name}: it finds "
+                f"{wheels.judged_tag(wheel)}"
+            )
+        print(f"{wheel.name}: auditwheel agrees")
 
 
 def write_checksums(folder: Path) -> Path:
@@ -37,20 +73,23 @@ def write_checksums(folder: Path) -> Path:
         if f.is_file() and f.name != CHECKSUMS and not f.name.startswith(".")
     ]
     target = folder / CHECKSUMS
-    target.write_text("".join(lines))
+    target.write_text("".join(lines), encoding="ascii")
     return target
 
 
-def write_sbom(folder: Path, wheel: Path) -> Path:
+def write_sbom(folder: Path, wheel: Path, version: str) -> Path:
     """The components of an environment into which only the wheel with ``[cpu]`` was installed."""
-    target = folder / f"{wheel.name.split('-py3')[0]}.cdx.json"
+    target = folder / f"capsedge-{version}.cdx.json"
     with tempfile.TemporaryDirectory(prefix="capsedge-sbom-") as name:
         environment = Path(name) / "env"
-        _python("venv", environment)
+        _python("venv", "--without-pip", environment)
         python = environment / "bin" / "python"
         options = ["--quiet", "--disable-pip-version-check", "-c", wheels.ROOT / "constraints.txt"]
         _python("pip", "--python", python, "install", *options, f"{wheel}[cpu]")
-        _python("cyclonedx_py", "environment", python, "--output-file", target)
+        for file in environment.glob("lib/*/site-packages/capsedge-*.dist-info/direct_url.json"):
+            file.unlink()  # names a folder of this machine
+        pyproject = ["--pyproject", wheels.ROOT / "pyproject.toml", "--mc-type", "library"]
+        _python("cyclonedx_py", "environment", python, *pyproject, "--output-file", target)
     return target
 
 
@@ -67,18 +106,42 @@ def main() -> None:
     )
     options = parser.parse_args()
     folder: Path = options.into
-    if folder.exists() and any(folder.iterdir()):
-        parser.error(f"{folder} is not empty: a release is built from nothing; delete it first")
-    for kind in wheels.KINDS:
-        wheels.make(kind, folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        parser.error(f"{folder} is not an empty folder: a release is built from nothing")
+    release_checks.check_tools()
+    version = release_checks.version(wheels.ROOT)
+    problems = release_checks.problems(wheels.ROOT, version)
+    if problems and options.upload:
+        raise SystemExit("\n".join([f"error: {version} cannot be released:", *problems]))
+    make(folder, version)
     found = distributions(folder)
-    _python("twine", "check", "--strict", *found)
-    write_sbom(folder, next(f for f in found if f.name.endswith("x86_64.whl")))
-    print(write_checksums(folder).read_text(), end="")
     if options.upload:
         _python("twine", "upload", *found)
+        print(f"Uploaded: {len(found)} files of {version}.")
+    elif problems:
+        raise SystemExit("\n".join([f"Dry run: `--upload` would refuse {version}:", *problems]))
     else:
-        print(f"Dry run: {len(found)} files would be uploaded.", file=sys.stderr)
+        print(f"Dry run: `--upload` would upload {len(found)} files of {version}.")
+
+
+def make(folder: Path, version: str) -> None:
+    """Fill an empty folder; an error leaves nothing in it.
+
+    Raises:
+        SystemExit: a distribution cannot be built, or is not as it should be.
+    """
+    try:
+        for kind in wheels.KINDS:
+            wheels.make(kind, folder)
+        found = distributions(folder)
+        check_distributions(found, version)
+        write_sbom(folder, next(f for f in found if f.name.endswith("x86_64.whl")), version)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, subprocess.CalledProcessError):
+            raise SystemExit(f"error: the build failed: {error}") from error
+        raise
+    print(write_checksums(folder).read_text(encoding="ascii"), end="")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,20 @@ _TOOLCHAIN = ROOT / "runtime" / "native" / "cmake" / "zig.cmake"
 def platform_tag(processor: str) -> str:
     """The tag that PEP 600 gives to a wheel for such a processor and C library."""
     return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{processor}"
+
+
+def judged_tag(wheel: Path) -> str:
+    """The platform tag that auditwheel gives to a wheel by what its libraries need.
+
+    Raises:
+        subprocess.CalledProcessError: it is no wheel with libraries.
+    """
+    said = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", str(wheel)],
+        capture_output=True, encoding="utf-8", check=True,
+    ).stdout  # fmt: skip
+    found = re.search(r'following platform tag:\s+"([^"]+)"', said)
+    return found[1] if found else "none"
 
 
 def _run(*command: object, **environment: str) -> None:

@@ -1,8 +1,9 @@
-"""Put trained runs into the package: checkpoints, model cards, the default ONNX file.
+"""Put trained runs into the package: checkpoints, model cards, ONNX files.
 
-Usage: python tools/zoo.py RUNS DATA, where RUNS holds the folders digits-dynamic, digits-em and
+Usage: python tools/zoo.py [RUNS] DATA, where RUNS holds the folders digits-dynamic, digits-em and
 digits-attention made by `capsedge train`, and DATA the MNIST files. Earlier runs that a
-run continued from (--init) are beside it as digits-<routing>-1, digits-<routing>-2 and so on.
+run continued from (--init) are beside it as digits-<routing>-1, digits-<routing>-2 and so on. Without
+RUNS, the package's checkpoints keep all but the criterion for nothing to see, which is measured on DATA.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import safetensors
 
 import capsedge
 from capsedge.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.datasets import read_split
+from capsedge.datasets import nothing_from, read_split
 from capsedge.runtime.files.writing import sha256, write_text
+from capsedge.runtime.nothing import NOTHING_KEY
 from capsedge.training.loop import predict_all
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
 COMMAND = """    capsedge train --model digits-{routing} --data mnist --epochs {epochs} \\
         --lr {learning_rate} --average {average} --seed {seed}{more}{init} -o runs/{run}
@@ -91,17 +93,45 @@ def confusion(truth: np.ndarray, found: np.ndarray) -> str:
     return "\n".join(lines)
 
 
+def write_checkpoint(source: Path, routing: str, data: Path) -> Path:
+    """The package's checkpoint: the weights and the training of ``source``, and the criterion of ``data``."""
+    model, target = load_checkpoint(source), zoo_checkpoint(routing)
+    nothing = nothing_from(data, model.config.preprocessing)
+    extra = {"capsedge.training": training(source), NOTHING_KEY: nothing.to_dict()}
+    save_checkpoint(model, target, {key: json.dumps(value) for key, value in extra.items()})
+    return target
+
+
+def recalibrate(data: Path) -> None:
+    """Measure the criterion again, and put the new checksums into the cards."""
+    for routing in ROUTINGS:
+        path = zoo_checkpoint(routing)
+        before = sha256(path)
+        write_checkpoint(path, routing, data)
+        card = path.with_suffix(".md")
+        write_text(card, card.read_text().replace(before, sha256(path)))
+
+
 def main() -> None:
-    """Write checkpoints and cards, then the default ONNX file."""
+    """Write checkpoints, cards and ONNX files."""
+    data = Path(sys.argv[-1])
+    if len(sys.argv) == 2:
+        recalibrate(data)
+    else:
+        write_trained(Path(sys.argv[1]), data)
+    for routing in ROUTINGS:
+        export(routing)
+
+
+def write_trained(runs: Path, data: Path) -> None:
+    """Write the checkpoints of runs, and their cards."""
     import torch
 
-    runs, data = Path(sys.argv[1]), Path(sys.argv[2])
     for routing in ROUTINGS:
         source = runs / f"digits-{routing}" / "model.safetensors"
         model = load_checkpoint(source)
         history = training(source)
-        target = zoo_checkpoint(routing)
-        save_checkpoint(model, target, {"capsedge.training": json.dumps(history)})
+        target = write_checkpoint(source, routing, data)
         test = read_split(data, "test", model.config.preprocessing)
         found = predict_all(model, test).argmax(1).numpy()
         right = int((found == test.labels).sum())
@@ -121,11 +151,16 @@ def main() -> None:
         )
         write_text(target.with_suffix(".md"), card)
         print(routing, right, target.stat().st_size)
+
+
+def export(routing: str) -> None:
+    """Write the ONNX file of a checkpoint; dynamic routing has a decoder."""
+    checkpoint = zoo_checkpoint(routing)
     capsedge.export(
-        load_checkpoint(zoo_checkpoint("dynamic")),
-        default_model(),
-        extra_outputs=("reconstruction",),
-        checkpoint_sha256=sha256(zoo_checkpoint("dynamic")),
+        load_checkpoint(checkpoint),
+        checkpoint.with_suffix(".onnx"),
+        extra_outputs=("reconstruction",) if routing == "dynamic" else (),
+        checkpoint_sha256=sha256(checkpoint),
     )
 
 

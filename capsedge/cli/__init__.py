@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from capsedge.cli import (
     _common,
+    _completion,
     _places,
     _signals,
     _streams,
@@ -48,8 +49,10 @@ class Verbs(TyperGroup):
             end = "terminated" if isinstance(signal, _signals.Terminated) else "interrupted"
             _common.log(f"{end}: no unfinished file is left behind")
             raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
-        except BrokenPipeError:
-            raise SystemExit(_streams.READER_GONE) from None
+        except OSError as error:
+            if _streams.reader_gone(error):
+                raise SystemExit(_streams.READER_GONE) from None
+            raise
 
 
 @contextmanager
@@ -105,7 +108,8 @@ for panel, verbs in {
 }.items():
     for verb in verbs:
         name = verb.__name__.rpartition(".")[2].rstrip("_")  # `import` is a word of Python
-        app.command(name, rich_help_panel=panel)(_places.judged(verb.command))
+        command = _completion.completing(name, verb.command)
+        app.command(name, rich_help_panel=panel)(_places.judged(command))
 
 
 def main() -> None:
@@ -115,12 +119,11 @@ def main() -> None:
         code = _run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = _streams.READER_GONE
-        _streams.silence()
     except OSError as error:
         _streams.silence()
-        if code == 0:
+        if _streams.reader_gone(error):
+            code = _streams.READER_GONE
+        elif code == 0:
             code = _failed(_streams.problem_of(error) or error)
     raise SystemExit(code)
 

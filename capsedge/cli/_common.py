@@ -42,11 +42,13 @@ def require(*packages: str, what: str, fix: str) -> None:
         fix: the command that installs them.
 
     Raises:
-        EnvironmentProblem: a package is missing or cannot be imported.
+        EnvironmentProblem: a package is missing or cannot be imported, or ONNX Runtime is too old.
     """
+    from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+
     for package in packages:
         try:
-            import_module(package)
+            import_onnxruntime() if package == "onnxruntime" else import_module(package)
         except ImportError as error:
             raise EnvironmentProblem(what, f"{error}.", fix) from error
 

@@ -28,6 +28,17 @@ def _option(name: str, text: str) -> Any:
     return typer.Option(f"--{name}", help=text, rich_help_panel=_PANEL)
 
 
+Typical = Annotated[
+    Path | None,
+    _option(
+        "typical-data",
+        "Images as in training: a data set folder, npz, idx or images. The file then tells when an image "
+        "has nothing to see.",
+    ),
+    READS,
+]
+
+
 @dataclass(frozen=True)
 class Described:
     """What a file says of itself."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT  # as in shells
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if sys.platform != "win32":
+    _SIGNALS.append(signal.SIGHUP)
 _received = 0
 
 

@@ -42,9 +42,11 @@ def prepare() -> None:
         stream = getattr(sys, name)
         if stream is None:
             # Lives as long as the process.
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if sys.platform == "win32" and sys.stderr.isatty():
+        return  # its console takes no bytes
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         messages = _Messages(sys.stderr.fileno(), "w", closefd=False)
         sys.stderr = io.TextIOWrapper(
@@ -53,6 +55,13 @@ def prepare() -> None:
             errors="backslashreplace",
             line_buffering=True,
         )
+
+
+def reader_gone(error: OSError) -> bool:
+    """Whether a write failed because the reader of a pipe has ended."""
+    return isinstance(error, BrokenPipeError) or (
+        sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
+    )
 
 
 def silence() -> None:

@@ -14,12 +14,22 @@ if TYPE_CHECKING:
 SHORT = 16  # cells of up to this many characters are not broken over lines
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a titled table to the standard output; empty column names print no heading."""
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    essential: Sequence[str] = (),
+) -> None:
+    """Print a titled table to the standard output; empty column names print no heading.
+
+    Args:
+        title, columns, rows: the table.
+        essential: columns that are shown where a terminal is too narrow for all.
+    """
     title = printable(title)
     columns, rows = _printable(columns), [_printable(row) for row in rows]
     if sys.stdout.isatty():
-        _draw(title, columns, rows)
+        _draw(title, columns, rows, essential)
         return
     lines = [list(row) for row in rows]
     if any(columns):
@@ -35,13 +45,28 @@ def _printable(cells: Sequence[str]) -> list[str]:
     return [printable(cell) for cell in cells]
 
 
-def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Draw the table; if its columns do not fit the width, transpose it, as many rows at a time as fit."""
+def _draw(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    essential: Sequence[str],
+) -> None:
+    """Draw the table. If it is too wide, draw its essential columns; if those are too wide as well, transpose
+    the table, as many rows at a time as fit."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not rows or not any(columns) or _width([columns, *rows]) <= console.width:
         _grid(console, title, [columns, *rows])
+        return
+    kept = [k for k, name in enumerate(columns) if name in essential]
+    narrow = [[line[k] for k in kept] for line in (columns, *rows)]
+    if kept and _width(narrow) <= console.width:
+        _grid(console, title, narrow)
+        left_out = ", ".join(name for name in columns if name and name not in essential)
+        console.print(
+            f"Left out: {left_out}. Widen the terminal, or pipe the output.", markup=False
+        )
         return
     while rows:
         count = 1

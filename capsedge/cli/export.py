@@ -11,7 +11,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._describing import Described
+from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, READS_ARRAYS, WRITES
@@ -173,6 +173,7 @@ def command(
     model: _options.Model = None,
     checkpoint: _options.Checkpoint = None,
     routing: Routing = None,
+    typical_data: Typical = None,
     iters: _options.Iterations = None,
     example: Example = None,
     output: Output = None,
@@ -194,7 +195,7 @@ def command(
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
     )  # fmt: skip
     options = form.resolved() | asdict(comparison) | described.keywords()
-    options["rewrites"] = _rewrites(no_rewrite or [])
+    options |= {"rewrites": _rewrites(no_rewrite or []), "typical": typical_data}
     if source is not None:
         _export_own(source, str(example), output, options, dry_run, as_json)
         return

@@ -17,15 +17,19 @@ from capsedge.errors import ExitCode
 if TYPE_CHECKING:
     from capsedge.runtime.classification import Classified
     from capsedge.runtime.session import Session
+    from capsedge.runtime.vision.prediction import Prediction
 
+NOTHING = "nothing to see"
 _MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
     list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
 ]
 Model = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--model", "-m", help="ONNX file or TensorRT engine; the zoo's digit model by default."
+        "--model",
+        "-m",
+        help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default.",
     ),
     READS,
 ]
@@ -71,12 +75,10 @@ def command(
     """
     from capsedge.runtime.classification import classify_files, image_files
     from capsedge.runtime.loading import load
-    from capsedge.zoo import default_model
+    from capsedge.zoo import DEFAULT
 
     files = image_files(images)
-    session = load(
-        model or default_model(), device=device, threads=threads, ops=ops, provider=provider
-    )
+    session = load(model or DEFAULT, device=device, threads=threads, ops=ops, provider=provider)
     with _progress(len(files)) as progress:
         found = classify_files(
             session, files, top_k=top, threshold=threshold, invert=invert,
@@ -85,9 +87,10 @@ def command(
     if as_json:
         _print_json(session, found, reconstruct)
     elif found.predictions:
-        _print_table(session, found)
+        _print_table(session, found, asked=top is not None or threshold is not None)
         if reconstruct is not None:
             _common.log(f"wrote {reconstruct}")
+    _log_hints(found)
     if found.errors:
         _common.log(f"{len(found.errors)} of {len(files)} images could not be read")
         raise typer.Exit(int(ExitCode.USAGE))
@@ -142,14 +145,25 @@ def _print_json(session: Session, found: Classified, reconstruct: Path | None) -
     )
 
 
-def _print_table(session: Session, found: Classified) -> None:
+def _log_hints(found: Classified) -> None:
+    """Why there is nothing to see in an image, and what to try."""
+    for number, prediction in found.predictions.items():
+        name = found.files[number]
+        if prediction.nothing:
+            _common.log(f"{name}: {NOTHING}: {prediction.nothing}")
+        if prediction.hint:
+            _common.log(f"hint: {name} is {prediction.hint}")
+
+
+def _print_table(session: Session, found: Classified, asked: bool) -> None:
+    """The answers; of an image with nothing to see only those that were asked for or drawn."""
     from capsedge.cli._tables import print_table
 
     title = f"{session.path.name}, {session.ops} operators"
     first = next(iter(found.predictions.values()))
     if first.values:
         estimates = [
-            [str(found.files[number]), ", ".join(map(str, prediction.values))]
+            [str(found.files[number]), _values(prediction)]
             for number, prediction in found.predictions.items()
         ]
         print_table(title, ["image", "values"], estimates)
@@ -161,10 +175,19 @@ def _print_table(session: Session, found: Classified) -> None:
         colours = found.drawn.get(number, {})
         # A class that is drawn is listed with its colour even if it was not requested.
         classes = list(dict.fromkeys([label.index for label in prediction.labels] + list(colours)))
-        if not classes:
-            rows.append([str(found.files[number]), "-", ""])
-        for position, j in enumerate(classes):
-            row = [str(found.files[number]) if position == 0 else ""]
-            row += [session.class_name(j), f"{prediction.scores[j]:.4f}"]
-            rows.append(row + ([colours.get(j, "")] if found.drawn else []))
+        if prediction.nothing and not asked:
+            classes = list(colours)
+        cells = [[NOTHING, "", ""]] if prediction.nothing else []
+        cells += [
+            [session.class_name(j), f"{prediction.scores[j]:.4f}", colours.get(j, "")]
+            for j in classes
+        ]
+        for position, row in enumerate(cells or [["-", "", ""]]):
+            name = str(found.files[number]) if position == 0 else ""
+            rows.append([name, *row][: len(columns)])
     print_table(title, columns, rows)
+
+
+def _values(prediction: Prediction) -> str:
+    """The values of a regression."""
+    return NOTHING if prediction.nothing else ", ".join(map(str, prediction.values))

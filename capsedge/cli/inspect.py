@@ -302,6 +302,8 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
             scaling += f", channels {p.order}"
         size_of_image = "x".join(map(str, p.shape))
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
+    if meta.nothing is not None:
+        facts += meta.nothing.facts()
     facts += [(f"parity {key}", _flat(value)) for key, value in meta.parity.items()]
     return facts if meta.origin is None else facts + meta.origin.facts()
 

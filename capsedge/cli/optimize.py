@@ -9,7 +9,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._describing import Described
+from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
@@ -47,6 +47,7 @@ def command(
     model: Model,
     output: Output = None,
     batch: Batch = "free",
+    typical_data: Typical = None,
     measure: Measure = 1.0,
     as_json: _options.Json = False,
 ) -> None:
@@ -54,7 +55,7 @@ def command(
     require(
         "onnx", "onnxscript", "onnxruntime",
         what="Optimizing needs onnx, onnxscript and ONNX Runtime.",
-        fix="pip install 'capsedge[build,cpu]'",
+        fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     from capsedge.pipelines.optimize import optimize
 
@@ -64,6 +65,7 @@ def command(
         measure=measure,
         batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
         **described.keywords(),
+        typical=typical_data,
         progress=(lambda _: None) if as_json else log,
     )
     if as_json:

@@ -233,4 +233,4 @@ def _show(report: ProfileReport) -> None:
 
 def _print(table: Table | None) -> None:
     if table is not None:
-        print_table(table.title, table.columns, table.rows)
+        print_table(table.title, table.columns, table.rows, table.essential)

@@ -21,7 +21,7 @@ from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.calibration.mixed import Search
-    from capsedge.calibration.quantize import QuantizationReport
+    from capsedge.calibration.report import QuantizationReport
     from capsedge.calibration.sensitivity import Damage
 
 LISTED = 12  # kept nodes printed; --json lists all
@@ -123,7 +123,7 @@ def command(
     require(
         "onnx", "onnxruntime", "onnxscript",
         what="Quantizing needs onnx, onnxscript and ONNX Runtime.",
-        fix="pip install 'capsedge[build,cpu]'",
+        fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     if plot is not None:
         _check_plot(plot, precision == "mixed" and not sensitivity)

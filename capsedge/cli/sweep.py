@@ -60,7 +60,7 @@ def command(
     """Export and quantize a model for several iterations; measure accuracy, time and size of each."""
     iterations = _iterations(iters)
     require(
-        "onnx", "torch",
+        "onnx", "onnxruntime", "torch",
         what="A sweep exports the model, which needs PyTorch and ONNX.",
         fix="pip install 'capsedge[export]'",
     )  # fmt: skip

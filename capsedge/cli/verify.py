@@ -169,6 +169,8 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     for key in ("weights", "architecture", "precision", "ops"):
         if link.get(key):
             facts.append(f"{key} {link[key]}")
+    if claim := link.get("nothing_to_see"):
+        facts.append(f"nothing to see: {claim}")
     if origin := link.get("claimed_origin"):
         claim = f"family {origin['family']}, licence: {origin['licence']}, {origin['comparison']}"
         facts.append(f"{CLAIMED}: {claim}")

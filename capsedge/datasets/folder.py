@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from capsedge.datasets.sizes import check_bytes
 from capsedge.runtime.files.opening import listing
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.images import SUFFIXES, prepare, read_image
+from capsedge.runtime.vision.decoding import SUFFIXES, read_image
+from capsedge.runtime.vision.images import prepare
 
 # Formats other than PNG and JPEG are refused by name, not ignored.
 _IMAGES = (*SUFFIXES, ".webp", ".bmp")

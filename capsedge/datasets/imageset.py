@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.vision.given import Reading
 from capsedge.runtime.vision.images import prepare
 
 Floats = NDArray[np.float32]
@@ -181,7 +182,7 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
     """
     taken = list(islice(images, limit))
     if prep is not None:
-        prepared = [prepare(x, prep, name=f"image {k}") for k, x in enumerate(taken)]
+        prepared = list(Reading(prep).images(taken))
     else:
         prepared = [np.asarray(x, np.float32) for x in taken]
     if not prepared:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class _Answer:
     texts: dict[str, dict[str, str | list[str]]]
 
 
-def read_hdf5(file: BinaryIO) -> Hdf5:
+def read_hdf5(file: IO[bytes]) -> Hdf5:
     """Read an open file.
 
     Args:

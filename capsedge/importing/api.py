@@ -28,12 +28,13 @@ from capsedge.runtime.files.given import DATA, FILE, OUTPUT, WEIGHTS, as_path
 from capsedge.runtime.files.writing import check_writable, sha256
 from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 IMAGES = 1000  # of a data set, at most
 
 
-@dataclass(frozen=True)
-class ImportReport:
+@dataclass(frozen=True, repr=False)
+class ImportReport(Summarized):
     """What an import did.
 
     Attributes:
@@ -55,6 +56,20 @@ class ImportReport:
     comparison: Comparison | None
     measured: Measured | None
     warnings: tuple[str, ...]
+
+    def _summary(self) -> Summary:
+        name = "not written" if self.output is None else str(self.output)
+        parameters = f"{self.parameters:,} parameters"
+        compared = "compared with" if self.comparison is not None else "not compared with"
+        rows = [
+            Row("file", name),
+            Row("network", f"{self.origin.family}, {parameters}"),
+            Row("recognized by", self.recognized_by),
+            Row("author's code", f"{compared} it"),
+            *(Row("warning", warning) for warning in self.warnings),
+        ]
+        first = f"{short(Path(name).name)}: {short(self.origin.family)}, {parameters}"
+        return Summary("ImportReport", [first, f"{compared} the author's code"], rows)
 
     @property
     def parameters(self) -> int:

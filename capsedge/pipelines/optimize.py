@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from capsedge import errors
+from capsedge.datasets.typical import Typical, typical_images
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.files import limits
@@ -22,7 +23,9 @@ from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.quantities import size
 from capsedge.runtime.reading.onnx_file import OnnxSummary, read_harmless
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 LARGEST_BATCH = 4096
 _WORKER = "capsedge.graph.recognize.worker"
@@ -30,8 +33,8 @@ Progress = Callable[[str], None]
 Batch = int | Literal["free", "keep"]
 
 
-@dataclass(frozen=True)
-class OptimizationReport:
+@dataclass(frozen=True, repr=False)
+class OptimizationReport(Summarized):
     """What an optimization did.
 
     Attributes:
@@ -66,6 +69,25 @@ class OptimizationReport:
     before_ms: float | None
     after_ms: float | None
 
+    def _summary(self) -> Summary:
+        name = "not written" if self.output is None else str(self.output)
+        nodes = f"{self.nodes_before} nodes became {self.nodes}"
+        proof = (
+            f"largest difference {self.largest_difference:.2g} in {self.comparisons} comparisons"
+        )
+        speed = [] if self.gain is None else [Row("speed", f"{self.gain:.2f} times the original's")]
+        rows = [
+            Row("file", f"{name}, {size(self.size)}"),
+            Row("graph", nodes),
+            Row("against the original", proof),
+            *speed,
+            *(Row("operator", f"{f.get('operator', '')} {f.get('place', '')}") for f in self.found),
+            *(Row("left", f"{f.get('place', '')}: {f.get('reason', '')}") for f in self.left),
+            *(Row("note", note) for note in self.notes),
+        ]
+        first = f"{short(Path(name).name)}: {len(self.found)} operators found, {nodes}"
+        return Summary("OptimizationReport", [first, proof], rows)
+
     @property
     def gain(self) -> float | None:
         """How many times faster it became."""
@@ -90,6 +112,7 @@ def optimize(
     preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     task: str | None = None,
     outputs: Outputs | None = None,
+    typical: Typical | None = None,
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
     """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
@@ -105,6 +128,8 @@ def optimize(
             fixes it.
         class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
             routing is recognized and no number of images is given, the file stays as it is otherwise.
+        typical: images as in training (`capsedge.datasets.nothing_from`): for an image unlike all of them,
+            predictions say that there is nothing to see.
         progress: told what is being done.
 
     Returns:
@@ -121,7 +146,7 @@ def optimize(
     """
     path = None if path is None else as_path(path, OUTPUT)
     _check(path, measure, batch)
-    description = Description(class_names, preprocessing, task, outputs)
+    description = Description(class_names, preprocessing, task, outputs, typical_images(typical))
     with as_file(model) as source:
         data, summary = read_harmless(source)
         if description:

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capsedge.checkpoint import save_checkpoint
-from capsedge.datasets import ImageSet
+from capsedge.datasets import ImageSet, nothing_from
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
+from capsedge.runtime.nothing import NOTHING_KEY, Nothing
 from capsedge.training import augment
 from capsedge.training.losses import (
     cross_entropy_loss,
@@ -207,6 +208,7 @@ def train(
             f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
         )
     run = _Run.new(config, recipe, folder, steps, initial)
+    run.nothing = _criterion(data, config)
     make_folder(folder)
     for file in files(folder):
         check_writable(file)
@@ -232,6 +234,14 @@ def train(
     return run.average.eval()
 
 
+def _criterion(data: ImageSet, config: ModelConfig) -> Nothing | None:
+    """What the training images span, before augmentation; None where they are too few or blank."""
+    try:
+        return nothing_from(data, config.preprocessing)
+    except UsageError:
+        return None
+
+
 @dataclass
 class _Run:
     """A run: everything that has a state, and the folder that keeps it.
@@ -240,6 +250,7 @@ class _Run:
         steps: of one epoch.
         average: the moving average of the model's weights; the model itself without one.
         history: one line per epoch done.
+        nothing: when an image has nothing to see; None if the training images do not tell.
     """
 
     config: ModelConfig
@@ -251,6 +262,7 @@ class _Run:
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler
     history: list[dict[str, Any]]
+    nothing: Nothing | None = None
 
     @classmethod
     def new(
@@ -320,6 +332,8 @@ class _Run:
         """Write ``model.safetensors`` and ``history.jsonl``."""
         training = {"recipe": asdict(self.recipe), "last": _without_time(self.history[-1])}
         extra = {"capsedge.training": json.dumps(training)}
+        if self.nothing is not None:
+            extra[NOTHING_KEY] = json.dumps(self.nothing.to_dict())
         save_checkpoint(self.average, self.folder / MODEL, extra)
         write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from capsedge.errors import ParityError
 from capsedge.runtime.files.writing import write_text
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 SCHEMA = 2  # in 1, the checksum of the samples covered only their pixels, not shape and labels
 
@@ -31,8 +32,8 @@ class Link:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Summarized):
     """The outcome of ``capsedge.verify``.
 
     Attributes:
@@ -55,6 +56,21 @@ class Certificate:
     versions: dict[str, str]
     machine: dict[str, str]
     created: str
+
+    def _summary(self) -> Summary:
+        chain = " -> ".join(short(link.file or link.kind) for link in self.chain)
+        worst = max((o["max_abs"] for o in self.samples.get("outputs", ())), default=0.0)
+        images = self.samples.get("images", 0)
+        measured = f"largest difference {worst:.2g} on {images} images"
+        decisions = self.samples.get("decisions")
+        if decisions:
+            measured += f", {decisions['agreement']:.2%} equal decisions"
+        rows = [Row("chain", chain), Row("samples", measured)]
+        rows += [Row("failure", failure) for failure in self.failures]
+        rows += [Row("created", self.created)]
+        return Summary(
+            "Certificate", [f"{self.verdict}: {chain}", *self.failures[:1], measured], rows
+        )
 
     @property
     def passed(self) -> bool:

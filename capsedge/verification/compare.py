@@ -279,6 +279,8 @@ def _artefact_link(session: Session) -> Link:
         }
         if meta.calibration:
             facts["calibration"] = dict(meta.calibration)
+        if meta.nothing is not None:
+            facts["nothing_to_see"] = meta.nothing.claim
         if meta.origin is not None:
             facts["claimed_origin"] = meta.origin.claim
     path = session.path

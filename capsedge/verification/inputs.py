@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet, read_images
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.images import SUFFIXES, normalized, prepare
+from capsedge.runtime.vision.decoding import SUFFIXES
+from capsedge.runtime.vision.images import normalized, prepare
 
 Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given

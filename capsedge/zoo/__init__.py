@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from capsedge.errors import UsageError
 
 ROUTINGS = ("dynamic", "em", "attention")
+MODELS = tuple(f"digits-{routing}" for routing in ROUTINGS)
+DEFAULT = MODELS[0]
 _HERE = Path(__file__).parent
 
 
@@ -35,6 +38,21 @@ def checkpoint_by_sha256(sha256: str) -> Path | None:
     return next((path for path in paths if path.is_file() and checksum(path) == sha256), None)
 
 
+def zoo_model(name: str) -> Path | None:
+    """The ONNX file of a model of the zoo, such as ``digits-em``; None for any other name."""
+    return _HERE / f"{name}.onnx" if name in MODELS else None
+
+
 def default_model() -> Path:
-    """The ONNX file that ``capsedge infer`` uses when none is named."""
-    return _HERE / "digits-dynamic.onnx"
+    """The ONNX file that ``capsedge.load()`` and ``capsedge infer`` use when none is named."""
+    return _HERE / f"{DEFAULT}.onnx"
+
+
+def unknown_model(name: str) -> UsageError:
+    """The error for a name that is neither a file nor a model of the zoo."""
+    near = get_close_matches(name, MODELS, n=1)
+    return UsageError(
+        f"There is no model '{name}'.",
+        f"It is neither a file nor a model of the zoo: {', '.join(MODELS)}.",
+        f"Did you mean '{near[0]}'?" if near else "Name an ONNX file or one of these models.",
+    )

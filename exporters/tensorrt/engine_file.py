@@ -39,7 +39,9 @@ from capsedge.runtime.files.writing import check_apart, check_writable, sha256, 
 from capsedge.runtime.machine.environment import power_mode
 from capsedge.runtime.metadata import OURS
 from capsedge.runtime.passport import TARGETS, TENSORRT, TENSORRT_RTX, Machine
+from capsedge.runtime.quantities import size
 from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 PLUGIN_MODES = ("auto", "native", "fused")
 _LEVELS = range(6)
@@ -74,8 +76,8 @@ class BuildOptions:
     compute_capabilities: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class BuildReport:
+@dataclass(frozen=True, repr=False)
+class BuildReport(Summarized):
     """What was built; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
@@ -87,6 +89,19 @@ class BuildReport:
     path: Path
     passport: passport.Passport
     warnings: tuple[str, ...]
+
+    def _summary(self) -> Summary:
+        built = self.passport
+        batch = "-".join(str(n) for n in dict.fromkeys((built.batch[0], built.batch[-1])))
+        how = f"{built.target}, {built.precision}, {built.plugin} operators, batch {batch}"
+        rows = [
+            Row("engine", f"{self.path}, {size(built.engine_bytes)}"),
+            Row("built", how),
+            Row("from", built.source),
+            *(Row("warning", warning) for warning in self.warnings),
+        ]
+        first = f"{short(self.path.name)}: {size(built.engine_bytes)}, {how}"
+        return Summary("BuildReport", [first], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""

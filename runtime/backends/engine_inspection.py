@@ -15,10 +15,11 @@ from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.machine.environment import power_mode
 from capsedge.runtime.passport import Passport
 from capsedge.runtime.reading.node_names import merged, places_in
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 
-@dataclass(frozen=True)
-class EngineInspection:
+@dataclass(frozen=True, repr=False)
+class EngineInspection(Summarized):
     """An engine as its passport describes it.
 
     Attributes:
@@ -34,6 +35,15 @@ class EngineInspection:
     runs_here: bool | None
     because: str
     timed_for: str = ""
+
+    def _summary(self) -> Summary:
+        runs = {True: "runs here", False: "does not run here", None: "may run here"}[self.runs_here]
+        built = f"{self.passport.target}, {self.passport.precision}"
+        rows = [Row("engine", self.path), Row("built", built), Row("here", runs)]
+        rows += [Row("because", self.because)] if self.because else []
+        return Summary(
+            "EngineInspection", [f"{short(Path(self.path).name)}: {built}, {runs}"], rows
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As ``capsedge inspect --json`` prints it."""

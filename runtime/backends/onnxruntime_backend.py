@@ -70,13 +70,13 @@ def import_onnxruntime() -> Any:
         raise EnvironmentProblem(
             "ONNX Runtime is not installed." if missing else "ONNX Runtime cannot be imported.",
             "" if missing else f"{error}.",
-            "pip install 'capsedge[cpu]'",
+            versions.HOW_TO_GET,
         ) from error
     if versions.parse(onnxruntime.__version__) < versions.OLDEST:
         raise EnvironmentProblem(
             f"ONNX Runtime {onnxruntime.__version__} is too old.",
             f"capsedge needs {versions.text(versions.OLDEST)} or newer.",
-            "pip install --upgrade onnxruntime",
+            f"pip install --upgrade {versions.distribution()}",
         )
     return onnxruntime
 
@@ -100,7 +100,7 @@ def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None
         f"ONNX Runtime {installed} would compute {name} wrongly.",
         f"The file has several functions named {', '.join(mixed)}; ONNX Runtime before "
         f"{versions.text(versions.OVERLOADS)} uses one of them for all.",
-        "Export the model again (`capsedge export`), or `pip install --upgrade onnxruntime`.",
+        f"Export the model again (`capsedge export`), or `pip install --upgrade {versions.distribution()}`.",
     )
 
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 # Without the folder that the user happens to be in, where `python -m` looks for modules first: an h5py.py
 # that came with the file would run.
@@ -49,14 +49,14 @@ class Ended:
     """
 
     code: int | None
-    answer: BinaryIO
+    answer: IO[bytes]
     said: str
 
 
 @contextmanager
 def confined(
     module: str,
-    file: BinaryIO,
+    file: IO[bytes],
     bounds: Bounds,
     environment: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
@@ -92,7 +92,10 @@ def confined(
 
 
 def confine() -> list[str]:
-    """Take on the bounds that the arguments name, where the system has such; returns the other words."""
+    """Take on the bounds that the arguments name, as far as the system has them; returns the other words.
+
+    Windows has none, and macOS does not limit memory.
+    """
     seconds, memory, output = (int(word) for word in sys.argv[2:5])
     _limit({"RLIMIT_CPU": 4 * seconds, "RLIMIT_AS": memory, "RLIMIT_FSIZE": output})
     return sys.argv[5:]
@@ -104,12 +107,15 @@ def close_doors() -> None:
 
 
 def _limit(wanted: Mapping[str, int]) -> None:
-    try:
+    if sys.platform != "win32":
         import resource
-    except ImportError:
-        return
-    for name, limit in wanted.items():
-        kind = getattr(resource, name)
-        _, hard = resource.getrlimit(kind)
-        least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (least, least))
+
+        for name, limit in wanted.items():
+            kind = getattr(resource, name)
+            _, hard = resource.getrlimit(kind)
+            least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            try:
+                resource.setrlimit(kind, (least, least))
+            except ValueError:
+                if sys.platform != "darwin":  # which does not limit the address space
+                    raise

@@ -12,6 +12,7 @@ JSON_BYTES = 32 * MIB
 JSON_VALUES = 2_000_000  # a calibration table has about 3,000 per tensor
 JSON_DEPTH = 32
 METADATA_BYTES = 8 * MIB  # of one model
+NOTHING_BYTES = 4 * KIB  # of the criterion for nothing to see, in the metadata
 
 # Images: limits on one PNG or JPEG file.
 IMAGE_FILE_BYTES = 128 * MIB

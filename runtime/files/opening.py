@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
+from capsedge.runtime.files import limits, system
 
 FILE, FOLDER = "file", "folder"
 _KINDS = (
@@ -34,7 +34,7 @@ def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedR
         # Checked before opening, since opening alone can wake a pipe's writer or move a device, and again
         # afterwards, since the name may refer to something else by then.
         _check_regular(path, os.stat(path).st_mode)
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, system.READ)
         with open(handle, "rb") as file:
             _check_regular(path, os.fstat(handle).st_mode)
             yield file

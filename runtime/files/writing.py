@@ -7,16 +7,14 @@ file's mode and owner are kept.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from capsedge.errors import ArtefactError, CapsedgeError, EnvironmentProblem, UsageError
-from capsedge.runtime.files import opening
+from capsedge.runtime.files import opening, system
 
 # Errors caused by the chosen path; all others are failures of the machine.
 _PLACE = frozenset(
@@ -28,7 +26,6 @@ _PLACE = frozenset(
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 REJECTED = ".rejected"  # after the name of an output that failed its gate and was kept aside
 _PREFIX, _SUFFIX = ".capsedge-", ".tmp"
-_LEAST_SPACE = 64 << 10  # bytes left on a disk that counts as full
 _LINKS = 40  # followed at most, as Linux does
 
 
@@ -41,13 +38,11 @@ def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
     """
     place, older = _place(target)
     _remove_stale(place.parent)
-    with _failing(target), _temporary(place.parent, older is None) as (handle, name):
+    with _failing(target), _replacing(place, older is None) as handle:
         with open(handle, "wb", closefd=False) as file:
             file.write(data)
-        os.fsync(handle)
         if older is not None:
-            _take_over(handle, older)
-        os.replace(name, place)
+            system.take_over(handle, older)
 
 
 def write_text(target: Path | str, text: str) -> None:
@@ -140,7 +135,7 @@ def temporary_folder() -> Iterator[Path]:
                 isinstance(error, ArtefactError) and error.__cause__ is not None
             ):
                 raise
-            if (isinstance(error, OSError) and error.errno in FULL) or _is_full(name):
+            if (isinstance(error, OSError) and error.errno in FULL) or system.is_full(name):
                 raise _no_space(error, name) from error
             raise
 
@@ -232,65 +227,44 @@ def _failing(target: Path | str, what: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def _temporary(folder: Path, fresh: bool) -> Iterator[tuple[int, Path]]:
-    """A new file in a folder, open and locked; removed when the block ends, unless it was renamed.
+def _replacing(place: Path, fresh: bool) -> Iterator[int]:
+    """A new file beside a place, open and locked; it is renamed when the block ends, and removed if it fails.
 
     The lock tells other processes that it is in use; ``_remove_stale`` removes those without one.
     """
     # The kernel applies the umask. A file that replaces another stays private until it has the other's mode.
     mode = 0o666 if fresh else 0o600
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
-        name = folder / f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
+        name = place.parent / f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
         handle = -1
         try:
-            handle = os.open(name, flags, mode)
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(handle, fcntl.LOCK_EX)
+            handle = os.open(name, system.CREATE, mode)
+            system.lock(handle)
             if os.fstat(handle).st_nlink == 0:
                 continue  # removed as stale before it was locked
-            yield handle, name
+            yield handle
+            os.fsync(handle)
+            if not system.RENAMES_OPEN_FILES:
+                os.close(handle)
+                handle = -1
+            os.replace(name, place)
             return
         finally:
-            with suppress(OSError):
-                os.unlink(name)
             if handle >= 0:
                 os.close(handle)
+            with suppress(OSError):
+                os.unlink(name)
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove temporary files of killed processes: those of our own user that are not locked."""
+    """Remove temporary files of killed processes."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
                 continue
             with suppress(OSError):
-                if not entry.is_file(follow_symlinks=False):
-                    continue
-                handle = os.open(
-                    entry.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-                )
-                try:
-                    found = os.fstat(handle)
-                    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
-                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        os.unlink(entry.path)
-                finally:
-                    os.close(handle)
-
-
-def _take_over(handle: int, older: os.stat_result) -> None:
-    """Give the new file the owner, as far as we may, and the mode of the older one."""
-    mode = older.st_mode & 0o777
-    new = os.fstat(handle)
-    with suppress(OSError):
-        if new.st_gid != older.st_gid:
-            os.fchown(handle, -1, older.st_gid)
-        if new.st_uid != older.st_uid:
-            os.fchown(handle, older.st_uid, -1)
-    if os.fstat(handle).st_gid != older.st_gid:
-        mode &= ~0o070 | (mode & 0o007) << 3  # another group gets no more rights than others had
-    os.fchmod(handle, mode)
+                if entry.is_file(follow_symlinks=False):
+                    system.remove_unused(entry.path)
 
 
 def _identity(path: Path | str) -> object:
@@ -310,7 +284,8 @@ def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]])
         for found in _data_files(Path(folder), depth):
             if found.inode() == older.st_ino or found.is_symlink():
                 with suppress(OSError):
-                    if os.path.samestat(found.stat(), older):
+                    # DirEntry.stat has no identity on Windows.
+                    if os.path.samestat(os.stat(found.path), older):
                         return True
     return False
 
@@ -327,15 +302,6 @@ def _data_files(folder: Path, depth: int) -> Iterator[os.DirEntry[str]]:
 
 
 _DATA = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".npz", ".gz", "-ubyte")
-
-
-def _is_full(folder: str) -> bool:
-    with suppress(OSError):
-        found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize < _LEAST_SPACE or (
-            found.f_files > 0 and found.f_favail == 0
-        )
-    return False
 
 
 def _no_space(error: Exception, folder: str) -> EnvironmentProblem:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.machine import nvidia
+from capsedge.runtime.machine import gpu, nvidia
 from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
 from capsedge.runtime.machine.environment import installed_version, machine, simd_level
 
@@ -52,7 +50,7 @@ def diagnose() -> Diagnosis:
         checks.append(
             _package(package, "export", f"no {lost} here", "pip install 'capsedge[export]'")
         )
-    checks += [_gpu(), *nvidia.checks()]
+    checks += [gpu.gpu(), *gpu.onnxruntime_packages(), *nvidia.checks()]
     checks.append(
         _package("openvino", "compare", "no comparison with OpenVINO", "pip install openvino")
     )
@@ -79,10 +77,7 @@ def _package(package: str, job: str, cost: str, fix: str, shown: str = "") -> Ch
 
 
 def _onnxruntime() -> Check:
-    cost, fix = (
-        "no model runs",
-        "pip install 'capsedge[cpu]' (or 'capsedge[gpu]' with an NVIDIA GPU)",
-    )
+    cost, fix = "no model runs", onnxruntime_versions.HOW_TO_GET
     if not installed_version("onnxruntime"):
         return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
     try:
@@ -116,48 +111,6 @@ def _default_model() -> Check:
         return Check(name, "infer", OK, f"{path.name} runs, {session.ops} operators")
     except Exception as error:  # whatever stands in the way of the base job is what doctor must say
         return Check(name, "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
-
-
-def _gpu() -> Check:
-    name, cost = "NVIDIA GPU", "models run on the CPU"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Check(
-            name,
-            "gpu",
-            MISSING,
-            "no CUDA driver (libcuda.so.1)",
-            cost,
-            "on a machine with an NVIDIA GPU: install its driver",
-        )
-    version = ctypes.c_int(0)
-    count = ctypes.c_int(0)
-    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    driver.cuDriverGetVersion(ctypes.byref(version))
-    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
-    if status or not count.value:
-        return Check(
-            name,
-            "gpu",
-            BROKEN,
-            f"driver for {cuda}, but no usable GPU (CUDA error {status})",
-            cost,
-            "run nvidia-smi and follow what it says",
-        )
-    return Check(name, "gpu", OK, f"{_nvidia_smi() or f'{count.value} GPU'}, driver for {cuda}")
-
-
-def _nvidia_smi() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
 def _operator_library() -> Check:

@@ -23,7 +23,7 @@ def machine() -> dict[str, str]:
     }
     model = Path("/proc/device-tree/model")
     if model.is_file():
-        facts["board"] = model.read_text(errors="replace").rstrip("\0\n")
+        facts["board"] = model.read_text(encoding="utf-8", errors="replace").rstrip("\0\n")
     mode = power_mode()
     if mode:
         facts["power_mode"] = mode
@@ -40,7 +40,12 @@ def power_mode() -> str:
         return ""
     try:
         done = subprocess.run(
-            [program, "-q"], capture_output=True, text=True, timeout=20, check=True
+            [program, "-q"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=20,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -89,7 +94,7 @@ def simd_level() -> str:
 
 def _cpuinfo(key: str) -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +36,34 @@ class Embedding:
         return [f"-I{self.include}"]
 
     @property
+    def rpath(self) -> list[str]:
+        """The linker's flag by which programs find the library at its present path."""
+        return [f"-Wl,-rpath,{self.library.parent}"]
+
+    @property
     def libs(self) -> list[str]:
-        """Flags for the linker; programs then find the library at its present path."""
-        folder = self.library.parent
-        return [f"-L{folder}", "-lcapsedge", f"-Wl,-rpath,{folder}"]
+        """Flags for the linker, `rpath` included."""
+        return [f"-L{self.library.parent}", "-lcapsedge", *self.rpath]
+
+    @property
+    def version(self) -> str:
+        """The version that the header states.
+
+        Raises:
+            EnvironmentProblem: the header is missing or states none.
+        """
+        header = self.include / "capsedge.h"
+        try:
+            stated = re.search(r'#define CAPSEDGE_VERSION "([^"]+)"', header.read_text())
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{header} cannot be read.", f"{error}.", "pip install --force-reinstall capsedge"
+            ) from error
+        if stated is None:
+            raise EnvironmentProblem(
+                f"{header} states no version.", "", "pip install --force-reinstall capsedge"
+            )
+        return stated[1]
 
 
 def find_embedding() -> Embedding:

@@ -16,6 +16,7 @@ from capsedge.runtime.backends import cuda as cuda_runtime
 from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
 from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
 from capsedge.runtime.machine.environment import installed_version
+from capsedge.runtime.machine.gpu import has_gpu
 
 RELEASE_FILE = Path("/etc/nv_tegra_release")
 _GPU = "gpu"
@@ -72,7 +73,7 @@ def driver_for(cuda: str) -> str:
 
 def checks() -> list[Check]:
     """Lines for ``capsedge doctor``; JetPack only on a Jetson."""
-    l4t = l4t_release(RELEASE_FILE.read_text(errors="replace")) if RELEASE_FILE.is_file() else ""
+    l4t = l4t_release(RELEASE_FILE.read_text("utf-8", "replace")) if RELEASE_FILE.is_file() else ""
     lines = [jetpack(l4t)] if l4t else []
     version = installed_version("tensorrt")
     of = "" if l4t else cuda_of_wheels()
@@ -162,11 +163,14 @@ def _cuda() -> Check:
     try:
         return cuda(library.runtime_version(), library.driver_version())
     except CapsedgeError as error:
-        return Check("CUDA runtime", _GPU, BROKEN, error.why, _NO_ENGINES, error.fix)
+        status = BROKEN if has_gpu() else MISSING
+        return Check("CUDA runtime", _GPU, status, error.why, _NO_ENGINES, error.fix)
 
 
 def cuda(runtime: str, driver: str) -> Check:
     """The CUDA runtime compared with the newest CUDA that the driver supports; ``0.0`` means no driver."""
+    if driver == "0.0" and not has_gpu():
+        return Check("CUDA runtime", _GPU, OK, f"{runtime}, for which there is no GPU here")
     if number(driver) < number(runtime)[:1]:
         least = driver_for(runtime)
         found = "no driver" if driver == "0.0" else f"a driver for {driver}"

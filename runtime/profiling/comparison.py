@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.machine.environment import installed_version
 from capsedge.runtime.profiling.driver import WORKER, Worker, write_inputs
@@ -39,7 +40,7 @@ PACKAGES = {
     "torch": "torch",
 }
 INSTALL = {
-    "ort": "pip install 'capsedge[cpu]'",
+    "ort": onnxruntime_versions.HOW_TO_GET,
     "openvino": "pip install openvino",
     "litert": "pip install onnx2tf ai-edge-litert",
     "mnn": "pip install MNN",
@@ -73,7 +74,9 @@ class Entry:
         name, model: as given.
         version: the versions of its packages, as it states them.
         difference: from the first entrant of the same model: the largest over all outputs, each relative
-            to the output's largest magnitude; 0 for the first itself.
+            to the output's largest magnitude; 0 for the first itself. It decides whether the entry is timed.
+        from_first_file: the same from the first file, whichever backend runs this one; None where the two
+            have no output in common.
         problem: why it was not timed; empty if it was.
         samples: seconds of every timed run.
         latency: their statistics; None if it was not timed.
@@ -85,6 +88,7 @@ class Entry:
     model: str
     version: str
     difference: float
+    from_first_file: float | None
     problem: str
     samples: tuple[float, ...]
     latency: Statistics | None
@@ -112,6 +116,25 @@ class Comparison:
         if first is None or entry.latency is None:
             return None
         return entry.latency.median / first.median
+
+    @property
+    def fastest(self) -> Entry | None:
+        """The entry with the lowest median; None if fewer than two were timed."""
+        timed = [(e.latency.median, k, e) for k, e in enumerate(self.entries) if e.latency]
+        return min(timed)[2] if len(timed) > 1 else None
+
+    def against_first(self, entry: Entry) -> str:
+        """The ratio in words: ``3.7x faster``, ``first`` for the first; empty if either was not timed."""
+        ratio = self.ratio(entry)
+        if ratio is None or ratio <= 0:
+            return ""
+        if entry is self.entries[0]:
+            return "first"
+        times = max(ratio, 1 / ratio)
+        if times < 1.005:
+            return "as fast"
+        text = f"{times:.2f}" if times < 2 else f"{times:.1f}" if times < 100 else f"{times:.0f}"
+        return f"{text}x {'slower' if ratio > 1 else 'faster'}"
 
     def to_dict(self, samples: bool = True) -> dict[str, Any]:
         """JSON values only."""
@@ -178,7 +201,7 @@ def compare(
             answer = str(folder / f"answer-{k}.npz")
             filled = replace(entrant.specification, inputs=str(inputs), answer=answer)
             workers.append(stack.enter_context(Worker(filled, entrant.module)))
-        differences = _differences(entrants, workers)
+        differences, from_first = _differences(entrants, workers)
         problems = [
             f"differs from {_first_of(entrants, e).name} by {d:.2g} (tolerance {TOLERANCE:g})"
             if not d <= TOLERANCE
@@ -203,6 +226,7 @@ def compare(
                 model=Path(entrant.specification.model).name,
                 version=workers[k].first["version"],
                 difference=differences[k],
+                from_first_file=from_first[k],
                 problem=problems[k],
                 samples=tuple(samples[k]),
                 latency=summarize(np.array(samples[k])) if samples[k] else None,
@@ -219,15 +243,24 @@ def _first_of(entrants: Sequence[Entrant], entrant: Entrant) -> Entrant:
     return next(e for e in entrants if e.computes == entrant.computes)
 
 
-def _differences(entrants: Sequence[Entrant], workers: Sequence[Worker]) -> list[float]:
-    """Difference of each entrant from the first one of the same model."""
+def _differences(
+    entrants: Sequence[Entrant], workers: Sequence[Worker]
+) -> tuple[list[float], list[float | None]]:
+    """Difference of each entrant from the first one of the same model, and from the first of all."""
     wanted: dict[str, dict[str, NDArray[Any]]] = {}
-    found = []
+    found, from_first = [], []
     for entrant, worker in zip(entrants, workers, strict=True):
         outputs = worker.outputs()
         reference = wanted.setdefault(entrant.computes, outputs)
         found.append(difference(outputs, reference))
-    return found
+        first = wanted[entrants[0].computes]
+        from_first.append(difference(outputs, first) if _comparable(outputs, first) else None)
+    return found, from_first
+
+
+def _comparable(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> bool:
+    common = [name for name in wanted if name in found]
+    return bool(common) and all(found[n].shape == wanted[n].shape for n in common)
 
 
 def difference(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> float:
@@ -236,8 +269,7 @@ def difference(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[A
     Raises:
         EnvironmentProblem: they have no output in common, or a shape differs.
     """
-    common = [name for name in wanted if name in found]
-    if not common or any(found[n].shape != wanted[n].shape for n in common):
+    if not _comparable(found, wanted):
         raise EnvironmentProblem(
             "The outputs of a peer do not match those of the model.",
             f"It has {sorted(found)}, the model has {sorted(wanted)}.",
@@ -246,5 +278,6 @@ def difference(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[A
     return max(
         float(np.max(np.abs(found[n].astype(np.float64) - wanted[n]), initial=0.0))
         / max(float(np.max(np.abs(wanted[n]), initial=0.0)), 1e-30)
-        for n in common
+        for n in wanted
+        if n in found
     )

@@ -39,14 +39,15 @@ class Worker:
 
     def __init__(self, specification: Specification, module: str = WORKER) -> None:
         self.specification = specification
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the worker)
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (lives as long as the worker)
         start = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, specification.to_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         try:
             self.first = self._read()

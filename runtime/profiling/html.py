@@ -50,13 +50,16 @@ def _run(run: Run, report: ReportData) -> str:
             roof = svg.roofline(run.operators.operators, report.peaks)
             if roof:
                 note = (
-                    "Each circle is an operator; its area is its time. An operator on the roof "
-                    "cannot be faster."
+                    "Each circle is an operator; its area is its time. An operator on the roof, "
+                    f"{report.peaks.operations / 1e9:.0f} G operations/s and "
+                    f"{report.peaks.bandwidth / 1e9:.0f} GB/s, cannot be faster."
                 )
                 charts.append(_figure("Roofline", roof, note))
     charts += [
-        _figure("Latency of all runs", svg.histogram(run)),
-        _figure("Latency over time", svg.series(run)),
+        _figure("Latency of all runs", svg.histogram(run), tables.beyond_p99(run, "not drawn")),
+        _figure(
+            "Latency over time", svg.series(run), tables.beyond_p99(run, "triangles at the top")
+        ),
     ]
     groups = _stacked(run) + _legend(run) if run.groups else ""
     warnings = "".join(f"<li>{escape(w)}</li>" for w in run.warnings)
@@ -101,7 +104,8 @@ def _stacked(run: Run) -> str:
 
 def _legend(run: Run) -> str:
     items = "".join(
-        f'<li><span class="swatch g-{g.group}"></span>{g.group} {milliseconds(g.milliseconds)} ms</li>'
+        f'<li><span class="swatch g-{g.group}"></span>{g.group} {milliseconds(g.milliseconds)} ms, '
+        f"{g.share:.0%}</li>"
         for g in run.groups
     )
     return f'<ul class="legend">{items}</ul>'
@@ -144,16 +148,16 @@ def _comparison(found: Comparison) -> str:
     bars = ""
     for entry in timed:
         assert entry.latency is not None
-        ratio = found.ratio(entry)
-        value = f"{milliseconds(entry.latency.median)} ms" + (f", {ratio:.2f}x" if ratio else "")
-        group = "routing" if entry is found.entries[0] else "other"
+        standing = tables.standing(found, entry)
+        value = f"{milliseconds(entry.latency.median)} ms" + (f", {standing}" if standing else "")
+        group = "routing" if entry is found.fastest else "other"
         bars += _bar(entry.name, entry.latency.median / longest, value, group)
     versions = "; ".join(dict.fromkeys(entry.version for entry in found.entries))
     table = tables.comparison(found)
     return (
         f'<section><h2>{escape(table.title)}</h2><div class="bars">{bars}</div>'
-        f"<p>Medians of runs in turns on the same inputs, after outputs were compared. "
-        f"{escape(versions)}.</p>"
+        f"<p>Medians of runs in turns on the same inputs, after outputs were compared; ratios are to the "
+        f"first row, differences from the first file. {escape(versions)}.</p>"
         f"{_details('Comparison', table)}</section>"
     )
 
@@ -173,11 +177,15 @@ def _table(table: Table | None) -> str:
     if table is None:
         return ""
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
-    )
-    caption = f"<caption>{escape(table.title)}</caption>"
+    rows = "".join(map(_row, table.rows))
+    title = escape(table.title)
     return (
-        f"<div "
-        f'class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<p class="caption">{title}</p><div class="scroll" tabindex="0" role="region" aria-label="{title}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _row(cells: Sequence[str]) -> str:
+    fastest = any(cell.endswith(tables.FASTEST) for cell in cells[1:])
+    marked = ' class="fastest"' if fastest else ""
+    return f"<tr{marked}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

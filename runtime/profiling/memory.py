@@ -30,7 +30,9 @@ def device_memory() -> int | None:
         return None
     query = ["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run([program, *query], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [program, *query], capture_output=True, encoding="utf-8", errors="replace", timeout=20
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     rows = [line.split(",") for line in done.stdout.splitlines() if line.count(",") == 1]
@@ -44,7 +46,7 @@ def device_memory() -> int | None:
 
 def _field(name: str) -> int | None:
     try:
-        lines = _STATUS.read_text().splitlines()
+        lines = _STATUS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     for line in lines:

@@ -155,7 +155,7 @@ class ProfiledSession:
             EnvironmentProblem: it could not write all of its output.
         """
         try:
-            events = json.loads(Path(self._session.end_profiling()).read_text())
+            events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(
                 "The profile of ONNX Runtime is not complete.",

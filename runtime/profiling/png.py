@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from capsedge.runtime.charts import caption, check_chart, new_figure, save_figure
+from capsedge.runtime.profiling.comparison import Comparison
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report_data import OTHER, ReportData, Run
 from capsedge.runtime.profiling.style import COLOURS
+from capsedge.runtime.profiling.tables import standing
 from capsedge.runtime.quantities import milliseconds, size
 
 DPI = 80
 SHOWN = 14  # layers with a bar
+LAYER, ENTRANT = 44, 28  # characters on a line of a name
 
 
 def save_png(report: ReportData, path: Path) -> None:
@@ -32,18 +36,29 @@ def save_png(report: ReportData, path: Path) -> None:
     for run, part in zip(report.runs, parts, strict=False):
         _run(part, run, report.peaks)
     for found, part in zip(report.comparisons, parts[len(report.runs) :], strict=True):
-        axis = part.subplots()
-        timed = [entry for entry in found.entries if entry.latency is not None]
-        medians = [entry.latency.median for entry in timed if entry.latency is not None]
-        colours = [COLOURS["routing"], *[COLOURS[OTHER]] * len(timed)][: len(timed)]
-        bars = axis.barh([caption(entry.name) for entry in timed], medians, color=colours)
-        axis.bar_label(
-            bars, [f"{milliseconds(m)} ms, {m / medians[0]:.2f}x" for m in medians], padding=3
-        )
-        axis.invert_yaxis()
-        axis.margins(x=0.2)
-        _plain(axis, f"Side by side, batch {found.batch}", "milliseconds (median)")
+        _comparison(part.subplots(), found)
     save_figure(figure, path, DPI)
+
+
+def _comparison(axis: Any, found: Comparison) -> None:
+    timed = [(entry, entry.latency.median) for entry in found.entries if entry.latency is not None]
+    colours = [COLOURS["routing" if e is found.fastest else OTHER] for e, _ in timed]
+    bars = axis.barh(range(len(timed)), [median for _, median in timed], color=colours)
+    axis.set_yticks(
+        range(len(timed)), [_folded(entry.name, ENTRANT) for entry, _ in timed], fontsize=8
+    )
+    texts = [(f"{milliseconds(m)} ms", standing(found, e)) for e, m in timed]
+    labels = axis.bar_label(bars, [", ".join(filter(None, t)) for t in texts], padding=3)
+    for label, (entry, _) in zip(labels, timed, strict=True):
+        label.set_fontweight("bold" if entry is found.fastest else "normal")
+    axis.invert_yaxis()
+    axis.margins(x=0.3)
+    _plain(axis, f"Side by side, batch {found.batch}", "milliseconds (median)")
+
+
+def _folded(name: str, width: int) -> str:
+    """A name on lines short enough for an axis."""
+    return "\n".join(map(caption, textwrap.wrap(name, width) or [name]))
 
 
 def _run(part: Any, run: Run, peaks: Peaks | None) -> None:
@@ -71,30 +86,31 @@ def _layers(axis: Any, run: Run, _: Peaks | None) -> None:
         range(len(rows)), [r.milliseconds for r in rows], color=[COLOURS[r.group] for r in rows]
     )
     axis.bar_label(bars, [f"{r.share:.0%}" for r in rows], padding=2, fontsize=8)
-    axis.set_yticks(range(len(rows)), [caption(r.name) for r in rows], fontsize=8)
+    axis.set_yticks(range(len(rows)), [_folded(r.name, LAYER) for r in rows], fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.15)
     for group in dict.fromkeys(r.group for r in rows):
         axis.barh(0, 0, color=COLOURS[group], label=group)
     if run.named:
-        axis.legend(fontsize=7, loc="lower right")
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17)}
+        axis.legend(fontsize=7, ncols=5, frameon=False, **below)
     _plain(axis, f"Time by {'layer' if run.named else 'operator type'}", "milliseconds")
 
 
 def _latencies(axis: Any, run: Run, _: Peaks | None) -> None:
     ms = 1e3 * np.asarray(run.samples)
-    high = float(np.percentile(ms, 99.5))
-    axis.hist(np.minimum(ms, high), bins=60, color=COLOURS["stem"])
-    for value, name in ((run.latency.median, "median"), (run.latency.p99, "p99")):
-        axis.axvline(min(value, high), color="#D55E00", linestyle="--", linewidth=1.2)
-        axis.text(
-            min(value, high),
-            axis.get_ylim()[1],
-            f" {name} {milliseconds(value)}",
-            fontsize=8,
-            va="top",
-        )
-    _plain(axis, f"{len(ms)} runs", "milliseconds")
+    axis.hist(ms[ms <= run.latency.p99], bins=60, color=COLOURS["stem"])
+    for value, name, side in (
+        (run.latency.median, "median", "left"),
+        (run.latency.p99, "p99", "right"),
+    ):
+        axis.axvline(value, color="#D55E00", linestyle="--", linewidth=1.2)
+        axis.annotate(
+            f"{name} {milliseconds(value)}", (value, 1), (4 if side == "left" else -4, -2),
+            xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, ha=side, va="top",
+        )  # fmt: skip
+    beyond = f", {run.beyond_p99} beyond p99" if run.beyond_p99 else ""
+    _plain(axis, f"{len(ms)} runs{beyond}", "milliseconds")
 
 
 def _roofline(axis: Any, run: Run, peaks: Peaks | None) -> None:

@@ -9,11 +9,27 @@ from pathlib import Path
 
 from capsedge.runtime.files.writing import write_text
 from capsedge.runtime.profiling.report_data import ReportData
+from capsedge.runtime.quantities import milliseconds
+from capsedge.runtime.summary import LINES, Row, Summarized, Summary, short
 
 
-@dataclass
-class ProfileReport(ReportData):
+@dataclass(repr=False)
+class ProfileReport(Summarized, ReportData):
     """The results of profiling, and the ways to write them. Renderers are imported when they are used."""
+
+    def _summary(self) -> Summary:
+        rows = [Row(f"{short(run.model)}, batch {run.batch}", str(run)) for run in self.runs]
+        lines = [f"{row.name}: {row.value}" for row in rows]
+        if len(lines) > LINES:
+            lines = [*lines[: LINES - 1], f"and {len(lines) - LINES + 1} more runs"]
+        for comparison in self.comparisons:
+            for entry in comparison.entries:
+                time = f"median {milliseconds(entry.latency.median)} ms" if entry.latency else ""
+                rows.append(
+                    Row(f"{short(entry.name)}, batch {comparison.batch}", time or entry.problem)
+                )
+        rows.append(Row("machine", ", ".join(self.machine.values())))
+        return Summary("ProfileReport", lines or ["of nothing"], rows)
 
     def to_markdown(self) -> str:
         """Tables in Markdown."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from capsedge.runtime.files.text import printable
 from capsedge.runtime.profiling.comparison import Comparison
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.operator_times import Operator, OperatorTimes
 from capsedge.runtime.profiling.startup import Startup
 from capsedge.runtime.profiling.statistics import StableWindow, Statistics
+from capsedge.runtime.quantities import milliseconds
 from capsedge.runtime.reading.attribution import GROUPS
+from capsedge.runtime.summary import short
 
 OTHER = "other"
 
@@ -36,7 +39,7 @@ class Row:
     attainable: float | None
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """One model at one batch size.
 
@@ -66,10 +69,22 @@ class Run:
     operators: OperatorTimes | None = None
     warnings: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        median = milliseconds(self.latency.median)
+        return f"median {median} ms, {self.throughput:.0f} images/s, {self.backend}, {self.device}"
+
+    def __repr__(self) -> str:
+        return f"<Run {short(self.model)}, batch {self.batch}: {printable(self)}>"
+
     @property
     def throughput(self) -> float:
         """Images per second, at the mean latency."""
         return self.latency.throughput(self.batch)
+
+    @property
+    def beyond_p99(self) -> int:
+        """Number of runs slower than the 99th percentile, which charts leave out."""
+        return sum(1e3 * s > self.latency.p99 for s in self.samples)
 
     @property
     def named(self) -> bool:

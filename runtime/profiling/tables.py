@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capsedge.runtime.profiling.comparison import Comparison
+from capsedge.runtime.profiling.comparison import Comparison, Entry
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report_data import Row, Run
 from capsedge.runtime.quantities import milliseconds, quantity, size
 
+FASTEST = "fastest"
+
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the column headings, and the rows."""
+    """A title, the column headings, and the rows.
+
+    Attributes:
+        essential: the columns that a narrow terminal shows; empty for all.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    essential: tuple[str, ...] = ()
 
 
 def latency(runs: list[Run]) -> Table:
@@ -89,9 +96,12 @@ def _rows(run: Run, rows: list[Row], title: str, kind: str) -> Table | None:
     call = run.operators.call_ms
     cells.append(("call (not operators)", "", milliseconds(call), "", "", "", "", ""))
     total = run.operators.sum_ms + call
-    whole = f"{run.operators.attributed:.0%} of the median {milliseconds(run.operators.median_ms)}"
-    cells.append(("sum", "", milliseconds(total), whole, "", "", "", ""))
-    return Table(title, columns, tuple(cells))
+    name = f"sum (median of runs: {milliseconds(run.operators.median_ms)})"
+    whole = f"{run.operators.attributed:.0%}"
+    cells.append((name, "", milliseconds(total), whole, "", "", "", ""))
+    return Table(
+        title, columns, tuple(cells), (kind, "ms", "share", "operations", "bytes", "of peak")
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -109,34 +119,40 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def comparison(found: Comparison) -> Table:
-    """One row per entrant."""
-    columns = (
-        "backend",
-        "median ms",
-        "p90",
-        "p99",
-        "cv",
-        "times the first",
-        "peak memory",
-        "cold start",
-        "difference",
-    )
-    rows = []
-    for entry in found.entries:
-        if entry.latency is None:
-            rows.append(
-                (entry.name, "-", "-", "-", "-", entry.problem, "-", "-", f"{entry.difference:.1e}")
-            )
-            continue
-        s, ratio = entry.latency, found.ratio(entry)
-        rows.append(
-            (entry.name, milliseconds(s.median), milliseconds(s.p90), milliseconds(s.p99), f"{s.cv:.1%}",
-             "" if ratio is None else f"{ratio:.2f}x", size(entry.peak_bytes),
-             f"{entry.cold_start_ms:.0f} ms", f"{entry.difference:.1e}")
-        )  # fmt: skip
+    """One row per entrant; the fastest is marked, and differences are from the first file."""
+    columns = ("backend", "median ms", "p90", "p99", "cv", "against the first", "peak memory",
+               "cold start", "difference")  # fmt: skip
+    rows = tuple(_entrant(found, entry) for entry in found.entries)
     threads = found.threads or "default"
     title = f"Side by side, batch {found.batch}, threads {threads}, {found.rounds} rounds in turns"
-    return Table(title, columns, tuple(rows))
+    essential = ("backend", "median ms", "against the first", "peak memory", "difference")
+    return Table(title, columns, rows, essential)
+
+
+def _entrant(found: Comparison, entry: Entry) -> tuple[str, ...]:
+    off = "-" if entry.from_first_file is None else f"{entry.from_first_file:.1e}"
+    if entry.latency is None:
+        return (entry.name, "-", "-", "-", "-", entry.problem, "-", "-", off)
+    s = entry.latency
+    return (
+        entry.name, milliseconds(s.median), milliseconds(s.p90), milliseconds(s.p99), f"{s.cv:.1%}",
+        standing(found, entry), size(entry.peak_bytes), f"{entry.cold_start_ms:.0f} ms", off,
+    )  # fmt: skip
+
+
+def standing(found: Comparison, entry: Entry) -> str:
+    """``3.7x faster, fastest``: the entry against the first, and whether it is the fastest of all."""
+    parts = [found.against_first(entry), FASTEST if entry is found.fastest else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def beyond_p99(run: Run, drawn: str) -> str:
+    """How many runs were slower than a chart's end, and how they are drawn; empty for none."""
+    count = run.beyond_p99
+    if not count:
+        return ""
+    runs = "1 run" if count == 1 else f"{count} runs"
+    return f"{runs} beyond the 99th percentile, up to {milliseconds(run.latency.max)} ms: {drawn}."
 
 
 def peaks(found: Peaks) -> str:

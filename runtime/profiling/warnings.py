@@ -115,7 +115,7 @@ def _bounds(operators: OperatorTimes, on_gpu: bool) -> list[str]:
 def stolen_ticks() -> tuple[int, int] | None:
     """Ticks stolen by the host, and all ticks, since the machine started; None if not reported."""
     try:
-        with open("/proc/stat") as f:
+        with open("/proc/stat", encoding="ascii") as f:
             fields = [int(x) for x in f.readline().split()[1:9]]
     except (OSError, ValueError):
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime import quantities
 from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
@@ -18,6 +19,7 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.origin import Origin, read_origin
 from capsedge.runtime.reading.attribution import layer_of_weights
 from capsedge.runtime.reading.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 from capsedge.schema.names import DOMAIN
 from capsedge.schema.operators import ROUTING_OPERATORS
 from capsedge.schema.votes import votes_of
@@ -71,8 +73,8 @@ class Intermediate:
     bytes: dict[int, int]
 
 
-@dataclass
-class Inspection:
+@dataclass(repr=False)
+class Inspection(Summarized):
     """What ``inspect`` found; ``to_dict`` is the document that ``--json`` prints."""
 
     path: str
@@ -94,6 +96,18 @@ class Inspection:
     metadata: ModelMetadata | None = None
     configuration: dict[str, Any] | None = None
     origin: Origin | None = None
+
+    def _summary(self) -> Summary:
+        holds = f"{self.kind}, {quantities.size(self.bytes)}, {self.parameters:,} parameters"
+        routing = ", ".join(f"{short(r.name)} ({r.operator})" for r in self.routing)
+        rows = [
+            Row("file", self.path),
+            Row("holds", holds),
+            *(Row("input", f"{short(v.name)} {v.type}") for v in self.inputs),
+            *(Row("output", f"{short(v.name)} {v.type}") for v in self.outputs),
+            *([Row("routing", routing)] if routing else []),
+        ]
+        return Summary("Inspection", [f"{short(Path(self.path).name)}: {holds}"], rows)
 
     @property
     def parameters(self) -> int:

@@ -6,186 +6,25 @@ the same bits. Pillow only decodes.
 
 from __future__ import annotations
 
-import io
 import math
-import sys
-import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import formats, limits, opening
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.vision.decoding import check_size, read_pixels
 from capsedge.runtime.vision.resize import resize
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-FORMATS = ("PNG", "JPEG")
-SUFFIXES = (".png", ".jpg", ".jpeg")
 
 # Luma of ITU-R BT.601 in 1/65536: the weights sum to one exactly, so a grey RGB pixel keeps its value.
 _LUMA = (19595.0, 38470.0, 7471.0)
 _LUMA_UNIT = 65536.0
-_ORIENTATION = 0x0112  # EXIF tag
-_SUPPORTED = "PNG and JPEG files, Pillow images and arrays"
-
-
-def read_image(path: Path | str) -> NDArray[Any]:
-    """Decode a PNG or JPEG file.
-
-    Returns:
-        ``[H, W, C]``, uint8 (uint16 for 16-bit grey), rotated according to the EXIF orientation. C is 1 for
-        grey, 2 for grey and alpha, 3 for RGB and 4 for RGB and alpha.
-
-    Raises:
-        UsageError: the file is missing, damaged, of another format or too large.
-    """
-    path = Path(path)
-    data = _read_file(path)
-    import PIL
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns of large images; the limits here are lower.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                _check_size(str(path), image.height, image.width)
-                return pixels_of(image)
-    except UsageError:
-        raise
-    except (Image.DecompressionBombError, MemoryError) as error:
-        raise _too_large(str(path), str(error)) from error
-    except PIL.UnidentifiedImageError as error:
-        raise _no_image(path, data) from error
-    except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
-        raise UsageError(
-            f"{path} is damaged.", f"The decoder reports: {error}.", "Get the image again."
-        ) from error
-
-
-def _read_file(path: Path) -> bytes:
-    if opening.kind(path) is None:
-        raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
-    with opening.opened(path, "Name a PNG or JPEG file that may be read.") as file:
-        found = opening.size(file)
-        if found > limits.IMAGE_FILE_BYTES:
-            raise _too_large(
-                str(path),
-                f"The file has {found:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}.",
-            )
-        data = file.read(limits.IMAGE_FILE_BYTES)
-    if not data:
-        raise UsageError(f"{path} is empty.", "It has 0 bytes.", "Get the image again.")
-    return data
-
-
-def _no_image(path: Path, data: bytes) -> UsageError:
-    told = formats.tell_content(data)
-    if told is None or told.key == "image":
-        return UsageError(
-            f"{path} is not a readable image.",
-            "It is neither a PNG nor a JPEG file, or its header is damaged.",
-            "Convert it to PNG or JPEG.",
-        )
-    fix, command = told.advice(path)
-    return UsageError(
-        f"{path} is not a readable image: it is {told.name}.",
-        "PNG and JPEG files are read.",
-        fix,
-        command=command,
-    )
-
-
-def _too_large(name: str, why: str) -> UsageError:
-    return UsageError(f"{name} is too large.", why, "Make the image smaller.")
-
-
-def _check_size(name: str, height: int, width: int) -> None:
-    if height < 1 or width < 1:
-        raise UsageError(
-            f"{name} has no pixels.", f"It has {width}x{height}.", "Use another image."
-        )
-    if max(height, width) > limits.IMAGE_SIDE:
-        raise _too_large(
-            name, f"It has {width}x{height} pixels, the limit per side is {limits.IMAGE_SIDE}."
-        )
-    if height * width > limits.IMAGE_PIXELS:
-        raise _too_large(
-            name,
-            f"It has {width}x{height} = {height * width:,} pixels, the limit is {limits.IMAGE_PIXELS:,}.",
-        )
-
-
-def pixels_of(image: Image) -> NDArray[Any]:
-    """Pixels of a Pillow image, ``[H, W, C]`` as `read_image` returns them."""
-    image.load()
-    mode = image.mode
-    if mode.startswith("I"):
-        pixels = _grey16(image)
-    elif mode in ("P", "1", "L", "RGB") and "transparency" in image.info:
-        pixels = np.asarray(image.convert("RGBA"))
-    elif mode == "P":
-        with_alpha = image.palette is not None and image.palette.mode == "RGBA"
-        pixels = np.asarray(image.convert("RGBA" if with_alpha else "RGB"))
-    elif mode in ("L", "LA", "RGB", "RGBA"):
-        pixels = np.asarray(image)
-    elif mode in ("1", "La", "PA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"):
-        target = {"1": "L", "La": "LA", "PA": "RGBA", "RGBa": "RGBA"}.get(mode, "RGB")
-        pixels = np.asarray(image.convert(target))
-    else:
-        raise UsageError(
-            f"Pillow images of mode '{mode}' are not supported.",
-            "",
-            "Convert it: `image.convert('L')` or `image.convert('RGB')`.",
-        )
-    if pixels.ndim == 2:
-        pixels = pixels[:, :, None]
-    return _turn(pixels, _orientation(image))
-
-
-def _grey16(image: Image) -> NDArray[np.uint16]:
-    """16-bit grey, which Pillow holds in the modes ``I;16`` and ``I``; a transparent value turns black."""
-    values = np.asarray(image)
-    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 0xFFFF:
-        raise UsageError(
-            f"A Pillow image of mode '{image.mode}' has values outside 0..65535.",
-            f"Found {values.min()} to {values.max()}.",
-            "Scale it to 16 or 8 bit.",
-        )
-    grey = values.astype(np.uint16)
-    if "transparency" not in image.info:
-        return grey
-    alpha = np.where(grey == image.info["transparency"], 0, 0xFFFF).astype(np.uint16)
-    return np.stack([grey, alpha], axis=-1)
-
-
-def _orientation(image: Image) -> int:
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:
-        # A damaged EXIF block gives no orientation; viewers also show such an image unrotated.
-        return 1
-    return value if isinstance(value, int) else 1
-
-
-def _turn(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """Apply an EXIF orientation (CIPA DC-008, tag 0x0112)."""
-    if orientation in (5, 6, 7, 8):
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return np.ascontiguousarray(pixels)
+KINDS = "PNG and JPEG files (a path, bytes or an open file), Pillow images and arrays"
 
 
 def prepare(
-    image: Path | str | Image | NDArray[Any],
+    image: object,
     preprocessing: Preprocessing,
     invert: bool = False,
     name: str = "the image",
@@ -193,9 +32,9 @@ def prepare(
     """Turn one image into the input of a model.
 
     Args:
-        image: a PNG or JPEG file, a Pillow image, or an array of pixels ``[H, W]`` or ``[H, W,
-            C]``: uint8, uint16, bool, or floats in 0..1. C is 1, 2 (grey and alpha), 3, 4 (RGB and
-            alpha), or the number of channels that the model takes.
+        image: a PNG or JPEG file, by its path, as bytes or open; a Pillow image; or an array of pixels
+            ``[H, W]`` or ``[H, W, C]``: uint8, uint16, bool, or floats in 0..1. C is 1, 2 (grey and alpha),
+            3, 4 (RGB and alpha), or the number of channels that the model takes.
         preprocessing: from the model's metadata.
         invert: for dark ink on a light background.
         name: the name in errors of an image that has no file name.
@@ -209,24 +48,19 @@ def prepare(
     wanted = preprocessing.channels
     if isinstance(image, np.ndarray):
         pixels = _pixels_of_array(image, wanted, name)
-    elif isinstance(image, (str, Path)) or _is_pillow(image):
+    else:
+        read = read_pixels(image, name)
+        if read is None:
+            raise UsageError(
+                f"{name} {of_type(image)}.", f"Images are {KINDS}.", "Convert it first."
+            )
         if wanted not in (1, 3):
             raise UsageError(
                 f"This model takes {wanted} channels, which no PNG or JPEG file has.",
                 "",
                 f"Pass an array [height, width, {wanted}] from Python.",
             )
-        if isinstance(image, (str, Path)):
-            pixels = read_image(image)
-        else:
-            _check_size(name, image.height, image.width)
-            pixels = pixels_of(image)
-    else:
-        raise UsageError(
-            f"{name} has the type {type(image).__name__}.",
-            f"Images are {_SUPPORTED}.",
-            "Convert it first.",
-        )
+        pixels = read
     top, left, height, width = 0, 0, pixels.shape[0], pixels.shape[1]
     inner_height, inner_width = preprocessing.height, preprocessing.width
     if preprocessing.resize == "crop":
@@ -253,6 +87,16 @@ def prepare(
     return values
 
 
+def channel_counts(wanted: int) -> tuple[int, ...]:
+    """The channels that pixels may have for a model that takes ``wanted``."""
+    return (1, 2, 3, 4) if wanted in (1, 3) else (wanted,)
+
+
+def of_type(value: object) -> str:
+    """What a value is that is not an image, as the end of a sentence."""
+    return "is None" if value is None else f"has the type {type(value).__name__}"
+
+
 def normalized(image: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.float32]:
     """Levels 0..255 ``[C, H, W]`` of an image in the model's size as the model's input."""
     if preprocessing.per_image == "min-max":
@@ -276,11 +120,6 @@ def _sum(values: NDArray[np.float64]) -> float:
     return float(np.add.accumulate(values.ravel())[-1])
 
 
-def _is_pillow(image: object) -> bool:
-    module = sys.modules.get("PIL.Image")  # without it, no such image can exist
-    return module is not None and isinstance(image, module.Image)
-
-
 def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any]:
     """Check an array of pixels; returns ``[H, W, C]`` of uint8, uint16 or float32 (0..255)."""
     if array.ndim not in (2, 3):
@@ -291,14 +130,14 @@ def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any
         )
     pixels = array[:, :, None] if array.ndim == 2 else array
     height, width, channels = pixels.shape
-    allowed = (wanted,) if wanted not in (1, 3) else (1, 2, 3, 4)
+    allowed = channel_counts(wanted)
     if channels not in allowed:
         raise UsageError(
             f"{name} has {channels} channels (shape {list(array.shape)}).",
             f"Wanted: [height, width, channels] with {_either(allowed)} channels.",
             "Put the channels last, and drop those that the model does not use.",
         )
-    _check_size(name, height, width)
+    check_size(name, height, width)
     if pixels.dtype == np.bool_:
         return pixels.astype(np.uint8) * np.uint8(255)
     if pixels.dtype in (np.uint8, np.uint16):
@@ -315,13 +154,26 @@ def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any
             f"{int((~np.isfinite(pixels)).sum())} of {pixels.size} values.",
             "Clean the array before inference.",
         )
-    if pixels.min() < 0 or pixels.max() > 1:
-        raise UsageError(
-            f"{name} has values from {pixels.min():g} to {pixels.max():g}.",
-            "Floating-point pixels go from 0 to 1.",
-            "Divide by the largest value, or pass uint8.",
-        )
+    _check_range(pixels, name)
     return pixels.astype(np.float32) * np.float32(255)
+
+
+def _check_range(pixels: NDArray[Any], name: str) -> None:
+    low, high = pixels.min(), pixels.max()
+    if low >= 0 and high <= 1:
+        return
+    full = next((whole for whole in (255, 65535) if high <= whole), None)
+    if low < 0:
+        fix = "Pass uint8; or, if they are prepared as the model takes them, prepared=True."
+    elif full is None:
+        fix = "Divide by the largest possible value."
+    else:
+        fix = f"Pass uint{8 if full == 255 else 16}, or divide by {full}."
+    raise UsageError(
+        f"{name} has values from {low:g} to {high:g}.",
+        "Floating-point pixels go from 0 to 1.",
+        fix,
+    )
 
 
 def _either(numbers: tuple[int, ...]) -> str:

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 
-@dataclass(frozen=True, eq=False)
+_SHOWN = 5  # labels and values in a summary
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Label:
     """One class found in an image.
 
@@ -25,6 +29,12 @@ class Label:
     index: int
     score: float
     pose: NDArray[np.float32]
+
+    def __repr__(self) -> str:
+        return f"<Label {self}>"
+
+    def __str__(self) -> str:
+        return f"'{short(self.name)}' {self.score:.3f}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -64,8 +74,8 @@ def with_unit(value: float, unit: str) -> str:
     return f"{number}°" if unit == "degrees" else f"{number} {unit}".rstrip()
 
 
-@dataclass(frozen=True, eq=False)
-class Prediction:
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction(Summarized):
     """The prediction of a model for one image.
 
     Attributes:
@@ -75,6 +85,9 @@ class Prediction:
         score_kind: ``length`` of the class capsule, or ``probability`` (of logits the softmax for a
             single-label model, the sigmoid for a multi-label model); empty for a regression.
         values: the values of a regression; empty for a classification.
+        nothing: why there is nothing to see in the image, by the criterion of the model (docs/metadata.md);
+            empty if there is something, or the model has no criterion. Labels and scores are as without.
+        hint: what to try, such as inverting the image; empty if there is nothing to advise.
     """
 
     labels: tuple[Label, ...]
@@ -82,6 +95,8 @@ class Prediction:
     poses: NDArray[np.float32]
     score_kind: str
     values: tuple[Value, ...] = ()
+    nothing: str = ""
+    hint: str = ""
 
     @property
     def label(self) -> str | None:
@@ -93,14 +108,33 @@ class Prediction:
         """The best label's score; None if no class reaches the threshold."""
         return self.labels[0].score if self.labels else None
 
+    def _summary(self) -> Summary:
+        shown = self.labels[:_SHOWN]
+        rows = [Row(short(label.name), f"{label.score:.3f}", label.score) for label in shown]
+        if self.values:
+            shown_values = self.values[:_SHOWN]
+            found = ", ".join(f"{short(v.name)} {with_unit(v.value, v.unit)}" for v in shown_values)
+            rows = [Row(short(v.name), with_unit(v.value, v.unit)) for v in shown_values]
+            left = len(self.values) - len(rows)
+        else:
+            found = ", ".join(map(str, shown)) or "without a label: no score reaches the threshold"
+            found += f" ({self.score_kind})"
+            left = len(self.labels) - len(rows)
+        if left:
+            rows.append(Row("", f"and {left} more"))
+            found += f" and {left} more"
+        return Summary("Prediction", [found], rows)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
+        said = {"nothing": self.nothing or None, "hint": self.hint or None}
         if self.values:
-            return {"values": [value.to_dict() for value in self.values]}
+            return {"values": [value.to_dict() for value in self.values], **said}
         return {
             "labels": [label.to_dict() for label in self.labels],
             "scores": [float(v) for v in self.scores],
             "score_kind": self.score_kind,
+            **said,
         }
 
 

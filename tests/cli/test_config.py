@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,82 +13,54 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import capsedge
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine import libcapsedge
-from capsedge.runtime.vision.images import read_image
+from capsedge.runtime.vision.decoding import read_image
 from capsedge.zoo import default_model
-from tests.conftest import ROOT
+from tests.cli.examples import SAMPLES, config, infer, needs_library, programs, run, tool
 
-SAMPLES = [ROOT / "capsedge" / "samples" / f"{name}.png" for name in ("digit-3", "overlapping-2-4")]
+__all__ = ["programs"]  # fixtures
 
-
-def installed() -> bool:
-    try:
-        libcapsedge.find_embedding()
-    except EnvironmentProblem:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(
-    not installed(), reason="libcapsedge is not built: pip install -e . with a C++ compiler"
-)
-
-
-def config(*options: str) -> str:
-    found = CliRunner().invoke(app, ["config", *options])
-    assert found.exit_code == 0, found.output
-    return found.stdout.strip()
-
-
-def run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, check=False, cwd=cwd
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def tool(name: str, package: str) -> str:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    found = shutil.which(name, path=path)
-    if found is None:
-        pytest.skip(f"{name} is missing: apt-get install {package}")
-    return found
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The examples, compiled with the flags that are printed."""
-    folder = tmp_path_factory.mktemp("examples")
-    flags = shlex.split(config("--cflags", "--libs"))
-    examples = Path(config("--examples"))
-    c, cpp = tool("cc", "gcc"), tool("c++", "g++")
-    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
-    for name in ("classify", "tensors"):
-        run(c, "-std=c99", *strict, examples / f"{name}.c", "-o", folder / f"{name}_c", *flags)
-    for name in ("classify", "server"):
-        source = examples / f"{name}.cpp"
-        run(cpp, "-std=c++17", *strict, "-pthread", source, "-o", folder / name, *flags)
-    return folder
-
-
-def infer(*arguments: str | Path) -> str:
-    return run(sys.executable, "-m", "capsedge", "infer", "--model", default_model(), *arguments)
+pytestmark = needs_library
 
 
 def test_json_and_table() -> None:
     found = json.loads(config("--json"))
     assert Path(found["library"]).is_file()
-    assert (Path(found["include"]) / "capsedge.h").is_file()
+    assert (Path(found["includedir"]) / "capsedge.h").is_file()
+    assert (Path(found["libdir"]) / "libcapsedge.so").samefile(found["library"])
     assert (Path(found["cmakedir"]) / "capsedgeConfig.cmake").is_file()
     assert (Path(found["pkgconfigdir"]) / "capsedge.pc").is_file()
     assert (Path(found["examples"]) / "classify.cpp").is_file()
-    assert config("--cmakedir") == found["cmakedir"]
+    assert (Path(found["models"]) / default_model().name).samefile(default_model())
+    assert (Path(found["samples"]) / SAMPLES[0].name).samefile(SAMPLES[0])
+    assert found["version"] == capsedge.__version__
+    for name in (
+        "includedir",
+        "libdir",
+        "cmakedir",
+        "pkgconfigdir",
+        "examples",
+        "models",
+        "samples",
+        "version",
+    ):
+        assert config(f"--{name}") == found[name]
+        assert found[name] in config()
     assert shlex.split(config("--cflags", "--libs")) == found["cflags"] + found["libs"]
-    assert found["library"] in config()
+    assert shlex.split(config("--rpath")) == found["rpath"]
+    assert shlex.split(config("--libs", "--rpath")) == found["libs"]  # which has it already
+
+
+def test_models_and_samples_need_no_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libcapsedge, "LIBRARY", "libnothing.so")
+    assert config("--models", "--samples").split() == [
+        str(default_model().parent), str(SAMPLES[0].parent),
+    ]  # fmt: skip
+    assert CliRunner().invoke(app, ["config", "--libdir"]).exit_code != 0
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +108,11 @@ def test_onnxruntime_reports_nothing(programs: Path, tmp_path: Path) -> None:
 
 def test_classify_in_c_and_through_ctypes(programs: Path) -> None:
     found = run(programs / "classify_c", default_model(), SAMPLES[0])
-    assert f"{SAMPLES[0]}: class 3, length 0.9" in found
+    assert f"{SAMPLES[0]}: 3, length 0.9" in found
     library = json.loads(config("--json"))["library"]
     program = Path(config("--examples")) / "classify.py"
     found = run(sys.executable, "-S", program, library, default_model(), *SAMPLES)
-    assert found.splitlines()[0].startswith(f"{SAMPLES[0]}: class 3, 0.9")
+    assert found.splitlines()[0].startswith(f"{SAMPLES[0]}: 3, 0.9")
     assert len(found.splitlines()) == 2
 
 
@@ -193,24 +164,6 @@ def test_server(programs: Path) -> None:
         clients[2].close()
     assert server.returncode == 0
     assert errors.startswith("7 images, ")
-
-
-def test_png_of_the_examples_reads_what_pillow_reads(programs: Path, tmp_path: Path) -> None:
-    """Filters and block types: noise, runs, colours, alpha; through `classify`, against `infer`."""
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    files = []
-    for mode, channels in (("L", 1), ("LA", 2), ("RGB", 3), ("RGBA", 4)):
-        for kind in range(3):
-            noise = rng.integers(0, 256, (37, 41, channels)).astype(np.uint8)
-            smooth = np.add.outer(np.arange(37) * 3, np.arange(41) * 2)[..., None] % 256
-            values = noise if kind == 0 else np.repeat(smooth, channels, 2).astype(np.uint8)
-            picture = Image.fromarray(values.squeeze(), mode)
-            files.append(tmp_path / f"{mode}{kind}.png")
-            picture.save(files[-1], compress_level=(6, 9, 0)[kind])
-    assert run(programs / "classify", default_model(), *files) == infer(*files)
 
 
 def test_cmake_and_pkg_config(tmp_path: Path) -> None:

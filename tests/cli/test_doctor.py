@@ -6,12 +6,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from capsedge.cli import app
-from capsedge.runtime.machine import doctor, environment
+from capsedge.runtime.machine import doctor, environment, gpu
 from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
 from capsedge.runtime.machine.doctor import diagnose
 
@@ -94,3 +96,119 @@ def test_operator_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tm
     (line,) = [c for c in diagnose().checks if c.name == "operator library"]
     assert line.status == BROKEN
     assert "unset" in line.fix
+
+
+def pci(folder: Path, vendor: str, kind: str) -> Path:
+    """A folder of PCI devices, with one of this vendor and class."""
+    device = folder / "pci" / "0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    return device.parent
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "there"),
+    [
+        ("0x10de", "0x030200", True),
+        ("0x10de", "0x030000", True),
+        ("0x10de", "0x0403", False),  # the sound of a graphics card
+        ("0x8086", "0x030000", False),
+    ],
+)
+def test_gpus_are_found_without_a_driver(
+    vendor: str, kind: str, there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "NODES", (str(tmp_path / "nvidia0"),))
+    monkeypatch.setattr(gpu, "PCI", pci(tmp_path, vendor, kind))
+    assert gpu.has_gpu() == there
+    (tmp_path / "nvidia0").touch()
+    assert gpu.has_gpu()
+
+
+class Driver:
+    """A stand-in for libcuda, which finds `count` GPUs or fails."""
+
+    def __init__(self, status: int, count: int) -> None:
+        self.status, self.count = status, count
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.status
+
+    def cuDeviceGetCount(self, to: Any) -> int:  # noqa: N802
+        to._obj.value = self.count
+        return 0
+
+    def cuDriverGetVersion(self, to: Any) -> int:  # noqa: N802
+        to._obj.value = 12060
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("there", "driver", "hidden", "status", "words"),
+    [
+        (False, Driver(100, 0), None, MISSING, "none in this machine"),
+        (False, None, None, MISSING, "none in this machine"),
+        (True, None, None, MISSING, "no CUDA driver"),
+        (True, Driver(0, 2), None, OK, "driver for CUDA 12.6"),
+        (True, Driver(100, 0), "", BROKEN, "unset CUDA_VISIBLE_DEVICES"),
+        (True, Driver(803, 0), None, BROKEN, "CUDA error 803"),
+    ],
+)
+def test_a_machine_without_a_gpu_has_nothing_broken(
+    there: bool, driver: Driver | None, hidden: str | None, status: str, words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def library(name: str) -> Driver:
+        if driver is None:
+            raise OSError(name)
+        return driver
+
+    monkeypatch.setattr(gpu, "has_gpu", lambda: there)
+    monkeypatch.setattr(gpu.ctypes, "CDLL", library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    check = gpu.gpu()
+    assert check.status == status
+    assert words in check.found + check.fix
+
+
+def test_nothing_is_broken_here_without_a_gpu() -> None:
+    if gpu.has_gpu():
+        pytest.skip("this machine has an NVIDIA GPU")
+    assert [c for c in diagnose().checks if c.status == BROKEN] == []
+
+
+def package(folder: Path, name: str, version: str) -> None:
+    """An installed distribution that provides the module onnxruntime."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "top_level.txt").write_text("onnxruntime\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [
+        (["onnxruntime"], ""),
+        (["onnxruntime-gpu"], ""),
+        (
+            ["onnxruntime", "onnxruntime-gpu"],
+            "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'capsedge[gpu]'",
+        ),
+        (
+            ["onnxruntime", "onnxruntime-openvino"],
+            "pip uninstall -y onnxruntime onnxruntime-openvino && pip install onnxruntime-openvino",
+        ),
+    ],
+)
+def test_packages_of_onnxruntime_that_overwrite_each_other(
+    names: list[str], fix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in names:
+        package(tmp_path, name, "1.31.1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = gpu.onnxruntime_packages()
+    assert [c.fix for c in found] == ([fix] if fix else [])
+    assert all(c.status == BROKEN and "overwrite each other" in c.found for c in found)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.runtime.models import SIDE, capsule_model, save
+from capsedge.datasets import nothing_from
+from capsedge.runtime.metadata import Preprocessing
+from tests.runtime.models import SIDE, capsule_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
 LEFT[:, : SIDE // 2] = 255
@@ -84,6 +86,61 @@ def test_invert(place: Path):
     left = place / "images" / "b-left.png"
     run = infer(left, "--invert", "--model", place / "plain.onnx", "--json")
     assert json.loads(run.stdout)["images"][0]["labels"][0]["label"] == "right"
+
+
+@pytest.fixture(scope="module")
+def judging(place: Path) -> Path:
+    """A model with a criterion for nothing to see."""
+    rng = np.random.default_rng(4)
+    spots = np.zeros((200, SIDE, SIDE), np.uint8)
+    for spot in spots:
+        row, column = rng.integers(1, SIDE - 3, 2)
+        spot[row : row + 2, column : column + rng.integers(1, 3)] = rng.integers(100, 256)
+    criterion = nothing_from(spots, Preprocessing(SIDE, SIDE, 1))
+    properties = metadata(nothing=criterion).to_properties()
+    save(capsule_model(properties=properties, reconstruction=True), place / "judging.onnx")
+    Image.fromarray(np.zeros((SIDE, SIDE), np.uint8)).save(place / "blank.png")
+    Image.fromarray(spots[0]).save(place / "dark.png")
+    Image.fromarray(255 - spots[0]).save(place / "light.png")
+    return place
+
+
+def test_nothing_to_see(judging: Path) -> None:
+    blank, model = judging / "blank.png", judging / "judging.onnx"
+    run = infer(blank, "--model", model)
+    assert run.returncode == 0
+    assert run.stderr == f"{blank}: nothing to see: less contrast than in any training image\n"
+    assert [str(blank), "nothing", "to", "see"] in [x.split() for x in run.stdout.splitlines()]
+    assert "left" not in run.stdout
+    # What is asked for is shown.
+    for options in (["--top", "1"], ["--threshold", "0"], ["--reconstruct", judging / "o.png"]):
+        run = infer(blank, "--model", model, *options)
+        assert "nothing to see" in run.stdout
+        assert "left" in run.stdout
+    run = infer(blank, "--model", model, "--json")
+    assert run.stderr.startswith(f"{blank}: nothing to see")
+    (line,) = json.loads(run.stdout)["images"]
+    assert line["nothing"] == "less contrast than in any training image"
+    assert line["hint"] is None
+    assert line["labels"]
+
+
+def test_the_hint_to_invert(judging: Path) -> None:
+    light, dark, model = judging / "light.png", judging / "dark.png", judging / "judging.onnx"
+    run = infer(light, dark, "--model", model)
+    hints = [line for line in run.stderr.splitlines() if line.startswith("hint:")]
+    assert len(hints) == 1
+    assert str(light) in hints[0]
+    assert "try --invert" in hints[0]
+    run = infer(light, dark, "--model", model, "--json")
+    found = [line["hint"] for line in json.loads(run.stdout)["images"]]
+    assert "try --invert" in found[0]
+    assert found[1] is None
+    run = infer(light, dark, "--model", model, "--invert")
+    hints = [line for line in run.stderr.splitlines() if line.startswith("hint:")]
+    assert len(hints) == 1
+    assert str(dark) in hints[0]
+    assert "without --invert" in hints[0]
 
 
 def test_one_bad_image_among_many(place: Path):

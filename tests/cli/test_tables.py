@@ -29,12 +29,13 @@ def drawn(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     monkeypatch: pytest.MonkeyPatch,
+    essential: Sequence[str] = (),
 ) -> list[str]:
     """The lines on a terminal, without their styles."""
     for name, value in {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", screen := Terminal())
-    print_table("Title", columns, rows)
+    print_table("Title", columns, rows, essential)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).splitlines()
     assert lines[0].strip() == "Title"
     assert max(map(len, lines)) <= width
@@ -48,6 +49,19 @@ def test_numbers_stay_whole(width: int, monkeypatch: pytest.MonkeyPatch):
     for cell in {cell for row in ROWS for cell in row}:
         assert cells.count(cell) == sum(row.count(cell) for row in ROWS), cell
     assert set(COLUMNS) <= set(cells)
+
+
+def test_a_narrow_terminal_shows_what_is_essential(monkeypatch: pytest.MonkeyPatch):
+    essential = ("output", "max abs", "worst/allowed")
+    wide = drawn(150, COLUMNS, ROWS, monkeypatch, essential)
+    assert all(column in wide[2] for column in COLUMNS)
+    lines = drawn(60, COLUMNS, ROWS, monkeypatch, essential)
+    assert sum(line.startswith("│") for line in lines) == len(ROWS)
+    heading = [cell.strip() for cell in lines[2].strip("┃").split("┃")]
+    assert heading == list(essential)
+    assert "".join(lines[-2:]).startswith("Left out: mean abs, relative, NMSE")
+    narrower = drawn(30, COLUMNS, ROWS, monkeypatch, essential)
+    assert sum("mean abs" in line for line in narrower) > 1  # transposed: nothing is left out
 
 
 def test_long_names_are_folded(monkeypatch: pytest.MonkeyPatch):

@@ -141,6 +141,7 @@ class Result(ctypes.Structure):
         ("score_kind", _TEXT),
         ("values", ctypes.POINTER(ctypes.c_double)),
         ("value_count", ctypes.c_size_t),
+        ("nothing", _TEXT),
     )
 
 
@@ -424,4 +425,5 @@ def _result(prediction: ctypes.c_void_p, index: int) -> dict[str, Any]:
         ).reshape(classes, size),
         "score_kind": (found.score_kind or b"").decode(),
         "values": found.values[: found.value_count] if found.value_count else [],
+        "nothing": (found.nothing or b"").decode(),
     }

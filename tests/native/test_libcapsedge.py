@@ -19,7 +19,7 @@ import capsedge
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.machine.libcapsedge import find_embedding
 from capsedge.runtime.reading.onnx_file import summarize
-from capsedge.runtime.vision.images import read_image
+from capsedge.runtime.vision.decoding import read_image
 from capsedge.zoo import default_model
 
 from . import libcapsedge

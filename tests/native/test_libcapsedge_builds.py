@@ -121,4 +121,4 @@ def test_arm(tmp_path: Path) -> None:
         str(SAMPLE),
         CAPSEDGE_ONNXRUNTIME=str(machine.onnxruntime),
     )
-    assert ": class 7, length 0.95" in found
+    assert ": 7, length 0.95" in found

@@ -19,7 +19,8 @@ from PIL import Image, ImageOps
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.images import prepare, read_image
+from capsedge.runtime.vision.decoding import read_image
+from capsedge.runtime.vision.images import prepare
 from tests.runtime.image_bits import BITS, Bits
 
 GREY = Preprocessing(4, 4, 1, scale=1.0)

@@ -392,11 +392,13 @@ def test_wrong_names(model: Path, tmp_path: Path):
 
 def test_prepared_arrays_cannot_be_inverted(model: Path):
     with pytest.raises(UsageError, match="inverted"):
-        capsedge.load(model).predict(np.zeros((1, 1, SIDE, SIDE), np.float32), invert=True)
+        capsedge.load(model).predict(
+            np.zeros((1, 1, SIDE, SIDE), np.float32), invert=True, prepared=True
+        )
 
 
 def test_bad_image_of_a_sequence_is_named(model: Path):
-    with pytest.raises(UsageError, match="image 1 has 5 channels"):
+    with pytest.raises(UsageError, match=r"image 1 has the shape \[8, 8, 5\]"):
         capsedge.load(model).predict([LEFT, np.zeros((8, 8, 5), np.uint8)])
 
 

@@ -124,15 +124,19 @@ def test_the_power_mode_of_a_jetson(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("runtime", "driver", "status", "words"),
+    ("gpu", "runtime", "driver", "status", "words"),
     [
-        ("12.6", "12.6", OK, "12.6, driver for 12.6"),
-        ("12.8", "12.2", OK, "driver for 12.2"),
-        ("13.0", "12.6", BROKEN, "580.65.06"),
-        ("12.6", "0.0", BROKEN, "no driver"),
+        (True, "12.6", "12.6", OK, "12.6, driver for 12.6"),
+        (True, "12.8", "12.2", OK, "driver for 12.2"),
+        (True, "13.0", "12.6", BROKEN, "580.65.06"),
+        (True, "12.6", "0.0", BROKEN, "no driver"),
+        (False, "12.6", "0.0", OK, "no GPU here"),
     ],
 )
-def test_cuda(runtime: str, driver: str, status: str, words: str) -> None:
+def test_cuda(
+    gpu: bool, runtime: str, driver: str, status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "has_gpu", lambda: gpu)
     check = nvidia.cuda(runtime, driver)
     assert check.status == status
     assert words in check.found + check.fix

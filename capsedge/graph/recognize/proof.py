@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.recognize.values import Array, Values, first_line, session_of
 from capsedge.judging.tolerance import NOISE, Tolerance, excess
-from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 TOLERANCE = Tolerance(1e-5, 1e-4)
 NOWHERE = "any"  # the case of an output that is finite in none
@@ -129,6 +132,7 @@ def _session(original: bytes) -> onnxruntime.InferenceSession:
     Raises:
         UnsupportedModelError: it does not.
     """
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)

@@ -10,11 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -22,7 +21,10 @@ from capsedge.graph.proto import copy_of
 from capsedge.graph.recognize.double import in_double
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.seen import Seen
-from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 Array = NDArray[Any]
 Function = Callable[..., list[Array]]
@@ -39,6 +41,7 @@ _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 def session_of(model: onnx.ModelProto, optimized: bool = False) -> onnxruntime.InferenceSession:
     """Load a model in ONNX Runtime on the CPU."""
+    onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)

@@ -12,11 +12,19 @@ import pytest
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.profiling import peers
-from capsedge.runtime.profiling.comparison import Entrant, check_installed, compare, difference
+from capsedge.runtime.profiling import peers, tables
+from capsedge.runtime.profiling.comparison import (
+    Comparison,
+    Entrant,
+    Entry,
+    check_installed,
+    compare,
+    difference,
+)
 from capsedge.runtime.profiling.driver import Worker, write_inputs
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.profiler import random_inputs, session_device
+from capsedge.runtime.profiling.statistics import summarize
 from capsedge.runtime.profiling.worker import Specification, load_converted
 from tests.runtime.models import capsule_model, save
 
@@ -43,10 +51,73 @@ def test_same_model_and_another(tmp_path: Path, monkeypatch):
     assert same.latency is not None
     assert len(first.samples) == len(same.samples) == 10
     assert found.ratio(first) == 1
+    assert found.fastest in (first, same)
+    assert (first.from_first_file, same.from_first_file) == (0, same.difference)
+    assert wrong.from_first_file == wrong.difference
     assert found.failed == (wrong,)
     assert "differs from capsedge" in wrong.problem
     assert wrong.samples == ()
     assert "onnxruntime" in same.version
+
+
+def test_differences_are_from_the_first_file(tmp_path: Path, monkeypatch):
+    """Two networks: each backend is checked against its own, and both are compared with the first file."""
+    monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.comparison.TURN_WARMUP", 0.0)
+    one = save(capsule_model(), tmp_path / "one.onnx")
+    two = save(capsule_model(gain=5.0), tmp_path / "two.onnx")
+    specification = {
+        name: Specification(peer, str(model), "", threads=1)
+        for name, peer, model in (("a", "capsedge", one), ("b", "capsedge", two), ("c", "ort", two))
+    }
+    entrants = [Entrant(n, s, s.model) for n, s in specification.items()]
+    feeds = random_inputs(capsedge.load(one), 2)
+    a, b, c = compare(entrants, feeds, Limits(0.0, 0.0, 5)).entries
+    assert (a.difference, a.from_first_file) == (0, 0)
+    assert b.difference == 0
+    assert c.difference < 1e-5
+    assert b.from_first_file is not None
+    assert b.from_first_file > 1e-2
+    assert c.from_first_file == pytest.approx(b.from_first_file, rel=1e-3)
+    assert not any(entry.problem for entry in (a, b, c))
+
+
+def entry(name: str, median: float | None, difference: float | None = 0.0) -> Entry:
+    samples = () if median is None else (median,)
+    latency = None if median is None else summarize(np.array(samples))
+    problem = "" if latency else "differs"
+    return Entry(name, name, "1", 0.0, difference, problem, samples, latency, 10.0, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("median", "words"),
+    [
+        (0.01, "first"),
+        (0.0027, "3.7x faster"),
+        (0.0448, "4.5x slower"),
+        (0.0104, "1.04x slower"),
+        (0.01001, "as fast"),
+        (2.0, "200x slower"),
+        (None, ""),
+    ],
+)
+def test_ratios_are_words(median: float | None, words: str):
+    entries = (entry("first", 0.01), entry("other", median))
+    found = Comparison(1, 1, 5, entries)
+    assert found.against_first(entries[words != "first"]) == words
+
+
+def test_tables_mark_the_fastest_and_leave_out_what_cannot_be_compared():
+    entries = (entry("a", 0.02), entry("b", 0.01, 0.5), entry("c", None), entry("d", 0.03, None))
+    found = Comparison(1, 1, 5, entries)
+    assert found.fastest is entries[1]
+    table = tables.comparison(found)
+    column = table.columns.index("against the first")
+    assert [row[column] for row in table.rows] == [
+        "first", "2.0x faster, fastest", "differs", "1.50x slower",
+    ]  # fmt: skip
+    assert [row[-1] for row in table.rows] == ["0.0e+00", "5.0e-01", "0.0e+00", "-"]
+    assert Comparison(1, 1, 5, entries[:1]).fastest is None
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path: Path):

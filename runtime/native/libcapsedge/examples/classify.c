@@ -1,10 +1,10 @@
 /* Classify images in C:  classify MODEL IMAGE.png...
- * Prints one line per image: its name, the best class, its score, and the first values of its pose; the values and units of
- * a model for regression. */
+ * Prints one line per image: its name, its classes with their scores and the first values of their poses; the values and
+ * units of a model for regression; that there is nothing to see in a blank image, where the model has a criterion for that. */
 #include <stdio.h>
 
 #include "capsedge.h"
-#include "png.h"
+#include "picture.h"
 
 /* Prints and releases an error; returns 1 if there was one. */
 static int failed(capsedge_status* status) {
@@ -27,40 +27,42 @@ static int print_values(capsedge_session* session, const capsedge_result* result
   return 0;
 }
 
+/* " 7, length 0.9576, pose 0.0125 -0.3312 ...", labels after the first after a semicolon. */
+static void print_label(const capsedge_result* result, const capsedge_label* label, int first) {
+  printf("%s %s, %s %.4f", first ? "" : ";", label->name, result->score_kind, label->score);
+  for (int p = 0; p < result->pose_size && p < 4; ++p) printf("%s %.4f", p ? "" : ", pose", label->pose[p]);
+  if (result->pose_size > 4) printf(" ...");
+}
+
 static int classify(capsedge_session* session, capsedge_prediction* prediction, const char* path) {
-  png_image png;
-  const char* const error = png_read(path, &png);
+  picture read;
+  const char* const error = picture_read(path, &read);
   if (error != NULL) {
     fprintf(stderr, "error: %s: %s\n", path, error);
     return CAPSEDGE_USAGE;
   }
   capsedge_image image = {0};
-  image.pixels = png.pixels;
-  image.type = CAPSEDGE_UINT8;
-  image.height = png.height;
-  image.width = png.width;
-  image.channels = png.channels;
+  image.pixels = read.pixels;
+  image.type = read.type;
+  image.height = read.height;
+  image.width = read.width;
+  image.channels = read.channels;
   const int code = failed(capsedge_predict(session, &image, 1, NULL, prediction));
-  free(png.pixels);
+  free(read.pixels);
   if (code != 0) return code;
 
-  size_t images = 0;
-  int refused = failed(capsedge_prediction_count(prediction, &images));
-  for (size_t i = 0; i < images && refused == 0; ++i) {
-    capsedge_result result = CAPSEDGE_RESULT_INIT;
-    refused = failed(capsedge_prediction_result(prediction, i, &result));
-    if (refused == 0 && result.value_count > 0) {
-      printf("%s:", path);
-      refused = print_values(session, &result);
-    }
-    for (size_t k = 0; k < result.label_count; ++k) {
-      const capsedge_label* const label = &result.labels[k];
-      printf("%s: class %s, %s %.4f, pose", path, label->name, result.score_kind, label->score);
-      for (int p = 0; p < result.pose_size && p < 4; ++p) printf(" %.4f", label->pose[p]);
-      printf("\n");
-    }
+  capsedge_result result = CAPSEDGE_RESULT_INIT;
+  const int refused = failed(capsedge_prediction_result(prediction, 0, &result));
+  if (refused != 0) return refused;
+  if (result.nothing != NULL) {
+    printf("%s: nothing to see: %s\n", path, result.nothing);
+    return 0;
   }
-  return refused;
+  printf("%s:", path);
+  if (result.value_count > 0) return print_values(session, &result);
+  for (size_t k = 0; k < result.label_count; ++k) print_label(&result, &result.labels[k], k == 0);
+  printf(result.label_count == 0 ? " -\n" : "\n");
+  return 0;
 }
 
 int main(int count, char** words) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "capsedge.hpp"
-#include "png.h"
+#include "picture.h"
 
 namespace {
 
@@ -52,11 +52,12 @@ int complain(const capsedge::Error& error) {
 
 int main(int count, char** words) {
   capsedge::PredictOptions options;
+  bool asked = false;  // for several classes
   int at = 1;
   for (; at < count && words[at][0] == '-'; ++at) {
     const std::string word = words[at];
-    if (word == "--top" && at + 1 < count) options.top(std::atoi(words[++at]));
-    else if (word == "--threshold" && at + 1 < count) options.at_least(std::atof(words[++at]));
+    if (word == "--top" && at + 1 < count) asked = true, options.top(std::atoi(words[++at]));
+    else if (word == "--threshold" && at + 1 < count) asked = true, options.at_least(std::atof(words[++at]));
     else if (word == "--invert") options.dark_ink();
     else break;
   }
@@ -76,26 +77,31 @@ int main(int count, char** words) {
   if (regression) rows[0] = {"image", "values"};
   int code = 0;
   for (; at < count; ++at) {
-    png_image png;
-    if (const char* const error = png_read(words[at], &png)) {
+    picture read;
+    if (const char* const error = picture_read(words[at], &read)) {
       std::fprintf(stderr, "error: %s: %s\n", words[at], error);
       code = CAPSEDGE_USAGE;
       continue;
     }
-    const std::unique_ptr<unsigned char, void (*)(void*)> pixels(png.pixels, std::free);
-    const auto prediction = session->predict(capsedge::image(png.pixels, png.height, png.width, png.channels), options);
+    const std::unique_ptr<void, void (*)(void*)> pixels(read.pixels, std::free);
+    const capsedge_image image{read.pixels, read.type, read.height, read.width, read.channels, 0};
+    const auto prediction = session->predict(image, options);
     if (!prediction) return complain(prediction.error());
     const capsedge::Answer answer = (*prediction)[0];
+    if (answer.nothing) std::fprintf(stderr, "%s: nothing to see: %s\n", words[at], answer.nothing);
     if (regression) {
-      rows.push_back({words[at], values_text(*session, answer)});
+      rows.push_back({words[at], answer.nothing ? "nothing to see" : values_text(*session, answer)});
       continue;
     }
-    if (answer.labels.empty()) rows.push_back({words[at], "-", ""});
+    const size_t before = rows.size();
+    if (answer.nothing) rows.push_back({words[at], "nothing to see", ""});
     for (const capsedge_label& label : answer.labels) {
+      if (answer.nothing && !asked) break;
       char score[32];
       std::snprintf(score, sizeof score, "%.4f", label.score);
-      rows.push_back({&label == answer.labels.begin() ? words[at] : "", label.name, score});
+      rows.push_back({rows.size() == before ? words[at] : "", label.name, score});
     }
+    if (rows.size() == before) rows.push_back({words[at], "-", ""});
   }
   if (rows.size() > 1) print_table(model.substr(model.rfind('/') + 1) + ", " + about->ops + " operators", rows);
   return code;

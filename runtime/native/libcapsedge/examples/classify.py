@@ -41,6 +41,9 @@ class Result(ctypes.Structure):
         ("class_count", ctypes.c_int32),
         ("pose_size", ctypes.c_int32),
         ("score_kind", ctypes.c_char_p),
+        ("values", ctypes.POINTER(ctypes.c_double)),
+        ("value_count", ctypes.c_size_t),
+        ("nothing", ctypes.c_char_p),
     )
 
 
@@ -106,8 +109,11 @@ def main() -> None:
         call("capsedge_predict", session, ctypes.byref(image), one, None, prediction)
         result = Result(size=ctypes.sizeof(Result))
         call("capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(result))
+        if result.nothing:
+            print(f"{path}: nothing to see: {result.nothing.decode()}")
+            continue
         for label in result.labels[: result.label_count]:
-            print(f"{path}: class {label.name.decode()}, {label.score:.4f}")
+            print(f"{path}: {label.name.decode()}, {label.score:.4f}")
     call("capsedge_prediction_close", prediction)
     call("capsedge_close", session)
 

@@ -109,6 +109,10 @@ void serve(const capsedge::Session& session, capsedge::Prediction& prediction, i
       return;
     }
     const capsedge::Answer answer = prediction[0];
+    if (answer.nothing) {
+      if (!reply(connection, std::string("nothing to see: ") + answer.nothing + "\n")) return;
+      continue;
+    }
     char score[64];
     std::snprintf(score, sizeof score, " %.4f\n", answer.labels.empty() ? 0.0 : answer.labels[0].score);
     if (!reply(connection, (answer.labels.empty() ? "-" : answer.labels[0].name) + std::string(score))) return;

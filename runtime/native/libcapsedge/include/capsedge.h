@@ -1,8 +1,9 @@
-/* capsedge: runs exported capsule networks in C, C++ and any language that can call C. docs/how-to/libcapsedge.md has the
- * guide and an example of every function.
+/* capsedge: runs exported capsule networks in C, C++ and any language that can call C. docs/how-to/libcapsedge.md is the
+ * guide. The comment of each function ends with an example, in which check() ends the program if the status is not NULL.
  *
  * Statuses. Every function that can fail returns NULL for success, or a status that the caller releases with
- * capsedge_status_release. The library never ends the process, never prints, and lets no exception out.
+ * capsedge_status_release. A null pointer, a closed handle or one of another kind gives CAPSEDGE_USAGE everywhere. The
+ * library never ends the process, never prints, and lets no exception out.
  *
  * Ownership. The library copies what it is given; nothing the caller passes has to outlive the call. Strings and
  * arrays that it hands out belong to the session (or the prediction) and are valid until that is closed (or predicted
@@ -36,6 +37,7 @@ extern "C" {
 
 /* ---- Statuses ---- */
 
+/* A failure: a code and a message. NULL is success. */
 typedef struct capsedge_status capsedge_status;
 
 /* The numbers are the exit codes of the command line (docs/reference/cli.md). */
@@ -48,19 +50,47 @@ typedef enum capsedge_code {
   CAPSEDGE_ARTEFACT = 6     /* the model file is damaged, foreign, for another machine, or computes no numbers */
 } capsedge_code;
 
-/* CAPSEDGE_OK for NULL. */
+/** The kind of a failure: a capsedge_code, which is also the exit code of the command line. CAPSEDGE_OK for NULL.
+ * Ownership: the status stays the caller's.
+ * Threads: any. Errors: none.
+ *
+ *     capsedge_session* model = NULL;
+ *     capsedge_status* status = capsedge_open("missing.onnx", NULL, &model);
+ *     if (capsedge_status_code(status) == CAPSEDGE_USAGE) puts("no such file");
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API capsedge_code capsedge_status_code(const capsedge_status* status);
 
-/* What failed, why, and what mends it, a line each; "" for NULL. Belongs to the status. */
+/** What failed, why, and what mends it, a line each; "" for NULL. Safe to print: names from files are escaped.
+ * Ownership: the text belongs to the status and goes with it.
+ * Threads: any. Errors: none.
+ *
+ *     capsedge_session* model = NULL;
+ *     capsedge_status* status = capsedge_open("missing.onnx", NULL, &model);
+ *     if (status != NULL) fprintf(stderr, "%s\n", capsedge_status_message(status));
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API const char* capsedge_status_message(const capsedge_status* status);
 
+/** Free a status and its message; NULL is allowed.
+ * Ownership: the caller gives it back.
+ * Threads: any, once per status. Errors: none.
+ *
+ *     capsedge_status_release(capsedge_warm_up(session, 1, 1)); // to ignore a failure
+ */
 CAPSEDGE_API void capsedge_status_release(capsedge_status* status);
 
-/* Version of the library, such as "0.1.0". */
+/** The version of the library that runs, such as "0.1.0"; CAPSEDGE_VERSION is that of the header.
+ * Ownership: the text is a constant of the library.
+ * Threads: any. Errors: none.
+ *
+ *     if (strcmp(capsedge_version(), CAPSEDGE_VERSION) != 0) puts("built with another version");
+ */
 CAPSEDGE_API const char* capsedge_version(void);
 
 /* ---- Sessions ---- */
 
+/* A loaded model. */
 typedef struct capsedge_session capsedge_session;
 
 /* What runs the nodes of capsedge's own operators. */
@@ -70,6 +100,7 @@ typedef enum capsedge_ops {
   CAPSEDGE_OPS_PORTABLE = 2 /* the function bodies in the file */
 } capsedge_ops;
 
+/* How to open a model. All zeros are the defaults. */
 typedef struct capsedge_open_options {
   size_t size;
   int32_t threads; /* of one inference; 0: one per core that the process may use */
@@ -92,18 +123,44 @@ typedef struct capsedge_open_options {
 } capsedge_open_options;
 #define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0}
 
-/* Load a model file: ONNX, or, where this library was built with TensorRT, an engine of `capsedge build`, whose name
- * ends in ".engine" and whose passport lies beside it. `options` may be NULL. The session is closed with
- * capsedge_close. */
+/** Load a model file: ONNX, or, where this library was built with TensorRT, an engine of `capsedge build`, whose name ends in
+ * ".engine" and whose passport lies beside it. `options` may be NULL.
+ * Ownership: the caller closes *session with capsedge_close; path and options are not kept. NULL on failure.
+ * Threads: any.
+ * Errors: CAPSEDGE_USAGE for a file that is missing or an option that is wrong, CAPSEDGE_ENVIRONMENT without ONNX Runtime or
+ * TensorRT, CAPSEDGE_ARTEFACT for a file that is damaged or of another machine, CAPSEDGE_UNSUPPORTED for one that cannot run.
+ *
+ *     capsedge_open_options options = CAPSEDGE_OPEN_OPTIONS_INIT;
+ *     options.threads = 1;
+ *     capsedge_session* model = NULL;
+ *     check(capsedge_open("digits.onnx", &options, &model));
+ *     check(capsedge_close(model));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open(const char* path, const capsedge_open_options* options,
                                                              capsedge_session** session);
 
-/* The same from memory, for ONNX; it is free again when the call returns. */
+/** The same for an ONNX file in memory.
+ * Ownership: as capsedge_open; `data` is read during the call and may be freed after it.
+ * Threads: any. Errors: as capsedge_open.
+ *
+ *     static unsigned char data[1 << 20]; // from flash, say
+ *     capsedge_session* model = NULL;
+ *     capsedge_status* status = capsedge_open_bytes(data, sizeof data, NULL, &model);
+ *     if (capsedge_status_code(status) == CAPSEDGE_ARTEFACT) puts("this is no ONNX file");
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open_bytes(const void* data, size_t bytes,
                                                                    const capsedge_open_options* options,
                                                                    capsedge_session** session);
 
-/* Calls that other threads are in finish; the memory goes with the last of them. */
+/** Close a session. Calls that other threads are in finish, and the memory goes with the last of them; later calls fail.
+ * Ownership: the caller gives the session back, with its strings.
+ * Threads: any, once per session. Errors: CAPSEDGE_USAGE for a session that is closed or NULL.
+ *
+ *     capsedge_session* model = NULL;
+ *     check(capsedge_open("digits.onnx", NULL, &model));
+ *     check(capsedge_close(model));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_close(capsedge_session* session);
 
 /* What is known of a loaded model. Strings belong to the session; those of the metadata are NULL in a file of
@@ -131,25 +188,58 @@ typedef struct capsedge_description {
 #define CAPSEDGE_DESCRIPTION_INIT \
   {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL, 0}
 
+/** What is known of a loaded model.
+ * Ownership: the structure is the caller's, its strings are the session's.
+ * Threads: any. Errors: CAPSEDGE_USAGE for a closed session or a wrong size.
+ *
+ *     capsedge_description about = CAPSEDGE_DESCRIPTION_INIT;
+ *     check(capsedge_describe(session, &about));
+ *     printf("%s, %d classes\n", about.task, (int)about.class_count);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_describe(capsedge_session* session,
                                                                  capsedge_description* description);
 
-/* The name of a class; its number if the file does not name classes. */
+/** The name of a class; its number if the file does not name classes.
+ * Ownership: the text belongs to the session.
+ * Threads: any. Errors: CAPSEDGE_USAGE for an index that is out of range.
+ *
+ *     const char* name = NULL;
+ *     check(capsedge_class_name(session, 7, &name));
+ *     printf("class 7 is called %s\n", name);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_class_name(capsedge_session* session, int32_t index,
                                                                    const char** name);
 
-/* The name of a regression's value, such as "yaw", and its unit, such as "degrees" ("" if the file does not state it).
- * `unit` may be NULL. */
+/** The name of a regression's value, such as "yaw", and its unit, such as "degrees" ("" if the file does not state it). `unit`
+ * may be NULL.
+ * Ownership: both texts belong to the session.
+ * Threads: any. Errors: CAPSEDGE_USAGE for an index that is out of range; a classification has no values.
+ *
+ *     capsedge_description about = CAPSEDGE_DESCRIPTION_INIT;
+ *     check(capsedge_describe(session, &about));
+ *     for (size_t k = 0; k < about.value_count; ++k) {
+ *       const char *name = NULL, *unit = NULL;
+ *       check(capsedge_value_name(session, k, &name, &unit));
+ *       printf("%s in %s\n", name, unit);
+ *     }
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_value_name(capsedge_session* session, size_t index,
                                                                    const char** name, const char** unit);
 
-/* A metadata property of the file, such as "capsedge.parity", as it stands there (capsedge's own are JSON); NULL where
- * there is none of this name. */
+/** A metadata property of the file as it stands there (capsedge's own are JSON); NULL where there is none of this name.
+ * Ownership: the text belongs to the session.
+ * Threads: any. Errors: CAPSEDGE_USAGE for a closed session.
+ *
+ *     const char* parity = NULL;
+ *     check(capsedge_property(session, "capsedge.parity", &parity));
+ *     printf("%s\n", parity != NULL ? parity : "not compared");
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_property(capsedge_session* session, const char* key,
                                                                  const char** value);
 
 /* ---- Tensors ---- */
 
+/* Limits of a tensor and of a run. */
 enum { CAPSEDGE_MAX_RANK = 8, CAPSEDGE_MAX_TENSORS = 64 };
 
 /* Element types, with the numbers of ONNX. */
@@ -179,8 +269,24 @@ typedef struct capsedge_port {
 } capsedge_port;
 #define CAPSEDGE_PORT_INIT {sizeof(capsedge_port), NULL, 0, 0, {0}}
 
+/** An input of the model, from 0 to input_count - 1 of capsedge_describe.
+ * Ownership: the structure is the caller's, its name the session's.
+ * Threads: any. Errors: CAPSEDGE_USAGE for an index that is out of range or a wrong size.
+ *
+ *     capsedge_port port = CAPSEDGE_PORT_INIT;
+ *     check(capsedge_input(session, 0, &port));
+ *     printf("%s has %d dimensions\n", port.name, (int)port.rank);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_input(capsedge_session* session, size_t index,
                                                               capsedge_port* port);
+
+/** An output of the model, from 0 to output_count - 1 of capsedge_describe.
+ * Ownership, threads, errors: as capsedge_input.
+ *
+ *     capsedge_port port = CAPSEDGE_PORT_INIT;
+ *     check(capsedge_output(session, 0, &port));
+ *     if (port.type == CAPSEDGE_FLOAT32) printf("%s are floats\n", port.name);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_output(capsedge_session* session, size_t index,
                                                                capsedge_port* port);
 
@@ -194,22 +300,47 @@ typedef struct capsedge_tensor {
   int64_t shape[CAPSEDGE_MAX_RANK];
 } capsedge_tensor;
 
-/* Run the model on all its inputs and write the outputs that are listed into the caller's memory. Types, shapes and
- * room are checked; float inputs must be finite. */
+/** Run the model on all its inputs and write the outputs that are listed into the caller's memory. Types, shapes and room are
+ * checked; float inputs must be finite.
+ * Ownership: inputs and outputs are the caller's; nothing of them is kept.
+ * Threads: any number at once, each with outputs of its own.
+ * Errors: CAPSEDGE_USAGE for a name, type, shape, size or value that is wrong; CAPSEDGE_ENVIRONMENT without memory;
+ * CAPSEDGE_ARTEFACT for a model that computes no numbers.
+ *
+ *     static float pixels[28 * 28], scores[10];
+ *     capsedge_tensor input = {"images", pixels, sizeof pixels, CAPSEDGE_FLOAT32, 4, {1, 1, 28, 28}};
+ *     capsedge_tensor output = {"lengths", scores, sizeof scores, 0, 0, {0}};
+ *     check(capsedge_run(session, &input, 1, &output, 1));
+ *     printf("[%d, %d]\n", (int)output.shape[0], (int)output.shape[1]);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* session, const capsedge_tensor* inputs,
                                                             size_t input_count, capsedge_tensor* outputs,
                                                             size_t output_count);
 
-/* The same for an engine, on memory of its GPU: in the order of `stream` (a cudaStream_t; NULL: the legacy default stream),
- * without waiting for it. Inputs and outputs stay alive and unchanged until the stream has come past the run. Types, shapes
- * and room are checked as above, values are not. */
+/** The same for an engine, on memory of its GPU: in the order of `stream` (a cudaStream_t; NULL: the legacy default stream),
+ * without waiting for it. Types, shapes and room are checked as in capsedge_run, values are not.
+ * Ownership: inputs and outputs stay alive and unchanged until the stream has come past the run.
+ * Threads: any number at once; calls wait where all contexts are busy.
+ * Errors: as capsedge_run; CAPSEDGE_USAGE for a session of an ONNX file.
+ *
+ *     capsedge_tensor input = {NULL, device_images, 784 * sizeof(float), CAPSEDGE_FLOAT32, 4, {1, 1, 28, 28}};
+ *     capsedge_tensor output = {"lengths", device_lengths, 10 * sizeof(float), 0, 0, {0}};
+ *     capsedge_status* status = capsedge_run_on_stream(session, &input, 1, &output, 1, stream);
+ *     if (status != NULL) puts(capsedge_status_message(status));
+ *     capsedge_status_release(status);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run_on_stream(capsedge_session* session,
                                                                       const capsedge_tensor* inputs, size_t input_count,
                                                                       capsedge_tensor* outputs, size_t output_count,
                                                                       void* stream);
 
-/* Run `runs` times on zeros (`batch` of them where the batch is free), so that the first real call finds memory and
- * threads ready. */
+/** Run `runs` times on zeros (`batch` of them where the batch is free), so that the first real call finds memory and threads
+ * ready.
+ * Ownership: nothing changes hands.
+ * Threads: any. Errors: as capsedge_run; CAPSEDGE_UNSUPPORTED for a model with other free sizes than the batch.
+ *
+ *     check(capsedge_warm_up(session, 1, 3));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_warm_up(capsedge_session* session, int64_t batch, int32_t runs);
 
 /* ---- Images ---- */
@@ -243,12 +374,27 @@ typedef struct capsedge_preprocessing {
 } capsedge_preprocessing;
 #define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0}
 
-/* As stated in the metadata of the model file. */
+/** How an image becomes the input, as stated in the metadata of the model file.
+ * Ownership: the structure is the caller's, its strings and arrays are the session's.
+ * Threads: any. Errors: CAPSEDGE_ARTEFACT for a file that does not state it.
+ *
+ *     capsedge_preprocessing how = CAPSEDGE_PREPROCESSING_INIT;
+ *     check(capsedge_preprocessing_of(session, &how));
+ *     printf("%d x %d, %s\n", (int)how.width, (int)how.height, how.resize);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedge_session* session,
                                                                          capsedge_preprocessing* preprocessing);
 
-/* One image as [channels, height, width] floats (or [height, width, channels]); `count` is how many there is room for. The same bits as Python's.
- * `invert`: dark ink on a light ground. */
+/** One image as floats [channels, height, width], or [height, width, channels] if `channels_last` is set: the same bits as
+ * Python's. `count`: how many there is room for. `invert`: dark ink on a light ground.
+ * Ownership: all memory is the caller's.
+ * Threads: any. Errors: CAPSEDGE_USAGE for an image or a preprocessing that is wrong, and for too little room.
+ *
+ *     capsedge_preprocessing how = CAPSEDGE_PREPROCESSING_INIT;
+ *     check(capsedge_preprocessing_of(session, &how));
+ *     static float values[28 * 28];
+ *     check(capsedge_prepare(&how, &image, 0, values, 28 * 28));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing,
                                                                 const capsedge_image* image, int32_t invert,
                                                                 float* values, size_t count);
@@ -258,9 +404,27 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_p
 /* Labels, scores and poses (or values) of a batch of images, and the memory to compute them in, which is used again. */
 typedef struct capsedge_prediction capsedge_prediction;
 
+/** Make an empty prediction, to predict into.
+ * Ownership: the caller closes it with capsedge_prediction_close.
+ * Threads: any; then one thread at a time. Errors: CAPSEDGE_ENVIRONMENT without memory.
+ *
+ *     capsedge_prediction* mine = NULL;
+ *     check(capsedge_prediction_create(&mine));
+ *     check(capsedge_prediction_close(mine));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_create(capsedge_prediction** prediction);
+
+/** Free a prediction.
+ * Ownership: the caller gives it back, with all results read from it.
+ * Threads: the one that uses it. Errors: CAPSEDGE_USAGE for a prediction that is closed or NULL.
+ *
+ *     capsedge_prediction* mine = NULL;
+ *     check(capsedge_prediction_create(&mine));
+ *     check(capsedge_prediction_close(mine));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_close(capsedge_prediction* prediction);
 
+/* Which labels a prediction lists, and how an image is read. All zeros are the defaults. */
 typedef struct capsedge_predict_options {
   size_t size;
   int32_t top_k;         /* at most so many labels; 0: no limit */
@@ -270,12 +434,21 @@ typedef struct capsedge_predict_options {
 } capsedge_predict_options;
 #define CAPSEDGE_PREDICT_OPTIONS_INIT {sizeof(capsedge_predict_options), 0, 0, 0, 0}
 
-/* Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without top_k and without a threshold: the best label of a model for one, those with
- * a score of at least 0.5 of a model for several. `options` may be NULL. */
+/** Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without both:
+ * the best label of a single-label model, those with a score of at least 0.5 of a multi-label model. `options` may be NULL.
+ * Ownership: the images are the caller's and not kept; the prediction holds the results until it is predicted into again.
+ * Threads: any number at once on one session, each with a prediction of its own.
+ * Errors: as capsedge_run; CAPSEDGE_ARTEFACT for a model that does not state how to predict.
+ *
+ *     capsedge_predict_options options = CAPSEDGE_PREDICT_OPTIONS_INIT;
+ *     options.top_k = 3;
+ *     check(capsedge_predict(session, &image, 1, &options, prediction));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_predict(capsedge_session* session, const capsedge_image* images,
                                                                 size_t count, const capsedge_predict_options* options,
                                                                 capsedge_prediction* prediction);
 
+/* A class with its score and pose. */
 typedef struct capsedge_label {
   const char* name;  /* belongs to the prediction */
   const float* pose; /* [pose_size], belongs to the prediction; NULL in a model without poses */
@@ -295,12 +468,31 @@ typedef struct capsedge_result {
   const char* score_kind; /* "length" of the class's capsule, or "probability"; NULL for a regression */
   const double* values;   /* [value_count], of a regression; capsedge_value_name has their names and units */
   size_t value_count;     /* 0 for a classification */
+  const char* nothing; /* why there is nothing to see in the image, by the criterion of the model (docs/metadata.md), such as
+                        * "less contrast than in any training image"; NULL if there is something, and in a model without a
+                        * criterion. Labels, scores and values are as without it. Belongs to the library. */
 } capsedge_result;
-#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0}
+#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL}
 
-/* How many images the prediction holds. */
+/** How many images the prediction holds.
+ * Ownership: nothing changes hands.
+ * Threads: the one that uses the prediction. Errors: CAPSEDGE_USAGE for a closed prediction.
+ *
+ *     size_t images = 0;
+ *     check(capsedge_prediction_count(prediction, &images));
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_count(capsedge_prediction* prediction,
                                                                          size_t* count);
+
+/** The result for one image, from 0 to the count minus 1.
+ * Ownership: the structure is the caller's, what it points to is the prediction's.
+ * Threads: the one that uses the prediction. Errors: CAPSEDGE_USAGE for a number that is out of range.
+ *
+ *     check(capsedge_predict(session, &image, 1, NULL, prediction));
+ *     capsedge_result result = CAPSEDGE_RESULT_INIT;
+ *     check(capsedge_prediction_result(prediction, 0, &result));
+ *     for (size_t k = 0; k < result.label_count; ++k) printf("%s %.4f\n", result.labels[k].name, result.labels[k].score);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_result(capsedge_prediction* prediction, size_t image,
                                                                           capsedge_result* result);
 
@@ -318,6 +510,14 @@ typedef struct capsedge_counters {
 } capsedge_counters;
 #define CAPSEDGE_COUNTERS_INIT {sizeof(capsedge_counters), 0, 0, 0, 0, 0, 0}
 
+/** The counters of a session. They are read one by one, so they may be a call apart while others run.
+ * Ownership: the structure is the caller's.
+ * Threads: any. Errors: CAPSEDGE_USAGE for a closed session or a wrong size.
+ *
+ *     capsedge_counters counters = CAPSEDGE_COUNTERS_INIT;
+ *     check(capsedge_read_counters(session, &counters));
+ *     if (counters.runs > 0) printf("%.3f ms\n", 1e-6 * (double)counters.run_ns / (double)counters.runs);
+ */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_read_counters(capsedge_session* session,
                                                                       capsedge_counters* counters);
 

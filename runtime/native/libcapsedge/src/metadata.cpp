@@ -189,6 +189,10 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     const bool newer = m.outputs || (m.preprocessing && (m.preprocessing->channels_last || m.preprocessing->per_image != PerImage::kNothing));
     if (newer && schema < kNewestSchema)
       throw JsonError("schema " + std::to_string(schema) + " has no 'outputs', 'per_image' and 'layout'");
+    const auto nothing = properties.find(kNothingProperty);
+    if (nothing != properties.end()) m.nothing = read_nothing(nothing->second);
+    if (m.nothing && (!m.preprocessing || std::min(m.preprocessing->height, m.preprocessing->width) < kLeastSide))
+      throw JsonError("a criterion for nothing to see needs the preprocessing of images, from 3 pixels a side on");
   } catch (const JsonError& error) {
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
                   "Export the model again with `capsedge export`.");

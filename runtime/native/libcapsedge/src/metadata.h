@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "nothing.h"
 #include "preprocessing.h"
 
 namespace capsedge::libcapsedge {
@@ -23,6 +24,7 @@ struct Metadata {
   std::vector<std::string> class_names;
   std::optional<Preprocessing> preprocessing;
   std::optional<StatedOutputs> outputs;
+  std::optional<Nothing> nothing;  // a property of its own, which older versions do not read
 
   bool regression() const { return task == "regression"; }
 };

@@ -85,6 +85,7 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   values_.resize(count * value_count_);
   labels_.clear();
   ends_.clear();
+  nothing_.clear();
 
   const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
   const int64_t chunk = std::clamp<int64_t>(kRunBytes / 4 / preprocessing.values(), 1, kChunk);
@@ -94,6 +95,7 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
     const size_t used = std::min(size, count - first);
     const size_t rows = std::max(least, used);
     prepare_batch(session, images, first, used, rows, options.invert);
+    look(session, used);
     run(session, rows, used);
     keep(answers, first, used, options);
   }
@@ -111,6 +113,14 @@ void Prediction::prepare_batch(const Session& session, const capsedge_image* ima
   std::fill(input_.begin() + static_cast<std::ptrdiff_t>(used * values), input_.end(), 0.0f);
   const auto took = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start);
   session.counters().prepare_ns.fetch_add(static_cast<uint64_t>(took.count()), std::memory_order_relaxed);
+}
+
+void Prediction::look(const Session& session, size_t used) {
+  const std::optional<Nothing>& criterion = session.metadata()->nothing;  // what can predict has metadata
+  const Preprocessing& preprocessing = session.preprocessing();
+  const auto values = static_cast<size_t>(preprocessing.values());
+  for (size_t n = 0; n < used; ++n)
+    nothing_.push_back(criterion ? nothing_in(*criterion, preprocessing, input_.data() + n * values) : nullptr);
 }
 
 void Prediction::run(const Session& session, size_t rows, size_t used) {
@@ -217,6 +227,7 @@ void Prediction::result(size_t image, capsedge_result& result) const {
   result.class_count = classes_;
   result.pose_size = pose_size_;
   result.score_kind = kind_;
+  result.nothing = nothing_[image];
 }
 
 }  // namespace capsedge::libcapsedge

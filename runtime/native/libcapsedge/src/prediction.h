@@ -30,6 +30,7 @@ class Prediction {
   void run(const Session& session, size_t rows, size_t used);
   void keep(const Answers& answers, size_t first, size_t used, const PredictOptions& options);
   void choose(size_t image, const PredictOptions& options);
+  void look(const Session& session, size_t used);
 
   std::atomic<bool> busy_{false};
   std::shared_ptr<const std::vector<std::string>> names_;
@@ -42,6 +43,7 @@ class Prediction {
   std::vector<float> poses_;            // [count, classes, pose]
   std::vector<capsedge_label> labels_;  // of all images
   std::vector<size_t> ends_;            // of each image's labels
+  std::vector<const char*> nothing_;    // why there is nothing to see in each image, or null
   // Of one run.
   PrepareScratch scratch_;
   std::vector<float> input_;

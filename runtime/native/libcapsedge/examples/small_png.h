@@ -1,17 +1,7 @@
-/* A small PNG reader, so that the examples need only the C library: 8-bit grey, grey and alpha, RGB, RGB and
- * alpha, not interlaced. It does not verify checksums. In a real program, use a camera or a full decoder. */
-#ifndef CAPSEDGE_EXAMPLES_PNG_H_
-#define CAPSEDGE_EXAMPLES_PNG_H_
-
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-typedef struct png_image {
-  unsigned char* pixels; /* free() it */
-  int32_t height, width, channels;
-} png_image;
+/* A small PNG reader for machines without libpng: 8-bit grey, grey and alpha, RGB, RGB and alpha, not interlaced. It does
+ * not verify checksums. Included by picture.h. */
+#ifndef CAPSEDGE_EXAMPLES_SMALL_PNG_H_
+#define CAPSEDGE_EXAMPLES_SMALL_PNG_H_
 
 typedef struct png_stream {
   const unsigned char* in;
@@ -195,55 +185,60 @@ static int png_unfilter(unsigned char* data, int32_t height, size_t row, size_t 
   return 1;
 }
 
-/* Returns NULL on success, otherwise the reason for the failure. */
-static const char* png_read(const char* path, png_image* image) {
+/* The bytes of all IDAT chunks, one after the other; returns how many there are. */
+static size_t png_gather(const unsigned char* bytes, size_t size, unsigned char* packed) {
+  size_t gathered = 0;
+  for (size_t at = 8; size - at >= 12;) {
+    const size_t length = png_u32(bytes + at);
+    if (length > size - at - 12) break;
+    if (memcmp(bytes + at + 4, "IDAT", 4) == 0) {
+      memcpy(packed + gathered, bytes + at + 8, length);
+      gathered += length;
+    }
+    at += length + 12;
+  }
+  return gathered;
+}
+
+/* Decodes a whole file; `packed` has room for as many bytes. */
+static const char* png_decode(const unsigned char* bytes, size_t size, unsigned char* packed, picture* image) {
   static const unsigned char kSignature[] = {137, 80, 78, 71, 13, 10, 26, 10};
-  memset(image, 0, sizeof *image);
-  FILE* const file = fopen(path, "rb");
-  if (file == NULL) return "the file cannot be read";
+  if (size <= 33 || memcmp(bytes, kSignature, 8) != 0) return "it is no PNG file";
+  const uint32_t width = png_u32(bytes + 16), height = png_u32(bytes + 20);
+  const int colour = bytes[25];
+  const int channels = colour == 0 ? 1 : colour == 4 ? 2 : colour == 2 ? 3 : colour == 6 ? 4 : 0;
+  if (bytes[24] != 8 || bytes[28] != 0 || channels == 0)
+    return "without libpng, only 8-bit grey and RGB PNG files that are not interlaced can be read";
+  if (!picture_fits(width, height)) return "it is too large";
+  const size_t row = (size_t)width * (size_t)channels;
+  png_stream s;
+  memset(&s, 0, sizeof s);
+  s.in = packed;
+  s.size = png_gather(bytes, size, packed);
+  s.room = (row + 1) * height;
+  s.out = (unsigned char*)malloc(s.room);
+  if (s.out == NULL) return "there is not enough memory";
+  if (s.size <= 2 || !png_inflate(&s) || s.length != s.room || !png_unfilter(s.out, (int32_t)height, row, (size_t)channels)) {
+    free(s.out);
+    return "it is damaged";
+  }
+  image->pixels = s.out;
+  image->type = CAPSEDGE_UINT8;
+  image->width = (int32_t)width;
+  image->height = (int32_t)height;
+  image->channels = channels;
+  return NULL;
+}
+
+static const char* picture_decode(FILE* file, picture* image) {
   fseek(file, 0, SEEK_END);
   const long end = ftell(file);
   rewind(file);
   const size_t size = end > 0 && end <= 1 << 27 ? (size_t)end : 0;
   unsigned char* const bytes = (unsigned char*)malloc(size + 1);
   unsigned char* const packed = (unsigned char*)malloc(size + 1);
-  const int whole = bytes && packed && fread(bytes, 1, size, file) == size;
-  fclose(file);
-  const char* error = "it is no PNG file";
-  png_stream s;
-  memset(&s, 0, sizeof s);
-  if (whole && size > 33 && memcmp(bytes, kSignature, 8) == 0) {
-    size_t packed_size = 0;
-    for (size_t at = 8; size - at >= 12;) {
-      const size_t length = png_u32(bytes + at);
-      if (length > size - at - 12) break;
-      if (memcmp(bytes + at + 4, "IDAT", 4) == 0) {
-        memcpy(packed + packed_size, bytes + at + 8, length);
-        packed_size += length;
-      }
-      at += length + 12;
-    }
-    const uint32_t width = png_u32(bytes + 16), height = png_u32(bytes + 20);
-    const int colour = bytes[25];
-    image->channels = colour == 0 ? 1 : colour == 4 ? 2 : colour == 2 ? 3 : colour == 6 ? 4 : 0;
-    error = "only 8-bit grey and RGB PNG files, with or without alpha and not interlaced, can be read here";
-    if (bytes[24] == 8 && bytes[28] == 0 && image->channels && width - 1 < 32768 && height - 1 < 32768 && width * height <= 1u << 26) {
-      const size_t row = (size_t)width * (size_t)image->channels;
-      s.in = packed;
-      s.size = packed_size;
-      s.room = (row + 1) * height;
-      s.out = (unsigned char*)malloc(s.room);
-      error = "it is damaged";
-      if (s.out && packed_size > 2 && png_inflate(&s) && s.length == s.room &&
-          png_unfilter(s.out, (int32_t)height, row, (size_t)image->channels)) {
-        image->pixels = s.out;
-        image->width = (int32_t)width;
-        image->height = (int32_t)height;
-        error = NULL;
-      }
-    }
-  }
-  if (error) free(s.out);
+  const char* error = "the file cannot be read";
+  if (bytes && packed && fread(bytes, 1, size, file) == size) error = png_decode(bytes, size, packed, image);
   free(bytes);
   free(packed);
   return error;

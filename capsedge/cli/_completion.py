@@ -1,0 +1,239 @@
+"""What a shell offers for an option: the names that a verb knows, and files by their suffixes.
+
+`completing` gives each parameter of a verb its source. Sources run at every press of the key, so they import
+nothing heavy; typer's own completion of paths offers no files in bash.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import typer
+from typer.models import ParameterInfo
+
+Source = Callable[..., list[str]]
+ONNX, ENGINE, CHECKPOINT = ".onnx", ".engine", ".safetensors"
+# Those of `capsedge.weights`, which imports torch.
+WEIGHTS = (".pt", ".pth", ".tar", ".chkpt", ".ckpt", ".bin", CHECKPOINT)
+
+
+def names(known: Callable[[], Iterable[str]]) -> Source:
+    """Offers names; `known` is called when they are wanted."""
+
+    def offer(incomplete: str) -> list[str]:
+        return [name for name in known() if name.startswith(incomplete)]
+
+    return offer
+
+
+def words(*known: str) -> Source:
+    """Offers fixed words."""
+    return names(lambda: known)
+
+
+def lists(known: Callable[[], Iterable[str]]) -> Source:
+    """Offers the next of several names that commas separate, without those that are there already."""
+
+    def offer(incomplete: str) -> list[str]:
+        before, comma, start = incomplete.rpartition(",")
+        left = [name for name in known() if name not in before.split(",")]
+        return [before + comma + name for name in left if name.startswith(start)]
+
+    return offer
+
+
+def files(*suffixes: str) -> Source:
+    """Offers folders, and files with one of the suffixes (all files without any)."""
+
+    def offer(incomplete: str) -> list[str]:
+        folder, slash, start = incomplete.rpartition("/")
+        found = _entries(folder + slash, start, suffixes)
+        if len(found) == 1 and found[0].endswith("/"):
+            # With the folder alone, bash would put a space after it.
+            found += _entries(found[0], "", suffixes)
+        return found
+
+    return offer
+
+
+def _entries(folder: str, start: str, suffixes: tuple[str, ...]) -> list[str]:
+    """Entries of a folder; those that a shell would have to quote are left to the shell's own completion."""
+    try:
+        with os.scandir(os.path.expanduser(folder) or ".") as entries:
+            found = [(e.name, e.is_dir()) for e in entries if e.name.startswith(start)]
+    except OSError:
+        return []
+    shown = [(n, d) for n, d in found if not n.startswith(".") or start.startswith(".")]
+    wanted = [(n, d) for n, d in shown if d or not suffixes or n.lower().endswith(suffixes)]
+    return sorted(folder + n + ("/" if d else "") for n, d in wanted if shlex.quote(n) == n)
+
+
+def _models() -> Iterable[str]:
+    from capsedge.models.registry import MODELS
+
+    return MODELS
+
+
+def _trained() -> Iterable[str]:
+    from capsedge.zoo import ROUTINGS, zoo_checkpoint
+
+    return [path.stem for path in map(zoo_checkpoint, ROUTINGS) if path.is_file()]
+
+
+def _routings() -> Iterable[str]:
+    from capsedge.zoo import ROUTINGS
+
+    return ROUTINGS
+
+
+def _families() -> Iterable[str]:
+    from capsedge.families import FAMILIES
+
+    return [family.name for family in FAMILIES]
+
+
+def _variants(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The variants of the family that ``--as`` names, of all families without it."""
+    from capsedge.families import FAMILIES
+
+    chosen = ctx.params.get("family")
+    known = [v.name for f in FAMILIES if chosen in (None, f.name) for v in f.variants]
+    return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
+
+
+def _devices() -> Iterable[str]:
+    gpus = sorted(n for n in os.listdir("/dev") if n.startswith("nvidia") and n[6:].isdigit())
+    return ["cpu", "cuda", *(f"cuda:{name[6:]}" for name in gpus[1:])]
+
+
+def _boards() -> Iterable[str]:
+    from capsedge.runtime.reading.forecast import DEVICES
+
+    return DEVICES
+
+
+def _peers() -> Iterable[str]:
+    from capsedge.runtime.profiling.comparison import PACKAGES
+
+    return PACKAGES
+
+
+def _providers() -> Iterable[str]:
+    from capsedge.runtime.backends.providers import PROVIDERS
+
+    return PROVIDERS
+
+
+def _rewrites() -> Iterable[str]:
+    from capsedge.cli.export import REWRITES
+
+    return REWRITES
+
+
+def _images(incomplete: str) -> list[str]:
+    from capsedge.runtime.vision.decoding import SUFFIXES
+
+    return files(*SUFFIXES)(incomplete)
+
+
+def _loadable(incomplete: str) -> list[str]:
+    from capsedge.zoo import MODELS
+
+    return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
+
+
+# By the name of a parameter; where verbs differ, by verb and parameter.
+SOURCES: Mapping[str, Source] = {
+    "against": files(".py"),
+    "calib_data": files(".npz"),
+    "checkpoint": files(*WEIGHTS),
+    "classes": files(".txt"),
+    "compare": lists(_peers),
+    "data": files(".npz"),
+    "device": names(_devices),
+    "extra": lists(lambda: ("reconstruction", "couplings")),
+    "family": names(_families),
+    "file": files(ONNX, CHECKPOINT, ENGINE),
+    "files": files(*WEIGHTS, ".npz", ".h5", ".hdf5", ".keras"),
+    "html": files(".html"),
+    "images": _images,
+    "init": files(*WEIGHTS),
+    "inputs": files(".npz", ".npy"),
+    "key_map": files(".toml"),
+    "markdown": files(".md"),
+    "method": words("minmax", "percentile", "entropy", "mse"),
+    "model": files(ONNX, ENGINE),
+    "models": files(ONNX, ENGINE),
+    "module": files(".py"),
+    "name": names(_trained),
+    "no_rewrite": names(_rewrites),
+    "ops": words("auto", "fused", "portable"),
+    "order": words("RGB", "BGR"),
+    "output": files(ONNX),
+    "pairs": words("none", "overlap", "diverse"),
+    "peer_model": files(ONNX, ".tflite", ".mnn"),
+    "per_image": words("standardize", "min-max"),
+    "pixel_range": words("0-1", "0-255", "-1-1"),
+    "plot": files(".png"),
+    "plugin": words("auto", "fused", "native"),
+    "png": files(".png"),
+    "precision": words("int8", "fp16", "mixed"),
+    "prefer": words("size", "speed"),
+    "provider": names(_providers),
+    "reconstruct": files(".png"),
+    "resize": words("stretch", "pad", "crop", "center"),
+    "routing": names(_routings),
+    "runtime": words("openvino", "litert", "mnn"),
+    "schedule": words("one-cycle", "exponential", "multistep"),
+    "score_kind": words("length", "logits", "probability"),
+    "table": files(".json"),
+    "target": words("ort-cpu", "tensorrt", "openvino", "litert"),
+    "task": words("classification", "multi-label", "regression"),
+    "timing_cache": files(),
+    "trace": files(".json"),
+    "variant": _variants,
+    "weights": files(*WEIGHTS),
+    "build precision": words("fp32", "fp16", "int8", "mixed"),
+    "build target": words("tensorrt", "tensorrt-rtx"),
+    "build model": files(ONNX),
+    "build output": files(ENGINE),
+    "export model": names(_models),
+    "import output": files(CHECKPOINT),
+    "infer model": _loadable,
+    "inspect device": names(_boards),
+    "optimize batch": words("free", "keep"),
+    "optimize model": files(ONNX),
+    "quantize model": files(ONNX),
+    "quantize ops": words("auto", "fused"),
+    "sweep model": names(_trained),
+    "sweep output": files(".json"),
+    "sweep precision": lists(lambda: ("fp32", "fp16", "int8")),
+    "train model": names(_models),
+    "train output": files(),
+    "verify output": files(".json"),
+}
+
+
+def source_of(verb: str, parameter: str) -> Source | None:
+    """The source of a parameter's completions; None where nothing can be offered."""
+    return SOURCES.get(f"{verb} {parameter}", SOURCES.get(parameter))
+
+
+def completing(verb: str, command: Callable[..., None]) -> Callable[..., None]:
+    """The verb, whose parameters know what a shell may offer for them."""
+    for name, hint in typing.get_type_hints(command, include_extras=True).items():
+        source = source_of(verb, name)
+        for info in getattr(hint, "__metadata__", ()):
+            if source is not None and isinstance(info, ParameterInfo):
+                _offer(info, source)
+    return command
+
+
+def _offer(info: Any, source: Source) -> None:
+    if info.autocompletion not in (None, source):
+        raise ValueError(f"{info.param_decls} is shared by verbs that complete it differently")
+    info.autocompletion = source

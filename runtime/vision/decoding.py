@@ -1,0 +1,262 @@
+"""Reading PNG and JPEG images, and Pillow's, as arrays of pixels. Pillow only decodes."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files import formats, limits, opening
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG")
+SUFFIXES = (".png", ".jpg", ".jpeg")
+_ORIENTATION = 0x0112  # EXIF tag
+
+
+class SupportsRead(Protocol):
+    """A binary file: ``open(path, "rb")``, `io.BytesIO`, a response of `urllib`."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_image(path: Path | str) -> NDArray[Any]:
+    """Decode a PNG or JPEG file.
+
+    Returns:
+        ``[H, W, C]``, uint8 (uint16 for 16-bit grey), rotated according to the EXIF orientation. C is 1 for
+        grey, 2 for grey and alpha, 3 for RGB and 4 for RGB and alpha.
+
+    Raises:
+        UsageError: the file is missing, damaged, of another format or too large.
+    """
+    if opening.kind(path) is None:
+        if str(path).startswith(("http:", "https:")):
+            fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
+            raise UsageError(f"{path} is not a file.", "Nothing is fetched from a network.", fix)
+        raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
+    with opening.opened(path, "Name a PNG or JPEG file that may be read.") as file:
+        _check_bytes(str(path), opening.size(file))
+        return decode(file.read(limits.IMAGE_FILE_BYTES), str(path))
+
+
+def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
+    """Decode the PNG or JPEG image that an open binary file holds from its position on, as `read_image`.
+
+    Raises:
+        UsageError: it is opened as text, cannot be read, or as `read_image`.
+    """
+    parts: list[bytes] = []
+    left = (
+        limits.IMAGE_FILE_BYTES + 1
+    )  # one more tells a file that goes on from one that ends there
+    text = isinstance(file, io.TextIOBase)
+    try:
+        while left > 0 and not text and (part := file.read(left)):
+            text = not isinstance(part, (bytes, bytearray, memoryview))
+            parts.append(b"" if text else bytes(part))
+            left -= len(parts[-1])
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{name} cannot be read.", f"{error}.", "Open the file again.") from error
+    if text:
+        raise UsageError(
+            f"{name} is a file that is opened as text.",
+            "Images are binary files.",
+            "Open it with open(path, 'rb'), or pass the path.",
+        )
+    if not parts:
+        raise UsageError(
+            f"{name} is empty.", "The file is at its end.", "If it was read before: file.seek(0)."
+        )
+    return decode(b"".join(parts), name)
+
+
+def decode(data: bytes | bytearray | memoryview, name: str) -> NDArray[Any]:
+    """Decode the content of a PNG or JPEG file, as `read_image`.
+
+    Args:
+        name: the name in errors.
+
+    Raises:
+        UsageError: the content is empty, damaged, of another format or too large.
+    """
+    _check_bytes(name, memoryview(data).nbytes)
+    data = bytes(data)
+    if not data:
+        raise UsageError(f"{name} is empty.", "It has 0 bytes.", "Get the image again.")
+    import PIL
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of large images; the limits here are lower.
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                check_size(name, image.height, image.width)
+                return pixels_of(image)
+    except UsageError:
+        raise
+    except (Image.DecompressionBombError, MemoryError) as error:
+        raise _too_large(name, str(error)) from error
+    except PIL.UnidentifiedImageError as error:
+        raise _no_image(name, data) from error
+    except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
+        raise UsageError(
+            f"{name} is damaged.", f"The decoder reports: {error}.", "Get the image again."
+        ) from error
+
+
+def _check_bytes(name: str, found: int) -> None:
+    if found > limits.IMAGE_FILE_BYTES:
+        raise _too_large(
+            name, f"The file has {found:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}."
+        )
+
+
+def _no_image(name: str, data: bytes) -> UsageError:
+    told = formats.tell_content(data)
+    if told is None or told.key == "image":
+        return UsageError(
+            f"{name} is not a readable image.",
+            "It is neither a PNG nor a JPEG file, or its header is damaged.",
+            "Convert it to PNG or JPEG.",
+        )
+    fix, command = told.advice(Path(name))
+    return UsageError(
+        f"{name} is not a readable image: it is {told.name}.",
+        "PNG and JPEG files are read.",
+        fix,
+        command=command,
+    )
+
+
+def _too_large(name: str, why: str) -> UsageError:
+    return UsageError(f"{name} is too large.", why, "Make the image smaller.")
+
+
+def check_size(name: str, height: int, width: int) -> None:
+    if height < 1 or width < 1:
+        raise UsageError(
+            f"{name} has no pixels.", f"It has {width}x{height}.", "Use another image."
+        )
+    if max(height, width) > limits.IMAGE_SIDE:
+        raise _too_large(
+            name, f"It has {width}x{height} pixels, the limit per side is {limits.IMAGE_SIDE}."
+        )
+    if height * width > limits.IMAGE_PIXELS:
+        raise _too_large(
+            name,
+            f"It has {width}x{height} = {height * width:,} pixels, the limit is {limits.IMAGE_PIXELS:,}.",
+        )
+
+
+def pixels_of(image: Image) -> NDArray[Any]:
+    """Pixels of a Pillow image, ``[H, W, C]`` as `read_image` returns them."""
+    image.load()
+    mode = image.mode
+    if mode.startswith("I"):
+        pixels = _grey16(image)
+    elif mode in ("P", "1", "L", "RGB") and "transparency" in image.info:
+        pixels = np.asarray(image.convert("RGBA"))
+    elif mode == "P":
+        with_alpha = image.palette is not None and image.palette.mode == "RGBA"
+        pixels = np.asarray(image.convert("RGBA" if with_alpha else "RGB"))
+    elif mode in ("L", "LA", "RGB", "RGBA"):
+        pixels = np.asarray(image)
+    elif mode in ("1", "La", "PA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"):
+        target = {"1": "L", "La": "LA", "PA": "RGBA", "RGBa": "RGBA"}.get(mode, "RGB")
+        pixels = np.asarray(image.convert(target))
+    else:
+        raise UsageError(
+            f"Pillow images of mode '{mode}' are not supported.",
+            "",
+            "Convert it: `image.convert('L')` or `image.convert('RGB')`.",
+        )
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    return _turn(pixels, _orientation(image))
+
+
+def _grey16(image: Image) -> NDArray[np.uint16]:
+    """16-bit grey, which Pillow holds in the modes ``I;16`` and ``I``; a transparent value turns black."""
+    values = np.asarray(image)
+    if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 0xFFFF:
+        raise UsageError(
+            f"A Pillow image of mode '{image.mode}' has values outside 0..65535.",
+            f"Found {values.min()} to {values.max()}.",
+            "Scale it to 16 or 8 bit.",
+        )
+    grey = values.astype(np.uint16)
+    if "transparency" not in image.info:
+        return grey
+    alpha = np.where(grey == image.info["transparency"], 0, 0xFFFF).astype(np.uint16)
+    return np.stack([grey, alpha], axis=-1)
+
+
+def _orientation(image: Image) -> int:
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:
+        # A damaged EXIF block gives no orientation; viewers also show such an image unrotated.
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _turn(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Apply an EXIF orientation (CIPA DC-008, tag 0x0112)."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def is_pillow(image: object) -> TypeGuard[Image]:
+    """Whether it is an image of Pillow."""
+    module = sys.modules.get("PIL.Image")  # without it, no such image can exist
+    return module is not None and isinstance(image, module.Image)
+
+
+def read_pixels(image: object, name: str) -> NDArray[Any] | None:
+    """The pixels of an image that is not an array, as `read_image` returns them; None for anything else.
+
+    Args:
+        image: a path, the bytes of a file, an open binary file, or an image of Pillow.
+        name: the name in errors of an image without a file name.
+
+    Raises:
+        UsageError: the image cannot be read.
+    """
+    if isinstance(image, (str, os.PathLike)):
+        return read_image(os.fspath(image))
+    if is_encoded(image):
+        return decode(image, name)
+    if is_pillow(image):
+        check_size(name, image.height, image.width)
+        return pixels_of(image)
+    if is_stream(image):
+        return read_stream(image, name)
+    return None
+
+
+def is_encoded(image: object) -> TypeGuard[bytes | bytearray | memoryview]:
+    """Whether these are the bytes of a file; a memory view of several dimensions is an array."""
+    return isinstance(image, (bytes, bytearray)) or (
+        isinstance(image, memoryview) and image.ndim == 1 and image.format in ("B", "b", "c")
+    )
+
+
+def is_stream(image: object) -> TypeGuard[SupportsRead]:
+    """Whether it is an open file."""
+    return callable(getattr(image, "read", None)) and not isinstance(image, type)

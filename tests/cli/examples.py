@@ -1,0 +1,91 @@
+"""What the tests of programs in C and C++ share: flags, tools, and the examples, compiled."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from capsedge.cli import app
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.machine import libcapsedge
+from capsedge.zoo import default_model
+from tests.conftest import ROOT
+
+SAMPLES = [ROOT / "capsedge" / "samples" / f"{name}.png" for name in ("digit-3", "overlapping-2-4")]
+
+
+def installed() -> bool:
+    try:
+        libcapsedge.find_embedding()
+    except EnvironmentProblem:
+        return False
+    return True
+
+
+needs_library = pytest.mark.skipif(
+    not installed(), reason="libcapsedge is not built: pip install -e . with a C++ compiler"
+)
+
+
+def config(*options: str) -> str:
+    found = CliRunner().invoke(app, ["config", *options])
+    assert found.exit_code == 0, found.output
+    return found.stdout.strip()
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, check=False, cwd=cwd
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def tool(name: str, package: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    found = shutil.which(name, path=path)
+    if found is None:
+        pytest.skip(f"{name} is missing: apt-get install {package}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples, compiled with the flags that are printed."""
+    folder = tmp_path_factory.mktemp("examples")
+    flags = shlex.split(config("--cflags", "--libs"))
+    examples = Path(config("--examples"))
+    c, cpp = tool("cc", "gcc"), tool("c++", "g++")
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
+    for name in ("classify", "tensors"):
+        run(c, "-std=c99", *strict, examples / f"{name}.c", "-o", folder / f"{name}_c", *flags)
+    for name in ("classify", "server"):
+        source = examples / f"{name}.cpp"
+        run(cpp, "-std=c++17", *strict, "-pthread", source, "-o", folder / name, *flags)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def with_libpng(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`classify` in C and C++, compiled to read PNG files with the system's libpng."""
+    c, cpp, pkg_config = tool("cc", "gcc"), tool("c++", "g++"), tool("pkg-config", "pkg-config")
+    if subprocess.run([pkg_config, "--exists", "libpng"], check=False).returncode:
+        pytest.skip("libpng is missing: apt-get install libpng-dev")
+    folder = tmp_path_factory.mktemp("with_libpng")
+    flags = shlex.split(config("--cflags", "--libs") + " " + run(pkg_config, "--libs", "libpng"))
+    examples = Path(config("--examples"))
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2", "-DEXAMPLES_LIBPNG"]
+    run(c, "-std=c99", *strict, examples / "classify.c", "-o", folder / "classify_c", *flags)
+    run(cpp, "-std=c++17", *strict, examples / "classify.cpp", "-o", folder / "classify", *flags)
+    return folder
+
+
+def infer(*arguments: str | Path) -> str:
+    return run(sys.executable, "-m", "capsedge", "infer", "--model", default_model(), *arguments)

@@ -1,0 +1,55 @@
+"""The wheels that docs/how-to/jetson.md installs exist for JetPack's Python on 64-bit ARM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.release import interpreters
+from tests.release.test_versions import pins
+from tests.release.test_wheels import made
+
+__all__ = ["made"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+# Python and C library of each JetPack: Ubuntu 22.04 and 24.04.
+JETPACKS = {"6": ("3.10", 35), "7": ("3.12", 39)}
+
+
+@pytest.mark.parametrize("extras", ["cpu", "build", "cpu,build"])
+@pytest.mark.parametrize("jetpack", JETPACKS)
+def test_everything_has_a_wheel(
+    made: dict[str, Path], jetpack: str, extras: str, tmp_path: Path
+) -> None:
+    version, glibc = JETPACKS[jetpack]
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(glibc, 16, -1)]
+    constraints, report = tmp_path / "constraints.txt", tmp_path / "report.json"
+    constraints.write_text("\n".join(pins(version)))
+    # pip reads markers of dependencies as those of its own Python.
+    python = interpreters.find(version) or sys.executable
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "--python", python, "install", "--quiet",
+            "--disable-pip-version-check", "--dry-run", "--ignore-installed", "--target", tmp_path / "t",
+            *platforms, "--python-version", version, "--only-binary", ":all:", "-c", constraints,
+            "--report", report, f"{made['aarch64']}[{extras}]",
+        ],
+        check=True,
+    )  # fmt: skip
+    said = json.loads(report.read_text(encoding="utf-8"))["install"]
+    files = {p["metadata"]["name"].lower(): p["download_info"]["url"] for p in said}
+    assert all(url.endswith(".whl") for url in files.values())
+    assert "numpy" in files
+    assert ("onnxruntime" in files) == ("cpu" in extras)
+    assert ("onnx" in files) == ("build" in extras)
+    assert "tensorrt" not in files  # JetPack's own is used
+
+
+def test_the_page_names_the_oldest_python() -> None:
+    page = (ROOT / "docs" / "jetson.md").read_text(encoding="utf-8")
+    for jetpack, (version, _) in JETPACKS.items():
+        assert any(f"| {jetpack}." in line and version in line for line in page.splitlines())

@@ -1,0 +1,160 @@
+"""What results show of themselves: little, harmless, and readable on light and dark pages."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import capsedge
+from capsedge.calibration.evaluate import Outcome
+from capsedge.runtime.summary import LINES, Row, Summarized, Summary
+from capsedge.runtime.vision.prediction import Label, Prediction, Value
+from capsedge.verification.certificate import Certificate, Link
+from tests.runtime.models import capsule_model, metadata, save
+from tests.runtime.pictures import LEFT, quick
+
+SHOWN = (
+    "BuildReport", "Certificate", "EngineInspection", "ExportReport", "ImportReport", "Inspection",
+    "OptimizationReport", "Prediction", "ProfileReport", "QuantizationReport", "Session",
+)  # fmt: skip
+HOSTILE = "<script>alert(1)</script>\x1b[31m\n\u202e&\"'" * 9
+NONE = np.zeros((3, 0), np.float32)
+
+
+class Page(HTMLParser):
+    """A page whose tags, attributes and texts are collected; every tag must be closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def shown(value: Summarized) -> Page:
+    """The page of a result, whose text and page have been checked."""
+    text = repr(value)
+    assert text.startswith(f"<{type(value).__name__} ")
+    assert text.count("\n") < LINES
+    assert all(len(line) < 140 for line in text.splitlines())
+    assert all(line.isprintable() for line in text.split("\n"))
+    page = value._repr_html_()
+    found = Page(page)
+    assert set(found.tags) <= {"div", "b", "table", "tr", "th", "td", "span"}
+    assert found.attributes <= {"style"}
+    assert not re.search(r"#[0-9a-f]{3}|rgb|url\(|black|white", page), "colours are the page's own"
+    return found
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_result_shows_itself(name: str) -> None:
+    kind = getattr(capsedge, name)
+    assert issubclass(kind, Summarized)
+    assert kind.__repr__ is Summarized.__repr__
+    assert kind._summary is not Summarized._summary
+
+
+def test_there_is_no_other_result() -> None:
+    results = {n for n in capsedge.__all__ if hasattr(getattr(capsedge, n), "to_dict")}
+    assert results <= {*SHOWN, "Preprocessing"}
+
+
+def test_a_session(tmp_path: Path) -> None:
+    session = capsedge.load(save(capsule_model(), tmp_path / "net.onnx"))
+    assert repr(session).splitlines() == [
+        f"<Session net.onnx: {session.ops} operators, cpu",
+        "  images [N, 1, 8, 8] -> lengths [N, 3], poses [N, 3, 4]>",
+    ]
+    assert "3: left, right, none" in shown(session).text
+    session.close()
+    assert "net.onnx: closed" in repr(session)
+
+
+def test_names_in_a_file_are_harmless(tmp_path: Path) -> None:
+    properties = metadata(class_names=(HOSTILE, "b", "c")).to_properties()
+    session = capsedge.load(save(capsule_model(properties=properties), tmp_path / "<b>.onnx"))
+    assert "<b>.onnx" in shown(session).text
+    (prediction,) = session.predict(LEFT)
+    assert prediction.label == HOSTILE
+    assert "<script>" in shown(prediction).text
+    assert "\\x1b" in repr(prediction.labels[0])
+
+
+def test_predictions() -> None:
+    labels = tuple(Label(f"class {k}", k, 0.9 - k / 10, np.zeros(16, np.float32)) for k in range(8))
+    prediction = Prediction(labels, np.zeros(8), NONE, "length")
+    found = shown(prediction)
+    assert repr(prediction).startswith("<Prediction 'class 0' 0.900, 'class 1' 0.800")
+    assert found.text.endswith("and 3 more")
+    assert repr(replace(prediction, labels=())).startswith("<Prediction without a label")
+    values = tuple(Value(f"v{k}", k / 3, "degrees") for k in range(9))
+    estimate = Prediction((), np.zeros(0), NONE, "", values)
+    assert "v1 0.3333°" in repr(estimate)
+    assert "and 4 more" in shown(estimate).text
+    odd = Label("x", 0, float("nan"), np.zeros(0, np.float32))
+    shown(replace(prediction, labels=(odd, replace(odd, score=-1.0), replace(odd, score=9.0))))
+
+
+def test_certificates() -> None:
+    samples = {"images": 5, "outputs": [{"max_abs": 1e-7}], "decisions": {"agreement": 0.8}}
+    chain = (Link("checkpoint", "a.safetensors", ""), Link("module", "", ""))
+    passed = Certificate(chain, samples, {}, {}, (), None, {}, {}, "2026")
+    assert repr(passed).splitlines() == [
+        "<Certificate PASSED: a.safetensors -> module",
+        "  largest difference 1e-07 on 5 images, 80.00% equal decisions>",
+    ]
+    failed = replace(passed, failures=("Decisions differ on 1 of 5 images.", HOSTILE), samples={})
+    assert "FAILED" in repr(failed)
+    assert "Decisions differ" in repr(failed)
+    assert "<script>" in shown(failed).text
+
+
+def test_outcomes() -> None:
+    assert str(Outcome(10, 0.98, 0.99, 0.97, 0.1)) == "accuracy 98.00%, 99.00% in FP32"
+    assert str(Outcome(10, None, None, 0.97, 0.1)) == "97.00% of the decisions are those of FP32"
+
+
+def test_a_profile(tmp_path: Path) -> None:
+    with capsedge.load(save(capsule_model(), tmp_path / "net.onnx")) as session:
+        report = capsedge.profile(
+            session, batch=[1, 2, 3, 4], duration=0.01, startup=False, operators=False
+        )
+    assert len(repr(report).splitlines()) == 3
+    assert repr(report).endswith("and 2 more runs>")
+    assert "net.onnx, batch 4median" in shown(report).text
+    assert "\n" not in repr(report.runs[0])
+
+
+@quick
+@given(
+    lines=st.lists(st.text(), min_size=1, max_size=5),
+    rows=st.lists(st.builds(Row, st.text(), st.text(), st.none() | st.floats())),
+)
+def test_any_text_is_harmless(lines: list[str], rows: list[Row]) -> None:
+    class Result(Summarized):
+        def _summary(self) -> Summary:
+            return Summary("Result", lines, rows)
+
+    shown(Result())
