@@ -1,6 +1,6 @@
 """Whether there is anything to see in an image: spans of five measurements, taken on images as in training.
 
-docs/reference/metadata.md ("Nothing to see") specifies the rule, so that C++ decides alike on the same bits.
+docs/reference/metadata.md ("Nothing to see") specifies the rule, so that C++ decides alike on equal bits.
 """
 
 from __future__ import annotations
