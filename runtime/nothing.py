@@ -1,6 +1,6 @@
 """Whether there is anything to see in an image: spans of five measurements, taken on images as in training.
 
-docs/metadata.md ("Nothing to see") specifies the rule, so that C++ decides the same on the same bits.
+docs/reference/metadata.md ("Nothing to see") specifies the rule, so that C++ decides alike on equal bits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Measurements:
-    """Five numbers of one prepared image (docs/metadata.md, "Nothing to see").
+    """Five numbers of one prepared image (docs/reference/metadata.md, "Nothing to see").
 
     Attributes:
         contrast: standard deviation of the values.

@@ -62,7 +62,7 @@ def test_a_blank_image(session: Session, size: tuple[int, int], level: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [random_noise, smooth_noise, patterns])
 def test_noise(session: Session, family: object) -> None:
-    """In another draw than docs/metadata.md has."""
+    """In another draw than docs/reference/metadata.md has."""
     for name, images in family(200, np.random.default_rng(77)):  # type: ignore[operator]
         if "patch" in name:
             continue

@@ -23,7 +23,7 @@ Typical: TypeAlias = "str | os.PathLike[str] | NDArray[Any] | ImageSet | Nothing
 
 
 def nothing_from(data: Typical, preprocessing: Preprocessing) -> Nothing:
-    """When an image has nothing to see: what no image of ``data`` is like (docs/metadata.md).
+    """When an image has nothing to see: what no image of ``data`` is like (docs/reference/metadata.md).
 
     Args:
         data: 100 images or more as in training: a data set folder (its split ``train``), a folder of images,

@@ -85,8 +85,9 @@ class Prediction(Summarized):
         score_kind: ``length`` of the class capsule, or ``probability`` (of logits the softmax for a
             single-label model, the sigmoid for a multi-label model); empty for a regression.
         values: the values of a regression; empty for a classification.
-        nothing: why there is nothing to see in the image, by the criterion of the model (docs/metadata.md);
-            empty if there is something, or the model has no criterion. Labels and scores are as without.
+        nothing: why there is nothing to see in the image, by the criterion of the model
+            (docs/reference/metadata.md); empty if there is something, or the model has no criterion.
+            Labels and scores are as without.
         hint: what to try, such as inverting the image; empty if there is nothing to advise.
     """
 

@@ -41,7 +41,7 @@ CRITERION = spans_of(TYPICAL)
 
 
 def by_definition(image: np.ndarray[Any, Any], layout: str) -> Measurements:
-    """The formulas of docs/metadata.md, value by value in exactly rounded sums."""
+    """The formulas of docs/reference/metadata.md, value by value in exactly rounded sums."""
     planes = image if layout == "NCHW" else image.transpose(2, 0, 1)
     values = [float(v) for v in planes.ravel()]
     mean = math.fsum(values) / len(values)

@@ -468,7 +468,7 @@ typedef struct capsedge_result {
   const char* score_kind; /* "length" of the class's capsule, or "probability"; NULL for a regression */
   const double* values;   /* [value_count], of a regression; capsedge_value_name has their names and units */
   size_t value_count;     /* 0 for a classification */
-  const char* nothing; /* why there is nothing to see in the image, by the criterion of the model (docs/metadata.md), such as
+  const char* nothing; /* why there is nothing to see in the image, by the criterion of the model (docs/reference/metadata.md), such as
                         * "less contrast than in any training image"; NULL if there is something, and in a model without a
                         * criterion. Labels, scores and values are as without it. Belongs to the library. */
 } capsedge_result;

@@ -1,4 +1,4 @@
-// Whether there is anything to see in an image: spans of five measurements (runtime/nothing.py). docs/metadata.md
+// Whether there is anything to see in an image: spans of five measurements (runtime/nothing.py). docs/reference/metadata.md
 // ("Nothing to see") specifies the rule. Built without contraction, as preprocessing.
 #pragma once
 
