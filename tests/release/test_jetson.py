@@ -1,4 +1,4 @@
-"""What docs/jetson.md installs on JetPack's Python has wheels for 64-bit ARM: nothing is compiled on the device."""
+"""What docs/jetson.md installs on JetPack's Python has wheels for 64-bit ARM: nothing is compiled there."""
 
 from __future__ import annotations
 
