@@ -15,12 +15,15 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     A field is declared as a parameter is: ``name: Annotated[kind, typer.Option(...)] = default``.
     """
-    hints = typing.get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {n: k for n, k in hints.items() if dataclasses.is_dataclass(k)}
+    # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
+    declared = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        n: p.annotation for n, p in declared.items() if dataclasses.is_dataclass(p.annotation)
+    }
     parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
+    for parameter in declared.values():
         if parameter.name not in groups:
-            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            parameters.append(parameter)
             continue
         kind = groups[parameter.name]
         options = typing.get_type_hints(kind, include_extras=True)

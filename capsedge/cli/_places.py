@@ -7,7 +7,7 @@ WRITES]``; a test enforces this.
 from __future__ import annotations
 
 import functools
-import typing
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +74,10 @@ def judged(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _roles(command: Callable[..., None]) -> dict[str, Role]:
-    hints = typing.get_type_hints(command, include_extras=True)
-    return {name: role for name, hint in hints.items() if (role := role_of(hint)) is not None}
+    # Not typing.get_type_hints: with a default of None, Python 3.10 hides the role in an Optional.
+    declared = inspect.signature(command, eval_str=True).parameters
+    found = {name: role_of(parameter.annotation) for name, parameter in declared.items()}
+    return {name: role for name, role in found.items() if role is not None}
 
 
 def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The wheels that docs/how-to/jetson.md installs exist for JetPack's Python on 64-bit ARM."""
+"""What docs/how-to/jetson.md installs on JetPack's Python has wheels for 64-bit ARM: no compiler is needed."""
 
 from __future__ import annotations
 

@@ -109,6 +109,24 @@ def label(said: dict[str, Any]) -> str:
     return found
 
 
+# Options and judged paths of every verb: how annotations are read differs between versions of Python.
+_OPTIONS = """
+import json, typer
+from capsedge.cli import _places, app
+verbs = typer.main.get_command(app).commands
+found = {name: sorted(o for p in verb.params for o in p.opts) for name, verb in verbs.items()}
+roles = {c.name: sorted(_places._roles(c.callback.__wrapped__)) for c in app.registered_commands}
+print(json.dumps([found, roles]))
+"""
+
+
+def options(python: str | Path, folder: Path) -> Any:
+    said = subprocess.run(
+        [python, "-c", _OPTIONS], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return json.loads(said.stdout)
+
+
 @pytest.mark.parametrize("version", interpreters.supported())
 def test_every_python(made: dict[str, Path], version: str, tmp_path: Path) -> None:
     python = interpreters.find(version)
@@ -119,6 +137,7 @@ def test_every_python(made: dict[str, Path], version: str, tmp_path: Path) -> No
     said = answers([programs / "capsedge"], tmp_path)
     print(f"Python {version}: installed and inferred in {time.perf_counter() - started:.1f} s")
     assert (label(said), said["ops"]) == ("7", "fused")
+    assert options(programs / "python", tmp_path) == options(sys.executable, tmp_path)
 
 
 def test_the_wheel_without_libraries_gives_the_same_label(
