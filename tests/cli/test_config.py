@@ -105,6 +105,25 @@ def test_classify_prints_what_infer_prints(programs: Path, options: list[str]) -
     )
 
 
+@pytest.mark.parametrize("options", [[], ["--top", "2"], ["--threshold", "0.3"]])
+def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> None:
+    from PIL import Image
+
+    blank = tmp_path / "blank.png"
+    Image.new("L", (28, 28)).save(blank)
+    files = [blank, SAMPLES[0]]
+    printed = run(programs / "classify", *options, default_model(), *files)
+    assert printed == infer(*options, *files)
+    assert "nothing to see" in printed
+    if not options:
+        reason = "nothing to see: less contrast than in any training image\n"
+        assert run(programs / "classify_c", default_model(), blank) == f"{blank}: {reason}"
+        program = Path(config("--examples")) / "classify.py"
+        library = json.loads(config("--json"))["library"]
+        said = run(sys.executable, program, library, default_model(), blank)
+        assert said == f"{blank}: {reason}"
+
+
 def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     from capsedge.runtime.description import Description, described
@@ -210,7 +229,9 @@ def test_png_of_the_examples_reads_what_pillow_reads(programs: Path, tmp_path: P
             picture = Image.fromarray(values.squeeze(), mode)
             files.append(tmp_path / f"{mode}{kind}.png")
             picture.save(files[-1], compress_level=(6, 9, 0)[kind])
-    assert run(programs / "classify", default_model(), *files) == infer(*files)
+    # Asked for, classes are printed even where there is nothing to see.
+    asked = ["--top", "3"]
+    assert run(programs / "classify", *asked, default_model(), *files) == infer(*asked, *files)
 
 
 def test_cmake_and_pkg_config(tmp_path: Path) -> None:
