@@ -204,6 +204,8 @@ def metadata_for(description: Description, session: Session, base: ModelMetadata
             outputs=outputs,
             nothing=_nothing(description, preprocessing, base),
         )
+    except UsageError:  # is a ValueError, too
+        raise
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{session.path} cannot be described so.", f"{error}.", "Change the options."

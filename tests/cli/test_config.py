@@ -76,6 +76,25 @@ def test_classify_prints_what_infer_prints(programs: Path, options: list[str]) -
     )
 
 
+@pytest.mark.parametrize("options", [[], ["--top", "2"], ["--threshold", "0.3"]])
+def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> None:
+    from PIL import Image
+
+    blank = tmp_path / "blank.png"
+    Image.new("L", (28, 28)).save(blank)
+    files = [blank, SAMPLES[0]]
+    printed = run(programs / "classify", *options, default_model(), *files)
+    assert printed == infer(*options, *files)
+    assert "nothing to see" in printed
+    if not options:
+        reason = "nothing to see: less contrast than in any training image\n"
+        assert run(programs / "classify_c", default_model(), blank) == f"{blank}: {reason}"
+        program = Path(config("--examples")) / "classify.py"
+        library = json.loads(config("--json"))["library"]
+        said = run(sys.executable, program, library, default_model(), blank)
+        assert said == f"{blank}: {reason}"
+
+
 def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     from capsedge.runtime.description import Description, described

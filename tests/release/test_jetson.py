@@ -1,4 +1,4 @@
-"""What docs/how-to/jetson.md installs on JetPack's Python has wheels for 64-bit ARM: no compiler is needed."""
+"""What docs/how-to/jetson.md installs on JetPack's Python has wheels for 64-bit ARM."""
 
 from __future__ import annotations
 

@@ -184,6 +184,13 @@ def test_nothing_there_is_said_before_the_work(tmp_path: Path) -> None:
         optimize(tmp_path / "m.onnx", measure=0, typical=tmp_path / "none")
 
 
+def test_too_few_images_are_refused_in_their_own_words(tmp_path: Path) -> None:
+    save(capsule_model(), tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match="does not show what images look like") as refused:
+        optimize(tmp_path / "m.onnx", measure=0, typical=PIXELS[:50])
+    assert refused.value.why == "50 images are not blank; 100 are needed."
+
+
 def test_the_criterion_is_a_plain_value() -> None:
     assert isinstance(CRITERION, Nothing)
     assert Nothing(**CRITERION.to_dict()) == CRITERION

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from capsedge.datasets import ImageSet, idx, read_split
+from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import ImageSet, idx, nothing_from, read_split
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import get_config
 from capsedge.training import augment, losses
@@ -194,6 +196,15 @@ def test_training_learns_and_keeps_its_history(tmp_path: Path) -> None:
     accuracy = (predict_all(model, data).argmax(1).numpy() == data.labels).mean()
     assert lines[-1]["test_accuracy"] == pytest.approx(accuracy)
     assert (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("count", [48, 128])
+def test_the_checkpoint_states_when_there_is_nothing_to_see(tmp_path: Path, count: int) -> None:
+    """Too few images do not tell."""
+    data, config = some_images(count), get_config("digits-attention")
+    train(config, replace(RECIPE, epochs=1), data, None, tmp_path)
+    nothing = load_checkpoint(tmp_path / "model.safetensors").nothing
+    assert nothing == (None if count < 100 else nothing_from(data, config.preprocessing))
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])
