@@ -28,6 +28,7 @@ __all__ = ["programs", "with_libpng"]  # fixtures
 pytestmark = needs_library
 
 
+ASKED = ("--top", "3")  # classes are printed even where there is nothing to see
 PNG_KINDS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 
 
@@ -91,12 +92,12 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 def test_the_small_png_reader_reads_what_pillow_reads(programs: Path, tmp_path: Path) -> None:
     files = plain_files(tmp_path)
-    assert run(programs / "classify", default_model(), *files) == infer(*files)
+    assert run(programs / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
 
 
 def test_libpng_reads_what_pillow_reads(with_libpng: Path, tmp_path: Path) -> None:
     files = plain_files(tmp_path) + other_files(tmp_path)
-    assert run(with_libpng / "classify", default_model(), *files) == infer(*files)
+    assert run(with_libpng / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
     lines = run(with_libpng / "classify_c", default_model(), *files).splitlines()
     assert [line.split(":")[0] for line in lines] == list(map(str, files))
 
@@ -108,7 +109,7 @@ def test_interlaced_files_are_read_with_libpng(with_libpng: Path, tmp_path: Path
     header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 1)
     (tmp_path / "interlaced.png").write_bytes(one.replace(one[8:33], chunk(b"IHDR", header)))
     files = [tmp_path / "plain.png", tmp_path / "interlaced.png"]
-    assert run(with_libpng / "classify", default_model(), *files) == infer(*files)
+    assert run(with_libpng / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
 
 
 def bombs(folder: Path) -> list[Path]:
