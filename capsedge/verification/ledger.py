@@ -145,11 +145,30 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
     values = probe.run(images)
     rows: list[Row] = []
     for site, call, own in zip(probe.sites, exact, rounded, strict=True):
+        other = _other(site, call, values)
+        if other:
+            return Ledger(
+                (),
+                f"Layer {call.layer} has {other} in the file than in the reference: they are two networks. "
+                "Verify the file with the checkpoint that it was exported from.",
+            )
         rows += _rows(site, call, own, values)
     note = ""
     if fused:
         note = "Fused kernels show only their outputs; --ops portable shows every iteration of the bodies."
     return Ledger(tuple(rows), note)
+
+
+def _other(site: Site, call: Call, values: dict[str, Array]) -> str:
+    """What shows that a layer of the file is not the reference's; empty if nothing does."""
+    steps = {step.iteration: step for step in call.steps}
+    if OPERATORS[call.operator].iterates and max(site.values, default=0) > max(steps):
+        return "more iterations"
+    for iteration, names in site.values.items():
+        known = steps.get(iteration) if "pose" in names else None
+        if known is not None and values[names["pose"]].size != known.pose.size:
+            return "poses of another size"
+    return ""
 
 
 def _rows(site: Site, call: Call, own: Call, values: dict[str, Array]) -> list[Row]:

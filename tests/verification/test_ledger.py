@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 
 import capsedge
 from capsedge.graph.rewrites import Rewrites
+from capsedge.models import build
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.schema.names import numbered, operator_of
 from capsedge.verification.ledger import Cell, Ledger, Row, routing_ledger
@@ -197,6 +198,25 @@ def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     ledger = routing_ledger(other, session, np.zeros((1, 1, 28, 28), np.float32))
     assert not ledger.rows
     assert "cannot be compared" in ledger.verdict()
+
+
+@pytest.mark.parametrize(
+    ("routing", "field", "told"),
+    [
+        ("dynamic", "primary_types", "poses of another size"),
+        ("attention", "primary_types", "poses of another size"),
+        ("dynamic", "iterations", "more iterations"),
+    ],
+)
+@pytest.mark.parametrize("ops", ["auto", "portable"])
+def test_a_file_of_another_network(families, tmp_path, routing, field, told, ops) -> None:
+    model = capsedge.load_checkpoint(families[routing].checkpoint)
+    config = model.config.replace(**{field: getattr(model.config, field) + 1})
+    torch.manual_seed(3)
+    capsedge.export(build(config).eval(), tmp_path / "other.onnx")
+    certificate = capsedge.verify(model, tmp_path / "other.onnx", limit=4, ops=ops)
+    assert not certificate.passed
+    assert told in certificate.to_dict()["ledger"]["verdict"]
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "em", "attention"])
