@@ -36,7 +36,7 @@ _BLOCK: Final = re.compile(
     r"(<!-- speed: tools/speed.py -->\n).*?(<!-- end of speed -->)", re.DOTALL
 )
 
-WIDTH, LABELS, VALUES, BAR, GAP = 580, 170, 110, 15, 5  # pixels
+WIDTH, LABELS, VALUES, BAR, GAP = 600, 190, 110, 15, 5  # pixels
 STYLE: Final = """
   text { font: 14px system-ui, sans-serif; fill: #1f2328 } .title { font-weight: 600 }
   .small { fill: #59636e }

@@ -195,6 +195,7 @@ SOURCES: Mapping[str, Source] = {
     "task": words("classification", "multi-label", "regression"),
     "timing_cache": files(),
     "trace": files(".json"),
+    "typical_data": files(".npz"),
     "variant": _variants,
     "weights": files(*WEIGHTS),
     "build precision": words("fp32", "fp16", "int8", "mixed"),

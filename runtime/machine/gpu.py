@@ -25,7 +25,7 @@ def has_gpu() -> bool:
 
 def _is_gpu(device: Path) -> bool:
     try:
-        vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
+        vendor, kind = ((device / name).read_text(encoding="ascii") for name in ("vendor", "class"))
     except OSError:
         return False
     return vendor.strip() == _NVIDIA and kind.startswith(_DISPLAY)

@@ -54,7 +54,9 @@ class Embedding:
         """
         header = self.include / "capsedge.h"
         try:
-            stated = re.search(r'#define CAPSEDGE_VERSION "([^"]+)"', header.read_text())
+            stated = re.search(
+                r'#define CAPSEDGE_VERSION "([^"]+)"', header.read_text(encoding="utf-8")
+            )
         except OSError as error:
             raise EnvironmentProblem(
                 f"{header} cannot be read.", f"{error}.", "pip install --force-reinstall capsedge"

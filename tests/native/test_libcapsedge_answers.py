@@ -32,7 +32,7 @@ PICTURES = [RNG.integers(0, 256, (h, w, 1)).astype(np.uint8) for h, w in ((8, 8)
 
 
 def predict_both(data: bytes) -> tuple[list[Any], list[dict[str, Any]]]:
-    return load_bytes(data).predict(PICTURES), Session(data).predict(PICTURES)
+    return load_bytes(data).predict(PICTURES, layout="HWC"), Session(data).predict(PICTURES)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import capsedge
 from capsedge.calibration.evaluate import Outcome
+from capsedge.runtime.files.text import printable
 from capsedge.runtime.summary import LINES, Row, Summarized, Summary
 from capsedge.runtime.vision.prediction import Label, Prediction, Value
 from capsedge.verification.certificate import Certificate, Link
@@ -59,7 +60,7 @@ def shown(value: Summarized) -> Page:
     assert text.startswith(f"<{type(value).__name__} ")
     assert text.count("\n") < LINES
     assert all(len(line) < 140 for line in text.splitlines())
-    assert all(line.isprintable() for line in text.split("\n"))
+    assert all(printable(line) == line for line in text.split("\n"))
     page = value._repr_html_()
     found = Page(page)
     assert set(found.tags) <= {"div", "b", "table", "tr", "th", "td", "span"}

@@ -40,7 +40,7 @@ from tests.exporters.tensorrt.test_lowering import quantized
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu, on_gpu  # noqa: F401
 
-IMAGES = np.random.default_rng(1).standard_normal((5, 1, 10, 10)).astype(np.float32)
+IMAGES = np.random.default_rng(1).random((5, 1, 10, 10), dtype=np.float32)
 
 
 @pytest.fixture(scope="module")

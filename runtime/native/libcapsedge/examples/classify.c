@@ -34,6 +34,22 @@ static void print_label(const capsedge_result* result, const capsedge_label* lab
   if (result->pose_size > 4) printf(" ...");
 }
 
+/* Prints the line of a prediction; returns the code of a failure. */
+static int print_result(capsedge_session* session, const capsedge_prediction* prediction, size_t index, const char* path) {
+  capsedge_result result = CAPSEDGE_RESULT_INIT;
+  const int refused = failed(capsedge_prediction_result(prediction, index, &result));
+  if (refused != 0) return refused;
+  if (result.nothing != NULL) {
+    printf("%s: nothing to see: %s\n", path, result.nothing);
+    return 0;
+  }
+  printf("%s:", path);
+  if (result.value_count > 0) return print_values(session, &result);
+  for (size_t k = 0; k < result.label_count; ++k) print_label(&result, &result.labels[k], k == 0);
+  printf(result.label_count == 0 ? " -\n" : "\n");
+  return 0;
+}
+
 static int classify(capsedge_session* session, capsedge_prediction* prediction, const char* path) {
   picture read;
   const char* const error = picture_read(path, &read);
@@ -47,22 +63,12 @@ static int classify(capsedge_session* session, capsedge_prediction* prediction, 
   image.height = read.height;
   image.width = read.width;
   image.channels = read.channels;
-  const int code = failed(capsedge_predict(session, &image, 1, NULL, prediction));
+  int code = failed(capsedge_predict(session, &image, 1, NULL, prediction));
   free(read.pixels);
-  if (code != 0) return code;
-
-  capsedge_result result = CAPSEDGE_RESULT_INIT;
-  const int refused = failed(capsedge_prediction_result(prediction, 0, &result));
-  if (refused != 0) return refused;
-  if (result.nothing != NULL) {
-    printf("%s: nothing to see: %s\n", path, result.nothing);
-    return 0;
-  }
-  printf("%s:", path);
-  if (result.value_count > 0) return print_values(session, &result);
-  for (size_t k = 0; k < result.label_count; ++k) print_label(&result, &result.labels[k], k == 0);
-  printf(result.label_count == 0 ? " -\n" : "\n");
-  return 0;
+  size_t count = 0; /* 1: that of one image */
+  if (code == 0) code = failed(capsedge_prediction_count(prediction, &count));
+  for (size_t i = 0; i < count && code == 0; ++i) code = print_result(session, prediction, i, path);
+  return code;
 }
 
 int main(int count, char** words) {
