@@ -35,7 +35,7 @@ static void print_label(const capsedge_result* result, const capsedge_label* lab
 }
 
 /* Prints the line of a prediction; returns the code of a failure. */
-static int print_result(capsedge_session* session, const capsedge_prediction* prediction, size_t index, const char* path) {
+static int print_result(capsedge_session* session, capsedge_prediction* prediction, size_t index, const char* path) {
   capsedge_result result = CAPSEDGE_RESULT_INIT;
   const int refused = failed(capsedge_prediction_result(prediction, index, &result));
   if (refused != 0) return refused;
