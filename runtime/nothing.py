@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ArtefactError
 from capsedge.runtime.files import limits
+from capsedge.runtime.files.checkpoint_metadata import read_metadata
 from capsedge.runtime.files.documents import Malformed, decode, parse
-from capsedge.runtime.files.opening import opened
-from capsedge.runtime.files.safetensors_file import read_header
 
 NOTHING_KEY = "capsedge.nothing"  # of a checkpoint's metadata
 NOTHING_PROPERTY = "capsedge_nothing"  # of an ONNX file: outside "capsedge.", as the origin
@@ -236,14 +234,9 @@ def nothing_of(path: Path | str) -> Nothing | None:
     Raises:
         UsageError, ArtefactError: it cannot be read.
     """
-    if Path(path).suffix != ".safetensors":
-        return None
-    try:
-        with opened(path) as file:
-            return read_nothing(read_header(file).metadata, NOTHING_KEY)
-    except Malformed as error:
-        raise ArtefactError(
-            f"{path} does not tell when an image has nothing to see.",
-            f"{error}.",
-            "Copy or train it again.",
-        ) from error
+    return read_metadata(
+        path,
+        lambda metadata: read_nothing(metadata, NOTHING_KEY),
+        "when an image has nothing to see",
+        "Copy or train it again.",
+    )

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from capsedge.errors import ArtefactError
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.documents import Malformed, decode, parse
-from capsedge.runtime.files.opening import opened
-from capsedge.runtime.files.safetensors_file import read_header
+from capsedge.runtime.files.checkpoint_metadata import read_metadata
+from capsedge.runtime.files.documents import decode, parse
 
 ORIGIN_KEY = "capsedge.import"  # of a checkpoint's metadata
 ORIGIN_PROPERTY = (
@@ -107,15 +105,7 @@ def origin_of(path: Path | str) -> Origin | None:
     Raises:
         UsageError, ArtefactError: it cannot be read.
     """
-    if Path(path).suffix != ".safetensors":
-        return None
-    try:
-        with opened(path) as file:
-            return read_origin(read_header(file).metadata)
-    except Malformed as error:
-        raise ArtefactError(
-            f"{path} does not tell where its weights come from.", f"{error}.", "Import it again."
-        ) from error
+    return read_metadata(path, read_origin, "where its weights come from", "Import it again.")
 
 
 def read_origin(metadata: Mapping[str, str], key: str = ORIGIN_KEY) -> Origin | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +62,12 @@ class Summary:
         return f'<div style="{_BOX}"><div>{head}</div>{table}</div>'
 
 
-class Summarized:
+class Summarized(ABC):
     """A result with a short ``repr`` and a table in notebooks; a subclass says what they hold."""
 
+    @abstractmethod
     def _summary(self) -> Summary:
-        raise NotImplementedError
+        """What is shown."""
 
     def __repr__(self) -> str:
         return self._summary().text()
