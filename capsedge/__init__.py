@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from capsedge.exporters.to_onnx import export
     from capsedge.importing.api import ImportReport, import_checkpoint
     from capsedge.pipelines.optimize import OptimizationReport, optimize
+    from capsedge.pruning.prune import prune
+    from capsedge.pruning.report import PruningReport
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.inspect import inspect
     from capsedge.runtime.loading import load
@@ -67,6 +69,8 @@ _HOMES = {
     "QuantizationReport": "capsedge.calibration.report",
     "optimize": "capsedge.pipelines.optimize",
     "OptimizationReport": "capsedge.pipelines.optimize",
+    "prune": "capsedge.pruning.prune",
+    "PruningReport": "capsedge.pruning.report",
     "build": "capsedge.exporters.tensorrt.api",
     "BuildReport": "capsedge.exporters.tensorrt.engine_file",
     "verify": "capsedge.verification.compare",
@@ -106,6 +110,7 @@ __all__ = [
     "Prediction",
     "Preprocessing",
     "ProfileReport",
+    "PruningReport",
     "QuantizationReport",
     "Session",
     "ShapeError",
@@ -123,6 +128,7 @@ __all__ = [
     "ops",
     "optimize",
     "profile",
+    "prune",
     "quantize",
     "verify",
 ]

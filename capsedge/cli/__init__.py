@@ -25,6 +25,7 @@ from capsedge.cli import (
     inspect,
     optimize,
     profile,
+    prune,
     quantize,
     sweep,
     train,
@@ -102,7 +103,7 @@ LOOK = "Information"
 
 for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
-    SMALLER: (quantize, sweep, build),
+    SMALLER: (prune, quantize, sweep, build),
     DEVICE: (infer, profile),
     LOOK: (inspect, config, doctor),
 }.items():

@@ -146,6 +146,10 @@ def _loadable(incomplete: str) -> list[str]:
     return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
 
 
+def _prunable(incomplete: str) -> list[str]:
+    return names(_trained)(incomplete) + files(*WEIGHTS)(incomplete)
+
+
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -153,6 +157,7 @@ SOURCES: Mapping[str, Source] = {
     "checkpoint": files(*WEIGHTS),
     "classes": files(".txt"),
     "compare": lists(_peers),
+    "criterion": words("taylor", "look-ahead"),
     "data": files(".npz"),
     "device": names(_devices),
     "extra": lists(lambda: ("reconstruction", "couplings")),
@@ -208,6 +213,8 @@ SOURCES: Mapping[str, Source] = {
     "inspect device": names(_boards),
     "optimize batch": words("free", "keep"),
     "optimize model": files(ONNX),
+    "prune checkpoint": _prunable,
+    "prune output": files(CHECKPOINT),
     "quantize model": files(ONNX),
     "quantize ops": words("auto", "fused"),
     "sweep model": names(_trained),
