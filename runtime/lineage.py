@@ -13,6 +13,7 @@ from typing import Any
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.checkpoint_metadata import read_metadata
 from capsedge.runtime.files.documents import decode, parse
+from capsedge.runtime.origin import CLAIMED
 
 PRUNING_KEY = "capsedge.pruning"  # of a checkpoint's metadata
 
@@ -48,6 +49,17 @@ class Pruned:
         """JSON values."""
         return asdict(self)
 
+    def facts(self) -> list[tuple[str, str]]:
+        """Lines for a person."""
+        before, after = self.multiply_adds
+        return [
+            ("pruned", f"{CLAIMED}:"),
+            ("pruned from", f"{self.parent}, sha256 {self.parent_sha256}"),
+            ("criterion", self.criterion),
+            ("multiply-adds", f"{after:,} of {before:,}"),
+            *((f"kept {name}", kept) for name, kept in self.units.items()),
+        ]
+
     @property
     def claim(self) -> dict[str, str]:
         """In short, for a link of a certificate, and for the metadata of what is made from this file."""
@@ -65,9 +77,14 @@ def pruned_of(path: Path | str) -> Pruned | None:
     Raises:
         UsageError, ArtefactError: it cannot be read.
     """
+    return read_metadata(path, read_pruned, "what it was pruned from", "Prune it again.")
 
-    def read(metadata: Mapping[str, str]) -> Pruned | None:
-        text = metadata.get(PRUNING_KEY)
-        return None if text is None else decode(Pruned, parse(text))
 
-    return read_metadata(path, read, "what it was pruned from", "Prune it again.")
+def read_pruned(metadata: Mapping[str, str]) -> Pruned | None:
+    """The same from the metadata of a checkpoint; None if there is none.
+
+    Raises:
+        Malformed: it cannot be read.
+    """
+    text = metadata.get(PRUNING_KEY)
+    return None if text is None else decode(Pruned, parse(text))

@@ -146,6 +146,10 @@ def _loadable(incomplete: str) -> list[str]:
     return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
 
 
+def _trainable(incomplete: str) -> list[str]:
+    return names(_models)(incomplete) + files(*WEIGHTS)(incomplete)
+
+
 def _prunable(incomplete: str) -> list[str]:
     return names(_trained)(incomplete) + files(*WEIGHTS)(incomplete)
 
@@ -220,7 +224,7 @@ SOURCES: Mapping[str, Source] = {
     "sweep model": names(_trained),
     "sweep output": files(".json"),
     "sweep precision": lists(lambda: ("fp32", "fp16", "int8")),
-    "train model": names(_models),
+    "train model": _trainable,
     "train output": files(),
     "verify output": files(".json"),
 }

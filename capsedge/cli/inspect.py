@@ -275,6 +275,8 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         facts.append(("metadata", "none: a file of another tool"))
     if found.origin is not None:
         facts += found.origin.facts()
+    if found.pruned is not None:
+        facts += found.pruned.facts()
     for key, value in (found.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts

@@ -18,8 +18,10 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Name of a model, such as digits-em; an unknown name lists all models.",
+        help="Name of a model, such as digits-em (an unknown name lists all models), or a checkpoint "
+        "whose shape is trained anew, from fresh weights.",
     ),
+    READS,
 ]
 Data = Annotated[
     Path,

@@ -174,6 +174,8 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     if origin := link.get("claimed_origin"):
         claim = f"family {origin['family']}, licence: {origin['licence']}, {origin['comparison']}"
         facts.append(f"{CLAIMED}: {claim}")
+    if parent := link.get("claimed_parent"):
+        facts.append(f"{CLAIMED}: pruned from {parent['parent']}, sha256 {parent['sha256'][:16]}")
     return link["kind"], link["file"], ", ".join(facts)
 
 

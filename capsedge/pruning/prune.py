@@ -137,7 +137,8 @@ def prune(
         >>> report = capsedge.prune("capsnet.pt", "small.safetensors", data="mnist", target_speedup=4)
         >>> report.speedup, report.outcome.drop
     """
-    request = Request(target_speedup, max_drop, criterion, epochs, learning_rate, fast, seed)
+    target = None if target_speedup is None else float(target_speedup)
+    request = Request(target, float(max_drop), criterion, epochs, learning_rate, fast, seed)
     run = _Pruning(as_path(checkpoint, WEIGHTS), Path(output), request, progress, round_done)
     if data is None:
         if target_speedup is not None:
@@ -193,6 +194,13 @@ class _Pruning:
         }
         report = self.finish(best, self.request.criterion, tuple(rounds), judged, counts)
         shutil.rmtree(work)
+        if not report.passed:
+            raise ParityError(
+                f"{' '.join(report.gate.failures(judged))}",
+                f"The checkpoint is kept as {report.output}.",
+                "Ask for less speedup, fine-tune for more epochs, or allow a larger drop.",
+                report=report,
+            )
         return report
 
     def _recipe(self) -> Recipe:
@@ -305,7 +313,7 @@ class _Pruning:
         if self.parent.nothing is not None:
             extra[NOTHING_KEY] = json.dumps(self.parent.nothing.to_dict())
         save_checkpoint(model, place, extra)
-        report = PruningReport(
+        return PruningReport(
             place,
             self.checkpoint,
             criterion,
@@ -318,14 +326,6 @@ class _Pruning:
             counts,
             tuple(self.warnings),
         )
-        if judged is not None and not passed:
-            raise ParityError(
-                f"{' '.join(gate.failures(judged))}",
-                f"The checkpoint is kept as {place}.",
-                "Ask for less speedup, fine-tune for more epochs, or allow a larger drop.",
-                report=report,
-            )
-        return report
 
 
 def _losses(model: CapsuleModel, data: ImageSet, recipe: Recipe) -> Iterator[Callable[[], Tensor]]:

@@ -31,7 +31,7 @@ def _kept(model: CapsuleModel, group: Group, keep: tuple[int, ...]) -> CapsuleMo
     state = dict(model.state_dict())
     for each in group.tensors:
         state[each.tensor] = each.kept(state[each.tensor], group.units, keep)
-    smaller = build(group.shrink(model.config, keep))
+    smaller = build(group.shrink(model.config, keep)).to(next(model.parameters()).dtype)
     smaller.load_state_dict(state)
     smaller.nothing = model.nothing
     return smaller.eval()

@@ -20,6 +20,7 @@ from capsedge.judging.tolerance import NOISE
 from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.lineage import pruned_of
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.session import Session
@@ -264,6 +265,9 @@ def _reference(
     }
     if module.origin is not None:
         facts["claimed_origin"] = module.origin.claim
+    pruned = pruned_of(path)
+    if pruned is not None:
+        facts["claimed_parent"] = pruned.claim
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 
