@@ -60,7 +60,7 @@ Criterion = Annotated[
 Epochs = Annotated[
     int,
     typer.Option(
-        "--epochs", min=1, help="Of fine-tuning in the last round; a third of it in earlier ones."
+        "--epochs", min=1, help="Of fine-tuning in the last round; a tenth of it in earlier ones."
     ),
 ]
 LearningRate = Annotated[

@@ -61,7 +61,7 @@ class Request:
             on held-out training images.
         max_drop: points of accuracy that may be lost.
         criterion: ``taylor`` or ``look-ahead``.
-        epochs: of fine-tuning in the last round; earlier rounds towards a target have a third.
+        epochs: of fine-tuning in the last round; earlier rounds towards a target have a tenth.
         learning_rate: the peak; None for 0.3 times the parent's.
         fast: as of a recipe.
         seed: of the images held out, and of fine-tuning.
@@ -222,7 +222,7 @@ class _Pruning:
         goals = list(self._goals())
         for number, goal in enumerate(goals, 1):
             last = number == len(goals) or self.request.target_speedup is None
-            epochs = self.request.epochs if last else max(1, self.request.epochs // 3)
+            epochs = self.request.epochs if last else max(1, self.request.epochs // 10)
             model = self._round(
                 best, goal, images, replace(recipe, epochs=epochs), work / f"round-{number}"
             )
