@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
     from capsedge.importing.api import ImportReport, import_checkpoint
+    from capsedge.pipelines.cascade import CascadeReport, cascade
     from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.inspect import inspect
@@ -65,6 +66,8 @@ _HOMES = {
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.api",
     "QuantizationReport": "capsedge.calibration.report",
+    "cascade": "capsedge.pipelines.cascade",
+    "CascadeReport": "capsedge.pipelines.cascade",
     "optimize": "capsedge.pipelines.optimize",
     "OptimizationReport": "capsedge.pipelines.optimize",
     "build": "capsedge.exporters.tensorrt.api",
@@ -93,6 +96,7 @@ __all__ = [
     "ArtefactError",
     "BuildReport",
     "CapsedgeError",
+    "CascadeReport",
     "Certificate",
     "EngineInspection",
     "EnvironmentProblem",
@@ -113,6 +117,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "build",
+    "cascade",
     "datasets",
     "export",
     "import_checkpoint",

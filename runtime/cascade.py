@@ -5,7 +5,6 @@ docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies the pro
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -36,7 +35,7 @@ class Parent:
     checkpoint_sha256: str = ""
 
     def __post_init__(self) -> None:
-        if max(len(self.file), len(self.sha256), len(self.checkpoint_sha256)) > limits.FILE_NAME:
+        if max(len(self.file), len(self.sha256), len(self.checkpoint_sha256)) > limits.NAME_CHARACTERS:
             raise ValueError("the name or checksum of a parent is too long")
 
     def __str__(self) -> str:
@@ -131,10 +130,6 @@ class Cascade:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return asdict(self)
-
-    def to_property(self) -> str:
-        """The text of `CASCADE_PROPERTY`."""
-        return json.dumps(self.to_dict(), sort_keys=True)
 
 
 def read_cascade(properties: Mapping[str, str]) -> Cascade | None:

@@ -17,6 +17,7 @@ from capsedge.cli import (
     _signals,
     _streams,
     build,
+    cascade,
     config,
     doctor,
     export,
@@ -102,7 +103,7 @@ LOOK = "Information"
 
 for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
-    SMALLER: (quantize, sweep, build),
+    SMALLER: (quantize, sweep, cascade, build),
     DEVICE: (infer, profile),
     LOOK: (inspect, config, doctor),
 }.items():

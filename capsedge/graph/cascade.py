@@ -43,8 +43,8 @@ class Pair:
     Attributes:
         outputs: the outputs of the large network that the cascade has, and the small one's for each.
         scores: the large network's output that decides the class.
-        scale, shift: of the input, by channel, from the large network's preparation to the small one's; None
-            where both prepare images alike.
+        scale, shift: from the input as prepared for the large network to the small one's, ``x * scale +
+            shift``, of a shape that broadcasts over the input; None where both prepare images alike.
     """
 
     outputs: Mapping[str, str]
@@ -136,7 +136,7 @@ def _prepared(images: str, pair: Pair) -> tuple[list[onnx.NodeProto], list[onnx.
         _node("Mul", [images, f"{OWN}scale"], f"{OWN}scaled_images"),
         _node("Add", [f"{OWN}scaled_images", f"{OWN}shift"], f"{OWN}small_images"),
     ]
-    return nodes, [initializer(n, v.reshape(1, -1, 1, 1)) for n, v in by_channel.items()]
+    return nodes, [initializer(n, v) for n, v in by_channel.items()]
 
 
 def _node(kind: str, inputs: list[str], *outputs: str, **attributes: int | list[int]) -> onnx.NodeProto:

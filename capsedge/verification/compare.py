@@ -92,7 +92,11 @@ def verify(
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
-    ranks = {port.name: len(port.shape) for port in session.outputs}
+    ranks = {
+        port.name: len(port.shape)
+        for port in session.outputs
+        if port.name != session.long_way_output
+    }
     source = Reference(module, list(ranks), ranks)
     limits = Limits.of(session, atol, rtol, min_agreement)
     runs = _image_runs if images else array_runs
@@ -279,6 +283,8 @@ def _artefact_link(session: Session) -> Link:
         }
         if meta.calibration:
             facts["calibration"] = dict(meta.calibration)
+        if meta.cascade is not None:
+            facts["cascade"] = meta.cascade.to_dict()
         if meta.nothing is not None:
             facts["nothing_to_see"] = meta.nothing.claim
         if meta.origin is not None:
@@ -293,6 +299,8 @@ def _artefact_link(session: Session) -> Link:
         }
         return Link("engine", path.name, sha256(path), path.stat().st_size, facts)
     kind = "quantized" if meta is not None and meta.precision != "fp32" else "onnx"
+    if meta is not None and meta.cascade is not None:
+        kind = "cascade"
     return Link(kind, path.name, sha256(path), path.stat().st_size, facts)
 
 
@@ -300,6 +308,11 @@ def _source_links(session: Session) -> tuple[Link, ...]:
     """The files between the checkpoint and the artefact, as named by its metadata and its passport."""
     meta = session.metadata
     links: tuple[Link, ...] = ()
+    if meta is not None and meta.cascade is not None:
+        for parent in (meta.cascade.small, meta.cascade.large):
+            kind = "onnx" if parent.precision == "fp32" else "quantized"
+            facts = {"precision": parent.precision, "checkpoint_sha256": parent.checkpoint_sha256}
+            links += (Link(kind, parent.file, parent.sha256, parent.bytes, facts),)
     source = meta.calibration.get("source") if meta is not None else None
     if meta is not None and source:
         facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
