@@ -35,7 +35,7 @@ class Thresholds:
 
 
 def margins_of(scores: NDArray[np.float32], threshold: float | None) -> NDArray[np.float32]:
-    """How far each decision ``[N]`` for scores ``[N, J]`` is from another one, in float32 as the graph computes it.
+    """How far each decision ``[N]`` for scores ``[N, J]`` is from another one, in float32 as in the graph.
 
     Args:
         threshold: of several labels, the score from which one is given; None where the best class is.
@@ -47,7 +47,7 @@ def margins_of(scores: NDArray[np.float32], threshold: float | None) -> NDArray[
 
 
 def decided(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
-    """The decisions for scores ``[N, J]``: the best class ``[N, 1]``, or which labels are given ``[N, J]``."""
+    """The decisions for scores ``[N, J]``: the best class ``[N, 1]``, or the labels given ``[N, J]``."""
     if threshold is None:
         return np.asarray(scores.argmax(axis=1)[:, None])
     return np.asarray(scores >= np.float32(threshold))
@@ -60,10 +60,10 @@ def choose(
     allowed: int,
     by_score: bool = True,
 ) -> Thresholds:
-    """The thresholds with the fewest images in doubt that leave at most ``allowed`` changed decisions standing.
+    """The thresholds with the fewest images in doubt that let at most ``allowed`` changed decisions pass.
 
-    Every threshold on the margin that lies just above a changed decision is tried, each with the lowest one on
-    the score that catches the rest.
+    Every threshold on the margin that lies just above a changed decision is tried, each with the lowest one
+    on the score that catches the rest.
 
     Args:
         margins, best: of the small network ``[N]``.

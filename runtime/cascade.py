@@ -1,6 +1,6 @@
 """A cascade: a small network answers, and images in doubt take the long way through a large one.
 
-docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies the property that a file states it in.
+docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies the property of a file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Parent:
     checkpoint_sha256: str = ""
 
     def __post_init__(self) -> None:
-        if max(len(self.file), len(self.sha256), len(self.checkpoint_sha256)) > limits.NAME_CHARACTERS:
+        if (
+            max(len(self.file), len(self.sha256), len(self.checkpoint_sha256))
+            > limits.NAME_CHARACTERS
+        ):
             raise ValueError("the name or checksum of a parent is too long")
 
     def __str__(self) -> str:
@@ -79,7 +82,9 @@ class Cascade:
             raise ValueError("an agreement or share is not from 0 to 1")
         thresholds = (self.margin, 0.0 if self.score is None else self.score)
         if not all(map(math.isfinite, (*thresholds, self.cost))) or self.cost < 0:
-            raise ValueError("the thresholds and the cost must be finite, and the cost not negative")
+            raise ValueError(
+                "the thresholds and the cost must be finite, and the cost not negative"
+            )
         if self.images < 1 or len(self.data_sha256) > 64:
             raise ValueError("the held-out images are not stated as a number and a checksum")
 

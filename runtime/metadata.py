@@ -233,7 +233,9 @@ class ModelMetadata:
                 > limits.METADATA_BYTES
             ):
                 raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
-            for name in {"origin", "nothing", "cascade"} & set(ours):  # they have properties of their own
+            for name in {"origin", "nothing", "cascade"} & set(
+                ours
+            ):  # they have properties of their own
                 raise Malformed(f"unknown: {name}")
             values = {k: parse(v, nan="null") for k, v in ours.items()}
             schema = decode(int, values.pop("schema", None), "schema")

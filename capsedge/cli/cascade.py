@@ -94,7 +94,10 @@ def command(
         raise
     _show(report, as_json)
     if not as_json:
-        log("next:", f"  capsedge verify {shlex.quote(str(report.output))} --data {shlex.quote(str(data))}")
+        log(
+            "next:",
+            f"  capsedge verify {shlex.quote(str(report.output))} --data {shlex.quote(str(data))}",
+        )
 
 
 def _show(report: CascadeReport, as_json: bool) -> None:

@@ -94,8 +94,8 @@ def command(
     if found.long_way is not None and not as_json:
         taken = sum(p.long_way is True for p in found.predictions.values())
         _common.say(
-            f"long way: {taken} of {len(found.predictions)} images, {found.long_way:.1%}: decided by the large "
-            "network"
+            f"long way: {taken} of {len(found.predictions)} images, {found.long_way:.1%}: decided by the "
+            "large network"
         )
     if found.errors:
         _common.log(f"{len(found.errors)} of {len(files)} images could not be read")

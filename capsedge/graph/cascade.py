@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.proto import copy_of, initializer, opset_of, replace, set_opset
 from capsedge.runtime.cascade import LONG_WAY
 from capsedge.schema.names import DOMAIN, numbered, split
 
-LEAST_OPSET = 13  # Greater and GreaterOrEqual, TopK, ScatterND and Compress as they are written here
+LEAST_OPSET = (
+    13  # Greater and GreaterOrEqual, TopK, ScatterND and Compress as they are written here
+)
 OWN = "cascade_"  # what the names of all tensors and nodes between the networks begin with
 _COMPACT, _INDICES = f"{OWN}images", f"{OWN}indices"
 
@@ -59,8 +62,8 @@ def join(
     """One model that runs the large network on those images only that are in doubt.
 
     The graph: the small network; ``long_way [N]``, which images are in doubt; an ``If`` that compacts them,
-    runs the large network, and scatters its outputs over the small one's. Without an image in doubt the ``If``
-    passes the small network's outputs on. NaN scores are in doubt.
+    runs the large network, and scatters its outputs over the small one's. Without an image in doubt the
+    ``If`` passes the small network's outputs on. NaN scores are in doubt.
 
     Args:
         small, large: files of one opset, at least `LEAST_OPSET`.
@@ -68,7 +71,7 @@ def join(
     Raises:
         onnx.checker.ValidationError: the model is not valid.
     """
-    small, large = copy_of(small), copy_of(large)
+    small, large = _with(small, pair.outputs.values()), _with(large, pair.outputs)
     joined = copy_of(large)  # before its tensors lose their names
     images, given = joined.graph.input[0], small.graph.input[0].name
     taken = {LONG_WAY, images.name, *pair.outputs}
@@ -109,6 +112,14 @@ def join(
     return joined
 
 
+def _with(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
+    """A copy with these outputs, and nothing that they do not need."""
+    copy, wanted = copy_of(model), set(outputs)
+    replace(copy.graph.output, [o for o in copy.graph.output if o.name in wanted])
+    remove_dead_nodes(copy)
+    return copy
+
+
 def _fixed_batch(model: onnx.ModelProto) -> int:
     """The batch that a model fixes; 0 if it is free."""
     return int(model.graph.input[0].type.tensor_type.shape.dim[0].dim_value)
@@ -139,15 +150,13 @@ def _prepared(images: str, pair: Pair) -> tuple[list[onnx.NodeProto], list[onnx.
     return nodes, [initializer(n, v) for n, v in by_channel.items()]
 
 
-def _node(kind: str, inputs: list[str], *outputs: str, **attributes: int | list[int]) -> onnx.NodeProto:
+def _node(kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> onnx.NodeProto:
     """A node between the networks, named after its first output."""
     name = OWN + outputs[0].removeprefix(OWN)
     return helper.make_node(kind, inputs, list(outputs), name=name, **attributes)
 
 
-def _doubt(
-    scores: str, doubt: Doubt
-) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+def _doubt(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """``long_way`` from the small network's scores, and whether it is true anywhere."""
     found, constants = (_of_one if doubt.threshold is None else _of_several)(scores, doubt)
     nodes = [
@@ -189,7 +198,9 @@ def _of_several(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], _Const
         _node("Cast", [scores], f"{OWN}scores", to=TensorProto.FLOAT),
         _node("Sub", [f"{OWN}scores", f"{OWN}threshold"], f"{OWN}signed"),
         _node("Abs", [f"{OWN}signed"], f"{OWN}each"),
-        _node("TopK", [f"{OWN}each", f"{OWN}one"], f"{OWN}nearest", f"{OWN}class", axis=1, largest=0),
+        _node(
+            "TopK", [f"{OWN}each", f"{OWN}one"], f"{OWN}nearest", f"{OWN}class", axis=1, largest=0
+        ),
         _node("Gather", [f"{OWN}nearest", f"{OWN}first"], f"{OWN}distance", axis=1),
     ]
     return nodes, {"one": np.array([1], np.int64), "threshold": np.float32(doubt.threshold)}
@@ -224,14 +235,11 @@ def _long_way(
     return branch
 
 
-def _short_way(
-    outputs: list[onnx.ValueInfoProto], named: Mapping[str, str]
-) -> onnx.GraphProto:
+def _short_way(outputs: list[onnx.ValueInfoProto], named: Mapping[str, str]) -> onnx.GraphProto:
     """The small network's outputs as they are."""
     results = [_as(output, f"{OWN}short_way_{output.name}") for output in outputs]
     nodes = [
-        _node("Identity", [named[o.name]], r.name)
-        for o, r in zip(outputs, results, strict=True)
+        _node("Identity", [named[o.name]], r.name) for o, r in zip(outputs, results, strict=True)
     ]
     return helper.make_graph(nodes, "short_way", [], results)
 

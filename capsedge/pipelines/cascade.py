@@ -131,8 +131,8 @@ def cascade(
         small, large: ONNX files with metadata, or their bytes: one task, the same classes and images, scores
             of one kind. Mean, standard deviation and scale may differ.
         path: the file to write; None for no file: the report has the bytes.
-        data: training images, which need no labels: a data set folder (its training split), an npz, npy or idx
-            file, a folder of images, an `ImageSet`, or an array. Never images that accuracy is reported on.
+        data: training images, which need no labels: a data set folder (its training split), an npz, npy or
+            idx file, a folder of images, an `ImageSet`, or an array. Never images to report accuracy on.
         min_agreement: least share of the held-out images on which the cascade must decide like ``large``.
         max_share: largest share of them that may take the long way.
         images: number of images drawn from the data, both halves together.
@@ -275,7 +275,7 @@ class _Networks:
         doubt = Doubt(thresholds.margin, thresholds.score, self.threshold)
         try:
             small, large = opset_aligned(self.small.model, self.large.model)
-            return join(small, large, self.fit.pair, doubt)
+            model = join(small, large, self.fit.pair, doubt)
         except Exception as error:  # onnx raises many kinds, none of them ours
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             opsets = [opset_of(n.model) for n in (self.small, self.large)]
@@ -284,6 +284,8 @@ class _Networks:
                 f"Their opsets are {opsets[0]} and {opsets[1]}. ONNX says: {first[:300]}",
                 "Bring both to one opset: export or optimize them with one version of capsedge.",
             ) from error
+        onnx.helper.set_model_props(model, self.fit.metadata.to_properties())
+        return model
 
     def _answers(self, images: ImageSet, stage: str, progress: Progress | None) -> _Answers:
         small, large = self.small.session, self.large.session
@@ -291,7 +293,11 @@ class _Networks:
         found: tuple[list[Any], list[Any]] = ([], [])
         seconds, done = [0.0, 0.0], 0
         for batch in images.batches(BATCH):
-            own = batch if pair.scale is None else batch * pair.scale + pair.shift
+            own = (
+                batch
+                if pair.scale is None or pair.shift is None
+                else batch * pair.scale + pair.shift
+            )
             for k, (session, given) in enumerate(((small, own), (large, batch))):
                 assert session.score_output is not None  # of a classification
                 start = time.perf_counter()
@@ -380,8 +386,8 @@ def _failures(found: Cascade, changed: int, max_share: float) -> tuple[str, ...]
         )
     if found.share > max_share:
         failures.append(
-            f"{found.share:.2%} of the held-out images take the long way, {max_share:.2%} allowed: with these "
-            "networks the cascade comes close to always running the large one. It would take "
+            f"{found.share:.2%} of the held-out images take the long way, {max_share:.2%} allowed: with "
+            "these networks the cascade comes close to always running the large one. It would take "
             f"{found.expected:.2f} of its time."
         )
     return tuple(failures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,8 +75,8 @@ def _described(session: Session) -> ModelMetadata:
         raise ArtefactError(
             f"{session.path} states neither its classes nor its preprocessing.",
             "Without them nothing tells whether two networks fit.",
-            f"Describe it first: `capsedge optimize {session.path} -o described.onnx --classes ... --size ...` "
-            "(docs/reference/metadata.md).",
+            f"Describe it first: `capsedge optimize {shlex.quote(str(session.path))} -o described.onnx "
+            "--classes ... --size ...` (docs/reference/metadata.md).",
         )
     if session.metadata.cascade is not None:
         raise UsageError(
@@ -95,9 +96,7 @@ def _misfit(small: Session, large: Session, what: str, why: str) -> UsageError:
     )
 
 
-def _check_tasks(
-    small: Session, large: Session, one: ModelMetadata, other: ModelMetadata
-) -> None:
+def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: ModelMetadata) -> None:
     for session, metadata in ((small, one), (large, other)):
         if metadata.task == REGRESSION:
             raise UsageError(
@@ -162,7 +161,9 @@ def _preparation(
     for name, words in _SAME.items():
         a, b = getattr(one, name), getattr(other, name)
         if a != b:
-            raise _misfit(small, large, "prepare images differently", f"Their {words}: {a} and {b}.")
+            raise _misfit(
+                small, large, "prepare images differently", f"Their {words}: {a} and {b}."
+            )
     if one.per_image == "standardize" and one.scale != other.scale:
         why = f"Scale {one.scale:g} and {other.scale:g} before each image is standardized."
         raise _misfit(small, large, "prepare images differently", why)
@@ -194,7 +195,9 @@ def _common(
     for port in large.outputs:
         mine = theirs.get(named[port.name])
         if mine is None:
-            notes.append(f"the output '{port.name}' is left out: the small network does not have it")
+            notes.append(
+                f"the output '{port.name}' is left out: the small network does not have it"
+            )
         elif mine.shape[1:] != port.shape[1:] or mine.dtype != port.dtype:
             forms = [f"{p.dtype} {list(p.shape[1:])}" for p in (mine, port)]
             notes.append(

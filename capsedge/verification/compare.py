@@ -18,6 +18,7 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.tolerance import NOISE
 from capsedge.pipelines.own_module import OwnModule
+from capsedge.runtime.cascade import Parent
 from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
@@ -309,10 +310,7 @@ def _source_links(session: Session) -> tuple[Link, ...]:
     meta = session.metadata
     links: tuple[Link, ...] = ()
     if meta is not None and meta.cascade is not None:
-        for parent in (meta.cascade.small, meta.cascade.large):
-            kind = "onnx" if parent.precision == "fp32" else "quantized"
-            facts = {"precision": parent.precision, "checkpoint_sha256": parent.checkpoint_sha256}
-            links += (Link(kind, parent.file, parent.sha256, parent.bytes, facts),)
+        links = tuple(map(_parent_link, (meta.cascade.small, meta.cascade.large)))
     source = meta.calibration.get("source") if meta is not None else None
     if meta is not None and source:
         facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
@@ -321,6 +319,12 @@ def _source_links(session: Session) -> tuple[Link, ...]:
         issued, kind = session.passport, "quantized" if links else "onnx"
         links += (Link(kind, issued.source, issued.source_sha256),)
     return links
+
+
+def _parent_link(parent: Parent) -> Link:
+    kind = "onnx" if parent.precision == "fp32" else "quantized"
+    facts = {"precision": parent.precision, "checkpoint_sha256": parent.checkpoint_sha256}
+    return Link(kind, parent.file, parent.sha256, parent.bytes, facts)
 
 
 def _samples(
