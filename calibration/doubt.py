@@ -19,7 +19,6 @@ class Thresholds:
     """An image is in doubt where its margin is below ``margin``, or its best score below ``score``.
 
     Attributes:
-        margin: 0 for none below it.
         score: None where the margin alone decides.
     """
 
@@ -63,7 +62,8 @@ def choose(
     """The thresholds with the fewest images in doubt that let at most ``allowed`` changed decisions pass.
 
     Every threshold on the margin that lies just above a changed decision is tried, each with the lowest one
-    on the score that catches the rest.
+    on the score that catches the rest. What is less clear than all of these images is in doubt too, at no
+    cost among them: neither threshold is below the least value seen.
 
     Args:
         margins, best: of the small network ``[N]``.
@@ -71,12 +71,13 @@ def choose(
         by_score: whether the best score is a criterion too.
     """
     wrong_margin, wrong_best = margins[changed], best[changed]
-    tried = np.unique(np.append(_above(wrong_margin), np.float32(0)))
+    least = float(best.min()) if by_score else None
+    tried = np.unique(np.maximum(np.append(_above(wrong_margin), margins.min()), margins.min()))
     found: list[tuple[int, Thresholds]] = []
     for margin in tried:
         missed = np.sort(wrong_best[wrong_margin >= margin])
         if len(missed) <= allowed:
-            chosen = Thresholds(float(margin))
+            chosen = Thresholds(float(margin), least)
         elif by_score:
             chosen = Thresholds(float(margin), float(_above(missed)[len(missed) - allowed - 1]))
         else:
