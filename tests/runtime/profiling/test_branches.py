@@ -26,10 +26,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> capsedge.Session:
 
 @pytest.mark.parametrize("long_way", [True, False])
 def test_a_profile_has_both_networks(session: capsedge.Session, long_way: bool):
-    images = np.full((4, 1, 8, 8), 0.4, np.float32)
-    if not long_way:
-        images[:, :, :, :4] = 1
-        images[:, :, :, 4:] = 0
+    images = np.float32(pixels(400)[:, None] / 255)
+    images = images[session.run(images)["long_way"] == long_way][:4]
     report = capsedge.profile(
         session, inputs={"images": images}, warmup=0, duration=0.05, startup=False
     )
