@@ -4,8 +4,8 @@
     python -m benchmarks.cascade small.onnx large.onnx ../shared/data/mnist --images 20000 --threads 2
 
 The cascade is made of training images; agreement, accuracy and the share of the long way are those of the
-whole test split. Speed: the files take turns in one process, on batches of test images; the numbers are ratios
-of their least times. Writes JSON with --output.
+whole test split. Speed: the files take turns in one process, on batches of test images; the numbers are
+ratios of their least times. Writes JSON with --output.
 """
 
 from __future__ import annotations
