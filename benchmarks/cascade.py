@@ -29,25 +29,29 @@ BATCHES = (1, 8, 64)
 Run = Callable[[np.ndarray], Any]
 
 
+def answering(session: Session) -> Run:
+    """Computes scores and poses, and of a cascade who decided."""
+    wanted = (session.score_output, session.pose_output, session.long_way_output)
+    names = [name for name in wanted if name is not None]
+
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        ((_, found),) = session.run_batches(images, names, len(images))
+        return [found[name] for name in names]
+
+    return run
+
+
 def two_sessions(small: Session, large: Session, thresholds: Thresholds) -> Run:
     """The same cascade of two sessions: compaction and scattering in numpy."""
-    first, second = small.score_output, large.score_output
-    assert first is not None
-    assert second is not None
+    first, second = answering(small), answering(large)
 
-    def run(images: np.ndarray) -> dict[str, np.ndarray]:
-        found = small.run(images)
-        scores = found[first]
-        doubted = thresholds.doubted(margins_of(scores, None), scores.max(axis=1))
-        answers = {second: scores.copy()}
-        if small.pose_output and large.pose_output:
-            poses = found[small.pose_output]
-            answers[large.pose_output] = poses.copy()
+    def run(images: np.ndarray) -> list[np.ndarray]:
+        found = first(images)
+        doubted = thresholds.doubted(margins_of(found[0], None), found[0].max(axis=1))
         if doubted.any():
-            certain = large.run(images[doubted])
-            for name, values in answers.items():
-                values[doubted] = certain[name]
-        return answers
+            for values, certain in zip(found, second(images[doubted]), strict=True):
+                values[doubted] = certain
+        return found
 
     return run
 
@@ -98,7 +102,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "accuracy": {n: float((c == data.classes).mean()) for n, c in classes.items()},
         "speed": [],
     }
-    runs: dict[str, Run] = {name: session.run for name, session in sessions.items()}
+    runs: dict[str, Run] = {name: answering(session) for name, session in sessions.items()}
     thresholds = Thresholds(found.margin, found.score)
     runs["two sessions"] = two_sessions(sessions["small"], sessions["large"], thresholds)
     prepared = np.stack(list(data.draw(options.timed).inputs()))
