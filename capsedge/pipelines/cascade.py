@@ -150,7 +150,7 @@ def cascade(
         UnsupportedModelError: the operators of the two files cannot stand in one file.
 
     Example:
-        >>> report = capsedge.cascade("digits.int8.onnx", "capsnet.onnx", "pair.onnx", data="mnist")
+        >>> report = capsedge.cascade("small.onnx", "large.onnx", "pair.onnx", data="mnist")
         >>> print(report.cascade.agreement, report.cascade.share)
     """
     _check_arguments(min_agreement, max_share, images)
