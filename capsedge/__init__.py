@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
     from capsedge.importing.api import ImportReport, import_checkpoint
+    from capsedge.pipelines.cascade import CascadeReport, cascade
     from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.pruning.prune import prune
     from capsedge.pruning.report import PruningReport
@@ -67,6 +68,8 @@ _HOMES = {
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.api",
     "QuantizationReport": "capsedge.calibration.report",
+    "cascade": "capsedge.pipelines.cascade",
+    "CascadeReport": "capsedge.pipelines.cascade",
     "optimize": "capsedge.pipelines.optimize",
     "OptimizationReport": "capsedge.pipelines.optimize",
     "prune": "capsedge.pruning.prune",
@@ -97,6 +100,7 @@ __all__ = [
     "ArtefactError",
     "BuildReport",
     "CapsedgeError",
+    "CascadeReport",
     "Certificate",
     "EngineInspection",
     "EnvironmentProblem",
@@ -118,6 +122,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "build",
+    "cascade",
     "datasets",
     "export",
     "import_checkpoint",

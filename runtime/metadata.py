@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime.cascade import CASCADE_PROPERTY, Cascade, read_cascade
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.nothing import LEAST_SIDE, NOTHING_PROPERTY, Nothing, read_nothing
@@ -20,6 +21,7 @@ OURS = (
     PREFIX,
     ORIGIN_PROPERTY,
     NOTHING_PROPERTY,
+    CASCADE_PROPERTY,
 )  # what the names of all our properties begin with
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
@@ -161,6 +163,7 @@ class ModelMetadata:
         outputs: which outputs hold the answer; None for ``lengths`` or ``logits``, and ``poses``.
         origin: where imported weights come from, as the file claims; None for others.
         nothing: when an image has nothing to see; None if the file does not state it.
+        cascade: the two networks of a cascade; None for others. The rest describes the large one.
     """
 
     architecture: str
@@ -177,6 +180,7 @@ class ModelMetadata:
     outputs: Outputs | None = None
     origin: Origin | None = None
     nothing: Nothing | None = None
+    cascade: Cascade | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -187,6 +191,8 @@ class ModelMetadata:
             _check_outputs(self.outputs or Outputs(), self.task, self.class_names)
         if self.nothing is not None:
             _check_nothing(self.preprocessing)
+        if self.cascade is not None and self.task == REGRESSION:
+            raise ValueError("a regression has no classes to be in doubt between")
 
     @property
     def schema(self) -> int:
@@ -195,10 +201,14 @@ class ModelMetadata:
         return 2 if self.outputs is not None else of_images
 
     def to_properties(self) -> dict[str, str]:
-        """ONNX metadata properties: string keys under ``capsedge.``, `ORIGIN_PROPERTY` and
-        `NOTHING_PROPERTY`; JSON values."""
+        """ONNX metadata properties: string keys under ``capsedge.``, `ORIGIN_PROPERTY`,
+        `NOTHING_PROPERTY` and `CASCADE_PROPERTY`; JSON values."""
         values = {"schema": self.schema, **asdict(self)}
-        apart = {ORIGIN_PROPERTY: values.pop("origin"), NOTHING_PROPERTY: values.pop("nothing")}
+        apart = {
+            ORIGIN_PROPERTY: values.pop("origin"),
+            NOTHING_PROPERTY: values.pop("nothing"),
+            CASCADE_PROPERTY: values.pop("cascade"),
+        }
         if self.outputs is None:
             del values["outputs"]
         if self.preprocessing is not None:
@@ -223,7 +233,9 @@ class ModelMetadata:
                 > limits.METADATA_BYTES
             ):
                 raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
-            for name in {"origin", "nothing"} & set(ours):  # they have properties of their own
+            for name in {"origin", "nothing", "cascade"} & set(
+                ours
+            ):  # they have properties of their own
                 raise Malformed(f"unknown: {name}")
             values = {k: parse(v, nan="null") for k, v in ours.items()}
             schema = decode(int, values.pop("schema", None), "schema")
@@ -243,6 +255,7 @@ class ModelMetadata:
                 decode(cls, values),
                 origin=read_origin(properties, ORIGIN_PROPERTY),
                 nothing=read_nothing(properties),
+                cascade=read_cascade(properties),
             )
             if found.schema > schema:
                 raise Malformed(

@@ -86,6 +86,11 @@ class Session(Runner):
         return self._answers.values
 
     @property
+    def long_way_output(self) -> str | None:
+        """Of a cascade, the output ``[N]`` of the images that its large network decided; else None."""
+        return self._answers.long_way
+
+    @property
     def multi_label(self) -> bool:
         """Whether an image may have any number of classes; also False if the file does not state it."""
         return self.metadata is not None and self.metadata.task == "multi-label"
@@ -376,13 +381,17 @@ class Session(Runner):
         scores, kind = scores_of(found, answers.kind, self.multi_label)
         none = np.zeros((*scores.shape, 0), np.float32)
         of_poses = none if answers.poses is None else outputs[answers.poses]
-        for row, poses in zip(scores, of_poses, strict=True):
+        taken: NDArray[Any] | list[None] = [None] * len(scores)
+        if answers.long_way is not None:
+            taken = outputs[answers.long_way]
+        for row, poses, long in zip(scores, of_poses, taken, strict=True):
             poses = poses.astype(np.float32).reshape(len(row), -1)
             labels = tuple(
                 Label(self.class_name(j), j, float(row[j]), poses[j])
                 for j in choose(row, top_k, threshold)
             )
-            yield Prediction(labels, row, poses, kind)
+            long_way = None if long is None else bool(long)
+            yield Prediction(labels, row, poses, kind, long_way=long_way)
 
 
 def _floats(given: object) -> TypeGuard[NDArray[Any]]:

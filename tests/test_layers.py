@@ -24,6 +24,7 @@ ROOMS = (
     "runtime.origin",
     "runtime.lineage",
     "runtime.nothing",
+    "runtime.cascade",
     "runtime.metadata",
     "runtime.passport",
     "runtime.arrays",

@@ -17,6 +17,7 @@ from capsedge.cli import (
     _signals,
     _streams,
     build,
+    cascade,
     config,
     doctor,
     export,
@@ -103,7 +104,7 @@ LOOK = "Information"
 
 for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
-    SMALLER: (prune, quantize, sweep, build),
+    SMALLER: (prune, quantize, sweep, cascade, build),
     DEVICE: (infer, profile),
     LOOK: (inspect, config, doctor),
 }.items():

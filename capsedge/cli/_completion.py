@@ -211,6 +211,8 @@ SOURCES: Mapping[str, Source] = {
     "build target": words("tensorrt", "tensorrt-rtx"),
     "build model": files(ONNX),
     "build output": files(ENGINE),
+    "cascade large": files(ONNX),
+    "cascade small": files(ONNX),
     "export model": names(_models),
     "import output": files(CHECKPOINT),
     "infer model": _loadable,

@@ -306,6 +306,8 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
     if meta.nothing is not None:
         facts += meta.nothing.facts()
+    if meta.cascade is not None:
+        facts += meta.cascade.facts()
     facts += [(f"parity {key}", _flat(value)) for key, value in meta.parity.items()]
     return facts if meta.origin is None else facts + meta.origin.facts()
 

@@ -169,6 +169,10 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     for key in ("weights", "architecture", "precision", "ops"):
         if link.get(key):
             facts.append(f"{key} {link[key]}")
+    if cascade := link.get("cascade"):
+        facts.append(
+            f"the large network decides {cascade['share']:.2%} of the images it was measured on"
+        )
     if claim := link.get("nothing_to_see"):
         facts.append(f"nothing to see: {claim}")
     if origin := link.get("claimed_origin"):

@@ -142,6 +142,7 @@ class Result(ctypes.Structure):
         ("values", ctypes.POINTER(ctypes.c_double)),
         ("value_count", ctypes.c_size_t),
         ("nothing", _TEXT),
+        ("long_way", _I32),
     )
 
 
@@ -426,4 +427,5 @@ def _result(prediction: ctypes.c_void_p, index: int) -> dict[str, Any]:
         "score_kind": (found.score_kind or b"").decode(),
         "values": found.values[: found.value_count] if found.value_count else [],
         "nothing": (found.nothing or b"").decode(),
+        "long_way": {-1: None, 0: False, 1: True}[found.long_way],
     }

@@ -471,8 +471,9 @@ typedef struct capsedge_result {
   const char* nothing; /* why there is nothing to see in the image, by the criterion of the model (docs/reference/metadata.md), such as
                         * "less contrast than in any training image"; NULL if there is something, and in a model without a
                         * criterion. Labels, scores and values are as without it. Belongs to the library. */
+  int32_t long_way; /* of a cascade (docs/how-to/cascade.md): 1 if its large network decided, 0 if the small one did; -1 for other models */
 } capsedge_result;
-#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL}
+#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL, -1}
 
 /** How many images the prediction holds.
  * Ownership: nothing changes hands.

@@ -123,6 +123,7 @@ struct Answer {
   const char* score_kind = nullptr;  // "length" or "probability"
   View<double> values;               // of a regression; Session::value_name has their names and units
   const char* nothing = nullptr;     // why there is nothing to see in the image; null if there is something
+  int32_t long_way = -1;             // of a cascade: 1 if its large network decided, 0 if the small one; -1 for others
 };
 
 struct ValueName {
@@ -158,7 +159,7 @@ class Prediction {
     if (!Result<void>(capsedge_prediction_result(handle_, i, &r))) return {};
     const auto classes = static_cast<size_t>(r.class_count);
     return {{r.labels, r.label_count}, {r.scores, classes}, {r.poses, classes * static_cast<size_t>(r.pose_size)},
-            r.pose_size, r.score_kind, {r.values, r.value_count}, r.nothing};
+            r.pose_size, r.score_kind, {r.values, r.value_count}, r.nothing, r.long_way};
   }
 
   capsedge_prediction* handle() const { return handle_; }
