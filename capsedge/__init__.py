@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from capsedge.importing.api import ImportReport, import_checkpoint
     from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.runtime.backends.engine_inspection import EngineInspection
+    from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspect import inspect
     from capsedge.runtime.loading import load
     from capsedge.runtime.metadata import Outputs, Preprocessing
@@ -53,6 +54,7 @@ _MODULES = ("datasets", "models", "ops")
 _HOMES = {
     "load": "capsedge.runtime.loading",
     "Session": "capsedge.runtime.session",
+    "Ensemble": "capsedge.runtime.ensemble",
     "Prediction": "capsedge.runtime.vision.prediction",
     "profile": "capsedge.runtime.profiling.profiler",
     "ProfileReport": "capsedge.runtime.profiling.profile_report",
@@ -95,6 +97,7 @@ __all__ = [
     "CapsedgeError",
     "Certificate",
     "EngineInspection",
+    "Ensemble",
     "EnvironmentProblem",
     "ExitCode",
     "ExportReport",
