@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.compare import verify
+    from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
 
 _MODULES = ("datasets", "models", "ops")
 _HOMES = {
@@ -73,6 +74,8 @@ _HOMES = {
     "BuildReport": "capsedge.exporters.tensorrt.engine_file",
     "verify": "capsedge.verification.compare",
     "Certificate": "capsedge.verification.certificate",
+    "verify_ensemble": "capsedge.verification.ensemble",
+    "EnsembleCertificate": "capsedge.verification.ensemble",
     "load_checkpoint": "capsedge.checkpoint",
     "import_checkpoint": "capsedge.importing.api",
     "ImportReport": "capsedge.importing.api",
@@ -98,6 +101,7 @@ __all__ = [
     "Certificate",
     "EngineInspection",
     "Ensemble",
+    "EnsembleCertificate",
     "EnvironmentProblem",
     "ExitCode",
     "ExportReport",
@@ -128,6 +132,7 @@ __all__ = [
     "profile",
     "quantize",
     "verify",
+    "verify_ensemble",
 ]
 
 

@@ -146,6 +146,11 @@ def _loadable(incomplete: str) -> list[str]:
     return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
 
 
+def _verifiable(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The files to verify, or beside one the models that it may come from."""
+    return names(_trained)(incomplete) if ctx.params.get("model") else _loadable(incomplete)
+
+
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -215,6 +220,7 @@ SOURCES: Mapping[str, Source] = {
     "sweep precision": lists(lambda: ("fp32", "fp16", "int8")),
     "train model": names(_models),
     "train output": files(),
+    "verify name": _verifiable,
     "verify output": files(".json"),
 }
 
