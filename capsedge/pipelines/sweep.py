@@ -13,12 +13,12 @@ from hashlib import sha256 as digest_of
 from pathlib import Path
 from typing import Any
 
-from capsedge.calibration.source import Source
 from capsedge.calibration.splits import check_calibration
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import UsageError
+from capsedge.models.config_base import ModelConfig
 from capsedge.pipelines.find import FoundModel
-from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker, exported
+from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker
 from capsedge.pipelines.sweep_state import State
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.loading import load
@@ -146,8 +146,8 @@ def sweep(
     sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
-        source = _first(models[0], sums[0], scratch, grid.iterations[0])
-        calibration, search, warnings = _training_images(source, data)
+        config = models[0].model.config
+        calibration, search, warnings = _training_images(config, data)
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
         folder = scratch if keep is None else keep
         state = State(folder, images)
@@ -163,9 +163,8 @@ def sweep(
             raise UsageError(
                 "There is no candidate.", f"{warnings[-1]}.", "Add --couplings routed."
             )
-        _check_alike([each.path for each in made])
         points = pareto(_timed(made, threads, progress))
-        tested, notes = _test_images(source, data, (calibration, search), limit)
+        tested, notes = _test_images(config, data, (calibration, search), limit)
         points = [_tested(p, folder, tested, progress) if p.front else p for p in points]
     return Sweep(
         models=tuple(found.name for found in models),
@@ -186,12 +185,20 @@ def _check(models: Sequence[FoundModel], grid: Grid) -> None:
                 "The accuracy of random weights is meaningless.",
                 "Give a checkpoint with --checkpoint.",
             )
-        if found.model.config.task == "multi-label":
+        config, first = found.model.config, models[0].model.config
+        if config.task != "single-label":
             raise UsageError(
-                f"{found.name} is a multi-label model.",
+                f"{found.name} is a {config.task} model.",
                 "Data sets have one label per image, so its accuracy cannot be measured on them.",
                 "Compare its files with `capsedge quantize` and `capsedge verify`.",
             )
+        for what in ("class_names", "preprocessing"):
+            if getattr(config, what) != getattr(first, what):
+                raise UsageError(
+                    f"{models[0].name} and {found.name} do not fit each other.",
+                    f"Their {what.replace('_', ' ')} differ, so one data set cannot compare them.",
+                    "Sweep checkpoints of one task together.",
+                )
     count = grid.size * len(models)
     if count > MOST:
         raise UsageError(
@@ -201,24 +208,25 @@ def _check(models: Sequence[FoundModel], grid: Grid) -> None:
         )
 
 
-def _first(found: FoundModel, checksum: str, folder: Path, iterations: int) -> Source:
-    """A file whose inputs and preprocessing are those of all candidates."""
-    place = folder / "first"
-    return Source(exported(found, checksum, place, iterations, State(place, "")))
-
-
-def _training_images(source: Source, data: Path) -> tuple[ImageSet, ImageSet, list[str]]:
+def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSet, list[str]]:
     """Images to calibrate on, and others to compare candidates on; at most two thirds of the training images.
 
     Raises:
         UsageError: the data has no labels, or too few images.
     """
-    pool = read_images(data, source.preprocessing, "train", inputs=source.inputs)
+    pool = read_images(data, config.preprocessing, "train")
     if pool.labels is None:
         raise UsageError(
             f"{pool.source} has no labels.",
             "A sweep compares the accuracy of files.",
             "Give a data set folder, or an npz file with images and labels.",
+        )
+    classes = int(pool.labels.max()) + 1
+    if classes > config.classes:
+        raise UsageError(
+            f"{pool.source} has {classes} classes.",
+            f"The models have {config.classes}.",
+            "Give data of the classes that the models were trained on.",
         )
     drawn = pool.draw(min(CALIBRATION_IMAGES + SEARCH_IMAGES, 2 * len(pool) // 3), 0)
     calibration = drawn.draw(min(CALIBRATION_IMAGES, len(drawn) // 2), 0)
@@ -230,14 +238,14 @@ def _training_images(source: Source, data: Path) -> tuple[ImageSet, ImageSet, li
             f"It holds {len(pool)}, some of them more than once.",
             "Give more images.",
         )
-    return calibration, search, [*warnings, *source.judge_on(search)]
+    return calibration, search, warnings
 
 
 def _test_images(
-    source: Source, data: Path, used: Sequence[ImageSet], limit: int | None
+    config: ModelConfig, data: Path, used: Sequence[ImageSet], limit: int | None
 ) -> tuple[ImageSet, list[str]]:
     """The images that are reported on, without any that the search has seen; warnings."""
-    tested = read_images(data, source.preprocessing, "test", inputs=source.inputs)
+    tested = read_images(data, config.preprocessing, "test")
     count = len(tested)
     for seen in used:
         tested = tested.without(seen)
@@ -248,30 +256,9 @@ def _test_images(
             "Give a data set with a test split.",
         )
     notes = []
-    if len(tested) < count:
+    if tested.split and len(tested) < count:
         notes = [f"{count - len(tested)} test images are training images too and are left out"]
     return (tested if limit is None else tested.draw(limit, 0)), notes
-
-
-def _check_alike(paths: Sequence[Path]) -> None:
-    """Refuse checkpoints of other classes or with other preprocessing.
-
-    Raises:
-        UsageError: names the two files.
-    """
-    facts = {}
-    for path in paths:
-        metadata = load(path, threads=1).metadata
-        assert metadata is not None  # it was exported here
-        facts[path.name] = metadata.class_names, metadata.preprocessing
-    first = next(iter(facts))
-    for name, found in facts.items():
-        if found != facts[first]:
-            raise UsageError(
-                f"{first} and {name} do not fit each other.",
-                "Their classes or their preprocessing differ, so one data set cannot compare them.",
-                "Sweep checkpoints of one task together.",
-            )
 
 
 def _timed(made: Sequence[Candidate], threads: int, progress: Callable[[str], None]) -> list[Point]:

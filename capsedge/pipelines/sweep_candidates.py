@@ -76,7 +76,7 @@ class Maker:
         self, iterations: int, couplings: Sequence[str], precisions: Sequence[str]
     ) -> Iterator[Candidate]:
         """The candidates with one number of iterations, one after another."""
-        routed = exported(self.found, self.sha256, self.folder, iterations, self.state)
+        routed = self._exported(iterations)
         for kind in couplings:
             base = routed if kind == ROUTED else self._frozen(routed, iterations)
             if base is None:
@@ -89,6 +89,15 @@ class Maker:
                     source = source or Source(base)
                     accuracy = self._measured(source, path, precision)
                 yield Candidate(Kind(self.found.name, iterations, kind, precision), path, accuracy)
+
+    def _exported(self, iterations: int) -> Path:
+        """The FP32 file with routing."""
+        path = self.folder / f"{self.found.name}-{self.sha256[:8]}-{iterations}-fp32.onnx"
+        if not self.state.has(path):
+            model = self.found.model
+            export(model, path, iterations=iterations, checkpoint_sha256=self.sha256)
+            self.state.add(path)
+        return path
 
     def _measured(self, source: Source, path: Path, precision: str) -> float:
         """Write a file in a precision, unless it is there, and measure its accuracy."""
@@ -132,12 +141,3 @@ class Maker:
             write_bytes(path, frozen.SerializeToString())
             self.state.add(path)
         return path
-
-
-def exported(found: FoundModel, sha256: str, folder: Path, iterations: int, state: State) -> Path:
-    """The FP32 file of a checkpoint with a number of routing iterations; not made again if it is there."""
-    path = folder / f"{found.name}-{sha256[:8]}-{iterations}-fp32.onnx"
-    if not state.has(path):
-        export(found.model, path, iterations=iterations, checkpoint_sha256=sha256)
-        state.add(path)
-    return path

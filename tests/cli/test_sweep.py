@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +22,9 @@ from capsedge.cli import app
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.pipelines import sweep as sweeps
-from capsedge.pipelines import sweep_candidates
 from capsedge.pipelines.find import find_model
 from capsedge.pipelines.sweep import Point
-from capsedge.pipelines.sweep_candidates import Candidate
+from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker
 from capsedge.pipelines.sweep_state import STATE
 from capsedge.zoo import zoo_checkpoint
 from tests.exporters.nets import network
@@ -49,6 +50,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_sweeps(place: Path) -> None:
     out, svg, kept = place / "s.json", place / "s.svg", place / "kept"
     code, text, message = _run(
@@ -82,71 +84,51 @@ def test_sweeps(place: Path) -> None:
 def test_the_test_images_are_read_once_after_the_search(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Even images of the test split that are training images too are not reported on."""
+    with np.load(place / "data/train.npz") as train, np.load(place / "data/test.npz") as test:
+        images = np.concatenate([train["images"], test["images"]])
+        labels = np.concatenate([train["labels"], test["labels"]])
+    np.savez(place / "data/test.npz", images=images, labels=labels)
     events: list[str] = []
+    searched: list[ImageSet] = []
     reading = sweeps.read_images
 
-    def read(source: Path, prep: object, split: str, **more: object) -> object:
+    def read(source: Path, prep: Any, split: str) -> ImageSet:
         events.append(split)
-        return reading(source, prep, split, **more)  # type: ignore[arg-type]
+        return reading(source, prep, split)
 
-    def fake(made: list[Candidate], *_: object) -> list[Point]:
-        # The second is slower, larger and less accurate: no test figure is computed for it.
+    def make(maker: Maker, count: int, *_: object) -> Iterator[Candidate]:
+        searched.extend([maker.calibration, maker.search])
+        yield Candidate(Kind("m", count, "routed", "fp32"), place / f"{count}.onnx", 0.9 / count)
+
+    def time(made: list[Candidate], *_: object) -> list[Point]:
+        """The second is slower, larger and less accurate, so no test figure is computed for it."""
         events.append("timed")
-        assert len(made) == 2
-        files = [one.path.name for one in made]
         return [
-            Point("m", k, "routed", "fp32", 0.5 - k / 10, 1.0 + k, 100 + k, file)
-            for k, file in enumerate(files)
+            Point("m", c.kind.iterations, "routed", "fp32", c.accuracy, k + 1, k + 1, c.path.name)
+            for k, c in enumerate(made)
         ]
 
+    def tested(point: Point, folder: Path, data: ImageSet, _: object) -> Point:
+        events.append(f"tested {point.iterations}")
+        assert not any(data.occurs_in(seen).any() for seen in searched)
+        return point
+
     monkeypatch.setattr(sweeps, "read_images", read)
-    monkeypatch.setattr(sweeps, "_timed", fake)
-    grid = sweeps.Grid([1, 2], ["routed"], ["fp32"])
-    swept = sweeps.sweep(
-        [find_model(None, place / "m.safetensors")], place / "data", grid, progress=events.append
-    )
-    assert events.count("test") == 1
-    assert events.index("test") > events.index("timed") > events.index("train")
-    assert [p.test_accuracy is not None for p in swept.points] == [True, False]
-    assert [event for event in events if event.startswith("test images")] == [
-        "test images: m, 0 iterations, fp32"
-    ]
-
-
-def test_candidates_never_see_a_test_image(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that is in both splits."""
-    with np.load(place / "data/train.npz") as train, np.load(place / "data/test.npz") as test:
-        images = np.concatenate([train["images"][:20], test["images"]])
-        labels = np.concatenate([train["labels"][:20], test["labels"]])
-    np.savez(place / "data/test.npz", images=images, labels=labels)
-    used: list[ImageSet] = []
-    outcome, frozen = Source.outcome, sweep_candidates.freeze
-    monkeypatch.setattr(
-        Source, "outcome", lambda self, made, data: used.append(data) or outcome(self, made, data)
-    )
-    monkeypatch.setattr(
-        sweep_candidates, "freeze", lambda model, data: used.append(data) or frozen(model, data)
-    )
-    reported: list[ImageSet] = []
-    monkeypatch.setattr(
-        sweeps, "_tested", lambda point, folder, data, _: reported.append(data) or point
-    )
-    monkeypatch.setattr(
-        sweeps,
-        "_timed",
-        lambda made, *_: [Point("m", 2, "routed", "fp32", 1, 1, 1, made[0].path.name)],
-    )
+    monkeypatch.setattr(Maker, "candidates", make)
+    monkeypatch.setattr(sweeps, "_timed", time)
+    monkeypatch.setattr(sweeps, "_tested", tested)
     swept = sweeps.sweep(
         [find_model(None, place / "m.safetensors")],
         place / "data",
-        sweeps.Grid([2], ["routed", "frozen"], ["fp32", "int8"]),
+        sweeps.Grid([1, 2], ["routed"], ["fp32"]),
     )
-    assert len(used) == 5
-    for data in used:
-        assert not reported[0].occurs_in(data).any()
+    assert events == ["train", "timed", "test", "tested 1"]
+    assert swept.images == 80 - swept.searched - len(searched[0])
     assert any("are training images too" in warning for warning in swept.warnings)
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = (
         [find_model(None, place / "m.safetensors")],
@@ -203,6 +185,14 @@ def test_the_front_is_what_no_other_beats(costs: list[tuple[int, int, int]]) -> 
 
     for point in points:
         assert point.front == (not any(beats(other, point) for other in points))
+
+
+def test_labels_beyond_the_classes(place: Path) -> None:
+    with np.load(place / "data/train.npz") as train:
+        np.savez(place / "data/train.npz", images=train["images"], labels=np.arange(40) % 30)
+    code, _, message = _run("--checkpoint", place / "m.safetensors", "--data", place / "data")
+    assert code == 2
+    assert "30 classes" in message
 
 
 def test_checkpoints_of_other_tasks(place: Path) -> None:
