@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import limits
+from capsedge.runtime.files.given import SESSION, refusal
 from capsedge.runtime.hints import CONFIDENT
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.prediction import Label, Prediction, choose
@@ -42,12 +43,15 @@ def check_members(members: Sequence[Session]) -> None:
     """Refuse sessions whose predictions cannot be averaged.
 
     Raises:
-        UsageError: they differ in task, classes, kind of scores, values or size of the input.
+        UsageError: one is no session, or they differ in task, classes, kind of scores, values or size of the
+            input.
         ArtefactError: one does not state its classes.
     """
     check_count(len(members))
     first = members[0]
     for other in members:
+        if not isinstance(other, Session):
+            raise refusal(other, SESSION)
         if other.metadata is None:
             raise ArtefactError(
                 f"{other.path} does not state its classes.",

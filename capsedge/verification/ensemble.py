@@ -158,6 +158,12 @@ def verify_ensemble(
         >>> certificate.check()
     """
     check_arguments(limit, min_agreement, data, None)
+    if isinstance(ensemble, (str, Path, Session)):
+        raise UsageError(
+            "verify_ensemble takes an ensemble.",
+            "This is a single file or session.",
+            "Use capsedge.verify for it, or give a list of files.",
+        )
     loaded = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, ops=ops)
     members, count = loaded.members, len(loaded.members)
     sources = _sources(references, members)

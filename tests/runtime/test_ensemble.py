@@ -225,6 +225,11 @@ def test_the_same_file_twice(pair: list[Path], tmp_path: Path) -> None:
             capsedge.load([pair[0], other])
 
 
+def test_members_are_sessions() -> None:
+    with pytest.raises(UsageError, match="is not a session"):
+        capsedge.Ensemble([1, 2])  # type: ignore[list-item]
+
+
 def test_what_belongs_to_one_network(pair: list[Path]) -> None:
     ensemble = capsedge.load(pair)
     for call in (ensemble.reconstruct, ensemble.run, ensemble.check_reconstruction):

@@ -100,6 +100,8 @@ def test_what_does_not_belong_together(pair, families) -> None:
         capsedge.verify_ensemble([checkpoints[1], families["em"].model], files, limit=2)
     with pytest.raises(UsageError, match="kind of scores"):
         capsedge.verify_ensemble(None, [files[0], other.onnx()], limit=2)
+    with pytest.raises(UsageError, match="single file"):
+        capsedge.verify_ensemble(None, files[0])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="verify_ensemble"):
         capsedge.verify(None, files)  # type: ignore[arg-type]
 
