@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from capsedge.pruning.prune import prune
     from capsedge.pruning.report import PruningReport
     from capsedge.runtime.backends.engine_inspection import EngineInspection
+    from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspect import inspect
     from capsedge.runtime.loading import load
     from capsedge.runtime.metadata import Outputs, Preprocessing
@@ -51,11 +52,13 @@ if TYPE_CHECKING:
     from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.compare import verify
+    from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
 
 _MODULES = ("datasets", "models", "ops")
 _HOMES = {
     "load": "capsedge.runtime.loading",
     "Session": "capsedge.runtime.session",
+    "Ensemble": "capsedge.runtime.ensemble",
     "Prediction": "capsedge.runtime.vision.prediction",
     "profile": "capsedge.runtime.profiling.profiler",
     "ProfileReport": "capsedge.runtime.profiling.profile_report",
@@ -78,6 +81,8 @@ _HOMES = {
     "BuildReport": "capsedge.exporters.tensorrt.engine_file",
     "verify": "capsedge.verification.compare",
     "Certificate": "capsedge.verification.certificate",
+    "verify_ensemble": "capsedge.verification.ensemble",
+    "EnsembleCertificate": "capsedge.verification.ensemble",
     "load_checkpoint": "capsedge.checkpoint",
     "import_checkpoint": "capsedge.importing.api",
     "ImportReport": "capsedge.importing.api",
@@ -103,6 +108,8 @@ __all__ = [
     "CascadeReport",
     "Certificate",
     "EngineInspection",
+    "Ensemble",
+    "EnsembleCertificate",
     "EnvironmentProblem",
     "ExitCode",
     "ExportReport",
@@ -136,6 +143,7 @@ __all__ = [
     "prune",
     "quantize",
     "verify",
+    "verify_ensemble",
 ]
 
 

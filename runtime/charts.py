@@ -41,7 +41,7 @@ def caption(text: str) -> str:
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Write a figure as PNG; raises as ``files.write_bytes`` does."""
+    """Write a figure as SVG if its name says so, else as PNG; raises as ``files.write_bytes`` does."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    figure.savefig(buffer, format="svg" if path.suffix == ".svg" else "png", dpi=dpi)
     write_bytes(path, buffer.getvalue())

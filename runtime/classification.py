@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.hints import KEEP
+from capsedge.runtime.session import Session
 from capsedge.runtime.vision.given import folder_images
 from capsedge.runtime.vision.prediction import Prediction, choose
 
 if TYPE_CHECKING:
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.ensemble import Ensemble
 
 GROUP = 32  # images per run
 _ACTIVE = 0.5  # a second capsule is drawn from this score on
@@ -59,7 +60,7 @@ def image_files(names: Sequence[Path]) -> list[Path]:
 
 
 def classify_files(
-    session: Session,
+    session: Session | Ensemble,
     files: Sequence[Path],
     *,
     top_k: int | None = None,
@@ -79,12 +80,14 @@ def classify_files(
         progress: called with (files done, total files).
 
     Raises:
-        UsageError: an argument is wrong, or the model cannot reconstruct.
+        UsageError: an argument is wrong, or the model cannot reconstruct, as no ensemble can.
         ArtefactError: the model was not made by capsedge.
     """
     result = Classified(list(files))
     sheet: Sheet | None = None
     if reconstruct is not None:
+        session.check_reconstruction()
+        assert isinstance(session, Session)  # others have no pictures
         sheet = Sheet(session, reconstruct, len(files), top_k is None and threshold is None)
     numbered = list(enumerate(files))
     for start in range(0, len(files), GROUP):
@@ -113,19 +116,18 @@ class Sheet:
     """A PNG with one row per image: the model's input, and the decoder's picture of some classes.
 
     Args:
-        session: the session with the decoder.
+        session: the session, which has a decoder.
         path: the file.
         rows: largest number of images.
         active: whether the classes with high scores are drawn instead of those of the prediction.
 
     Raises:
-        UsageError: the model has no decoder, or the file cannot be such a sheet.
+        UsageError: the file cannot be such a sheet.
     """
 
     def __init__(self, session: Session, path: Path, rows: int, active: bool) -> None:
         from capsedge.runtime.vision.pictures import check_sheet
 
-        session.check_reconstruction()
         check_sheet(path, rows)
         self._session, self._path, self._active = session, path, active
         self._rows: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = []

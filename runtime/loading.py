@@ -4,44 +4,77 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, overload
 
 from capsedge import zoo
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime import passport
+from capsedge.runtime.averaging import check_count
 from capsedge.runtime.backends import providers
+from capsedge.runtime.backends.cores import usable_cores
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, check_overloads
+from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.given import MODEL, as_path
+from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.session import Session
 
 OPS = ("auto", "fused", "portable")
 MAX_THREADS = 1024
+SIDE_BY_SIDE = 2  # threads of each member of an ensemble, from which on they run at the same time
 _VERSION = re.compile(r"[0-9.]{1,19}")
 
 
+@overload
+def load(  # type: ignore[overload-overlap] # a string is a sequence of strings, and means one file
+    path: str | os.PathLike[str] = ...,
+    *,
+    device: str | None = ...,
+    threads: int | None = ...,
+    ops: str = ...,
+    provider: str = ...,
+    contexts: int | None = ...,
+) -> Session: ...
+
+
+@overload
 def load(
-    path: str | os.PathLike[str] = zoo.DEFAULT,
+    path: Sequence[str | os.PathLike[str]],
+    *,
+    device: str | None = ...,
+    threads: int | None = ...,
+    ops: str = ...,
+    provider: str = ...,
+    contexts: int | None = ...,
+) -> Ensemble: ...
+
+
+def load(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = zoo.DEFAULT,
     *,
     device: str | None = None,
     threads: int | None = None,
     ops: str = "auto",
     provider: str = "auto",
     contexts: int | None = None,
-) -> Session:
+) -> Session | Ensemble:
     """Load a model.
 
     Args:
         path: an ONNX file; those of ``capsedge export`` can `predict`, any other can only `run`. Or a
             TensorRT engine of ``capsedge build``, named ``*.engine``. Or the name of a model of the zoo:
             ``digits-dynamic`` (the default), ``digits-em`` or ``digits-attention``. As a string, such a name
-            always means the zoo; a file of that name is ``./digits-em``, or a `pathlib.Path`.
+            always means the zoo; a file of that name is ``./digits-em``, or a `pathlib.Path`. A list of
+            several is an ensemble, which averages their scores.
         device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the first GPU for an engine. The
             requested device is used or refused, never replaced.
-        threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core).
+        threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core). The
+            members of an ensemble share them.
         ops: ``auto`` runs capsedge's nodes with its operator library if that is installed, otherwise with
             the function bodies of the file; ``fused`` requires the library, ``portable`` never uses it. Its
             kernels are for the CPU, so on a GPU the function bodies run.
@@ -50,10 +83,11 @@ def load(
             GPU; further calls wait. None: 4.
 
     Returns:
-        The session, ready to run.
+        The session, ready to run; for a list an `Ensemble`.
 
     Raises:
-        UsageError: there is no such file or model, the file cannot be read, or an argument is wrong.
+        UsageError: there is no such file or model, the file cannot be read, an argument is wrong, or the
+            models of a list do not fit each other.
         EnvironmentProblem: something needed to run the model is missing: ONNX Runtime, one of its providers,
             the operator library, TensorRT, or the GPU.
         UnsupportedModelError: part of the model would not run on the requested device.
@@ -64,7 +98,10 @@ def load(
         >>> with capsedge.load("digits.onnx", threads=2) as session:
         ...     session.predict("image.png")[0].label
     """
-    path = _named(path)
+    if isinstance(path, (list, tuple)):
+        options = {"device": device, "ops": ops, "provider": provider, "contexts": contexts}
+        return _load_ensemble([_named(each) for each in path], threads, options)
+    path = _named(path)  # type: ignore[arg-type]
     if ops not in OPS:
         raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -90,6 +127,56 @@ def load(
             )
         ops = "portable"
     return _load_onnx(path, onnx_file.read_bytes(path), threads, ops, chosen, gpu)
+
+
+def _load_ensemble(paths: Sequence[Path], threads: int | None, options: dict[str, Any]) -> Ensemble:
+    """An ensemble whose members share the threads.
+
+    Members run one after another with all threads, which is faster for few (docs/how-to/ensembles.md), and
+    at the same time where each has `SIDE_BY_SIDE` threads of its own, or runs on a GPU.
+    """
+    check_count(len(paths))
+    _check_different(paths)
+    count = len(paths)
+    on_gpu = options["device"] not in (None, "cpu") or any(map(passport.is_engine, paths))
+    total = usable_cores() if threads is None else threads
+    split = not on_gpu and total >= SIDE_BY_SIDE * count
+    shares = [total // count + (k < total % count) if split else threads for k in range(count)]
+    members: list[Session] = []
+    try:
+        for path, share in zip(paths, shares, strict=True):
+            engine = passport.is_engine(path)
+            own = options if engine else {**options, "contexts": None}
+            members.append(load(path, threads=None if engine else share, **own))
+        return Ensemble(members, together=split or on_gpu)
+    except BaseException:
+        for member in members:
+            member.close()
+        raise
+
+
+def _check_different(paths: Sequence[Path]) -> None:
+    """Refuse a file that is given twice, under whatever name.
+
+    Raises:
+        UsageError: two have the same content.
+    """
+    seen: dict[str, Path] = {}
+    for path in paths:
+        if opening.kind(path) != opening.FILE:
+            continue  # loading says what it is
+        checksum = sha256(path)
+        if checksum in seen:
+            other = seen[checksum]
+            twice = (
+                f"{path} is given twice." if other == path else f"{path} is the same as {other}."
+            )
+            raise UsageError(
+                f"{twice[:-1]}, and would count twice.",
+                "Members of an ensemble differ, for example in the seed of their training.",
+                "Give each file once.",
+            )
+        seen[checksum] = path
 
 
 def _named(given: str | os.PathLike[str]) -> Path:

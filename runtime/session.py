@@ -66,6 +66,16 @@ class Session(Runner):
             ) from error
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The file that was loaded; of an `Ensemble`, those of its members."""
+        return (self.path,)
+
+    @property
+    def name(self) -> str:
+        """The name of the file, for a title."""
+        return self.path.name
+
+    @property
     def score_output(self) -> str | None:
         """The output that decides the class; None if there is none, as for a regression."""
         return self._answers.scores
@@ -225,12 +235,9 @@ class Session(Runner):
         batch_size: int | None,
         **reading: Any,
     ) -> Iterator[Prediction]:
+        top_k, threshold = self._choice(top_k, threshold)
         outputs = self._metadata().outputs
         estimated = outputs if outputs is not None and outputs.values else None
-        if estimated is not None:
-            _check_no_choice(self.path, estimated, top_k, threshold)
-        else:
-            top_k, threshold = self._choice(top_k, threshold)
         batches = self._batches(images, batch_size, invert, **reading)
 
         def answered(batch: NDArray[Any]) -> Iterator[Prediction]:
@@ -246,7 +253,11 @@ class Session(Runner):
     def _choice(
         self, top_k: int | None, threshold: float | None
     ) -> tuple[int | None, float | None]:
-        """The labels to choose: what was asked for, or the default of the model's task."""
+        """The labels to choose: what was asked for, or the default of the task; none of a regression."""
+        outputs = self._metadata().outputs
+        if outputs is not None and outputs.values:
+            _check_no_choice(self.path, outputs, top_k, threshold)
+            return None, None
         if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
             raise UsageError(
                 f"top_k is {top_k!r}.", "It is a whole number from 1.", "Leave it out for the best."

@@ -38,6 +38,8 @@ ROOMS = (
     "runtime.running",
     "runtime.hints",
     "runtime.session",
+    "runtime.averaging",
+    "runtime.ensemble",
     "zoo",
     "runtime.loading",
     "runtime.description",

@@ -154,6 +154,15 @@ def _prunable(incomplete: str) -> list[str]:
     return names(_trained)(incomplete) + files(*WEIGHTS)(incomplete)
 
 
+def _verifiable(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The files to verify, or beside one the models that it may come from."""
+    return (
+        names(_trained)(incomplete)
+        if ctx.params.get("model") or ctx.args
+        else _loadable(incomplete)
+    )
+
+
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -185,6 +194,7 @@ SOURCES: Mapping[str, Source] = {
     "output": files(ONNX),
     "pairs": words("none", "overlap", "diverse"),
     "peer_model": files(ONNX, ".tflite", ".mnn"),
+    "picture": files(".png", ".svg"),
     "per_image": words("standardize", "min-max"),
     "pixel_range": words("0-1", "0-255", "-1-1"),
     "plot": files(".png"),
@@ -224,10 +234,12 @@ SOURCES: Mapping[str, Source] = {
     "quantize model": files(ONNX),
     "quantize ops": words("auto", "fused"),
     "sweep model": names(_trained),
+    "sweep couplings": lists(lambda: ("routed", "frozen")),
     "sweep output": files(".json"),
     "sweep precision": lists(lambda: ("fp32", "fp16", "int8")),
     "train model": _trainable,
     "train output": files(),
+    "verify name": _verifiable,
     "verify output": files(".json"),
 }
 

@@ -16,6 +16,7 @@ from capsedge.errors import ExitCode
 
 if TYPE_CHECKING:
     from capsedge.runtime.classification import Classified
+    from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.session import Session
     from capsedge.runtime.vision.prediction import Prediction
 
@@ -24,12 +25,13 @@ _MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
     list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
 ]
-Model = Annotated[
-    str | None,
+Models = Annotated[
+    list[str] | None,
     typer.Option(
         "--model",
         "-m",
-        help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default.",
+        help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default. "
+        "Repeat it for an ensemble, which averages scores.",
     ),
     READS,
 ]
@@ -58,7 +60,7 @@ Provider = Annotated[
 
 def command(
     images: Images,
-    model: Model = None,
+    model: Models = None,
     top: Top = None,
     threshold: Threshold = None,
     invert: Invert = False,
@@ -78,7 +80,11 @@ def command(
     from capsedge.zoo import DEFAULT
 
     files = image_files(images)
-    session = load(model or DEFAULT, device=device, threads=threads, ops=ops, provider=provider)
+    given = model or [DEFAULT]
+    options: dict[str, Any] = {
+        "device": device, "threads": threads, "ops": ops, "provider": provider
+    }  # fmt: skip
+    session = load(given, **options) if len(given) > 1 else load(given[0], **options)
     with _progress(len(files)) as progress:
         found = classify_files(
             session, files, top_k=top, threshold=threshold, invert=invert,
@@ -127,7 +133,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, _total: bar.update(task, completed=done)
 
 
-def _print_json(session: Session, found: Classified, reconstruct: Path | None) -> None:
+def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Path | None) -> None:
     lines: list[dict[str, Any]] = []
     for number, file in enumerate(found.files):
         line: dict[str, Any] = {"image": str(file)}
@@ -142,7 +148,7 @@ def _print_json(session: Session, found: Classified, reconstruct: Path | None) -
         lines.append(line)
     _common.print_json(
         {
-            "model": str(session.path),
+            **_files(session),
             "ops": session.ops,
             "images": lines,
             "failed": len(found.errors),
@@ -150,6 +156,12 @@ def _print_json(session: Session, found: Classified, reconstruct: Path | None) -
             "reconstruction": str(reconstruct) if found.drawn else None,
         }
     )
+
+
+def _files(session: Session | Ensemble) -> dict[str, Any]:
+    """The file that was run, or those of an ensemble."""
+    files = [str(path) for path in session.paths]
+    return {"model": files[0]} if len(files) == 1 else {"models": files}
 
 
 def _log_hints(found: Classified) -> None:
@@ -162,11 +174,11 @@ def _log_hints(found: Classified) -> None:
             _common.log(f"hint: {name} is {prediction.hint}")
 
 
-def _print_table(session: Session, found: Classified, asked: bool) -> None:
+def _print_table(session: Session | Ensemble, found: Classified, asked: bool) -> None:
     """The answers; of an image with nothing to see only those that were asked for or drawn."""
     from capsedge.cli._tables import print_table
 
-    title = f"{session.path.name}, {session.ops} operators"
+    title = f"{session.name}, {session.ops} operators"
     first = next(iter(found.predictions.values()))
     if first.values:
         estimates = [

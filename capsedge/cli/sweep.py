@@ -1,4 +1,4 @@
-"""``capsedge sweep``: accuracy against latency and size over iterations and precisions."""
+"""``capsedge sweep``: the Pareto front of accuracy, latency and size over files made from checkpoints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._places import READS, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.quantities import size
@@ -22,7 +22,7 @@ Data = Annotated[
     Path,
     typer.Option(
         "--data",
-        help="Data set folder: calibrated on its training split, evaluated on its test split.",
+        help="Data set folder: calibrated and searched on its training split, reported on its test split.",
     ),
     READS,
 ]
@@ -30,64 +30,99 @@ Model = Annotated[
     str | None,
     typer.Option("--model", help="Name of a trained model of the zoo, such as digits-em."),
 ]
+Checkpoints = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--checkpoint",
+        help="Checkpoint, .safetensors or .pt; repeatable, for example a network and its pruned ones.",
+    ),
+    READS,
+]
 Iterations = Annotated[
     str, typer.Option("--iters", help="Routing iterations, for example 1..5 or 1,3.")
+]
+Couplings = Annotated[
+    str, typer.Option("--couplings", help="routed, frozen to their mean, or both: routed,frozen.")
 ]
 Precisions = Annotated[
     str, typer.Option("--precision", help="Any of fp32, fp16, int8, for example fp32,int8.")
 ]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="Threads of one inference.")]
-Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write the table as JSON."), WRITES
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep", help="Folder for the files; an interrupted sweep goes on where it stopped."
+    ),
+    Role(written=lambda folder: [folder / "sweep-state.json"]),
 ]
-Plot = Annotated[
-    Path | None, typer.Option("--plot", help="Plot accuracy against time as a PNG."), WRITES
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Write the points as JSON."), WRITES
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--picture", help="Draw the points and the front: .png or .svg."),
+    WRITES,
 ]
 
 
 def command(
     data: Data,
     model: Model = None,
-    checkpoint: _options.Checkpoint = None,
+    checkpoint: Checkpoints = None,
     iters: Iterations = "1..5",
+    couplings: Couplings = "routed",
     precision: Precisions = "fp32,fp16,int8",
     limit: _options.Limit = None,
     threads: Threads = 2,
+    keep: Keep = None,
     output: Output = None,
-    plot: Plot = None,
+    picture: Picture = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Export and quantize a model for several iterations; measure accuracy, time and size of each."""
+    """Search iterations, couplings, precisions and checkpoints for the best accuracy, latency and size."""
     iterations = _iterations(iters)
     require(
         "onnx", "onnxruntime", "torch",
         what="A sweep exports the model, which needs PyTorch and ONNX.",
         fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    from capsedge.pipelines import sweep as sweeps
     from capsedge.pipelines.find import find_model
+    from capsedge.pipelines.sweep import Grid, sweep
+    from capsedge.pipelines.sweep_candidates import COUPLINGS, PRECISIONS
+    from capsedge.pipelines.sweep_picture import draw
     from capsedge.runtime.charts import check_chart
     from capsedge.runtime.files.writing import check_writable, write_text
 
-    precisions = _precisions(precision, sweeps.PRECISIONS)
+    grid = Grid(
+        iterations,
+        _words("--couplings", couplings, COUPLINGS),
+        _words("--precision", precision, PRECISIONS),
+    )
     if output is not None:
         check_writable(output)
-    if plot is not None:
-        check_chart(plot)
-    found = find_model(model, checkpoint)
-    swept = sweeps.sweep(
-        found, data, iterations, precisions, limit=limit, threads=threads, progress=_log
-    )
+    if picture is not None:
+        _check_picture(picture)
+        check_chart(picture)
+    given: list[Path | None] = [*checkpoint] if checkpoint else [None]
+    found = [find_model(model, each) for each in given]
+    swept = sweep(found, data, grid, limit=limit, threads=threads, keep=keep, progress=log)
     for warning in swept.warnings:
         log(f"warning: {warning}")
     if output is not None:
         write_text(output, json.dumps(swept.to_dict(), indent=2) + "\n")
-    if plot is not None:
-        sweeps.plot(swept, plot)
+    if picture is not None:
+        draw(swept, picture)
     if as_json:
         print_json(swept.to_dict())
     else:
-        _show(swept)
+        _show(swept, keep)
+
+
+def _check_picture(path: Path) -> None:
+    if path.suffix not in (".png", ".svg"):
+        raise UsageError(
+            f"{path} is neither a .png nor a .svg.", "", "Use for example --picture front.svg."
+        )
 
 
 def _iterations(text: str) -> list[int]:
@@ -101,7 +136,7 @@ def _iterations(text: str) -> list[int]:
             first, last = (int(v) for v in text.split(".."))
             found = list(range(first, last + 1))
         else:
-            found = [int(v) for v in text.split(",")]
+            found = list(dict.fromkeys(int(v) for v in text.split(",")))
     except ValueError:
         found = []
     if not found or min(found) < 1:
@@ -113,32 +148,38 @@ def _iterations(text: str) -> list[int]:
     return found
 
 
-def _precisions(text: str, known: tuple[str, ...]) -> list[str]:
-    found = _options.words(text)
+def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
+    found = list(dict.fromkeys(_options.words(text)))
     if not found or not set(found) <= set(known):
-        raise UsageError(f"Bad --precision {text}.", "", f"Known: {', '.join(known)}.")
+        raise UsageError(f"Bad {option} {text}.", "", f"Known: {', '.join(known)}.")
     return found
 
 
-def _log(point: Point) -> None:
-    log(
-        f"{point.iterations} iterations, {point.precision}: {100 * point.accuracy:.2f} %, "
-        f"{point.milliseconds:.2f} ms, {size(point.bytes)}"
-    )
-
-
-def _show(swept: Sweep) -> None:
+def _show(swept: Sweep, keep: Path | None) -> None:
+    front = swept.front
+    columns = ["model", "iterations", "couplings", "precision", "ms", "size", "search", "test"]
     print_table(
-        f"{swept.model} (trained with {swept.trained_iterations} iterations), {swept.images} images",
-        ("iterations", "precision", "accuracy", "ms", "size"),
-        [
-            (
-                str(p.iterations),
-                p.precision,
-                f"{100 * p.accuracy:.2f} %",
-                f"{p.milliseconds:.2f}",
-                size(p.bytes),
-            )
-            for p in swept.points
-        ],
+        f"Pareto front: {len(front)} of {len(swept.points)} files, the fastest first",
+        columns,
+        [_row(point) for point in front],
     )
+    say(
+        f"search: accuracy on {swept.searched} training images; test: on {swept.images} images "
+        f"({swept.data}), for these files only"
+    )
+    if keep is not None:
+        say(*(f"{keep / point.file}" for point in front))
+
+
+def _row(point: Point) -> list[str]:
+    tested = "-" if point.test_accuracy is None else f"{100 * point.test_accuracy:.2f} %"
+    return [
+        point.model,
+        str(point.iterations),
+        point.couplings,
+        point.precision,
+        f"{point.milliseconds:.2f}",
+        size(point.bytes),
+        f"{100 * point.accuracy:.2f} %",
+        tested,
+    ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsedge.cli import _common, _options
+from capsedge.cli._ensemble_certificate import show
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, WRITES
@@ -19,21 +20,29 @@ from capsedge.runtime.origin import CLAIMED
 
 if TYPE_CHECKING:
     from capsedge.verification import Certificate
+    from capsedge.verification.ensemble import EnsembleCertificate
 
 LISTED = 10  # flips printed; the certificate lists more
 
 
-Model = Annotated[Path, typer.Argument(help="ONNX file or TensorRT engine."), READS]
-Checkpoint = Annotated[
-    Path | None,
+Model = Annotated[Path | None, typer.Argument(help="ONNX file or TensorRT engine."), READS]
+Checkpoints = Annotated[
+    list[Path] | None,
     typer.Option(
         "--checkpoint",
-        help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default.",
+        help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default. Repeat it "
+        "for the members of an ensemble.",
     ),
     READS,
 ]
-Name = Annotated[
-    str | None, typer.Option("--model", help="A trained model of the zoo, instead of a checkpoint.")
+Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        help="With MODEL, a trained model of the zoo that it was exported from. Without, the file to verify; "
+        "repeat it for an ensemble.",
+    ),
+    READS,
 ]
 Data = Annotated[
     Path | None,
@@ -76,9 +85,9 @@ Output = Annotated[
 @grouped
 def command(
     own: OwnModule,
-    model: Model,
-    checkpoint: Checkpoint = None,
-    name: Name = None,
+    model: Model = None,
+    checkpoint: Checkpoints = None,
+    name: Names = None,
     data: Data = None,
     inputs: Inputs = None,
     limit: Limit = None,
@@ -97,45 +106,91 @@ def command(
         from capsedge.judging.tolerance import parse
         from capsedge.pipelines.find import trained_checkpoint
         from capsedge.verification import verify
+        from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
             "Verification runs the PyTorch model, and PyTorch is not installed here.",
             f"There is no package '{error.name}'.",
             "On a workstation: pip install 'capsedge[export]'",
         ) from error
-    if checkpoint is not None and name is not None:
+    artefacts, origin = _given(model, name or [])
+    checkpoints = checkpoint or []
+    if checkpoints and origin is not None:
         raise UsageError(
             "--checkpoint and --model both name the reference.", "", "Use one of them."
         )
     if output is not None:
         check_writable(output)
-    source = own.source(checkpoint=checkpoint, model=name)
-    reference: Any = trained_checkpoint(name) if name is not None else checkpoint
-    if source is not None:
-        from capsedge.pipelines.own_module import load_module
+    source = own.source(checkpoint=checkpoints, model=origin)
+    options: dict[str, Any] = {
+        "limit": limit,
+        "atol": parse("atol", atol) if atol else None,
+        "rtol": parse("rtol", rtol) if rtol else None,
+        "min_agreement": min_agreement,
+        "ops": ops,
+    }
+    certificate: Certificate | EnsembleCertificate
+    if len(artefacts) > 1:
+        _check_ensemble(own, inputs)
+        with comparing() as progress:
+            certificate = verify_ensemble(
+                checkpoints or None, artefacts, data, progress=progress, **options
+            )
+    else:
+        _check_one(checkpoints)
+        reference: Any = None if origin is None else trained_checkpoint(origin)
+        reference = checkpoints[0] if checkpoints else reference
+        if source is not None:
+            from capsedge.pipelines.own_module import load_module
 
-        reference = load_module(source)
-    with comparing() as progress:
-        certificate = verify(
-            reference,
-            model,
-            data,
-            inputs=inputs,
-            limit=limit,
-            atol=parse("atol", atol) if atol else None,
-            rtol=parse("rtol", rtol) if rtol else None,
-            min_agreement=min_agreement,
-            ops=ops,
-            progress=progress,
-        )
+            reference = load_module(source)
+        with comparing() as progress:
+            certificate = verify(
+                reference, artefacts[0], data, inputs=inputs, progress=progress, **options
+            )
     if output is not None:
         certificate.save(output)
     if as_json:
         _common.print_json(certificate.to_dict())
+    elif isinstance(certificate, EnsembleCertificate):
+        show(certificate, output)
     else:
         _show(certificate, output)
     if not certificate.passed:
         raise typer.Exit(int(ExitCode.PARITY))
+
+
+def _given(model: Path | None, names: list[str]) -> tuple[list[str | Path], str | None]:
+    """The files to verify, and the model of the zoo that names the reference."""
+    if model is None:
+        if not names:
+            raise UsageError(
+                "There is nothing to verify.", "", "Name a file: capsedge verify model.onnx"
+            )
+        return list(names), None
+    if len(names) > 1 or (names and names[0].endswith((".onnx", ".engine"))):
+        raise UsageError(
+            f"{model} is given without --model, and {names[-1]} with it.",
+            "Beside a file, --model names the model of the zoo that it was exported from.",
+            f"For an ensemble, give all files with it: --model {model} --model {names[-1]}",
+        )
+    return [model], names[0] if names else None
+
+
+def _check_ensemble(own: OwnModule, inputs: Path | None) -> None:
+    if own.module is not None or inputs is not None:
+        raise UsageError(
+            f"An ensemble is not verified with {'--inputs' if inputs else '--module'}.",
+            "Its members take images, and name their checkpoints.",
+            "Verify the members one by one, or modules with capsedge.verify_ensemble in Python.",
+        )
+
+
+def _check_one(checkpoints: list[Path]) -> None:
+    if len(checkpoints) > 1:
+        raise UsageError(
+            f"There are {len(checkpoints)} checkpoints for one file.", "", "Give the right one."
+        )
 
 
 def _show(certificate: Certificate, saved: Path | None) -> None:

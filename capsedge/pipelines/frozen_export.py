@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,14 +71,7 @@ def export_frozen(
         "layers": layers,
         **rounded(outcome),
     }
-    assert source.metadata is not None  # it has just been exported
-    origin = source.metadata.origin
-    described = dataclasses.replace(
-        source.metadata,
-        calibration={"frozen_couplings": measured},
-        origin=origin and origin.changed("couplings frozen to their mean"),
-    )
-    onnx.helper.set_model_props(frozen, described.to_properties())
+    describe_frozen(frozen, source, measured)
     data = frozen.SerializeToString()
     write_bytes(path, data)
     report = dataclasses.replace(
@@ -88,3 +82,15 @@ def export_frozen(
         functions=len(frozen.functions),
     )
     return FrozenExport(report, measured, splits.warnings)
+
+
+def describe_frozen(frozen: onnx.ModelProto, source: Source, measured: Mapping[str, Any]) -> None:
+    """State in a file's metadata that its couplings are frozen, and what that was made from."""
+    assert source.metadata is not None  # it was exported by this package
+    origin = source.metadata.origin
+    described = dataclasses.replace(
+        source.metadata,
+        calibration={"frozen_couplings": measured},
+        origin=origin and origin.changed("couplings frozen to their mean"),
+    )
+    onnx.helper.set_model_props(frozen, described.to_properties())

@@ -1,26 +1,35 @@
-"""Accuracy against latency and size, over routing iterations and precisions. Needs torch to export."""
+"""A search over iterations, couplings, precisions and checkpoints: accuracy, latency and size. Needs torch.
+
+Candidates are calibrated and compared on training images only. The test images are read once, after the
+search, for the figures of the candidates that no other beats.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256 as digest_of
 from pathlib import Path
 from typing import Any
 
-from capsedge.calibration.evaluate import latency
-from capsedge.calibration.quantize import Splits, split
-from capsedge.calibration.source import MADE, Source, uniform
-from capsedge.datasets import ImageSet
+from capsedge.calibration.splits import check_calibration
+from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import UsageError
-from capsedge.exporters.to_onnx import export
+from capsedge.models.config_base import ModelConfig
 from capsedge.pipelines.find import FoundModel
-from capsedge.runtime.charts import caption, new_figure, save_figure
-from capsedge.runtime.files.writing import temporary_folder
-from capsedge.runtime.loading import load_bytes
+from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker
+from capsedge.pipelines.sweep_state import State
+from capsedge.runtime.files.writing import sha256, temporary_folder
+from capsedge.runtime.loading import load
+from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.measure import Limits
+from capsedge.runtime.profiling.profiler import random_inputs
+from capsedge.runtime.profiling.worker import Specification
 
-PRECISIONS = ("fp32", "fp16", "int8")
-CALIBRATION_IMAGES = 512
+CALIBRATION_IMAGES, SEARCH_IMAGES = 512, 2000
+MOST = 64  # candidates, each of which is a process while latencies are measured
+TIMED = Limits(warmup=0.1, duration=1.0, iterations=50)
 
 
 @dataclass(frozen=True)
@@ -28,17 +37,30 @@ class Point:
     """One file of the sweep.
 
     Attributes:
-        iterations, precision: its routing iterations and precision.
-        accuracy: share of correct decisions.
-        milliseconds: median time per image.
+        model, iterations, couplings, precision: as of its `Kind`.
+        accuracy: share of correct decisions on the training images of the search.
+        milliseconds: median time of an inference with one image.
         bytes: size of the file.
+        file: its name.
+        front: whether no other point is at least as good in all three, and better in one.
+        test_accuracy: share of correct decisions on the test images; None for points behind the front.
     """
 
+    model: str
     iterations: int
+    couplings: str
     precision: str
     accuracy: float
     milliseconds: float
     bytes: int
+    file: str
+    front: bool = False
+    test_accuracy: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What distinguishes it."""
+        return Kind(self.model, self.iterations, self.couplings, self.precision)
 
 
 @dataclass(frozen=True)
@@ -46,124 +68,249 @@ class Sweep:
     """All files of a sweep.
 
     Attributes:
-        model: name of the model.
-        trained_iterations: routing iterations that it was trained with.
-        images, data: number and source of the images that accuracy was measured on.
+        models: names of the checkpoints.
+        searched: training images that candidates were compared on.
+        images, data: number and source of the test images.
         threads: threads of one inference.
-        points: the points, in the order in which they were measured.
-        warnings: warnings about the images, for the user.
+        points: all points, in the order in which they were made.
+        warnings: for the user.
     """
 
-    model: str
-    trained_iterations: int
+    models: tuple[str, ...]
+    searched: int
     images: int
     data: str
     threads: int
     points: tuple[Point, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The Pareto front, the fastest first."""
+        return tuple(sorted((p for p in self.points if p.front), key=lambda p: p.milliseconds))
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        document = dataclasses.asdict(self)
-        del document["warnings"]
-        return {"schema": 1, **document, "points": [dataclasses.asdict(p) for p in self.points]}
+        document = asdict(self)
+        return {"schema": 2, **document, "points": list(document["points"])}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What candidates are made of: every combination.
+
+    Attributes:
+        iterations: numbers of routing iterations.
+        couplings: any of `sweep_candidates.COUPLINGS`.
+        precisions: any of `sweep_candidates.PRECISIONS`.
+    """
+
+    iterations: Sequence[int]
+    couplings: Sequence[str]
+    precisions: Sequence[str]
+
+    @property
+    def size(self) -> int:
+        """Candidates of one checkpoint."""
+        return len(self.iterations) * len(self.couplings) * len(self.precisions)
 
 
 def sweep(
-    found: FoundModel,
-    data: Path | ImageSet,
-    iterations: Sequence[int],
-    precisions: Sequence[str],
+    models: Sequence[FoundModel],
+    data: Path,
+    grid: Grid,
     *,
     limit: int | None = None,
     threads: int = 2,
-    progress: Callable[[Point], None] = lambda _: None,
+    keep: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
-    """Export and quantize a model for several iterations; measure each file.
+    """Make every candidate, compare them on training images, and test the best.
 
     Args:
-        found: a trained single-label model.
-        data: data set folder: calibrated on its training split, evaluated on its test split.
-        iterations: numbers of routing iterations.
-        precisions: any of `PRECISIONS`.
+        models: trained single-label models of the same classes and preprocessing, such as a network and its
+            pruned descendants.
+        data: data set folder: its training split is calibrated and searched on, its test split reported on.
+            Of other data a third is held out for the report.
+        grid: the candidates.
         limit: largest number of test images, drawn at random.
         threads: threads of one inference.
-        progress: called with every point.
+        keep: folder for the files; a sweep that was interrupted goes on there.
+        progress: told what is being done.
 
     Raises:
-        UsageError: the model is not trained or is multi-label, or the data is wrong.
+        UsageError: a model is not trained or is multi-label, they do not fit each other, there are too many
+            candidates, or the data is wrong.
     """
-    config = found.model.config
-    if not found.trained:
-        raise UsageError(
-            f"{found.name} has no trained weights in this package.",
-            "The accuracy of random weights is meaningless.",
-            "Give a checkpoint with --checkpoint.",
-        )
-    if config.task == "multi-label":
-        raise UsageError(
-            f"{found.name} is a multi-label model.",
-            "Data sets have one label per image, so its accuracy cannot be measured on them.",
-            "Compare its files with `capsedge quantize` and `capsedge verify`.",
-        )
-    points: list[Point] = []
-    splits: Splits | None = None
-    with temporary_folder() as folder:
-        for count in iterations:
-            path = folder / f"{count}.onnx"
-            export(found.model, path, iterations=count)
-            source = Source(path)
-            if splits is None:
-                splits = split(source, data, None, CALIBRATION_IMAGES, limit=limit)
-            for precision in precisions:
-                points.append(_point(source, splits, count, precision, threads))
-                progress(points[-1])
-    assert splits is not None
+    _check(models, grid)
+    sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
+    with ExitStack() as stack:
+        scratch = stack.enter_context(temporary_folder())
+        config = models[0].model.config
+        calibration, search, warnings = _training_images(config, data)
+        images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
+        folder = scratch if keep is None else keep
+        state = State(folder, images)
+        made: list[Candidate] = []
+        for found, checksum in zip(models, sums, strict=True):
+            maker = Maker(found, checksum, folder, state, calibration, search)
+            for count in grid.iterations:
+                for one in maker.candidates(count, grid.couplings, grid.precisions):
+                    made.append(one)
+                    progress(f"{len(made)}: {one.kind}: {100 * one.accuracy:.2f} %")
+            warnings += list(dict.fromkeys(maker.warnings))
+        if not made:
+            raise UsageError(
+                "There is no candidate.", f"{warnings[-1]}.", "Add --couplings routed."
+            )
+        points = pareto(_timed(made, threads, progress))
+        tested, notes = _test_images(config, data, (calibration, search), limit)
+        points = [_tested(p, folder, tested, progress) if p.front else p for p in points]
     return Sweep(
-        model=found.name,
-        trained_iterations=config.iterations,
-        images=len(splits.evaluation),
-        data=splits.evaluation.source,
+        models=tuple(found.name for found in models),
+        searched=len(search),
+        images=len(tested),
+        data=tested.source,
         threads=threads,
         points=tuple(points),
-        warnings=splits.warnings,
+        warnings=(*warnings, *notes),
     )
 
 
-def _point(source: Source, splits: Splits, iterations: int, precision: str, threads: int) -> Point:
-    if precision == "fp32":
-        made = source.model
-    elif precision == "fp16":
-        made, _ = source.half(splits.calibration)
-    else:
-        table = source.calibrate(splits.calibration, "mse", None)
-        made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
-    outcome = source.outcome(made, splits.evaluation)
-    content = made.SerializeToString()
-    milliseconds = latency(load_bytes(content, MADE, threads=threads), splits.evaluation)
-    return Point(iterations, precision, float(outcome.accuracy or 0), milliseconds, len(content))
+def _check(models: Sequence[FoundModel], grid: Grid) -> None:
+    for found in models:
+        if not found.trained:
+            raise UsageError(
+                f"{found.name} has no trained weights in this package.",
+                "The accuracy of random weights is meaningless.",
+                "Give a checkpoint with --checkpoint.",
+            )
+        config, first = found.model.config, models[0].model.config
+        if config.task != "single-label":
+            raise UsageError(
+                f"{found.name} is a {config.task} model.",
+                "Data sets have one label per image, so its accuracy cannot be measured on them.",
+                "Compare its files with `capsedge quantize` and `capsedge verify`.",
+            )
+        for what in ("class_names", "preprocessing"):
+            if getattr(config, what) != getattr(first, what):
+                raise UsageError(
+                    f"{models[0].name} and {found.name} do not fit each other.",
+                    f"Their {what.replace('_', ' ')} differ, so one data set cannot compare them.",
+                    "Sweep checkpoints of one task together.",
+                )
+    count = grid.size * len(models)
+    if count > MOST:
+        raise UsageError(
+            f"The sweep has {count} candidates.",
+            f"Up to {MOST} are measured in turns.",
+            "Give fewer iterations, precisions or checkpoints.",
+        )
 
 
-def plot(found: Sweep, path: Path) -> None:
-    """Plot accuracy against time as a PNG: one line per precision, with the iterations beside the points.
+def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSet, list[str]]:
+    """Images to calibrate on, and others to compare candidates on; at most two thirds of the training images.
 
     Raises:
-        EnvironmentProblem: matplotlib is not installed.
-        UsageError: the path cannot be written.
+        UsageError: the data has no labels, or too few images.
     """
-    figure = new_figure(7, 4)
-    axis = figure.subplots()
-    largest = max(p.bytes for p in found.points)
-    for precision in dict.fromkeys(p.precision for p in found.points):
-        mine = [p for p in found.points if p.precision == precision]
-        xs, ys = [p.milliseconds for p in mine], [100 * p.accuracy for p in mine]
-        axis.plot(xs, ys, "-", linewidth=0.8)
-        axis.scatter(xs, ys, [200 * p.bytes / largest + 10 for p in mine], label=precision)
-        for p in mine:
-            axis.annotate(str(p.iterations), (p.milliseconds, 100 * p.accuracy), fontsize=8)
-    axis.set_xlabel("milliseconds per image (area: size of the file; numbers: iterations)")
-    axis.set_ylabel("accuracy, %")
-    axis.set_title(caption(found.model))
-    axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path, 110)
+    pool = read_images(data, config.preprocessing, "train")
+    if pool.labels is None:
+        raise UsageError(
+            f"{pool.source} has no labels.",
+            "A sweep compares the accuracy of files.",
+            "Give a data set folder, or an npz file with images and labels.",
+        )
+    classes = int(pool.labels.max()) + 1
+    if classes > config.classes:
+        raise UsageError(
+            f"{pool.source} has {classes} classes.",
+            f"The models have {config.classes}.",
+            "Give data of the classes that the models were trained on.",
+        )
+    drawn = pool.draw(min(CALIBRATION_IMAGES + SEARCH_IMAGES, 2 * len(pool) // 3), 0)
+    calibration = drawn.draw(min(CALIBRATION_IMAGES, len(drawn) // 2), 0)
+    warnings = check_calibration(calibration)
+    search = drawn.without(calibration)
+    if len(search) == 0:
+        raise UsageError(
+            f"{pool.source} has no images left to compare files on.",
+            f"It holds {len(pool)}, some of them more than once.",
+            "Give more images.",
+        )
+    return calibration, search, warnings
+
+
+def _test_images(
+    config: ModelConfig, data: Path, used: Sequence[ImageSet], limit: int | None
+) -> tuple[ImageSet, list[str]]:
+    """The images that are reported on, without any that the search has seen; warnings."""
+    tested = read_images(data, config.preprocessing, "test")
+    count = len(tested)
+    for seen in used:
+        tested = tested.without(seen)
+    if len(tested) == 0:
+        raise UsageError(
+            f"{data} has no images left to report on.",
+            f"All {count} were calibrated or compared on.",
+            "Give a data set with a test split.",
+        )
+    notes = []
+    if tested.split and len(tested) < count:
+        notes = [f"{count - len(tested)} test images are training images too and are left out"]
+    return (tested if limit is None else tested.draw(limit, 0)), notes
+
+
+def _timed(made: Sequence[Candidate], threads: int, progress: Callable[[str], None]) -> list[Point]:
+    """All candidates with their latencies, measured in turns, each in a process of its own."""
+    entrants = [
+        Entrant(str(one.kind), Specification(CAPSEDGE, str(one.path), "", threads=threads), file)
+        for one in made
+        for file in [str(one.path)]
+    ]
+    feeds = random_inputs(load(made[0].path, threads=1), 1)
+    measured = compare(entrants, feeds, TIMED, lambda said: progress(f"latency: {said}"))
+    points = []
+    for one, entry in zip(made, measured.entries, strict=True):
+        assert entry.latency is not None  # each computes what only it computes, so none differs
+        points.append(
+            Point(
+                **asdict(one.kind),
+                accuracy=one.accuracy,
+                milliseconds=entry.latency.median,
+                bytes=one.path.stat().st_size,
+                file=one.path.name,
+            )
+        )
+    return points
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points, with those marked that no other beats in accuracy, latency and size together."""
+
+    def costs(point: Point) -> tuple[float, float, int]:
+        return -point.accuracy, point.milliseconds, point.bytes
+
+    def beaten(point: Point) -> bool:
+        mine = costs(point)
+        return any(
+            other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
+            for other in map(costs, points)
+        )
+
+    return [replace(point, front=not beaten(point)) for point in points]
+
+
+def _tested(point: Point, folder: Path, images: ImageSet, progress: Callable[[str], None]) -> Point:
+    """A point with its accuracy on the test images."""
+    progress(f"test images: {point.kind}")
+    assert images.labels is not None  # as the training images
+    with load(folder / point.file) as session:
+        right = total = 0
+        scores = session.score_output
+        assert scores is not None  # a single-label model has scores
+        for batch, found in session.run_batches(images.inputs(), [scores]):
+            labels = images.labels[total:][: len(batch)]
+            right += int((found[scores].argmax(1) == labels).sum())
+            total += len(batch)
+    return replace(point, test_accuracy=right / total)

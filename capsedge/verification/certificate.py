@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,55 @@ class Link:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+class Verdict(Summarized):
+    """The outcome of a verification.
+
+    Attributes:
+        failures: the requirements that are not met, in sentences; empty if it passed.
+    """
+
+    failures: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all requirements are met."""
+        return not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """``PASSED`` or ``FAILED``."""
+        return "PASSED" if self.passed else "FAILED"
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+
+    def save(self, path: Path | str) -> None:
+        """Write the certificate as JSON, completely or not at all.
+
+        Raises:
+            UsageError: the path cannot be written.
+            EnvironmentProblem: the disk is full.
+        """
+        write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+
+    def check(self) -> None:
+        """Raise if the verification failed.
+
+        Raises:
+            ParityError: it failed; the error's ``report`` is the certificate.
+        """
+        if not self.passed:
+            raise ParityError(
+                "The artefact does not reproduce its reference.",
+                " ".join(self.failures),
+                "See the certificate's ledger for the first place over budget.",
+                report=self,
+            )
+
+
 @dataclass(frozen=True, repr=False)
-class Certificate(Summarized):
+class Certificate(Verdict):
     """The outcome of ``capsedge.verify``.
 
     Attributes:
@@ -73,16 +121,6 @@ class Certificate(Summarized):
             "Certificate", [f"{self.verdict}: {chain}", *self.failures[:1], measured], rows
         )
 
-    @property
-    def passed(self) -> bool:
-        """Whether all requirements are met."""
-        return not self.failures
-
-    @property
-    def verdict(self) -> str:
-        """``PASSED`` or ``FAILED``."""
-        return "PASSED" if self.passed else "FAILED"
-
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return {
@@ -107,26 +145,3 @@ class Certificate(Summarized):
             "machine": self.machine,
             "created": self.created,
         }
-
-    def save(self, path: Path | str) -> None:
-        """Write the certificate as JSON, completely or not at all.
-
-        Raises:
-            UsageError: the path cannot be written.
-            EnvironmentProblem: the disk is full.
-        """
-        write_text(path, json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
-
-    def check(self) -> None:
-        """Raise if the verification failed.
-
-        Raises:
-            ParityError: it failed; the error's ``report`` is the certificate.
-        """
-        if not self.passed:
-            raise ParityError(
-                "The artefact does not reproduce its reference.",
-                " ".join(self.failures),
-                "See the certificate's ledger for the first place over budget.",
-                report=self,
-            )

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.tolerance import NOISE
 from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.cascade import Parent
+from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import pruned_of
@@ -40,11 +41,13 @@ from capsedge.verification.requirements import Limits, failures_of
 
 LEDGER_FLIPS = 4  # samples with a changed decision that the ledger examines
 Progress = Callable[[int, int], None]
+Observer = Callable[[Arrays, Arrays, "NDArray[np.int64] | None"], None]
+Source: TypeAlias = nn.Module | OwnModule | Path | str | None
 Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
 
 
 def verify(
-    reference: nn.Module | OwnModule | Path | str | None,
+    reference: Source,
     artefact: Session | Path | str,
     data: Path | str | None = None,
     *,
@@ -88,9 +91,37 @@ def verify(
         >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
         >>> certificate.check()
     """
-    _check_arguments(limit, min_agreement, data, inputs)
-    data = None if data is None else as_path(data, DATA)
+    check_arguments(limit, min_agreement, data, inputs)
+    if isinstance(artefact, (Ensemble, list, tuple)):
+        raise UsageError(
+            "verify takes one artefact.",
+            "This is an ensemble, or a list of files.",
+            "Use capsedge.verify_ensemble(references, ensemble).",
+        )
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
+    limits = Limits.of(session, atol, rtol, min_agreement)
+    return certify(reference, session, data, limits, inputs=inputs, limit=limit, progress=progress)
+
+
+def certify(
+    reference: Source,
+    session: Session,
+    data: Path | str | None,
+    limits: Limits,
+    *,
+    inputs: Given | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+    observe: Observer | None = None,
+) -> Certificate:
+    """Compare a loaded artefact with its source, as `verify`.
+
+    Args:
+        limits: the requirements.
+        observe: called with the reference's and the artefact's outputs of every batch of samples, and the
+            labels where there are any.
+    """
+    data = None if data is None else as_path(data, DATA)
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
@@ -100,10 +131,11 @@ def verify(
         if port.name != session.long_way_output
     }
     source = Reference(module, list(ranks), ranks)
-    limits = Limits.of(session, atol, rtol, min_agreement)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
-    on_samples = _on_samples(runs(session, samples), session, source, limits, samples.labels, step)
+    on_samples = _on_samples(
+        runs(session, samples), session, source, limits, samples.labels, step, observe
+    )
     on_hard = _on_hard_cases(runs(session, hard), session, source, limits, step)
     failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
     ledger = None
@@ -126,13 +158,14 @@ def verify(
         limits=limits.to_dict(),
         failures=tuple(failures),
         ledger=ledger,
-        versions=_versions(),
+        versions=software(),
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 
 
-def _versions() -> dict[str, str]:
+def software() -> dict[str, str]:
+    """The versions of the software that a comparison depends on."""
     return {
         "capsedge": __version__,
         **versions("torch", "onnxruntime", "onnx", "numpy"),
@@ -140,9 +173,14 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _check_arguments(
+def check_arguments(
     limit: int | None, min_agreement: float | None, data: object, inputs: object
 ) -> None:
+    """Refuse values that are out of range, and two kinds of data.
+
+    Raises:
+        UsageError: names the argument.
+    """
     if data is not None and inputs is not None:
         raise UsageError(
             "data and inputs exclude each other.",
@@ -190,6 +228,7 @@ def _on_samples(
     limits: Limits,
     labels: NDArray[np.int64] | None,
     step: Callable[[int], None],
+    observe: Observer | None,
 ) -> Comparison:
     comparison = Comparison.of(session, limits.tolerances)
     compared = 0
@@ -197,7 +236,10 @@ def _on_samples(
         count = len(inputs[0])
         part = None if labels is None else labels[compared:][:count]
         compared += count
-        comparison.update(source.run(*inputs), found, labels=part)
+        expected = source.run(*inputs)
+        comparison.update(expected, found, labels=part)
+        if observe is not None:
+            observe(expected, found, part)
         step(count)
     return comparison
 
@@ -249,9 +291,7 @@ def _images(
     return _samples(data, session, shape, limit), hard_cases(shape, prep)
 
 
-def _reference(
-    given: nn.Module | OwnModule | Path | str | None, session: Session
-) -> tuple[Link, nn.Module]:
+def _reference(given: Source, session: Session) -> tuple[Link, nn.Module]:
     if isinstance(given, OwnModule):
         weights = given.weights
         checksum = sha256(weights) if weights else ""

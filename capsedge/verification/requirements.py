@@ -124,7 +124,7 @@ def failures_of(limits: Limits, *parts: tuple[str, Comparison, ImageSet]) -> lis
     failures += _error_failures(limits, parts[0][1])
     for _, comparison, _ in parts:
         if limits.max_drop is not None and comparison.decisions is not None:
-            failures += _drop_failure(comparison.decisions, limits.max_drop)
+            failures += drop_failures(comparison.decisions, limits.max_drop)
     return failures
 
 
@@ -163,7 +163,7 @@ def _error_failures(limits: Limits, comparison: Comparison) -> list[str]:
     return failures
 
 
-def _drop_failure(decisions: Decisions, max_drop: float) -> list[str]:
+def drop_failures(decisions: Decisions, max_drop: float) -> list[str]:
     """A sentence if accuracy fell by more than was allowed and by more than one image counts."""
     if not decisions.labelled:
         return []

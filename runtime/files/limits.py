@@ -53,6 +53,8 @@ DIMENSIONS = 64
 # One run of an ONNX file: inputs and outputs, as far as the file fixes their sizes.
 RUN_BYTES = 256 * MIB
 
+MEMBERS = 64  # of one ensemble
+
 # The process in which `capsedge optimize` takes a file apart.
 OPTIMIZE_SECONDS = 900
 OPTIMIZE_BYTES = 16 * GIB  # of address space, of which libraries take a part

@@ -64,6 +64,15 @@ def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
     Raises:
         UsageError: it is opened as text, cannot be read, or as `read_image`.
     """
+    return decode(stream_bytes(file, name), name)
+
+
+def stream_bytes(file: SupportsRead, name: str) -> bytes:
+    """What an open binary file holds from its position on, up to a byte over the limit of `decode`.
+
+    Raises:
+        UsageError: it is opened as text, is empty or cannot be read.
+    """
     parts: list[bytes] = []
     left = (
         limits.IMAGE_FILE_BYTES + 1
@@ -86,7 +95,7 @@ def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
         raise UsageError(
             f"{name} is empty.", "The file is at its end.", "If it was read before: file.seek(0)."
         )
-    return decode(b"".join(parts), name)
+    return b"".join(parts)
 
 
 def decode(

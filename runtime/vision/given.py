@@ -23,6 +23,7 @@ from capsedge.runtime.vision.decoding import (
     is_encoded,
     is_pillow,
     is_stream,
+    stream_bytes,
 )
 from capsedge.runtime.vision.images import KINDS, of_type, prepare
 from capsedge.runtime.vision.layouts import check_layout, pixel_batch
@@ -161,6 +162,24 @@ class Reading:
         if array.shape[-3:] != p.shape:
             return None
         return array if array.ndim == 4 else array[None]
+
+
+def read_for_all(readings: Sequence[Reading], given: object) -> Iterator[Floats]:
+    """Every image as the input of several models of one shape, ``[M, C, H, W]``; each item is taken once.
+
+    Args:
+        given: as for `Reading.images`.
+
+    Raises:
+        UsageError: as `Reading.images`.
+    """
+    count = 0
+    for item in _items(given):
+        name = f"image {count}"
+        again = stream_bytes(item, name) if is_stream(item) else item
+        for images in zip(*(r._read(again, name, count) for r in readings), strict=True):
+            yield np.stack(images)
+            count += 1
 
 
 def declared_range(p: Preprocessing) -> tuple[float, float]:

@@ -328,3 +328,27 @@ def test_imports_stay_few(place: Path):
         text=True,
     )
     assert run.stdout.splitlines()[-1] == "loaded []"
+
+
+# Ensembles
+
+
+def test_an_ensemble(place: Path):
+    image, files = place / "images" / "b-left.png", [place / "full.onnx", place / "other.onnx"]
+    save(capsule_model(gain=1.0), files[1])
+    options = [word for file in files for word in ("--model", file)]
+    run = infer(image, *options)
+    assert run.returncode == 0, run.stderr
+    assert "full.onnx + other.onnx" in run.stdout
+    answers = [json.loads(infer(image, "--json", "-m", each).stdout) for each in files]
+    found = json.loads(infer(image, "--json", *options).stdout)
+    assert found["models"] == [each["model"] for each in answers]
+    alone = [each["images"][0]["scores"] for each in answers]
+    averaged = [(a + b) / 2 for a, b in zip(*alone, strict=True)]
+    assert found["images"][0]["scores"] == averaged
+    run = infer(image, *options, "--reconstruct", place / "sheet.png")
+    assert run.returncode == 2
+    assert "name one model" in run.stderr
+    run = infer(image, "-m", files[0], "-m", files[0])
+    assert run.returncode == 2
+    assert "twice" in run.stderr

@@ -1,20 +1,35 @@
-"""``capsedge sweep``: one point an iteration and precision."""
+"""``capsedge sweep``: the candidates, what they are compared on, the front, and going on."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 pytest.importorskip("torch", reason="a sweep exports: pip install 'capsedge[export]'")
 
 import capsedge
+from capsedge.calibration.source import Source
 from capsedge.checkpoint import save_checkpoint
 from capsedge.cli import app
+from capsedge.datasets import ImageSet
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.pipelines import sweep as sweeps
+from capsedge.pipelines.find import find_model
+from capsedge.pipelines.sweep import Point
+from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker
+from capsedge.pipelines.sweep_state import STATE
+from capsedge.zoo import zoo_checkpoint
 from tests.exporters.nets import network
+
+ZOO = zoo_checkpoint("dynamic")
 
 
 def _run(*arguments: object) -> tuple[int, str, str]:
@@ -35,23 +50,158 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_sweeps(place: Path) -> None:
-    out, png = place / "s.json", place / "s.png"
+    out, svg, kept = place / "s.json", place / "s.svg", place / "kept"
     code, text, message = _run(
         "--checkpoint", place / "m.safetensors", "--data", place / "data", "--iters", "1..2",
-        "--threads", 1, "-o", out, "--plot", png,
+        "--couplings", "routed,frozen", "--precision", "fp32,int8", "--threads", 1, "-o", out,
+        "--picture", svg, "--keep", kept,
     )  # fmt: skip
     assert code == 0, message
-    points = json.loads(out.read_text())["points"]
-    assert [(p["iterations"], p["precision"]) for p in points] == [
-        (n, p) for n in (1, 2) for p in ("fp32", "fp16", "int8")
+    document = json.loads(out.read_text())
+    points = document["points"]
+    assert [(p["iterations"], p["couplings"], p["precision"]) for p in points] == [
+        (n, c, p)
+        for n, c in ((1, "routed"), (2, "routed"), (2, "frozen"))
+        for p in ("fp32", "int8")
     ]
-    for n in (1, 2):
-        sizes = [p["bytes"] for p in points if p["iterations"] == n]
-        assert sizes == sorted(sizes, reverse=True)
-    assert all(0 <= p["accuracy"] <= 1 and p["milliseconds"] > 0 for p in points)
-    assert png.read_bytes()[:4] == b"\x89PNG"
-    assert "fp16" in text
+    assert "one iteration has no couplings" in message
+    for point in points:
+        assert point["front"] == (point["test_accuracy"] is not None)
+        session = capsedge.load(kept / point["file"])
+        assert session.metadata is not None
+        assert session.metadata.precision == point["precision"]
+        assert ("frozen_couplings" in session.metadata.calibration) == (
+            point["couplings"] == "frozen"
+        )
+    assert document["searched"] == 13
+    assert document["images"] == 40
+    assert svg.read_bytes()[:5] == b"<?xml"
+    assert text.count("kept") == sum(p["front"] for p in points)
+
+
+def test_the_test_images_are_read_once_after_the_search(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even images of the test split that are training images too are not reported on."""
+    with np.load(place / "data/train.npz") as train, np.load(place / "data/test.npz") as test:
+        images = np.concatenate([train["images"], test["images"]])
+        labels = np.concatenate([train["labels"], test["labels"]])
+    np.savez(place / "data/test.npz", images=images, labels=labels)
+    events: list[str] = []
+    searched: list[ImageSet] = []
+    reading = sweeps.read_images
+
+    def read(source: Path, prep: Any, split: str) -> ImageSet:
+        events.append(split)
+        return reading(source, prep, split)
+
+    def make(maker: Maker, count: int, *_: object) -> Iterator[Candidate]:
+        searched.extend([maker.calibration, maker.search])
+        yield Candidate(Kind("m", count, "routed", "fp32"), place / f"{count}.onnx", 0.9 / count)
+
+    def time(made: list[Candidate], *_: object) -> list[Point]:
+        """The second is slower, larger and less accurate, so no test figure is computed for it."""
+        events.append("timed")
+        return [
+            Point("m", c.kind.iterations, "routed", "fp32", c.accuracy, k + 1, k + 1, c.path.name)
+            for k, c in enumerate(made)
+        ]
+
+    def tested(point: Point, folder: Path, data: ImageSet, _: object) -> Point:
+        events.append(f"tested {point.iterations}")
+        assert not any(data.occurs_in(seen).any() for seen in searched)
+        return point
+
+    monkeypatch.setattr(sweeps, "read_images", read)
+    monkeypatch.setattr(Maker, "candidates", make)
+    monkeypatch.setattr(sweeps, "_timed", time)
+    monkeypatch.setattr(sweeps, "_tested", tested)
+    swept = sweeps.sweep(
+        [find_model(None, place / "m.safetensors")],
+        place / "data",
+        sweeps.Grid([1, 2], ["routed"], ["fp32"]),
+    )
+    assert events == ["train", "timed", "test", "tested 1"]
+    assert swept.images == 80 - swept.searched - len(searched[0])
+    assert any("are training images too" in warning for warning in swept.warnings)
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (
+        [find_model(None, place / "m.safetensors")],
+        place / "data",
+        sweeps.Grid([1], ["routed"], ["fp32", "int8"]),
+    )
+    measured: list[str] = []
+    outcome = Source.outcome
+
+    def count(self: Source, made: object, data: ImageSet) -> object:
+        measured.append(self.path.name)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return outcome(self, made, data)  # type: ignore[arg-type]
+
+    def fake(made: list[Candidate], *_: object) -> list[Point]:
+        return [Point("m", 1, "routed", "fp32", c.accuracy, 1, 1, c.path.name) for c in made]
+
+    monkeypatch.setattr(Source, "outcome", count)
+    monkeypatch.setattr(sweeps, "_timed", fake)
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.sweep(*given, keep=place / "kept")
+    first = sweeps.sweep(*given, keep=place / "kept")
+    assert len(measured) == 3  # the first file is not measured again
+    assert sweeps.sweep(*given, keep=place / "kept").points == first.points
+    assert len(measured) == 3
+    int8 = next((place / "kept").glob("*-int8.onnx"))
+    int8.write_bytes(b"other")  # a file that was changed is made again
+    assert sweeps.sweep(*given, keep=place / "kept").points == first.points
+    assert len(measured) == 4
+    with np.load(place / "data/train.npz") as train:
+        np.savez(place / "data/train.npz", images=train["images"][::-1], labels=train["labels"] * 0)
+    with pytest.raises(UsageError, match="other images"):
+        sweeps.sweep(*given, keep=place / "kept")
+    (place / "kept" / STATE).write_text("{}")
+    with pytest.raises(ArtefactError, match="cannot be read"):
+        sweeps.sweep(*given, keep=place / "kept")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=12
+    )
+)
+def test_the_front_is_what_no_other_beats(costs: list[tuple[int, int, int]]) -> None:
+    points = sweeps.pareto([Point("m", 1, "routed", "fp32", *c, "f") for c in costs])
+    front = [p for p in points if p.front]
+    assert front
+
+    def beats(a: Point, b: Point) -> bool:
+        better = (a.accuracy >= b.accuracy, a.milliseconds <= b.milliseconds, a.bytes <= b.bytes)
+        same = (a.accuracy, a.milliseconds, a.bytes) == (b.accuracy, b.milliseconds, b.bytes)
+        return all(better) and not same
+
+    for point in points:
+        assert point.front == (not any(beats(other, point) for other in points))
+
+
+def test_labels_beyond_the_classes(place: Path) -> None:
+    with np.load(place / "data/train.npz") as train:
+        np.savez(place / "data/train.npz", images=train["images"], labels=np.arange(40) % 30)
+    code, _, message = _run("--checkpoint", place / "m.safetensors", "--data", place / "data")
+    assert code == 2
+    assert "30 classes" in message
+
+
+def test_checkpoints_of_other_tasks(place: Path) -> None:
+    code, _, message = _run(
+        "--checkpoint", place / "m.safetensors", "--checkpoint", ZOO, "--data", place / "data",
+        "--iters", 1, "--precision", "fp32",
+    )  # fmt: skip
+    assert code == 2
+    assert "do not fit each other" in message
 
 
 @pytest.mark.parametrize(
@@ -62,7 +212,10 @@ def test_sweeps(place: Path) -> None:
         (("--precision", "int4"), "Known: fp32"),
         (("--model", "capsnet-svhn"), "no trained weights"),
         (("-o", "/nonexistent/s.json"), "There is no folder"),
-        (("--plot", "/nonexistent/s.png"), "There is no folder"),
+        (("--picture", "/nonexistent/s.png"), "There is no folder"),
+        (("--picture", "s.pdf"), "neither a .png nor a .svg"),
+        (("--couplings", "thawed"), "Known: routed, frozen"),
+        (("--iters", "1..30"), "90 candidates"),
     ],
 )
 def test_wrong_options(place: Path, arguments: tuple[str, str], word: str) -> None:

@@ -116,3 +116,44 @@ def test_without_torch(exported) -> None:
     assert done.returncode == 3
     assert "capsedge[export]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# Ensembles
+
+
+def test_an_ensemble(tmp_path) -> None:
+    members = ["--model", "digits-dynamic", "--model", "digits-em", "--limit", 2]
+    code, printed, said = _run(*members, "-o", tmp_path / "c.json")
+    assert code == 0, said
+    assert printed.splitlines()[-1] == "PASSED"
+    assert "digits-em.safetensors" in printed
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert [m["chain"][-1]["file"] for m in document["members"]] == [
+        "digits-dynamic.onnx",
+        "digits-em.onnx",
+    ]
+    code, printed, _ = _run(*members, "--json")
+    assert json.loads(printed)["kind"] == "ensemble"
+
+
+def test_one_file_by_its_option() -> None:
+    code, printed, said = _run("--model", "digits-em", "--limit", 2)
+    assert code == 0, said
+    assert "digits-em.onnx" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "nothing to verify"),
+        (["PATH", "--model", "b.onnx"], "give all files with it"),
+        (["--model", "digits-em", "--model", "digits-em"], "twice"),
+        (["--model", "digits-em", "--model", "digits-dynamic", "--inputs", "a.npz"], "--inputs"),
+        (["PATH", "--checkpoint", "a", "--checkpoint", "b"], "2 checkpoints for one file"),
+    ],
+)
+def test_ensembles_that_contradict(exported, arguments: list[str], says: str) -> None:
+    given = [exported[1] if word == "PATH" else word for word in arguments]
+    code, _, said = _run(*given)
+    assert code == 2
+    assert says in said

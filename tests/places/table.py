@@ -117,7 +117,9 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
             "model": [model], "calib_data": ["--calib-data", data], "max_drop": ["--max-drop", "100"],
             "output": ["-o", out / "small.onnx"],
         },
-        "sweep": {"data": ["--data", data], "iters": ["--iters", "1"]},
+        "sweep": {
+            "data": ["--data", data], "iters": ["--iters", "1"], "precision": ["--precision", "fp32"],
+        },
         "build": {"model": [model], "output": ["-o", out / "new.engine"]},
         "infer": {"images": [image], "model": ["-m", model]},
         "profile": {"models": [model], "duration": ["--duration", "0.1", "--warmup", "0"]},

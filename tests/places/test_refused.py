@@ -136,7 +136,9 @@ def test_outputs_that_are_inputs(
             pairs += 1
             folder = tmp_path / f"{source.name}-{number}"
             folder.mkdir()
-            suffix = ".png" if parameter.name in ("reconstruct", "png", "plot") else ".onnx"
+            suffix = (
+                ".png" if parameter.name in ("reconstruct", "png", "plot", "picture") else ".onnx"
+            )
             output = folder / f"output{suffix}"
             place = parameter.role.written(output)[number]
             place.parent.mkdir(exist_ok=True)

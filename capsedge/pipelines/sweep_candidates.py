@@ -1,0 +1,143 @@
+"""The files that a sweep compares: exported, frozen and quantized, each with its accuracy in the search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from capsedge.calibration.frozen import freeze
+from capsedge.calibration.source import Source, uniform
+from capsedge.datasets import ImageSet
+from capsedge.exporters.to_onnx import export
+from capsedge.graph.proto import copy_of
+from capsedge.pipelines.find import FoundModel
+from capsedge.pipelines.frozen_export import describe_frozen
+from capsedge.pipelines.sweep_state import State
+from capsedge.runtime.files.writing import write_bytes
+
+PRECISIONS = ("fp32", "fp16", "int8")
+ROUTED, FROZEN = "routed", "frozen"
+COUPLINGS = (ROUTED, FROZEN)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What distinguishes a candidate.
+
+    Attributes:
+        model: name of the checkpoint.
+        iterations: routing iterations.
+        couplings: ``routed`` or ``frozen``.
+        precision: ``fp32``, ``fp16`` or ``int8``.
+    """
+
+    model: str
+    iterations: int
+    couplings: str
+    precision: str
+
+    def __str__(self) -> str:
+        frozen = ", frozen couplings" if self.couplings == FROZEN else ""
+        return f"{self.model}, {self.iterations} iterations{frozen}, {self.precision}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file, and its accuracy on the images of the search."""
+
+    kind: Kind
+    path: Path
+    accuracy: float
+
+
+@dataclass
+class Maker:
+    """Makes the candidates of one checkpoint, and reads those again that an earlier run has made.
+
+    Attributes:
+        found: the model.
+        sha256: checksum of its checkpoint.
+        folder: where the files go.
+        state: what earlier runs have made.
+        calibration, search: images to calibrate and to compare candidates on.
+        warnings: what could not be made, for the user.
+    """
+
+    found: FoundModel
+    sha256: str
+    folder: Path
+    state: State
+    calibration: ImageSet
+    search: ImageSet
+    warnings: list[str] = field(default_factory=list)
+
+    def candidates(
+        self, iterations: int, couplings: Sequence[str], precisions: Sequence[str]
+    ) -> Iterator[Candidate]:
+        """The candidates with one number of iterations, one after another."""
+        routed = self._exported(iterations)
+        for kind in couplings:
+            base = routed if kind == ROUTED else self._frozen(routed, iterations)
+            if base is None:
+                continue
+            source: Source | None = None
+            for precision in precisions:
+                path = base.with_name(base.name.replace("-fp32.onnx", f"-{precision}.onnx"))
+                accuracy = self.state.accuracy(path)
+                if accuracy is None:
+                    source = source or Source(base)
+                    accuracy = self._measured(source, path, precision)
+                yield Candidate(Kind(self.found.name, iterations, kind, precision), path, accuracy)
+
+    def _exported(self, iterations: int) -> Path:
+        """The FP32 file with routing."""
+        path = self.folder / f"{self.found.name}-{self.sha256[:8]}-{iterations}-fp32.onnx"
+        if not self.state.has(path):
+            model = self.found.model
+            export(model, path, iterations=iterations, checkpoint_sha256=self.sha256)
+            self.state.add(path)
+        return path
+
+    def _measured(self, source: Source, path: Path, precision: str) -> float:
+        """Write a file in a precision, unless it is there, and measure its accuracy."""
+        if precision == "fp32":
+            made = source.model
+        elif precision == "fp16":
+            made, _ = source.half(self.calibration)
+        else:
+            table = source.calibrate(self.calibration, "mse", None)
+            made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+        if precision != "fp32":
+            described = {
+                "target": "ort-cpu",
+                "method": "mse" if precision == "int8" else "magnitudes",
+                "images": len(self.calibration),
+                "data": self.calibration.source,
+                "data_sha256": self.calibration.digest(),
+            }
+            source.described(made, precision, described)
+            write_bytes(path, made.SerializeToString())
+        accuracy = float(source.outcome(made, self.search).accuracy or 0)
+        self.state.add(path, accuracy)
+        return accuracy
+
+    def _frozen(self, routed: Path, iterations: int) -> Path | None:
+        """The file with frozen couplings; None where the routing has none to freeze."""
+        if iterations < 2 or self.found.model.config.routing == "em":
+            why = "EM routing" if self.found.model.config.routing == "em" else "one iteration"
+            self.warnings.append(f"{self.found.name}: {why} has no couplings to freeze")
+            return None
+        path = routed.with_name(routed.name.replace("-fp32.onnx", "-frozen-fp32.onnx"))
+        if not self.state.has(path):
+            source = Source(routed)
+            frozen = copy_of(source.model)
+            measured = {
+                "averaged_images": len(self.calibration),
+                "data_sha256": self.calibration.digest(),
+                "layers": freeze(frozen, self.calibration),
+            }
+            describe_frozen(frozen, source, measured)
+            write_bytes(path, frozen.SerializeToString())
+            self.state.add(path)
+        return path

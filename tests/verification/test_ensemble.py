@@ -1,0 +1,111 @@
+"""``capsedge.verify_ensemble``: every member against its source, the average against the sources' average."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import capsedge
+from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.runtime.files.writing import sha256
+
+
+@pytest.fixture(scope="module")
+def pair(families) -> tuple[list[Path], list[Path]]:
+    """The checkpoints and the files of two members."""
+    both = [families["dynamic"], families["em"]]
+    return [each.checkpoint for each in both], [each.onnx() for each in both]
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(4)
+    images = rng.integers(0, 256, (6, 28, 28), np.uint8)
+    np.savez(tmp_path / "data.npz", images=images, labels=np.arange(6) % 3)
+    return tmp_path / "data.npz"
+
+
+def damaged(path: Path, target: Path) -> Path:
+    """A copy with other weights and the same metadata."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32 and values.ndim > 1:
+            tensor.CopyFrom(numpy_helper.from_array(-values, tensor.name))
+    onnx.save(model, target)
+    return target
+
+
+def test_members_and_their_average_pass(pair, labelled: Path, tmp_path: Path) -> None:
+    checkpoints, files = pair
+    seen = []
+    certificate = capsedge.verify_ensemble(
+        checkpoints[::-1], files, labelled, progress=lambda *step: seen.append(step)
+    )
+    certificate.check()
+    certificate.save(tmp_path / "c.json")
+    document = json.loads((tmp_path / "c.json").read_text())
+    for member, checkpoint, file in zip(document["members"], checkpoints, files, strict=True):
+        sums = [link["sha256"] for link in member["chain"]]
+        assert sums == [sha256(checkpoint), sha256(file)]
+    assert document["averaged"] == "length"
+    assert seen[-1][0] == seen[-1][1]
+    # The figures are those of the ensemble itself.
+    with np.load(labelled) as data, capsedge.load(files) as ensemble:
+        averaged = ensemble.predict(data["images"])
+        decided = np.array([p.labels[0].index for p in averaged])
+        assert document["decisions"]["accuracy_found"] == (decided == data["labels"]).mean()
+        for row, member in zip(document["alone"], ensemble.members, strict=True):
+            own = np.array([p.labels[0].index for p in member.predict(data["images"])])
+            assert row["agreement_with_ensemble"] == pytest.approx((own == decided).mean())
+            assert row["accuracy"] == (own == data["labels"]).mean()
+
+
+def test_a_damaged_member_fails_and_is_named(pair, labelled: Path, tmp_path: Path) -> None:
+    checkpoints, files = pair
+    wrong = damaged(files[1], tmp_path / "damaged.onnx")
+    certificate = capsedge.verify_ensemble(checkpoints, [files[0], wrong], labelled)
+    assert certificate.verdict == "FAILED"
+    assert certificate.failures[0].startswith("damaged.onnx: ")
+    assert [m.passed for m in certificate.members] == [True, False]
+    with pytest.raises(ParityError):
+        certificate.check()
+
+
+def test_the_average_is_judged(pair, labelled: Path, tmp_path: Path) -> None:
+    """Members whose numbers are not judged at all can still fail together."""
+    checkpoints, files = pair
+    wrong = [damaged(f, tmp_path / f.name) for f in files]
+    loose = {"atol": 1e9, "rtol": 1e9}
+    certificate = capsedge.verify_ensemble(checkpoints, wrong, labelled, **loose)
+    assert any(failure.startswith("The ensemble: ") for failure in certificate.failures)
+    assert "<EnsembleCertificate FAILED" in repr(certificate)
+
+
+def test_what_does_not_belong_together(pair, families) -> None:
+    checkpoints, files = pair
+    other = families["attention"]
+    with pytest.raises(UsageError, match="No member"):
+        capsedge.verify_ensemble([*checkpoints, other.checkpoint], files, limit=2)
+    with pytest.raises(UsageError, match="not in the zoo"):
+        capsedge.verify_ensemble(checkpoints[:1], files, limit=2)
+    with pytest.raises(UsageError, match="1 references for 2 members"):
+        capsedge.verify_ensemble([families["em"].model], files, limit=2)
+    with pytest.raises(ArtefactError, match="not exported from"):
+        capsedge.verify_ensemble([checkpoints[1], families["em"].model], files, limit=2)
+    with pytest.raises(UsageError, match="kind of scores"):
+        capsedge.verify_ensemble(None, [files[0], other.onnx()], limit=2)
+    with pytest.raises(UsageError, match="single file"):
+        capsedge.verify_ensemble(None, files[0])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="verify_ensemble"):
+        capsedge.verify(None, files)  # type: ignore[arg-type]
+
+
+def test_modules_in_order(pair, families) -> None:
+    modules = [families["dynamic"].model, families["em"].model]
+    assert capsedge.verify_ensemble(modules, pair[1], limit=2).passed
