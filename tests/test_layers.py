@@ -44,6 +44,7 @@ ROOMS = (
     "runtime.profiling",
     "samples",
     "datasets",
+    "viz",
     "judging",
     "graph",
     "calibration",
@@ -93,7 +94,7 @@ HEAVY = {
     "onnx_graphsurgeon": {"exporters.tensorrt"},
     "safetensors": {"checkpoint", "weights"},
     "h5py": {"formats.hdf5_worker"},
-    "matplotlib": {"runtime.charts"},
+    "matplotlib": {"runtime.charts", "viz"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
         "runtime.backends.onnxruntime_backend",

@@ -26,6 +26,7 @@ from capsedge.cli import (
     optimize,
     profile,
     quantize,
+    see,
     sweep,
     train,
     verify,
@@ -103,7 +104,7 @@ LOOK = "Information"
 for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
     SMALLER: (quantize, sweep, build),
-    DEVICE: (infer, profile),
+    DEVICE: (infer, see, profile),
     LOOK: (inspect, config, doctor),
 }.items():
     for verb in verbs:

@@ -146,6 +146,12 @@ def _loadable(incomplete: str) -> list[str]:
     return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
 
 
+def _pictures() -> Iterable[str]:
+    from capsedge.viz.kinds import KINDS
+
+    return KINDS
+
+
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -198,6 +204,7 @@ SOURCES: Mapping[str, Source] = {
     "typical_data": files(".npz"),
     "variant": _variants,
     "weights": files(*WEIGHTS),
+    "what": lists(_pictures),
     "build precision": words("fp32", "fp16", "int8", "mixed"),
     "build target": words("tensorrt", "tensorrt-rtx"),
     "build model": files(ONNX),
@@ -210,6 +217,8 @@ SOURCES: Mapping[str, Source] = {
     "optimize model": files(ONNX),
     "quantize model": files(ONNX),
     "quantize ops": words("auto", "fused"),
+    "see model": _loadable,
+    "see output": files(".png", ".svg", ".html"),
     "sweep model": names(_trained),
     "sweep output": files(".json"),
     "sweep precision": lists(lambda: ("fp32", "fp16", "int8")),

@@ -1,0 +1,125 @@
+"""Pictures of what a capsule network sees, as figures of matplotlib.
+
+Each function takes a loaded model and images and returns a new ``matplotlib.figure.Figure``, which a notebook
+shows and ``savefig`` writes. ``capsedge see`` makes the same pictures. Needs ``pip install 'capsedge[viz]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from capsedge.datasets import ImageSet
+    from capsedge.runtime.session import Session
+    from capsedge.runtime.vision.given import Images
+
+__all__ = ["capsules", "hardest", "reconstructions", "segmentation"]
+
+
+def reconstructions(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """Images, and what the decoder makes of each class capsule (Sabour et al. 2017, figure 3).
+
+    Args:
+        session: a model with a decoder.
+        images, invert: as for `Session.predict`; twelve images at most are shown, and of more than ten
+            classes those with the highest scores.
+
+    Returns:
+        A row for each image: the input, and the decoder's picture of each class with its score.
+
+    Raises:
+        UsageError: the model has no decoder, or an image cannot be read.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.reconstructions(capsedge.load(), "digit.png")
+    """
+    from capsedge.viz.pictures import reconstructions as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def segmentation(
+    session: Session,
+    images: Images,
+    *,
+    labels: Sequence[Sequence[str]] = (),
+    forced: Sequence[str] = (),
+    invert: bool = False,
+) -> Figure:
+    """Overlapping objects told apart: two capsules' pictures over the input (Sabour et al. 2017, figure 5).
+
+    Args:
+        session: a model with a decoder.
+        images, invert: as for `Session.predict`; twelve images at most are shown.
+        labels: the true pair of each image, by name or number of the class; empty if they are not known.
+        forced: a pair that is drawn whether it is there or not; by default the best class, and the best of
+            those that are neither found nor a label.
+
+    Returns:
+        A row for each image: the input; the two best classes together and alone; the labels; the forced pair.
+
+    Raises:
+        UsageError: the model has no decoder, an image cannot be read, or a pair is not two of its classes.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.segmentation(capsedge.load(), "both.png", labels=[("2", "4")])
+    """
+    from capsedge.viz.pictures import segmentation as picture
+
+    found = picture.compute(session, images, labels=labels, forced=forced, invert=invert)
+    return found.draw()
+
+
+def capsules(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """The score of each class and the pose of its capsule, of any model that classifies.
+
+    Args:
+        session: the model.
+        images, invert: as for `Session.predict`; six images at most are shown, and of more than ten classes
+            those with the highest scores.
+
+    Returns:
+        A row for each image: the input, the scores as bars, the poses as a table of colours.
+
+    Raises:
+        UsageError: the model is a regression, or an image cannot be read.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.capsules(capsedge.load("digits-em"), "digit.png")
+    """
+    from capsedge.viz.pictures import capsules as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def hardest(
+    session: Session, data: ImageSet | Path | str, *, count: int = 30, limit: int | None = None
+) -> Figure:
+    """The images of a data set with the smallest margins, and what was mistaken for what.
+
+    Args:
+        session: the model.
+        data: labelled images as `datasets.read_images` reads them; of a data set folder the test split.
+        count: number of images to show.
+        limit: number of images to look at, from the first on; None for all.
+
+    Returns:
+        A sheet of images, mistakes first, each with its true class and the strongest of the others.
+
+    Raises:
+        UsageError: the data cannot be read, has no labels, or labels that the model does not have.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.hardest(capsedge.load(), "mnist", count=20)
+    """
+    from capsedge.viz.pictures import hardest as picture
+
+    return picture.compute(session, data, count=count, limit=limit).draw()
