@@ -47,6 +47,12 @@ Labels = Annotated[
 Forced = Annotated[
     str, typer.Option("--force", help="segmentation: two classes to draw anyway, for example 5,7.")
 ]
+Of = Annotated[
+    str,
+    typer.Option(
+        "--class", help="dimensions: the class to vary; by default the best of each image."
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option("--data", help="hardest: labelled images; of a data set folder the test split."),
@@ -65,6 +71,7 @@ def command(
     what: What = "",
     label: Labels = None,
     force: Forced = "",
+    of: Of = "",
     data: Data = None,
     count: Count = 30,
     limit: _options.Limit = None,
@@ -91,6 +98,7 @@ def command(
         invert=invert,
         labels=[_options.words(pair) for pair in label or ()],
         forced=_options.words(force),
+        of=of,
         data=data,
         limit=limit,
         count=count,

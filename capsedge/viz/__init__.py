@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
     from capsedge.runtime.vision.given import Images
 
-__all__ = ["capsules", "hardest", "reconstructions", "segmentation"]
+__all__ = ["capsules", "dimensions", "hardest", "reconstructions", "segmentation"]
 
 
 def reconstructions(session: Session, images: Images, *, invert: bool = False) -> Figure:
@@ -74,6 +74,29 @@ def segmentation(
 
     found = picture.compute(session, images, labels=labels, forced=forced, invert=invert)
     return found.draw()
+
+
+def dimensions(session: Session, images: Images, *, of: str = "", invert: bool = False) -> Figure:
+    """What each dimension of a pose means: the picture while one varies (Sabour et al. 2017, figure 4).
+
+    Args:
+        session: a model whose decoder draws from poses alone (`Session.check_decoder`).
+        images, invert: as for `Session.predict`; three images at most are shown.
+        of: the class whose pose varies, by name or number; by default the best of each image.
+
+    Returns:
+        A sheet for each image: a row for each dimension, which goes from -0.25 to 0.25 in steps of 0.05.
+
+    Raises:
+        UsageError: the model has no such decoder, an image cannot be read, or there is no such class.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.dimensions(capsedge.load(), "digit.png")
+    """
+    from capsedge.viz.pictures import dimensions as picture
+
+    return picture.compute(session, images, of=of, invert=invert).draw()
 
 
 def capsules(session: Session, images: Images, *, invert: bool = False) -> Figure:

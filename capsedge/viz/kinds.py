@@ -9,7 +9,7 @@ from pathlib import Path
 from capsedge.errors import UsageError
 from capsedge.runtime.session import Session
 from capsedge.viz.picture import Picture
-from capsedge.viz.pictures import capsules, hardest, reconstructions, segmentation
+from capsedge.viz.pictures import capsules, dimensions, hardest, reconstructions, segmentation
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Request:
         invert: for dark ink on a light background.
         labels: the true pair of classes of each image.
         forced: a pair of classes to draw.
+        of: the class to look at; empty for the best of each image.
         data: a labelled data set; None for none.
         limit: number of images of the data set to look at; None for all.
         count: number of its images to show.
@@ -30,6 +31,7 @@ class Request:
     invert: bool = False
     labels: Sequence[Sequence[str]] = ()
     forced: Sequence[str] = ()
+    of: str = ""
     data: Path | None = None
     limit: int | None = None
     count: int = hardest.SHOWN
@@ -68,6 +70,10 @@ def _segmentation(session: Session, request: Request) -> Picture:
     )
 
 
+def _dimensions(session: Session, request: Request) -> Picture:
+    return dimensions.compute(session, request.images, of=request.of, invert=request.invert)
+
+
 def _capsules(session: Session, request: Request) -> Picture:
     return capsules.compute(session, request.images, invert=request.invert)
 
@@ -81,6 +87,7 @@ def _hardest(session: Session, request: Request) -> Picture:
 KINDS: Mapping[str, Kind] = {
     "reconstructions": Kind(Session.check_reconstruction, _reconstructions),
     "segmentation": Kind(Session.check_reconstruction, _segmentation),
+    "dimensions": Kind(Session.check_decoder, _dimensions),
     "capsules": Kind(_any, _capsules),
     "hardest": Kind(_any, _hardest, of_data=True),
 }

@@ -6,7 +6,7 @@ import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".html")
-_DPI = 110
+_DPI = 100
 _STYLE = """
 body{margin:0;background:#fff;color:#1b1f24;font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 main{max-width:1080px;margin:0 auto;padding:20px 16px 60px}
@@ -80,8 +80,9 @@ def rendered(figure: Figure, kind: str, salt: str = "capsedge") -> bytes:
 
     buffer = io.BytesIO()
     unsaid = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    packed: Any = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
     with own_style(), matplotlib.rc_context({"svg.hashsalt": salt}):
-        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=unsaid)
+        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=unsaid, **packed)
     return buffer.getvalue()
 
 

@@ -75,10 +75,12 @@ def test_hostile_names_are_text(place: Path):
 
 def test_a_page_holds_all_pictures_and_no_markup_of_names(place: Path):
     output = place / "out.html"
-    see(place / "hostile.onnx", place / "<b>$x$.png", "-o", output)
+    said = see(place / "hostile.onnx", place / "<b>$x$.png", "-o", output, "--json")
+    drawn = json.loads(said)["pictures"]
+    assert list(drawn) == ["reconstructions", "segmentation", "dimensions", "capsules"]
     page = Tags(output)
-    assert page.counts["figure"] == 3
-    assert page.counts["svg"] == 3
+    assert page.counts["figure"] == len(drawn)
+    assert page.counts["svg"] == len(drawn)
     assert not {"script", "b", "iframe", "link"} & set(page.counts)
     assert len(page.names) == len(set(page.names)), "names in the drawings meet"
     assert "src=" not in output.read_text()
