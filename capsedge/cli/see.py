@@ -50,7 +50,14 @@ Forced = Annotated[
 Of = Annotated[
     str,
     typer.Option(
-        "--class", help="dimensions: the class to vary; by default the best of each image."
+        "--class",
+        help="dimensions, responsibilities: the class to look at; by default the best of each image.",
+    ),
+]
+Layer = Annotated[
+    str,
+    typer.Option(
+        "--layer", help="agreement: the routed layer to look at; by default the classes'."
     ),
 ]
 Data = Annotated[
@@ -72,6 +79,7 @@ def command(
     label: Labels = None,
     force: Forced = "",
     of: Of = "",
+    layer: Layer = "",
     data: Data = None,
     count: Count = 30,
     limit: _options.Limit = None,
@@ -99,6 +107,7 @@ def command(
         labels=[_options.words(pair) for pair in label or ()],
         forced=_options.words(force),
         of=of,
+        layer=layer,
         data=data,
         limit=limit,
         count=count,

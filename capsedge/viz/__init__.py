@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
     from capsedge.runtime.vision.given import Images
 
-__all__ = ["capsules", "dimensions", "hardest", "reconstructions", "segmentation"]
+__all__ = [
+    "agreement",
+    "capsules",
+    "couplings",
+    "dimensions",
+    "hardest",
+    "iterations",
+    "reconstructions",
+    "responsibilities",
+    "segmentation",
+]
 
 
 def reconstructions(session: Session, images: Images, *, invert: bool = False) -> Figure:
@@ -95,6 +105,102 @@ def dimensions(session: Session, images: Images, *, of: str = "", invert: bool =
         >>> figure = capsedge.viz.dimensions(capsedge.load(), "digit.png")
     """
     from capsedge.viz.pictures import dimensions as picture
+
+    return picture.compute(session, images, of=of, invert=invert).draw()
+
+
+def iterations(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """Routing iterations side by side: how strong each class is after each, and what its pose decodes to.
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; four images at most are shown.
+
+    Returns:
+        For each image and iteration, the strengths of the classes and, with a decoder, the winner's picture.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.iterations(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import iterations as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def couplings(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """Couplings by iteration, and how their softmax sharpens (Sabour et al. 2017, appendix A).
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; six pairs of image and layer at most are shown.
+
+    Returns:
+        For each image and layer: mean couplings, entropy of each child's couplings, and the largest of them.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.couplings(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import couplings as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def agreement(session: Session, images: Images, *, layer: str = "", invert: bool = False) -> Figure:
+    """How well votes agree with the best classes after each iteration (Hinton et al. 2018, figure 2).
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; four images at most are shown.
+        layer: name of the routed layer; by default the classes'.
+
+    Returns:
+        Histograms for each image: of EM routing the distances of votes and poses, otherwise their products.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.agreement(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import agreement as picture
+
+    return picture.compute(session, images, layer=layer, invert=invert).draw()
+
+
+def responsibilities(
+    session: Session, images: Images, *, of: str = "", invert: bool = False
+) -> Figure:
+    """Where in an image the parts of a class lie: couplings followed back to the primary capsules.
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; six images at most are shown.
+        of: the class, by name or number; by default the three best of each image.
+
+    Returns:
+        A row for each image: the input, and a map over it for each class.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.responsibilities(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import responsibilities as picture
 
     return picture.compute(session, images, of=of, invert=invert).draw()
 

@@ -9,7 +9,17 @@ from pathlib import Path
 from capsedge.errors import UsageError
 from capsedge.runtime.session import Session
 from capsedge.viz.picture import Picture
-from capsedge.viz.pictures import capsules, dimensions, hardest, reconstructions, segmentation
+from capsedge.viz.pictures import (
+    agreement,
+    capsules,
+    couplings,
+    dimensions,
+    hardest,
+    iterations,
+    reconstructions,
+    responsibilities,
+    segmentation,
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class Request:
         labels: the true pair of classes of each image.
         forced: a pair of classes to draw.
         of: the class to look at; empty for the best of each image.
+        layer: the routed layer to look at; empty for the classes'.
         data: a labelled data set; None for none.
         limit: number of images of the data set to look at; None for all.
         count: number of its images to show.
@@ -32,6 +43,7 @@ class Request:
     labels: Sequence[Sequence[str]] = ()
     forced: Sequence[str] = ()
     of: str = ""
+    layer: str = ""
     data: Path | None = None
     limit: int | None = None
     count: int = hardest.SHOWN
@@ -74,6 +86,22 @@ def _dimensions(session: Session, request: Request) -> Picture:
     return dimensions.compute(session, request.images, of=request.of, invert=request.invert)
 
 
+def _iterations(session: Session, request: Request) -> Picture:
+    return iterations.compute(session, request.images, invert=request.invert)
+
+
+def _couplings(session: Session, request: Request) -> Picture:
+    return couplings.compute(session, request.images, invert=request.invert)
+
+
+def _agreement(session: Session, request: Request) -> Picture:
+    return agreement.compute(session, request.images, layer=request.layer, invert=request.invert)
+
+
+def _responsibilities(session: Session, request: Request) -> Picture:
+    return responsibilities.compute(session, request.images, of=request.of, invert=request.invert)
+
+
 def _capsules(session: Session, request: Request) -> Picture:
     return capsules.compute(session, request.images, invert=request.invert)
 
@@ -88,6 +116,10 @@ KINDS: Mapping[str, Kind] = {
     "reconstructions": Kind(Session.check_reconstruction, _reconstructions),
     "segmentation": Kind(Session.check_reconstruction, _segmentation),
     "dimensions": Kind(Session.check_decoder, _dimensions),
+    "iterations": Kind(Session.check_trace, _iterations),
+    "couplings": Kind(Session.check_trace, _couplings),
+    "agreement": Kind(Session.check_trace, _agreement),
+    "responsibilities": Kind(Session.check_trace, _responsibilities),
     "capsules": Kind(_any, _capsules),
     "hardest": Kind(_any, _hardest, of_data=True),
 }
