@@ -1,4 +1,4 @@
-"""What a loaded model shows of itself: the decoder's pictures."""
+"""What a loaded model shows of itself: the decoder's pictures, and its routing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.arrays import AnyArray
 from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_of
+from capsedge.runtime.files import limits
+from capsedge.runtime.inputs import fixed_bytes
 from capsedge.runtime.metadata import REGRESSION
 from capsedge.runtime.preparing import Preparing
+from capsedge.runtime.trace import Trace, TraceOutputs, joined
 from capsedge.runtime.vision.given import Images
+
+_TRACED_CHUNK = 16  # images of a run
 
 
 class Explaining(Preparing):
@@ -110,3 +115,55 @@ class Explaining(Preparing):
                 f"It has no output '{RECONSTRUCTION}'.",
                 "Export the model with its decoder: `capsedge export --with reconstruction`.",
             )
+
+    def trace(
+        self,
+        images: Images,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+    ) -> Trace:
+        """The routing of images given as to `predict`: couplings, poses and agreement of every iteration of
+        every routed layer.
+
+        Raises:
+            UsageError: the file has no trace, or the values of so many images take over 1 GiB; otherwise as
+                `predict`.
+        """
+        stated = self._stated_trace()
+        per_image = self._traced_bytes(stated)
+        most = max(1, limits.RUN_BYTES // per_image)
+        runs, count = [], 0
+        for batch in self._batches(images, min(most, _TRACED_CHUNK), invert, layout, prepared):
+            count += len(batch)
+            if count * per_image > limits.TRACED_BYTES:
+                raise UsageError(
+                    f"The trace of the images takes over {limits.TRACED_BYTES // limits.MIB} MiB.",
+                    f"One image takes {per_image / limits.MIB:.1f} MiB.",
+                    f"Trace at most {limits.TRACED_BYTES // per_image} images at a time.",
+                )
+            runs.append(self._run_batch(batch, list(stated.outputs)))
+        if not runs:
+            raise UsageError("There are no images to trace.", "", "Give at least one.")
+        return joined(stated, runs)
+
+    def check_trace(self) -> None:
+        """Raise a UsageError if `trace` is not possible."""
+        self._stated_trace()
+
+    def _stated_trace(self) -> TraceOutputs:
+        stated = self._metadata().trace
+        missing = set(stated.outputs if stated else ()) - {port.name for port in self.outputs}
+        if stated is None or missing:
+            raise UsageError(
+                f"{self.path} does not show its routing.",
+                f"It has no output '{min(missing)}'." if missing else "It has no trace.",
+                "Export the model again with its trace: `capsedge export --with trace`.",
+            )
+        return stated
+
+    def _traced_bytes(self, stated: TraceOutputs) -> int:
+        """Bytes of the trace of one image."""
+        ports = [port for port in self.outputs if port.name in stated.outputs]
+        return max(1, sum(map(fixed_bytes, ports)) // (self.batch or 1))

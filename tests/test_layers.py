@@ -23,6 +23,7 @@ ROOMS = (
     "runtime.charts",
     "runtime.origin",
     "runtime.nothing",
+    "runtime.trace",
     "runtime.metadata",
     "runtime.passport",
     "runtime.arrays",

@@ -161,7 +161,7 @@ SOURCES: Mapping[str, Source] = {
     "compare": lists(_peers),
     "data": files(".npz"),
     "device": names(_devices),
-    "extra": lists(lambda: ("reconstruction", "couplings")),
+    "extra": lists(lambda: ("reconstruction", "couplings", "trace")),
     "family": names(_families),
     "file": files(ONNX, CHECKPOINT, ENGINE),
     "files": files(*WEIGHTS, ".npz", ".h5", ".hdf5", ".keras"),

@@ -145,7 +145,7 @@ class DynamicCapsules(nn.Module):
     ) -> None:
         super().__init__()
         self.softmax, self.squashed, self.epsilon = softmax, squashed, epsilon
-        self.kernel = grid if kernel is None else (kernel, kernel)
+        self.child_grid, self.kernel = grid, grid if kernel is None else (kernel, kernel)
         self.stride, self.iterations, self.leaky = stride, iterations, leaky
         self.grid = positions(grid, self.kernel, stride)
         children = self.kernel[0] * self.kernel[1] * types_in
