@@ -32,7 +32,7 @@ class Routed:
     Attributes:
         image: its name.
         layer: its name.
-        parents: names of the parents shown, the one with the largest coupling in the end first.
+        parents: names of the parents shown: the best class, then by their mean coupling in the end.
         means: ``[T, K]``, mean coupling of the children to each of them.
         entropies: ``[T, Q]``, the quantiles `QUANTILES` over the children of the entropy of their couplings,
             0 if a child has one parent, 1 if it has all alike.
@@ -158,14 +158,17 @@ def _routed(session: Session, examples: Examples, trace: Trace, image: int, k: i
     couplings = table(layer.couplings, image)
     means = couplings.astype(np.float64).mean(axis=1)
     shown = best(means[-1], MOST_CLASSES)
-    classes = len(examples.predictions[image].scores)
-    last = k == len(trace.layers) - 1 and couplings.shape[-1] == classes
+    scores = examples.predictions[image].scores
+    of_classes = k == len(trace.layers) - 1 and couplings.shape[-1] == len(scores)
+    if of_classes:
+        winner = best(scores, 1)[0]
+        shown = [winner, *(j for j in shown if j != winner)][:MOST_CLASSES]
     shares = over_parents(couplings)
     bins = [np.histogram(row, bins=20, range=(0, 1))[0] / row.size for row in shares.max(axis=-1)]
     return Routed(
         examples.names[image],
         layer.name,
-        tuple(class_names(session, shown) if last else [f"type {j}" for j in shown]),
+        tuple(class_names(session, shown) if of_classes else [f"type {j}" for j in shown]),
         means[:, shown],
         np.quantile(entropy(shares), QUANTILES, axis=1).T,
         np.array(bins),

@@ -55,8 +55,8 @@ class Responsibilities(Picture):
         rows, columns = self.grid.cells
         return (
             f"Over the input, the share that the capsules at each of {rows} x {columns} positions have in "
-            "a class, by the couplings of the last iteration, followed back through all routed layers: yellow "
-            f"is the largest share of a map. {whose}."
+            "a class, by the couplings of the last iteration, followed back through routed layers: yellow is "
+            f"the largest share of a map. {whose}."
         )
 
     def _figure(self) -> Figure:
