@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.profiling.profiler import profile
     from capsedge.runtime.reading.inspection import Inspection
     from capsedge.runtime.session import Session
+    from capsedge.runtime.trace import Trace, TracedLayer
     from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.compare import verify
@@ -54,6 +55,8 @@ _HOMES = {
     "load": "capsedge.runtime.loading",
     "Session": "capsedge.runtime.session",
     "Prediction": "capsedge.runtime.vision.prediction",
+    "Trace": "capsedge.runtime.trace",
+    "TracedLayer": "capsedge.runtime.trace",
     "profile": "capsedge.runtime.profiling.profiler",
     "ProfileReport": "capsedge.runtime.profiling.profile_report",
     "inspect": "capsedge.runtime.inspect",
@@ -109,6 +112,8 @@ __all__ = [
     "QuantizationReport",
     "Session",
     "ShapeError",
+    "Trace",
+    "TracedLayer",
     "UnsupportedModelError",
     "UsageError",
     "__version__",

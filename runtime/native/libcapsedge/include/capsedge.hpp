@@ -269,6 +269,27 @@ class Session {
     return made;
   }
 
+  Result<capsedge_decoder> decoder() const {
+    capsedge_decoder found = CAPSEDGE_DECODER_INIT;
+    return checked(capsedge_decoder_of(handle_, &found), found);
+  }
+  // Pictures [count, classes, channels, height, width] of poses [count, classes, pose]; with a class for each pose,
+  // pictures [count, channels, height, width] of poses [count, pose].
+  Result<std::vector<float>> decode(View<float> poses, View<int32_t> classes = {}) const {
+    Result<capsedge_decoder> sizes = decoder();
+    if (!sizes) return sizes.error();
+    const size_t of_pose = classes.empty() ? static_cast<size_t>(sizes->class_count) : 1;
+    const size_t count = poses.size() / (of_pose * static_cast<size_t>(sizes->pose_size));
+    if (count * of_pose * static_cast<size_t>(sizes->pose_size) != poses.size() || (!classes.empty() && classes.size() != count))
+      return Error{CAPSEDGE_USAGE, "The poses do not fit the decoder and the classes."};
+    std::vector<float> pictures(count * of_pose * static_cast<size_t>(sizes->channels) * static_cast<size_t>(sizes->height) *
+                                static_cast<size_t>(sizes->width));
+    Result<void> done(capsedge_decode(handle_, poses.data(), classes.empty() ? nullptr : classes.data(), count, pictures.data(),
+                                      pictures.size()));
+    if (!done) return done.error();
+    return pictures;
+  }
+
   Result<capsedge_counters> counters() const {
     capsedge_counters found = CAPSEDGE_COUNTERS_INIT;
     return checked(capsedge_read_counters(handle_, &found), found);
