@@ -57,7 +57,8 @@ def check_classes(session: Session, layer: TracedLayer, classes: int) -> None:
 def table(values: Floats, image: int) -> Floats:
     """What a trace holds of one image as ``[T, I, J]``; positions of a grid of parents are joined to I."""
     own = values[image]
-    return own.reshape(len(own), -1, own.shape[-1])
+    joined: Floats = own.reshape(len(own), -1, own.shape[-1])
+    return joined
 
 
 def strengths(layer: TracedLayer, image: int) -> tuple[Floats, str]:
@@ -91,12 +92,12 @@ def over_parents(couplings: Floats) -> Floats:
     return np.concatenate([couplings, np.clip(rest, 0.0, 1.0)[..., None]], axis=-1)
 
 
-def entropy(shares: Floats) -> Floats:
+def entropy(shares: Floats) -> NDArray[np.float64]:
     """Entropy of distributions along the last axis, from 0 (all on one) to 1 (even)."""
     if shares.shape[-1] < 2:
         return np.zeros(shares.shape[:-1])
     p = np.clip(shares.astype(np.float64), 1e-12, 1.0)
-    found: Floats = -(p * np.log(p)).sum(axis=-1) / np.log(shares.shape[-1])
+    found: NDArray[np.float64] = -(p * np.log(p)).sum(axis=-1) / np.log(shares.shape[-1])
     return found
 
 
@@ -136,7 +137,7 @@ def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Sh
         UsageError: the trace does not state where the children of the last layer lie.
     """
     last = layers[-1]
-    weights = np.zeros((*last.grid, last.couplings.shape[-1]))
+    weights: Floats = np.zeros((*last.grid, last.couplings.shape[-1]))
     weights[..., index] = 1.0 / (last.grid[0] * last.grid[1])
     below: Floats | None = None
     reached = last
