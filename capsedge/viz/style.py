@@ -91,8 +91,9 @@ def plain(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def fit(text: str, most: int = _LONGEST) -> str:
-    """A name short enough for its place, safe to draw."""
-    short = text if len(text) <= most else text[: most - 1] + "…"
+    """A name short enough for its place, safe to draw; its end, which often differs, is kept."""
+    tail = (most - 1) // 2
+    short = text if len(text) <= most else f"{text[: most - 1 - tail]}…{text[-tail:]}"
     return printable(short)
 
 

@@ -68,7 +68,7 @@ def test_hostile_names_are_text(place: Path):
         tags = {element.tag.rpartition("}")[2] for element in drawing.iter()}
         assert not tags & {"script", "b", "foreignObject"}
         words = " ".join(t for e in drawing.iter() for t in e.itertext())
-        assert "<script>" in words or "<scrip…" in words or "<script>a…" in words
+        assert "<scr" in words, "a name is drawn as it is, as text"
         assert "\x1b" not in words
         see(place / "hostile.onnx", image, "--what", what, "-o", place / "out.png")
 

@@ -72,7 +72,7 @@ class Capsules(Picture):
         colours = [BEST if k == int(scores.argmax()) else OTHER for k in range(len(scores))]
         bars = axis.barh(range(len(scores)), scores, color=colours)
         axis.bar_label(bars, [f"{s:.3f}" for s in scores], padding=2, fontsize=7, color=SOFT)
-        axis.set_yticks(range(len(scores)), [fit(name) for name in self.names[n]])
+        axis.set_yticks(range(len(scores)), [fit(name, 16) for name in self.names[n]])
         axis.invert_yaxis()
         axis.set_xlim(0, max(1.0, float(scores.max())) * 1.2)
         plain(axis, "score", self.examples.predictions[n].score_kind)
@@ -84,7 +84,7 @@ class Capsules(Picture):
             axis.text(0.5, 0.5, "The model has no poses.", ha="center", fontsize=8, color=SOFT)
             return
         axis.imshow(poses, cmap="PuOr_r", vmin=-bound, vmax=bound, aspect="auto")
-        axis.set_yticks(range(len(poses)), [fit(name) for name in self.names[n]])
+        axis.set_yticks(range(len(poses)), [fit(name, 16) for name in self.names[n]])
         plain(axis, f"pose, from {-bound:.2g} to {bound:.2g}", "dimension")
 
     def numbers(self) -> dict[str, Any]:
