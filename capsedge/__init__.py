@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # importing typing for its own would take as long as ever
 if TYPE_CHECKING:
     from typing import Any
 
-    from capsedge import datasets, models, ops
+    from capsedge import datasets, models, ops, viz
     from capsedge.calibration.api import quantize
     from capsedge.calibration.report import QuantizationReport
     from capsedge.checkpoint import load_checkpoint
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from capsedge.verification.compare import verify
     from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
 
-_MODULES = ("datasets", "models", "ops")
+_MODULES = ("datasets", "models", "ops", "viz")
 _HOMES = {
     "load": "capsedge.runtime.loading",
     "Session": "capsedge.runtime.session",
@@ -149,6 +149,7 @@ __all__ = [
     "quantize",
     "verify",
     "verify_ensemble",
+    "viz",
 ]
 
 

@@ -52,6 +52,7 @@ ROOMS = (
     "runtime.profiling",
     "samples",
     "datasets",
+    "viz",
     "judging",
     "graph",
     "calibration",
@@ -104,7 +105,7 @@ HEAVY = {
     "onnx_graphsurgeon": {"exporters.tensorrt"},
     "safetensors": {"checkpoint", "weights"},
     "h5py": {"formats.hdf5_worker"},
-    "matplotlib": {"runtime.charts"},
+    "matplotlib": {"runtime.charts", "viz"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
         "runtime.backends.onnxruntime_backend",

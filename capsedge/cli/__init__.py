@@ -28,6 +28,7 @@ from capsedge.cli import (
     profile,
     prune,
     quantize,
+    see,
     sweep,
     train,
     verify,
@@ -105,7 +106,7 @@ LOOK = "Information"
 for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
     SMALLER: (prune, quantize, sweep, cascade, build),
-    DEVICE: (infer, profile),
+    DEVICE: (infer, see, profile),
     LOOK: (inspect, config, doctor),
 }.items():
     for verb in verbs:

@@ -163,6 +163,12 @@ def _verifiable(ctx: typer.Context, incomplete: str) -> list[str]:
     )
 
 
+def _pictures() -> Iterable[str]:
+    from capsedge.viz.kinds import KINDS
+
+    return KINDS
+
+
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -217,6 +223,7 @@ SOURCES: Mapping[str, Source] = {
     "typical_data": files(".npz"),
     "variant": _variants,
     "weights": files(*WEIGHTS),
+    "what": lists(_pictures),
     "build precision": words("fp32", "fp16", "int8", "mixed"),
     "build target": words("tensorrt", "tensorrt-rtx"),
     "build model": files(ONNX),
@@ -233,6 +240,8 @@ SOURCES: Mapping[str, Source] = {
     "prune output": files(CHECKPOINT),
     "quantize model": files(ONNX),
     "quantize ops": words("auto", "fused"),
+    "see model": _loadable,
+    "see output": files(".png", ".svg", ".html"),
     "sweep model": names(_trained),
     "sweep couplings": lists(lambda: ("routed", "frozen")),
     "sweep output": files(".json"),
