@@ -126,6 +126,9 @@ def prune(
         progress: as `capsedge.training.loop.train` takes it, for each round.
         round_done: called with the number and the figures of every round.
 
+    Returns:
+        What was removed, and what it cost.
+
     Raises:
         UsageError: an argument or the data is wrong.
         UnsupportedModelError: the family has no structure that is known.
