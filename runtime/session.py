@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
-from capsedge.runtime.answers import Unfit, answers_of
+from capsedge.runtime.answers import Unfit, answers_of, check_no_choice
 from capsedge.runtime.hints import seen
 from capsedge.runtime.inputs import checked, stacked
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
@@ -228,7 +228,7 @@ class Session(Runner):
         outputs = self._metadata().outputs
         estimated = outputs if outputs is not None and outputs.values else None
         if estimated is not None:
-            _check_no_choice(self.path, estimated, top_k, threshold)
+            check_no_choice(self.path, estimated, top_k, threshold)
         else:
             top_k, threshold = self._choice(top_k, threshold)
         batches = self._batches(images, batch_size, invert, **reading)
@@ -397,14 +397,3 @@ class Session(Runner):
 def _floats(given: object) -> TypeGuard[NDArray[Any]]:
     """Whether it is an array that can be prepared already: of floats, of four dimensions."""
     return isinstance(given, np.ndarray) and given.ndim == 4 and given.dtype.kind == "f"
-
-
-def _check_no_choice(
-    path: Path, outputs: Outputs, top_k: int | None, threshold: float | None
-) -> None:
-    if top_k is not None or threshold is not None:
-        raise UsageError(
-            f"{path} estimates {', '.join(outputs.names[:8])}.",
-            "top_k and threshold choose among classes, and it has none.",
-            "Leave them out.",
-        )

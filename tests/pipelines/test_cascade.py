@@ -21,7 +21,7 @@ from capsedge.calibration.doubt import agreement_at_least, choose, decided, marg
 from capsedge.cli import app
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.graph.cascade import Doubt, Pair, join
-from capsedge.pipelines.cascade import CascadeReport
+from capsedge.pipelines.cascade_report import CascadeReport
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
