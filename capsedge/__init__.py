@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
     from capsedge.importing.api import ImportReport, import_checkpoint
-    from capsedge.pipelines.cascade import CascadeReport, cascade
+    from capsedge.pipelines.cascade import cascade
+    from capsedge.pipelines.cascade_report import CascadeReport
     from capsedge.pipelines.optimize import OptimizationReport, optimize
     from capsedge.pruning.prune import prune
     from capsedge.pruning.report import PruningReport
@@ -75,7 +76,7 @@ _HOMES = {
     "quantize": "capsedge.calibration.api",
     "QuantizationReport": "capsedge.calibration.report",
     "cascade": "capsedge.pipelines.cascade",
-    "CascadeReport": "capsedge.pipelines.cascade",
+    "CascadeReport": "capsedge.pipelines.cascade_report",
     "optimize": "capsedge.pipelines.optimize",
     "OptimizationReport": "capsedge.pipelines.optimize",
     "prune": "capsedge.pruning.prune",

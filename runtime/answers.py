@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from capsedge.errors import UsageError
 from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.cascade import LONG_WAY
 from capsedge.runtime.inputs import fits
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
 
 SCORES = ("lengths", "logits")
 POSES = "poses"
@@ -130,3 +132,15 @@ def _check_values(metadata: ModelMetadata, ports: Sequence[Port]) -> None:
     if wrong or not all(port.shape for port in ports):
         of = ", ".join(f"{port.name} {list(port.shape[1:])}" for port in ports)
         raise Unfit(f"It names {named} values, the outputs have {of}.")
+
+
+def check_no_choice(
+    path: Path, outputs: Outputs, top_k: int | None, threshold: float | None
+) -> None:
+    """Refuse a choice among classes for a regression."""
+    if top_k is not None or threshold is not None:
+        raise UsageError(
+            f"{path} estimates {', '.join(outputs.names[:8])}.",
+            "top_k and threshold choose among classes, and it has none.",
+            "Leave them out.",
+        )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
-from capsedge.runtime.answers import Unfit, answers_of
+from capsedge.runtime.answers import Unfit, answers_of, check_no_choice
 from capsedge.runtime.explaining import Explaining
 from capsedge.runtime.hints import seen
 from capsedge.runtime.metadata import ModelMetadata, Outputs
@@ -205,7 +205,7 @@ class Session(Explaining):
         """The labels to choose: what was asked for, or the default of the task; none of a regression."""
         outputs = self._metadata().outputs
         if outputs is not None and outputs.values:
-            _check_no_choice(self.path, outputs, top_k, threshold)
+            check_no_choice(self.path, outputs, top_k, threshold)
             return None, None
         if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
             raise UsageError(
@@ -289,14 +289,3 @@ class Session(Explaining):
             )
             long_way = None if long is None else bool(long)
             yield Prediction(labels, row, poses, kind, long_way=long_way)
-
-
-def _check_no_choice(
-    path: Path, outputs: Outputs, top_k: int | None, threshold: float | None
-) -> None:
-    if top_k is not None or threshold is not None:
-        raise UsageError(
-            f"{path} estimates {', '.join(outputs.names[:8])}.",
-            "top_k and threshold choose among classes, and it has none.",
-            "Leave them out.",
-        )

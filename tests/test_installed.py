@@ -86,6 +86,11 @@ VERBS: dict[str, tuple[list[str], int]] = {
          "-o", "{out}/fp16.onnx"],
         0,
     ),
+    "cascade": (
+        ["cascade", "capsedge/zoo/digits-em.onnx", MODEL, "--data", "{data}", "--min-agreement", "0",
+         "--max-share", "1", "-o", "{out}/pair.onnx"],
+        0,
+    ),
     "sweep": (
         ["sweep", "--model", "digits-em", "--data", "{data}", "--iters", "1", "--precision", "fp32"], 0
     ),

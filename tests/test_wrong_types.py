@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 import torch
 
 import capsedge
+from capsedge.zoo import default_model
 from tests.exporters.nets import network
 
 NET = torch.nn.Linear(2, 2)
@@ -35,6 +36,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "inspect": capsedge.inspect,
     "optimize": capsedge.optimize,
     "quantize": lambda v: capsedge.quantize(v, calib_data=PIXELS),
+    "cascade": lambda v: capsedge.cascade(v, default_model(), data=PIXELS),
     "build": lambda v: capsedge.build(v, "m.engine"),
     "verify": lambda v: capsedge.verify(NET, v),
     "profile": capsedge.profile,

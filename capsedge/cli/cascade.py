@@ -16,7 +16,7 @@ from capsedge.cli._tables import print_table
 from capsedge.errors import ParityError
 
 if TYPE_CHECKING:
-    from capsedge.pipelines.cascade import CascadeReport
+    from capsedge.pipelines.cascade_report import CascadeReport
 
 Small = Annotated[
     Path, typer.Argument(help="The ONNX file that runs first, on every image."), READS

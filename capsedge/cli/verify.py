@@ -196,6 +196,8 @@ def _check_one(checkpoints: list[Path]) -> None:
 def _show(certificate: Certificate, saved: Path | None) -> None:
     document = certificate.to_dict()
     print_table("Chain", ("", "", ""), [_link(link) for link in document["chain"]])
+    if document["chain"][-1]["kind"] == "cascade":
+        _common.say("The cascade is compared with its large network's reference, by decisions.")
     for title, part in (
         (f"Samples: {document['samples']['images']} ({document['samples']['source']})", "samples"),
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),

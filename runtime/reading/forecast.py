@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime.cascade import CASCADE_PROPERTY
 from capsedge.runtime.files import limits
 from capsedge.runtime.reading.attribution import places
 from capsedge.runtime.reading.costs import VIEWS, Tensor, cost
@@ -123,7 +124,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     ``capsedge`` nodes count as fused: their votes are never in memory.
 
     Raises:
-        UsageError: no such file, an unknown device, a batch below 1.
+        UsageError: no such file, an unknown device, a batch below 1, or a cascade.
         ArtefactError: the file is damaged.
         UnknownSizes: the file does not state the shapes, or leaves more than the batch free.
     """
@@ -138,6 +139,12 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
             "Use for example --device orin-nano-8gb.",
         )
     model = read_structure(path)
+    if CASCADE_PROPERTY in model.metadata:
+        raise UsageError(
+            f"{path} is a cascade of two networks.",
+            "How many images its large network runs on is known only at run time.",
+            "Forecast the two networks that it was made from.",
+        )
     graph = model.graph
     values = Sizes(graph, batch).tensors()
     wanted = [o for node in graph.nodes for o in node.outputs if o]

@@ -193,18 +193,15 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         used.setdefault(kind, Counter())[node.operator] += 1
     calls = Counter((node.domain, node.op, node.overload) for node in graph.walk())
     groups: dict[str, list[int]] = {}
-    for tensor in (*graph.initializers, *_constants(graph)):
+    initializers = [tensor for each in graph.graphs() for tensor in each.initializers]
+    for tensor in (*initializers, *_constants(graph)):
         group = groups.setdefault(tensor.type, [0, 0, 0])
         elements = tensor.elements or 0
         group[0] += 1
         group[1] += elements
         group[2] += (elements * BITS.get(tensor.type, 0) + 7) // 8
     stored = {t.name for t in graph.initializers}
-    shapes = {
-        v.name: v.shape
-        for v in (*graph.values, *graph.inputs, *graph.outputs, *graph.initializers)
-        if v.shape is not None
-    }
+    shapes = {v.name: v.shape for v in (*_values(graph), *initializers) if v.shape is not None}
     return Inspection(
         path=str(path),
         kind="onnx",
@@ -229,13 +226,17 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         ],
         routing=[
             _votes(node, shapes, batches)
-            for node in graph.nodes
+            for node in graph.walk()
             if node.domain == DOMAIN and node.operator in ROUTING_OPERATORS
         ],
         largest=_largest(graph, batches),
         external_data=model.external_data,
         metadata=ModelMetadata.from_properties(model.metadata),
     )
+
+
+def _values(graph: Graph) -> list[Value]:
+    return [v for each in graph.graphs() for v in (*each.values, *each.inputs, *each.outputs)]
 
 
 def _largest(graph: Graph, batches: Sequence[int]) -> list[Intermediate]:

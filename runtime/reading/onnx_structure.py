@@ -94,6 +94,12 @@ class Graph:
     values: list[Value] = field(default_factory=list)
     initializers: list[Value] = field(default_factory=list)
 
+    def graphs(self) -> Iterator[Graph]:
+        """This graph and all nested bodies."""
+        yield self
+        for node in self.walk():
+            yield from node.bodies
+
     def walk(self) -> Iterator[Node]:
         """All nodes, those of nested bodies included."""
         for node in self.nodes:

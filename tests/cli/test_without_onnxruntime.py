@@ -22,6 +22,7 @@ _HIDDEN = "import sys; sys.modules['onnxruntime'] = None; from capsedge.cli impo
         ["profile", MODEL],
         ["optimize", MODEL, "-o", "new.onnx"],
         ["quantize", MODEL, "--calib-data", "digits.npz", "-o", "new.onnx"],
+        ["cascade", MODEL, MODEL, "--data", "digits.npz", "-o", "new.onnx"],
         pytest.param(["export", "--model", "digits-em", "-o", "new.onnx"], marks=pytest.mark.slow),
         pytest.param(["verify", MODEL], marks=pytest.mark.slow),
         pytest.param(["sweep", "--model", "digits-em", "--data", "mnist"], marks=pytest.mark.slow),

@@ -21,10 +21,11 @@ from capsedge.calibration.doubt import agreement_at_least, choose, decided, marg
 from capsedge.cli import app
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.graph.cascade import Doubt, Pair, join
-from capsedge.pipelines.cascade import CascadeReport
+from capsedge.pipelines.cascade_report import CascadeReport
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.reading.forecast import forecast
 from tests.pipelines.cascades import noisy, pair, pixels, written
 from tests.runtime.models import SIDE, capsule_model, metadata
 
@@ -270,6 +271,18 @@ def test_what_cannot_be_in_a_cascade(tmp_path: Path, place: Path, report: Cascad
         capsedge.quantize(both, calib_data=IMAGES)
     with pytest.raises(capsedge.UnsupportedModelError, match="cannot run a cascade"):
         check(onnx.load(both))
+
+
+def test_inspect_counts_both_networks(place: Path, report: CascadeReport):
+    small, large, both = (
+        capsedge.inspect(place / f"{name}.onnx") for name in ("small", "large", "pair")
+    )
+    assert isinstance(both, capsedge.Inspection)
+    weights = small.parameters + large.parameters
+    assert weights < both.parameters < weights + 5  # and thresholds
+    assert both.operators["capsedge"] == {"Squash": 2}
+    with pytest.raises(capsedge.UsageError, match="is a cascade of two networks"):
+        forecast(place / "pair.onnx")
 
 
 def test_the_gate(place: Path, tmp_path: Path):

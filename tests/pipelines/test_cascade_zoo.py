@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("torch", reason="verify runs the checkpoint: pip install 'capsedge[export]'")
 
 import capsedge
+from capsedge.checkpoint import load_checkpoint
 from capsedge.cli.verify import _link
+from capsedge.runtime.loading import load_bytes
 from capsedge.samples import draw
 from capsedge.zoo import zoo_checkpoint, zoo_model
 from tests.conftest import ROOT
@@ -51,3 +53,18 @@ def test_both_kinds_of_operators_decide_alike(made: Path):
     for one, other in zip(*found, strict=True):
         assert (one.label, one.long_way) == (other.label, other.long_way)
         np.testing.assert_allclose(one.scores, other.scores, atol=1e-4)
+
+
+def test_couplings_that_both_have(pictures: np.ndarray, tmp_path: Path):
+    """Routing in standard operators is found in the branch too."""
+    model = load_checkpoint(zoo_checkpoint("dynamic"))
+    capsedge.export(model, tmp_path / "with.onnx", extra_outputs=["couplings"])
+    made = capsedge.cascade(
+        tmp_path / "with.onnx", tmp_path / "with.onnx", data=pictures, min_agreement=0.95
+    )
+    both, alone = load_bytes(made.model), capsedge.load(tmp_path / "with.onnx")
+    assert (both.ops, alone.ops) in {("mixed", "mixed"), ("portable", "portable")}
+    images = pictures[:5, None].astype(np.float32) / 255
+    np.testing.assert_allclose(
+        both.run(images)["couplings"], alone.run(images)["couplings"], atol=1e-6
+    )

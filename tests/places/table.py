@@ -89,6 +89,7 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
     )
     shutil.copy(ZOO / "digits-dynamic.onnx", model)
     shutil.copy(ZOO / "digits-dynamic.safetensors", checkpoint)
+    small = Path(shutil.copy(ZOO / "digits-em.onnx", folder / "small.onnx"))
     shutil.copy(IMAGE, image)
     data = folder / "data"
     data.mkdir(exist_ok=True)
@@ -117,6 +118,10 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
             "model": [model], "calib_data": ["--calib-data", data], "max_drop": ["--max-drop", "100"],
             "output": ["-o", out / "small.onnx"],
         },
+        "cascade": {
+            "small": [small], "large": [model], "data": ["--data", data],
+            "output": ["-o", out / "pair.onnx"], "gate": ["--min-agreement", "0", "--max-share", "1"],
+        },
         "sweep": {
             "data": ["--data", data], "iters": ["--iters", "1"], "precision": ["--precision", "fp32"],
         },
@@ -137,7 +142,7 @@ def command(
         assert parameter.verb == verb
         key = "data" if (verb, parameter.name) == ("sweep", "calib_data") else parameter.name
         words[key] = [*([parameter.flag] if parameter.flag else []), path]
-    positional = [k for k in words if k in ("model", "models", "images", "file")]
+    positional = [k for k in words if k in ("model", "models", "images", "file", "small", "large")]
     order = [k for k in words if k not in positional] + positional
     return [verb, *(str(w) for k in order for w in words[k])]
 

@@ -21,6 +21,7 @@ MISSING = {
     "export": "--checkpoint none.pt",
     "verify": "none.onnx",
     "quantize": "none.onnx --calib-data none",
+    "cascade": "none.onnx none.onnx --data none",
     "sweep": "--data none --checkpoint none.pt",
     "build": "none.onnx",
     "infer": f"{IMAGE} -m none.onnx",

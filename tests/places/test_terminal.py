@@ -55,6 +55,8 @@ COMMANDS = {
                           "--markdown", str(f / "report.md")],
     "verify": lambda f: ["verify", of(f, "model")],
     "quantize": lambda f: ["quantize", of(f, "model"), "--calib-data", of(f, "image")],
+    "cascade": lambda f: ["cascade", of(f, "model"), of(f, "model"), "--data", of(f, "image"),
+                          "-o", str(f / "out/pair.onnx")],
     "no such file": lambda f: ["inspect", str(f / EVIL.replace("/", ""))],
     "no such option": lambda f: [f"--{EVIL}"],
     "no such verb": lambda f: [EVIL],
