@@ -35,6 +35,7 @@ ROOMS = (
     "runtime.answers",
     "runtime.running",
     "runtime.hints",
+    "runtime.predicting",
     "runtime.session",
     "runtime.averaging",
     "runtime.ensemble",
