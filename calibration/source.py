@@ -84,6 +84,7 @@ class Source:
         self.session = load_bytes(self.content, self.path)
         self.metadata: ModelMetadata | None = self.session.metadata
         self.model = onnx.load_model_from_string(self.content)
+        self._check_single()
         self._check_not_quantized()
         if self.metadata is None:
             self.model = plain(self.model)
@@ -98,6 +99,17 @@ class Source:
         self._bodies, self._runtime, self._named = bodies, runtime, scores
         self.judge = Judge.of(self.session, scores)
         self._answers: dict[int, tuple[ImageSet, Answers]] = {}
+
+    def _check_single(self) -> None:
+        if self.metadata is not None and self.metadata.cascade is not None:
+            small = self.metadata.cascade.small.file
+            raise UsageError(
+                f"{self.path} is a cascade of two networks.",
+                "What it was measured to do holds for these two as they are.",
+                f"Quantize {small} or the large network, then join them again: `capsedge.cascade`.",
+                command=f"Quantize {small} or the large network, then join them again with "
+                "`capsedge cascade`.",
+            )
 
     def _check_not_quantized(self) -> None:
         model = self.model

@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # importing typing for its own would take as long as ever
 if TYPE_CHECKING:
     from typing import Any
 
-    from capsedge import datasets, models, ops
+    from capsedge import datasets, models, ops, viz
     from capsedge.calibration.api import quantize
     from capsedge.calibration.report import QuantizationReport
     from capsedge.checkpoint import load_checkpoint
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.engine_file import BuildReport
     from capsedge.exporters.to_onnx import export
     from capsedge.importing.api import ImportReport, import_checkpoint
+    from capsedge.pipelines.cascade import CascadeReport, cascade
     from capsedge.pipelines.optimize import OptimizationReport, optimize
+    from capsedge.pruning.prune import prune
+    from capsedge.pruning.report import PruningReport
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspect import inspect
@@ -46,17 +49,20 @@ if TYPE_CHECKING:
     from capsedge.runtime.profiling.profiler import profile
     from capsedge.runtime.reading.inspection import Inspection
     from capsedge.runtime.session import Session
+    from capsedge.runtime.trace import Trace, TracedLayer
     from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.compare import verify
     from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
 
-_MODULES = ("datasets", "models", "ops")
+_MODULES = ("datasets", "models", "ops", "viz")
 _HOMES = {
     "load": "capsedge.runtime.loading",
     "Session": "capsedge.runtime.session",
     "Ensemble": "capsedge.runtime.ensemble",
     "Prediction": "capsedge.runtime.vision.prediction",
+    "Trace": "capsedge.runtime.trace",
+    "TracedLayer": "capsedge.runtime.trace",
     "profile": "capsedge.runtime.profiling.profiler",
     "ProfileReport": "capsedge.runtime.profiling.profile_report",
     "inspect": "capsedge.runtime.inspect",
@@ -68,8 +74,12 @@ _HOMES = {
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.api",
     "QuantizationReport": "capsedge.calibration.report",
+    "cascade": "capsedge.pipelines.cascade",
+    "CascadeReport": "capsedge.pipelines.cascade",
     "optimize": "capsedge.pipelines.optimize",
     "OptimizationReport": "capsedge.pipelines.optimize",
+    "prune": "capsedge.pruning.prune",
+    "PruningReport": "capsedge.pruning.report",
     "build": "capsedge.exporters.tensorrt.api",
     "BuildReport": "capsedge.exporters.tensorrt.engine_file",
     "verify": "capsedge.verification.compare",
@@ -98,6 +108,7 @@ __all__ = [
     "ArtefactError",
     "BuildReport",
     "CapsedgeError",
+    "CascadeReport",
     "Certificate",
     "EngineInspection",
     "Ensemble",
@@ -113,13 +124,17 @@ __all__ = [
     "Prediction",
     "Preprocessing",
     "ProfileReport",
+    "PruningReport",
     "QuantizationReport",
     "Session",
     "ShapeError",
+    "Trace",
+    "TracedLayer",
     "UnsupportedModelError",
     "UsageError",
     "__version__",
     "build",
+    "cascade",
     "datasets",
     "export",
     "import_checkpoint",
@@ -130,9 +145,11 @@ __all__ = [
     "ops",
     "optimize",
     "profile",
+    "prune",
     "quantize",
     "verify",
     "verify_ensemble",
+    "viz",
 ]
 
 

@@ -44,7 +44,7 @@ def diagnose(
         model = _runnable(make(batch, rewrites, recognize)[0], rewrites)
         session = checks.session_of(model)
         found = checks.compare(
-            session, subject.module, subject.outputs, [case], report.atol, report.rtol
+            session, subject.reference, subject.compared, [case], report.atol, report.rtol
         )
         return all(p.passed for p in found)
 

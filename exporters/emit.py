@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import onnx
-from onnx import helper, inliner
 
 from capsedge.exporters.translation import TORCH_DOMAIN
-from capsedge.graph.bodies import function_body
 from capsedge.graph.cleaning import fold_fills, remove_unused_tensors, strip_notes
-from capsedge.graph.proto import attributes_of, operator_nodes, opset_of, set_opset
+from capsedge.graph.expand import expand, inline
+from capsedge.graph.proto import operator_nodes, set_opset
 from capsedge.graph.rewrites import Rewrites
-from capsedge.graph.shapes import inferred, input_shapes, keep_signature, shapes_of
-from capsedge.graph.simplify import simplify
+from capsedge.graph.shapes import input_shapes, shapes_of
 from capsedge.schema.names import DOMAIN, VERSION
 from capsedge.schema.operators import OPERATORS
 
-_EXPANDED = "capsedge.expanded"
 
-
-def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
+def lower(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool = False) -> onnx.ModelProto:
     """Replace every translated node.
 
     A node whose couplings are not used becomes a ``capsedge`` node. One whose couplings are used becomes
-    standard operators that compute both outputs, since the ONNX operators do not output couplings.
+    standard operators that compute both outputs, since the ONNX operators do not output couplings; with
+    ``traced`` that is left to `graph.trace`.
 
     Raises:
         UnknownShapeError: an input of a node has no shape.
@@ -34,31 +31,18 @@ def lower(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
     expanded = 0
     for node in operator_nodes(model, TORCH_DOMAIN):
         spec, known = OPERATORS[node.op_type], input_shapes(node, shapes)
-        if spec.couplings and node.output[-1] in read:
+        wanted = spec.couplings and node.output[-1] in read
+        if wanted and traced:
+            node.domain = DOMAIN  # with its couplings, for `graph.trace`
+        elif wanted:
             expanded += 1
-            body = function_body(
-                node.op_type,
-                known,
-                attributes_of(node),
-                rewrites,
-                opset=opset_of(model),
-                domain=_EXPANDED,
-                couplings=True,
-            )
-            node.domain = _EXPANDED
-            node.op_type = body.name = f"{body.name}_{expanded}"
-            model.functions.append(body)
+            expand(model, node, known, rewrites, expanded, couplings=True)
         else:
             node.domain = DOMAIN
             del node.output[len(spec.outputs) :]
     set_opset(model, TORCH_DOMAIN, None)
     set_opset(model, DOMAIN, VERSION)
     if expanded:
-        model.opset_import.append(helper.make_opsetid(_EXPANDED, 1))
-        inlined = inliner.inline_local_functions(model)
-        set_opset(inlined, _EXPANDED, None)
-        folded = simplify(inferred(inlined))
-        keep_signature(folded, model)
-        model = folded
+        model = inline(model)
     remove_unused_tensors(model)
     return model

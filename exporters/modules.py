@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsedge.errors import UsageError
+from capsedge.exporters.routing_calls import RoutingCalls
+from capsedge.exporters.traced import Traced, traced_routing
 from capsedge.models import CapsuleModel
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.trace import TraceOutputs
 
-EXTRA_OUTPUTS = ("reconstruction", "couplings")
+TRACE = "trace"
+EXTRA_OUTPUTS = ("reconstruction", "couplings", TRACE)
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Subject:
         example: one tensor per input, batch first, batch 2 or more.
         metadata: metadata of the file; None for a user's module without metadata.
         batches: that a file with a free batch is compared at.
+        traced: the routing whose iterations are outputs too; None for none.
     """
 
     module: nn.Module
@@ -35,6 +38,17 @@ class Subject:
     example: tuple[Tensor, ...]
     metadata: ModelMetadata | None
     batches: tuple[int, ...] = (1, 3)
+    traced: Traced | None = None
+
+    @property
+    def reference(self) -> nn.Module:
+        """What the file is compared with: the module, and its trace."""
+        return self.traced or self.module
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Names of what ``reference`` returns."""
+        return self.outputs + (self.traced.outputs if self.traced else ())
 
 
 class _WithExtras(nn.Module):
@@ -52,20 +66,6 @@ class _WithExtras(nn.Module):
                 self.model.reconstruct(poses) if extra == "reconstruction" else couplings
             )
         return tuple(outputs)
-
-
-class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the first output of every routing operator that is called."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.outputs: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.namespace == "capsedge" and isinstance(result, tuple):
-            self.outputs.append(result[0])
-        return result
 
 
 class KeepingAllPasses(nn.Module):
@@ -106,9 +106,11 @@ def of_capsule_model(
     p = config.preprocessing
     generator = torch.Generator().manual_seed(1)
     images = torch.rand((batch or 2, p.channels, p.height, p.width), generator=generator)
-    chosen = [e for e in EXTRA_OUTPUTS if e in extras]
+    chosen = [e for e in EXTRA_OUTPUTS if e in extras and e != TRACE]
+    module = _WithExtras(model, chosen).eval()
+    traced = traced_routing(module, model, images) if TRACE in extras else None
     return Subject(
-        _WithExtras(model, chosen).eval(),
+        module,
         ("images",),
         (model.score_name, "poses", *chosen),
         (images,),
@@ -124,5 +126,7 @@ def of_capsule_model(
             checkpoint_sha256=checkpoint_sha256,
             origin=model.origin,
             nothing=model.nothing,
+            trace=TraceOutputs(traced.layers) if traced else None,
         ),
+        traced=traced,
     )

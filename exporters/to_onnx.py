@@ -24,6 +24,7 @@ from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import of_module, sized
 from capsedge.exporters.recognizing import recognize_routing
+from capsedge.exporters.routing_calls import RoutingCalls
 from capsedge.exporters.translation import TORCH_DOMAIN
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.exact_sigmoid import write_exact_sigmoids
@@ -94,7 +95,7 @@ def export(
         batch: fixed batch; by default the batch is free.
         target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
             arguments above if they are left out.
-        extra_outputs: ``reconstruction``, ``couplings`` (the package's models).
+        extra_outputs: ``reconstruction``, ``couplings``, ``trace`` (the package's models).
         output_names: output names of a module of your own, instead of those of its dict or named tuple.
         rewrites: the exact rewrites to use; all by default.
         atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
@@ -146,6 +147,8 @@ def export(
             metadata,
             checkpoint_sha256,
         )
+        if subject.traced is not None:  # every iteration has results, so none can be left out
+            rewrites = Rewrites.none()
         own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
         found = to_proto(subject, opset, batch, rewrites)
         lowered = _with_ops(found.model, ops, rewrites)
@@ -176,7 +179,7 @@ def export(
         functions=len(lowered.functions),
         rewrites=found.rewrites,
         recognition=found.recognition,
-        notes=found.notes,
+        notes=(*found.notes, *(subject.traced.notes if subject.traced else ())),
         atol=atol,
         rtol=rtol,
         parity=parity,
@@ -305,7 +308,7 @@ def to_proto(
     if not rewrites.light_cone:
         # torch.export drops nodes that reach no output; all passes stay, because they are outputs.
         module = modules.KeepingAllPasses(module).eval()
-    with torch.no_grad(), modules.RoutingCalls() as calls:
+    with torch.no_grad(), RoutingCalls() as calls:
         subject.module(*subject.example)
     raw, program = capture(module, subject, opset, batch)
     model = simplify(raw)
@@ -313,7 +316,7 @@ def to_proto(
     model.producer_name, model.producer_version = "capsedge", _version()
     captured = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
     try:
-        model = lower(model, rewrites)
+        model = lower(model, rewrites, traced=subject.traced is not None)
     except UnknownShapeError as error:
         raise UnsupportedModelError(
             "A capsule operator has an input of unknown shape.",
@@ -326,6 +329,8 @@ def to_proto(
     recognition, notes = Recognition(), tuple[str, ...]()
     if recognize and not calls.outputs and not operator_nodes(model):
         model, recognition, notes = recognize_routing(model)
+    if subject.traced is not None:
+        model = subject.traced.write(model)
     linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
     replace_layer_norms(model)
     write_exact_sigmoids(model)
@@ -396,7 +401,7 @@ def _prove(
         runnable = copy_of(model)
         attach_functions(runnable, rewrites)
     session = checks.session_of(runnable)
-    found = checks.compare(session, subject.module, subject.outputs, cases, atol, rtol)
+    found = checks.compare(session, subject.reference, subject.compared, cases, atol, rtol)
     outside = checks.outside(cases, own) if own else set[str]()
     return tuple(dataclasses.replace(p, outside=p.case in outside) for p in found)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.cascade import LONG_WAY
 from capsedge.runtime.inputs import fits
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata
 
@@ -28,17 +29,19 @@ class Answers:
         kind: of the scores: ``length``, ``logits`` or ``probability``.
         poses: the output with a pose for each class; None if there is none.
         values: the outputs of a regression.
+        long_way: of a cascade, the output that states which images the large network decided; else None.
     """
 
     scores: str | None = None
     kind: str = ""
     poses: str | None = None
     values: tuple[str, ...] = ()
+    long_way: str | None = None
 
     @property
     def all(self) -> list[str]:
         """The outputs that a prediction computes."""
-        return [name for name in (self.scores, self.poses, *self.values) if name]
+        return [name for name in (self.scores, self.poses, *self.values, self.long_way) if name]
 
 
 def answers_of(
@@ -70,7 +73,14 @@ def answers_of(
         assert found.scores is not None  # both kinds of metadata have one
         poses = None if found.poses is None or stated is None else ports[found.poses]
         _check_classes(metadata, ports[found.scores], poses)
-    return found
+    return found if metadata.cascade is None else _of_cascade(found, ports)
+
+
+def _of_cascade(found: Answers, ports: dict[str, Port]) -> Answers:
+    port = ports.get(LONG_WAY)
+    if port is None or port.dtype != "bool" or len(port.shape) != 1:
+        raise Unfit(f"It states a cascade; the graph has no output {LONG_WAY} [N] of type bool.")
+    return replace(found, long_way=LONG_WAY)
 
 
 def _by_name(ports: dict[str, Port]) -> Answers:

@@ -40,6 +40,12 @@ class Classified:
     errors: dict[int, UsageError] = field(default_factory=dict)
     drawn: dict[int, dict[int, str]] = field(default_factory=dict)
 
+    @property
+    def long_way(self) -> float | None:
+        """Of a cascade, the share of the images that its large network decided; None for other models."""
+        taken = [p.long_way for p in self.predictions.values() if p.long_way is not None]
+        return sum(taken) / len(taken) if taken else None
+
 
 def image_files(names: Sequence[Path]) -> list[Path]:
     """The named files; for a folder its images, sorted by name.

@@ -251,6 +251,15 @@ class Ensemble(Summarized, Predictor):
             "Ask a member: ensemble.members[0].run(...).",
         )
 
+    if not TYPE_CHECKING:  # type checkers know what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Point to the members for what else a session can do."""
+            why = f"An ensemble has no '{name}'"
+            if hasattr(Session, name):
+                why += f": it belongs to one network. Ask a member: ensemble.members[0].{name}"
+            raise AttributeError(why)
+
     def _summary(self) -> Summary:
         metadata = self.members[0].metadata
         assert metadata is not None  # check_members refuses files without

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from capsedge import zoo
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime import passport
+from capsedge.runtime.answers import POSES
 from capsedge.runtime.averaging import check_count
 from capsedge.runtime.backends import providers
 from capsedge.runtime.backends.cores import usable_cores
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, check_overloads
+from capsedge.runtime.decoder import RECONSTRUCTION, Decoder
 from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.given import MODEL, as_path
@@ -23,6 +25,9 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.session import Session
+
+if TYPE_CHECKING:
+    from capsedge.runtime.backends.backend import Backend
 
 OPS = ("auto", "fused", "portable")
 MAX_THREADS = 1024
@@ -221,10 +226,32 @@ def _load_onnx(
     metadata = ModelMetadata.from_properties(summary.metadata)
     library = _library(path, summary, ops)
     check_overloads(path, summary, library is not None)
-    backend = OnnxRuntimeBackend(
-        data, str(path), threads, library, provider, gpu, summary.capsedge_types
+
+    def open_file(content: bytes) -> OnnxRuntimeBackend:
+        types = summary.capsedge_types
+        return OnnxRuntimeBackend(content, str(path), threads, library, provider, gpu, types)
+
+    backend = open_file(data)
+    decoder = _decoder(path, data, backend, metadata, open_file)
+    return Session(
+        path, backend, metadata, _operators_run(library, summary), gpu=gpu, decoder=decoder
     )
-    return Session(path, backend, metadata, _operators_run(library, summary), gpu=gpu)
+
+
+def _decoder(
+    path: Path,
+    data: bytes,
+    backend: Backend,
+    metadata: ModelMetadata | None,
+    open_part: Callable[[bytes], Backend],
+) -> Decoder | None:
+    """The decoder of a file that has one."""
+    ports = {port.name: port for port in backend.outputs}
+    stated = metadata.outputs if metadata else None
+    poses = ports.get(POSES if stated is None else stated.poses)
+    if RECONSTRUCTION not in ports or poses is None:
+        return None
+    return Decoder(data, path, poses, open_part)
 
 
 def _operators_run(library: Path | None, summary: onnx_file.OnnxSummary) -> str:

@@ -9,18 +9,23 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime.cascade import CASCADE_PROPERTY, Cascade, read_cascade
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.nothing import LEAST_SIDE, NOTHING_PROPERTY, Nothing, read_nothing
 from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin, read_origin
+from capsedge.runtime.trace import TRACE_PROPERTY, TraceOutputs, read_trace
 
 SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
 PREFIX = "capsedge."
-OURS = (
-    PREFIX,
-    ORIGIN_PROPERTY,
-    NOTHING_PROPERTY,
-)  # what the names of all our properties begin with
+# Newer fields: older versions refuse what they do not know under "capsedge.", and pass over these.
+_APART = {
+    "origin": ORIGIN_PROPERTY,
+    "nothing": NOTHING_PROPERTY,
+    "cascade": CASCADE_PROPERTY,
+    "trace": TRACE_PROPERTY,
+}
+OURS = (PREFIX, *_APART.values())  # what the names of all our properties begin with
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
 PER_IMAGE = ("", "standardize", "min-max")
@@ -161,6 +166,8 @@ class ModelMetadata:
         outputs: which outputs hold the answer; None for ``lengths`` or ``logits``, and ``poses``.
         origin: where imported weights come from, as the file claims; None for others.
         nothing: when an image has nothing to see; None if the file does not state it.
+        cascade: the two networks of a cascade; None for others. The rest describes the large one.
+        trace: the outputs with the values of every routing iteration; None if the file has none.
     """
 
     architecture: str
@@ -177,6 +184,8 @@ class ModelMetadata:
     outputs: Outputs | None = None
     origin: Origin | None = None
     nothing: Nothing | None = None
+    cascade: Cascade | None = None
+    trace: TraceOutputs | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -187,6 +196,8 @@ class ModelMetadata:
             _check_outputs(self.outputs or Outputs(), self.task, self.class_names)
         if self.nothing is not None:
             _check_nothing(self.preprocessing)
+        if self.cascade is not None and self.task == REGRESSION:
+            raise ValueError("a regression has no classes to be in doubt between")
 
     @property
     def schema(self) -> int:
@@ -195,10 +206,9 @@ class ModelMetadata:
         return 2 if self.outputs is not None else of_images
 
     def to_properties(self) -> dict[str, str]:
-        """ONNX metadata properties: string keys under ``capsedge.``, `ORIGIN_PROPERTY` and
-        `NOTHING_PROPERTY`; JSON values."""
+        """ONNX metadata properties: string keys under ``capsedge.`` and those of `_APART`; JSON values."""
         values = {"schema": self.schema, **asdict(self)}
-        apart = {ORIGIN_PROPERTY: values.pop("origin"), NOTHING_PROPERTY: values.pop("nothing")}
+        apart = {name: values.pop(field) for field, name in _APART.items()}
         if self.outputs is None:
             del values["outputs"]
         if self.preprocessing is not None:
@@ -223,7 +233,7 @@ class ModelMetadata:
                 > limits.METADATA_BYTES
             ):
                 raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
-            for name in {"origin", "nothing"} & set(ours):  # they have properties of their own
+            for name in set(_APART) & set(ours):  # they have properties of their own
                 raise Malformed(f"unknown: {name}")
             values = {k: parse(v, nan="null") for k, v in ours.items()}
             schema = decode(int, values.pop("schema", None), "schema")
@@ -243,6 +253,8 @@ class ModelMetadata:
                 decode(cls, values),
                 origin=read_origin(properties, ORIGIN_PROPERTY),
                 nothing=read_nothing(properties),
+                cascade=read_cascade(properties),
+                trace=read_trace(properties),
             )
             if found.schema > schema:
                 raise Malformed(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +13,23 @@ from numpy.typing import NDArray
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
 from capsedge.runtime.answers import Unfit, answers_of
+from capsedge.runtime.explaining import Explaining
 from capsedge.runtime.hints import seen
-from capsedge.runtime.inputs import checked, stacked
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata import ModelMetadata, Outputs
 from capsedge.runtime.predicting import Predictor
-from capsedge.runtime.running import Runner
-from capsedge.runtime.vision.given import Images, OneImage, Reading, on_host
+from capsedge.runtime.vision.given import Images
 from capsedge.runtime.vision.prediction import Label, Prediction, Value, choose, scores_of
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.backend import Backend
+    from capsedge.runtime.decoder import Decoder
 
-RECONSTRUCTION = "reconstruction"
 DEFAULT_THRESHOLD = (
     0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 )
 
 
-class Session(Runner, Predictor):
+class Session(Explaining, Predictor):
     """A loaded model. A context manager; safe to use from several threads at once.
 
     Attributes:
@@ -54,8 +51,9 @@ class Session(Runner, Predictor):
         ops: str,
         engine_passport: passport.Passport | None = None,
         gpu: int | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
-        super().__init__(path, backend, metadata, ops, engine_passport, gpu)
+        super().__init__(path, backend, metadata, ops, engine_passport, gpu, decoder=decoder)
         try:
             self._answers = answers_of(metadata, self.inputs, self.outputs)
         except Unfit as error:
@@ -97,6 +95,11 @@ class Session(Runner, Predictor):
         return self._answers.values
 
     @property
+    def long_way_output(self) -> str | None:
+        """Of a cascade, the output ``[N]`` of the images that its large network decided; else None."""
+        return self._answers.long_way
+
+    @property
     def multi_label(self) -> bool:
         """Whether an image may have any number of classes; also False if the file does not state it."""
         return self.metadata is not None and self.metadata.task == "multi-label"
@@ -105,55 +108,6 @@ class Session(Runner, Predictor):
         """The name of a class; its number if the file does not name classes."""
         names = self.metadata.class_names if self.metadata else ()
         return names[index] if names else str(index)
-
-    def prepare(
-        self, image: OneImage, invert: bool = False, *, layout: str | None = None
-    ) -> NDArray[np.float32]:
-        """The model's input ``[C, H, W]`` for one image, by the file's own preprocessing.
-
-        Args:
-            image, invert, layout: as for `predict`; an array of floats holds pixels from 0 to 1.
-
-        Raises:
-            UsageError: the image cannot be read or does not fit, or there are several.
-            ArtefactError: the file does not state the preprocessing.
-        """
-        reading = Reading(self._preprocessing(), invert, layout, prepared=False)
-        found = list(islice(reading.images(image), 2))
-        if len(found) != 1:
-            raise UsageError(
-                f"prepare takes one image, not {'several' if found else 'none'}.",
-                "",
-                "Prepare them one by one, or pass them all to Session.predict.",
-            )
-        return found[0].astype(np.float32, copy=False)
-
-    def _preprocessing(self) -> Preprocessing:
-        metadata = self._metadata()
-        if metadata.preprocessing is None:
-            raise self._undescribed("no preprocessing: not how to prepare an image")
-        return metadata.preprocessing
-
-    def _metadata(self) -> ModelMetadata:
-        if self.metadata is None:
-            raise self._undescribed("neither its classes nor its preprocessing")
-        return self.metadata
-
-    def _undescribed(self, lacking: str) -> ArtefactError:
-        """What a file lacks for a prediction, and the command that adds it."""
-        sizes = self.inputs[0].shape if self.inputs else ()
-        size = sizes[1:3] if sizes[-1:] in ((1,), (3,)) else sizes[2:]
-        fixed = len(size) == 2 and all(isinstance(side, int) for side in size)
-        words = "x".join(map(str, size)) if fixed else "HEIGHTxWIDTH"
-        command = f"capsedge optimize {shlex.quote(str(self.path))} -o described.onnx"
-        return ArtefactError(
-            f"{self.path} states {lacking}.",
-            "Its metadata lacks them." if self.metadata else "It has no metadata of capsedge.",
-            f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
-            "--outputs in place of --classes; --range, --mean and --std as in training "
-            "(docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same, and `Session.run` "
-            "prepared arrays.",
-        )
 
     def _predictions(
         self,
@@ -227,69 +181,6 @@ class Session(Runner, Predictor):
             raise self._other_size(rows.shape[1], len(stated.names) if stated else 0, "values")
         return rows
 
-    def _batches(
-        self,
-        images: Images,
-        batch_size: int | None,
-        invert: bool,
-        layout: str | None = None,
-        prepared: bool | None = None,
-    ) -> Iterator[NDArray[Any]]:
-        """Prepared batches ``[n, C, H, W]``, as large as one run takes."""
-        size, port = self._run_size(batch_size), self.inputs[0]
-        self._backend  # noqa: B018 - refuses a closed session before an image is read
-        given = on_host(images)
-        stated = self._metadata().preprocessing is not None or invert or prepared is False
-        found: NDArray[Any] | Iterator[NDArray[Any]]
-        if not stated and _floats(given):
-            found = given
-        else:
-            reading = Reading(self._preprocessing(), invert, layout, prepared)
-            whole = reading.batch(given)
-            found = reading.images(given) if whole is None else whole
-        batches = stacked(found, size)
-        if not port.dtype.startswith("float"):  # what is prepared is cast when it runs
-            port = replace(port, dtype="float32")
-        return (checked(port, batch, self._bound, any_batch=True) for batch in batches)
-
-    def reconstruct(
-        self,
-        images: Images,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-    ) -> NDArray[np.float32]:
-        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one per class
-        capsule.
-
-        Raises:
-            UsageError: the file has no decoder; otherwise as `predict`.
-        """
-        self.check_reconstruction()
-        pictures = [
-            self._run_batch(batch, [RECONSTRUCTION])[RECONSTRUCTION]
-            for batch in self._batches(images, None, invert, layout, prepared)
-        ]
-        if not pictures:
-            raise UsageError("There are no images to reconstruct.", "", "Give at least one.")
-        return np.concatenate(pictures).astype(np.float32, copy=False)
-
-    def check_reconstruction(self) -> None:
-        """Raise a UsageError if the file has no decoder."""
-        if self._metadata().task == REGRESSION:
-            raise UsageError(
-                f"{self.path} cannot reconstruct images.",
-                "It estimates values; pictures belong to classes.",
-                "Leave the reconstruction out.",
-            )
-        if RECONSTRUCTION not in [port.name for port in self.outputs]:
-            raise UsageError(
-                f"{self.path} cannot reconstruct images.",
-                f"It has no output '{RECONSTRUCTION}'.",
-                "Export the model with its decoder: `capsedge export --with reconstruction`.",
-            )
-
     def _check_finite(self, name: str, values: NDArray[Any]) -> None:
         if not np.isfinite(values).all():
             raise ArtefactError(
@@ -321,18 +212,17 @@ class Session(Runner, Predictor):
         scores, kind = scores_of(found, answers.kind, self.multi_label)
         none = np.zeros((*scores.shape, 0), np.float32)
         of_poses = none if answers.poses is None else outputs[answers.poses]
-        for row, poses in zip(scores, of_poses, strict=True):
+        taken: NDArray[Any] | list[None] = [None] * len(scores)
+        if answers.long_way is not None:
+            taken = outputs[answers.long_way]
+        for row, poses, long in zip(scores, of_poses, taken, strict=True):
             poses = poses.astype(np.float32).reshape(len(row), -1)
             labels = tuple(
                 Label(self.class_name(j), j, float(row[j]), poses[j])
                 for j in choose(row, top_k, threshold)
             )
-            yield Prediction(labels, row, poses, kind)
-
-
-def _floats(given: object) -> TypeGuard[NDArray[Any]]:
-    """Whether it is an array that can be prepared already: of floats, of four dimensions."""
-    return isinstance(given, np.ndarray) and given.ndim == 4 and given.dtype.kind == "f"
+            long_way = None if long is None else bool(long)
+            yield Prediction(labels, row, poses, kind, long_way=long_way)
 
 
 def _check_no_choice(

@@ -26,6 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for suffix in ("onnx", "safetensors"):
         shutil.copy(zoo / f"digits-dynamic.{suffix}", made / f"digits.{suffix}")
     shutil.copy(made / "digits.onnx", made / "foreign.onnx")
+    shutil.copy(made / "digits.onnx", made / "large.onnx")
+    shutil.copy(zoo / "digits-em.onnx", made / "small.onnx")
     shutil.copy(ROOT / "capsedge/samples/digit-7.png", made / "image.png")
     (made / "mnist").mkdir()
     for name, seed in (("train", 1), ("test", 2)):

@@ -70,7 +70,7 @@ def test_every_command_and_option_is_there(site: Path) -> None:
 def test_every_public_name_is_there(site: Path) -> None:
     anchors = Tags(site / "reference/api.html").anchors
     names = [f"capsedge.{name}" for name in capsedge.__all__ if name != "__version__"]
-    packages = ("datasets", "models", "ops")
+    packages = ("datasets", "models", "ops", "viz")
     wanted = {name for name in names if name.rpartition(".")[2] not in packages}
     wanted |= {f"capsedge.{p}.{name}" for p in packages for name in getattr(capsedge, p).__all__}
     assert not wanted - anchors

@@ -17,6 +17,7 @@ from capsedge.cli import (
     _signals,
     _streams,
     build,
+    cascade,
     config,
     doctor,
     export,
@@ -25,7 +26,9 @@ from capsedge.cli import (
     inspect,
     optimize,
     profile,
+    prune,
     quantize,
+    see,
     sweep,
     train,
     verify,
@@ -102,8 +105,8 @@ LOOK = "Information"
 
 for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
-    SMALLER: (quantize, sweep, build),
-    DEVICE: (infer, profile),
+    SMALLER: (prune, quantize, sweep, cascade, build),
+    DEVICE: (infer, see, profile),
     LOOK: (inspect, config, doctor),
 }.items():
     for verb in verbs:

@@ -146,6 +146,14 @@ def _loadable(incomplete: str) -> list[str]:
     return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
 
 
+def _trainable(incomplete: str) -> list[str]:
+    return names(_models)(incomplete) + files(*WEIGHTS)(incomplete)
+
+
+def _prunable(incomplete: str) -> list[str]:
+    return names(_trained)(incomplete) + files(*WEIGHTS)(incomplete)
+
+
 def _verifiable(ctx: typer.Context, incomplete: str) -> list[str]:
     """The files to verify, or beside one the models that it may come from."""
     return (
@@ -155,6 +163,12 @@ def _verifiable(ctx: typer.Context, incomplete: str) -> list[str]:
     )
 
 
+def _pictures() -> Iterable[str]:
+    from capsedge.viz.kinds import KINDS
+
+    return KINDS
+
+
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -162,9 +176,10 @@ SOURCES: Mapping[str, Source] = {
     "checkpoint": files(*WEIGHTS),
     "classes": files(".txt"),
     "compare": lists(_peers),
+    "criterion": words("taylor", "look-ahead"),
     "data": files(".npz"),
     "device": names(_devices),
-    "extra": lists(lambda: ("reconstruction", "couplings")),
+    "extra": lists(lambda: ("reconstruction", "couplings", "trace")),
     "family": names(_families),
     "file": files(ONNX, CHECKPOINT, ENGINE),
     "files": files(*WEIGHTS, ".npz", ".h5", ".hdf5", ".keras"),
@@ -208,23 +223,30 @@ SOURCES: Mapping[str, Source] = {
     "typical_data": files(".npz"),
     "variant": _variants,
     "weights": files(*WEIGHTS),
+    "what": lists(_pictures),
     "build precision": words("fp32", "fp16", "int8", "mixed"),
     "build target": words("tensorrt", "tensorrt-rtx"),
     "build model": files(ONNX),
     "build output": files(ENGINE),
+    "cascade large": files(ONNX),
+    "cascade small": files(ONNX),
     "export model": names(_models),
     "import output": files(CHECKPOINT),
     "infer model": _loadable,
     "inspect device": names(_boards),
     "optimize batch": words("free", "keep"),
     "optimize model": files(ONNX),
+    "prune checkpoint": _prunable,
+    "prune output": files(CHECKPOINT),
     "quantize model": files(ONNX),
     "quantize ops": words("auto", "fused"),
+    "see model": _loadable,
+    "see output": files(".png", ".svg", ".html"),
     "sweep model": names(_trained),
     "sweep couplings": lists(lambda: ("routed", "frozen")),
     "sweep output": files(".json"),
     "sweep precision": lists(lambda: ("fp32", "fp16", "int8")),
-    "train model": names(_models),
+    "train model": _trainable,
     "train output": files(),
     "verify name": _verifiable,
     "verify output": files(".json"),

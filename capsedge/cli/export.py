@@ -40,7 +40,9 @@ Output = Annotated[
 ]
 Extra = Annotated[
     str,
-    typer.Option("--with", help="More outputs: reconstruction, couplings (separated by commas)."),
+    typer.Option(
+        "--with", help="More outputs: reconstruction, couplings, trace (separated by commas)."
+    ),
 ]
 NoRewrite = Annotated[
     list[str] | None,

@@ -97,6 +97,12 @@ def command(
         if reconstruct is not None:
             _common.log(f"wrote {reconstruct}")
     _log_hints(found)
+    if found.long_way is not None and not as_json:
+        taken = sum(p.long_way is True for p in found.predictions.values())
+        _common.say(
+            f"long way: {taken} of {len(found.predictions)} images, {found.long_way:.1%}: decided by the "
+            "large network"
+        )
     if found.errors:
         _common.log(f"{len(found.errors)} of {len(files)} images could not be read")
         raise typer.Exit(int(ExitCode.USAGE))
@@ -146,6 +152,7 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
             "ops": session.ops,
             "images": lines,
             "failed": len(found.errors),
+            **({} if found.long_way is None else {"long_way_share": found.long_way}),
             "reconstruction": str(reconstruct) if found.drawn else None,
         }
     )

@@ -275,6 +275,8 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         facts.append(("metadata", "none: a file of another tool"))
     if found.origin is not None:
         facts += found.origin.facts()
+    if found.pruned is not None:
+        facts += found.pruned.facts()
     for key, value in (found.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts
@@ -304,6 +306,8 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
     if meta.nothing is not None:
         facts += meta.nothing.facts()
+    if meta.cascade is not None:
+        facts += meta.cascade.facts()
     facts += [(f"parity {key}", _flat(value)) for key, value in meta.parity.items()]
     return facts if meta.origin is None else facts + meta.origin.facts()
 

@@ -218,6 +218,7 @@ def _show(report: ProfileReport) -> None:
     _print(tables.latency(report.runs))
     _print(tables.startup(report.runs))
     for run in report.runs:
+        _print(tables.networks(run))
         _print(tables.groups(run))
         _print(tables.layers(run))
         for warning in run.warnings:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +12,7 @@ import typer
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._places import READS, UPDATES, WRITES, Role
+from capsedge.cli._progress import stages
 from capsedge.cli._tables import print_table
 from capsedge.errors import ParityError, UsageError
 from capsedge.runtime.files.writing import REJECTED, beside
@@ -158,7 +157,7 @@ def command(
 def _rank(model: Path, options: dict[str, Any], as_json: bool) -> None:
     from capsedge.calibration import api
 
-    with _progress() as progress:
+    with stages() as progress:
         ranked = api.sensitivity(model, **options, progress=progress)
     _log_warnings(ranked.warnings)
     if as_json:
@@ -171,7 +170,7 @@ def _quantized(model: Path, place: Path, options: dict[str, Any]) -> Quantizatio
     from capsedge.calibration import api
 
     try:
-        with _progress() as progress:
+        with stages() as progress:
             report = api.quantize(model, place, **options, progress=progress)
     except ParityError as error:
         _log_warnings(error.report.warnings)
@@ -313,34 +312,3 @@ def show_search(search: Search) -> None:
             for c in search.pareto()
         ],
     )
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on a terminal; elsewhere a line at the end of long stages."""
-    if not sys.stderr.isatty():
-
-        def line(stage: str, done: int, total: int) -> None:
-            if stage == "candidates" or (done == total and total >= 1000):
-                log(f"{stage}: {done}" + ("" if stage == "candidates" else " images"))
-
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    tasks: dict[str, Any] = {}
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done, total=total)
-
-        yield update

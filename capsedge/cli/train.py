@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +11,17 @@ import typer
 from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._places import READS, Role
+from capsedge.cli._training import bar
 from capsedge.training.run_files import files
 
 Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Name of a model, such as digits-em; an unknown name lists all models.",
+        help="Name of a model, such as digits-em (an unknown name lists all models), or a checkpoint "
+        "whose shape is trained anew, from fresh weights.",
     ),
+    READS,
 ]
 Data = Annotated[
     Path,
@@ -75,6 +75,12 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Threads of torch; by default its own choice."),
 ]
+Fast = Annotated[
+    bool,
+    typer.Option(
+        "--fast", help="Convolutions in BF16, compiled routing; for processors with AMX. Needs g++."
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")]
 
 
@@ -94,6 +100,7 @@ def command(
     pairs: Pairs = "none",
     average: Average = 0.999,
     seed: Seed = 1,
+    fast: Fast = False,
     init: Init = None,
     limit: Limit = None,
     threads: Threads = None,
@@ -106,8 +113,9 @@ def command(
     from capsedge.training.run import train_model
 
     recipe = Recipe(
-        epochs, batch, schedule, learning_rate, shift, rotate, zoom, flip, pairs, average, seed
-    )
+        epochs, batch, schedule, learning_rate, shift, rotate, zoom, flip, pairs, average, seed,
+        fast,
+    )  # fmt: skip
     lines: list[dict[str, Any]] = []
 
     def done(line: dict[str, Any]) -> None:
@@ -115,7 +123,7 @@ def command(
         _log_epoch(line, epochs)
 
     try:
-        with _progress(epochs) as progress:
+        with bar("training", epochs) as progress:
             checkpoint = train_model(
                 model, data, output, recipe, iterations=iters, init=init, limit=limit,
                 threads=threads, resume=resume, log=log, progress=progress, epoch_done=done,
@@ -134,24 +142,3 @@ def command(
 def _log_epoch(line: dict[str, Any], epochs: int) -> None:
     accuracy = f", test accuracy {line['test_accuracy']:.4f}" if "test_accuracy" in line else ""
     log(f"epoch {line['epoch']}/{epochs}: loss {line['loss']:.5f}{accuracy}, {line['seconds']} s")
-
-
-@contextmanager
-def _progress(epochs: int) -> Iterator[Callable[[int, int, int, float], None] | None]:
-    """A bar on a terminal, from the first step on; nothing elsewhere, where every epoch has a line."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task: Any = None
-
-        def update(epoch: int, step: int, steps: int, _loss: float) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task("training", total=steps * epochs)
-            bar.update(task, completed=epoch * steps + step + 1)
-
-        yield update

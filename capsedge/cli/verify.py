@@ -224,11 +224,17 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     for key in ("weights", "architecture", "precision", "ops"):
         if link.get(key):
             facts.append(f"{key} {link[key]}")
+    if cascade := link.get("cascade"):
+        facts.append(
+            f"the large network decides {cascade['share']:.2%} of the images it was measured on"
+        )
     if claim := link.get("nothing_to_see"):
         facts.append(f"nothing to see: {claim}")
     if origin := link.get("claimed_origin"):
         claim = f"family {origin['family']}, licence: {origin['licence']}, {origin['comparison']}"
         facts.append(f"{CLAIMED}: {claim}")
+    if parent := link.get("claimed_parent"):
+        facts.append(f"{CLAIMED}: pruned from {parent['parent']}, sha256 {parent['sha256'][:16]}")
     return link["kind"], link["file"], ", ".join(facts)
 
 

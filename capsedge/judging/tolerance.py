@@ -79,6 +79,8 @@ def least_agreement(metadata: ModelMetadata | None) -> float:
     """The default of ``min_agreement`` for a file."""
     if metadata is None:
         return 1.0
+    if metadata.cascade is not None:
+        return min(metadata.cascade.min_agreement, AGREEMENT.get(metadata.precision, 1.0))
     if "frozen_couplings" in metadata.calibration:
         return APPROXIMATE_AGREEMENT
     return AGREEMENT.get(metadata.precision, 1.0)

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from capsedge import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput, make_decoder
 from capsedge.models.config import CapsNetConfig
-from capsedge.models.layers import DynamicCapsules, PrimaryCapsules, output_size
+from capsedge.models.layers import (
+    ChosenPositions,
+    DynamicCapsules,
+    PrimaryCapsules,
+    output_size,
+)
 
 
 class CapsNet(CapsuleModel):
@@ -33,6 +38,9 @@ class CapsNet(CapsuleModel):
         grid = output_size(
             self._grid_after_stem(), c.primary_kernel, c.primary_stride, c.primary_padding
         )
+        self.chosen = ChosenPositions(grid, c.primary_positions) if c.primary_positions else None
+        if self.chosen is not None:
+            grid = self.chosen.grid
         types, dim = c.primary_types, c.primary_dim
         layers: list[nn.Module] = []
         for layer in c.capsule_layers:
@@ -73,7 +81,8 @@ class CapsNet(CapsuleModel):
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         """See ``CapsuleModel.forward``."""
-        pose = self._squashed(self.primary(self.stem(images)))
+        primary = self.primary(self.stem(images))
+        pose = self._squashed(primary if self.chosen is None else self.chosen(primary))
         for layer in self.capsules:
             pose, _ = layer(pose)
         pose, couplings = self.classes(pose)

@@ -44,6 +44,12 @@ class CapsNetConfig(ModelConfig):
         batch_average: its author's code averages agreements over the batch. The network here is that code
             at batch 1, and is exported with the batch fixed to 1.
         primary_groups, primary_bias: of the primary convolution.
+
+    And what pruning leaves (docs/how-to/prune.md):
+
+    Attributes:
+        primary_positions: the positions of the primary capsules' map that are routed, row by row, in rising
+            order; all if empty.
     """
 
     architecture: ClassVar[str] = "capsnet"
@@ -67,6 +73,7 @@ class CapsNetConfig(ModelConfig):
     batch_average: bool = later(False)
     primary_groups: int = later(1)
     primary_bias: bool = later(True)
+    primary_positions: tuple[int, ...] = later(())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,6 +88,7 @@ class CapsNetConfig(ModelConfig):
                 "With primary_grouping 'pixels' they have none.",
                 "Use 'channels', or no capsule_layers.",
             )
+        self._check_positions()
         if self.class_squash == "parents" and (self.leaky or self.class_bias or self.vote_bias):
             raise UsageError(
                 "A squash over the parents goes with neither leaky routing nor biases.",
@@ -92,6 +100,20 @@ class CapsNetConfig(ModelConfig):
         check_range(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
         for size in self.decoder:
             check_range(1, limits.WIDTH, decoder=size)
+
+    def _check_positions(self) -> None:
+        chosen = self.primary_positions
+        check_range(0, limits.IMAGE_SIDE**2, primary_positions=len(chosen))
+        for position in chosen:
+            check_range(0, limits.IMAGE_SIDE**2, primary_positions=position)
+        if list(chosen) != sorted(set(chosen)):
+            raise UsageError("primary_positions are not in rising order, each once.")
+        if chosen and (self.capsule_layers or self.primary_grouping != "channels"):
+            raise UsageError(
+                "primary_positions are for class capsules over a map of primary capsules.",
+                "Windows of convolutional layers, and capsules of pixels, need the whole map.",
+                "Leave them out.",
+            )
 
     @property
     def fixed_batch(self) -> int | None:

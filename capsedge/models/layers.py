@@ -112,6 +112,33 @@ class PrimaryCapsules(nn.Module):
         return ordered.reshape(-1, y.shape[2], y.shape[3], self.types, self.dim)
 
 
+class ChosenPositions(nn.Module):
+    """Some positions of a map of capsules, in one row.
+
+    Args:
+        grid: rows and columns of the map.
+        positions: of those that stay, counted row by row.
+
+    Raises:
+        UsageError: the map has fewer positions.
+    """
+
+    index: Tensor
+
+    def __init__(self, grid: tuple[int, int], positions: Sequence[int]) -> None:
+        super().__init__()
+        if max(positions) >= grid[0] * grid[1]:
+            raise UsageError(
+                f"There is no position {max(positions)} in a map of {grid[0]}x{grid[1]}."
+            )
+        self.grid = 1, len(positions)
+        self.register_buffer("index", torch.tensor(positions), persistent=False)
+
+    def forward(self, pose: Tensor) -> Tensor:
+        """``[N, H, W, C, P]`` to ``[N, 1, K, C, P]``."""
+        return pose.flatten(1, 2).index_select(1, self.index).unsqueeze(1)
+
+
 class DynamicCapsules(nn.Module):
     """Capsules routed by agreement (Sabour et al. 2017), dense or over a window.
 
@@ -145,7 +172,7 @@ class DynamicCapsules(nn.Module):
     ) -> None:
         super().__init__()
         self.softmax, self.squashed, self.epsilon = softmax, squashed, epsilon
-        self.kernel = grid if kernel is None else (kernel, kernel)
+        self.child_grid, self.kernel = grid, grid if kernel is None else (kernel, kernel)
         self.stride, self.iterations, self.leaky = stride, iterations, leaky
         self.grid = positions(grid, self.kernel, stride)
         children = self.kernel[0] * self.kernel[1] * types_in

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -149,10 +149,46 @@ def votes(children: Tensor, weight: Tensor, rows: int) -> Tensor:
 
 DEFINITIONS: dict[str, Callable[..., Any]] = {}  # of the operators registered, by name
 
+_compiling = False
+
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """Within it, operators run as their definitions compiled by ``torch.compile``.
+
+    For training: two to four times faster on a CPU, and the votes are kept for the backward pass. Values
+    differ in the last bits.
+    """
+    global _compiling
+    before, _compiling = _compiling, True
+    try:
+        yield
+    finally:
+        _compiling = before
+
+
+class Operator:
+    """The operator ``capsedge::<name>``, or within ``compiled()`` its definition, compiled.
+
+    Attributes:
+        op: the operator as registered with PyTorch.
+    """
+
+    def __init__(self, op: CustomOpDef, definition: Callable[..., Any]) -> None:
+        self.op = op
+        self._definition = definition
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return torch.compile(self._definition)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._compiled(*args) if _compiling else self.op(*args)
+
 
 def register(
     name: str, definition: Callable[..., Any], fake: Callable[..., Any], tensor_count: int
-) -> CustomOpDef:
+) -> Operator:
     """Register a definition as the operator ``capsedge::<name>``, with shapes and gradient.
 
     The votes are not kept between forward and backward: the definition runs again in backward, as
@@ -202,4 +238,4 @@ def register(
     op = torch.library.custom_op(f"capsedge::{name}", forward, mutates_args=())
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)
-    return op
+    return Operator(op, forward)

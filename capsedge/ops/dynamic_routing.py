@@ -48,14 +48,8 @@ def _define_v2(
     return _routed(u, weight, vote_bias, log_prior, bias, how)
 
 
-def _routed(
-    u: Tensor,
-    weight: Tensor,
-    vote_bias: Tensor | None,
-    log_prior: Tensor,
-    bias: Tensor,
-    how: Agreement,
-) -> tuple[Tensor, Tensor]:
+def dense_votes(u: Tensor, weight: Tensor, vote_bias: Tensor | None = None) -> Tensor:
+    """Votes ``[N, I, J, Pout]`` of children ``[N, I, Pin]``, in the type in which is computed."""
     dtype = accumulation_dtype(u)
     n, i, p = u.shape
     own, j, out = weight.shape[:3]
@@ -70,6 +64,19 @@ def _routed(
         votes = torch.matmul(u.to(dtype), flat).reshape(n, i, j, out)
     if vote_bias is not None:
         votes = votes + vote_bias.to(dtype)
+    return votes
+
+
+def _routed(
+    u: Tensor,
+    weight: Tensor,
+    vote_bias: Tensor | None,
+    log_prior: Tensor,
+    bias: Tensor,
+    how: Agreement,
+) -> tuple[Tensor, Tensor]:
+    dtype = accumulation_dtype(u)
+    votes = dense_votes(u, weight, vote_bias)
     v, c = route(votes, log_prior.to(dtype), bias.to(dtype), how)
     return v.to(u.dtype), c.to(u.dtype).contiguous()
 

@@ -34,6 +34,31 @@ def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tens
     return add[None, :, :, None, :]
 
 
+def gaussian_votes(
+    pose: Tensor, weight: Tensor, coordinates: Tensor | None, strides: Sequence[int], shared: bool
+) -> tuple[Tensor, tuple[int, int], Sequence[int]]:
+    """Votes ``[N, H', W', I, M, P]`` in the type in which is computed; the window, and its strides.
+
+    ``coordinates`` are added to the votes ``[1, H, W, 1, P]``.
+    """
+    dtype = accumulation_dtype(pose)
+    height, width, types, size = pose.shape[1:]
+    side = matrix_side("EMRouting", size)
+    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
+    m = weight.shape[3]
+    w = weight.to(dtype)
+    if shared:
+        w = w.expand(height, width, types, m, side, side)
+        strides = (1, 1)
+    w = w.reshape(-1, m, side, side)
+
+    v = votes(windows(pose.to(dtype), kernel, strides), w, side)
+    if coordinates is not None:
+        add = coordinates.to(dtype).expand(1, height, width, types, size)
+        v = v + windows(add, kernel, strides).unsqueeze(4)
+    return v, kernel, strides
+
+
 def _route(
     pose: Tensor,
     a: Tensor,
@@ -51,20 +76,8 @@ def _route(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The procedure; ``coordinates`` are added to the votes ``[1, H, W, 1, P]``."""
     dtype = accumulation_dtype(pose)
-    height, width, types, size = pose.shape[1:]
-    side = matrix_side("EMRouting", size)
-    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
-    m = weight.shape[3]
-    w = weight.to(dtype)
-    if shared:
-        w = w.expand(height, width, types, m, side, side)
-        strides = (1, 1)
-    w = w.reshape(-1, m, side, side)
-
-    v = votes(windows(pose.to(dtype), kernel, strides), w, side)
-    if coordinates is not None:
-        add = coordinates.to(dtype).expand(1, height, width, types, size)
-        v = v + windows(add, kernel, strides).unsqueeze(4)
+    v, kernel, strides = gaussian_votes(pose, weight, coordinates, strides, shared)
+    m, size = v.shape[4:]
     acting = a.to(dtype)
     if normalize_activations:
         acting = acting / (acting + epsilon)
@@ -94,6 +107,15 @@ def _route(
     )
 
 
+def added_coordinates(pose: Tensor, coordinate_addition: bool) -> Tensor | None:
+    """What ``EMRouting`` adds to the votes ``[1, H, W, 1, P]``."""
+    if not coordinate_addition:
+        return None
+    height, width, size = pose.shape[1], pose.shape[2], pose.shape[4]
+    like = pose.new_empty((), dtype=accumulation_dtype(pose))
+    return _child_coordinates(height, width, matrix_side("EMRouting", size), like)
+
+
 def _define(
     pose: Tensor,
     a: Tensor,
@@ -107,11 +129,7 @@ def _define(
     shared: bool,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    added = None
-    if coordinate_addition:
-        height, width, size = pose.shape[1], pose.shape[2], pose.shape[4]
-        like = pose.new_empty((), dtype=accumulation_dtype(pose))
-        added = _child_coordinates(height, width, matrix_side("EMRouting", size), like)
+    added = added_coordinates(pose, coordinate_addition)
     return _route(
         pose, a, weight, beta_u, beta_a, added, iterations, strides, inverse_temperatures, shared,
         False, False, epsilon,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from capsedge.ops._common import (
@@ -12,19 +11,14 @@ from capsedge.ops._common import (
     expect_shape,
     register,
 )
+from capsedge.ops.dynamic_routing import dense_votes
 from capsedge.ops.squash import EXPONENTIAL_EPSILON, exponential
 
 
 def _define(u: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     dtype = accumulation_dtype(u)
-    n, i, p = u.shape
-    j, out = weight.shape[1:3]
-    # u_hat_ij = W_ij u_i as one matrix product per child.
-    predictions = torch.bmm(
-        u.to(dtype).transpose(0, 1), weight.to(dtype).reshape(i, j * out, p).transpose(1, 2)
-    )
-    u_hat = predictions.reshape(i, n, j, out).transpose(0, 1)
-    agreement = (u_hat * u_hat.sum(1, keepdim=True)).sum(-1) * out**-0.5
+    u_hat = dense_votes(u, weight)
+    agreement = (u_hat * u_hat.sum(1, keepdim=True)).sum(-1) * weight.shape[2] ** -0.5
     c = agreement.softmax(-1) + bias.to(dtype)
     v = exponential((c.unsqueeze(-1) * u_hat).sum(1), -1, epsilon)
     return v.to(u.dtype), c.to(u.dtype).contiguous()

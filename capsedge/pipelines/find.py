@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,3 +95,13 @@ def trained_checkpoint(name: str) -> Path:
             "Give the checkpoint that the file was exported from with --checkpoint.",
         )
     return path
+
+
+def find_checkpoint_of(given: str) -> Path:
+    """The checkpoint that a path or a name of the zoo stands for.
+
+    Raises:
+        UsageError: there is neither such a file nor such a model with weights.
+    """
+    path = Path(given)
+    return path if os.path.lexists(path) or path.suffix else trained_checkpoint(given)

@@ -76,6 +76,7 @@ class Operator:
         marks: of a routing operator, the kinds of values that its body names after every iteration
             (``schema.marks``), in the order in which they are computed.
         couplings: whether couplings can be returned, as a further output.
+        traced: the kinds of values that a traced body has of every iteration (`export --with trace`).
         freezable: whether constant couplings make it one matrix product.
         first_pass: the operator that it equals if its parents are zero; empty for none.
         plugin: whether the TensorRT plugin library has it.
@@ -92,6 +93,7 @@ class Operator:
     layout: Layout | None = None
     marks: tuple[str, ...] = ()
     couplings: bool = False
+    traced: tuple[str, ...] = ()
     freezable: bool = False
     first_pass: str = ""
     plugin: bool = False
@@ -168,6 +170,8 @@ class Operator:
         return self.integer(attributes, "iterations") if self.iterates else 1
 
 
+_TRACED = ("couplings", "poses", "agreement")
+
 _STRIDES = Attribute("strides", "ints", (1, 1))
 
 _SQUASH = Operator(
@@ -192,6 +196,7 @@ _DYNAMIC = Operator(
     layout=DENSE,
     marks=("couplings", "pose"),
     couplings=True,
+    traced=_TRACED,
     freezable=True,
     plugin=True,
     sums=1,
@@ -250,6 +255,7 @@ _EM = Operator(
     layout=WINDOWS,
     marks=("couplings", "pose", "logit"),
     couplings=True,
+    traced=(*_TRACED, "distances", "activations"),
     plugin=True,
     sums=3,  # an M-step weighs a vote and adds it and its square
     agreements=2,  # an E-step squares a deviation and weighs it
@@ -286,6 +292,7 @@ _ATTENTION = Operator(
     layout=WINDOWS,
     marks=("couplings", "pose"),
     couplings=True,
+    traced=_TRACED,
     freezable=True,
     first_pass="UniformRouting",
     plugin=True,
@@ -300,6 +307,7 @@ _SELF_ATTENTION = Operator(
     layout=DENSE,
     marks=("couplings", "pose"),
     couplings=True,
+    traced=_TRACED,
     plugin=True,
     sums=3,  # the sum of all votes, the agreements with it, the weighted sum
 )
@@ -361,6 +369,7 @@ def _quantized(o: Operator) -> Operator:
         name=o.int8,
         inputs=(*o.inputs[:place], *weight, *o.inputs[place + 1 :]),
         torch="",
+        traced=(),
         freezable=False,
         first_pass="",
         plugin=False,

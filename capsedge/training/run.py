@@ -12,6 +12,8 @@ from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
 from capsedge.models import get_config
+from capsedge.models.config import ModelConfig
+from capsedge.runtime.files import opening
 from capsedge.training.loop import Progress, Recipe, train
 from capsedge.training.run_files import MODEL
 
@@ -34,7 +36,7 @@ def train_model(
     """Train a model of the registry on a data set.
 
     Args:
-        model: name of the registry.
+        model: name of the registry, or a checkpoint whose shape is trained anew, from fresh weights.
         data: a data set as `read_split` takes it; without a test split nothing is tested.
         folder: of the run: checkpoint, history, state.
         recipe: how to train.
@@ -54,7 +56,7 @@ def train_model(
         ArtefactError: a checkpoint or the run to resume is damaged.
         EnvironmentProblem: the disk is full; the epochs before are kept.
     """
-    config = get_config(model)
+    config = _shape(model)
     if iterations is not None:
         config = config.replace(iterations=iterations)
     initial = load_checkpoint(init) if init else None
@@ -79,3 +81,10 @@ def train_model(
         epoch_done=epoch_done,
     )
     return folder / MODEL
+
+
+def _shape(model: str) -> ModelConfig:
+    """The configuration of a model of the registry, or that of a checkpoint."""
+    if opening.kind(Path(model)) == opening.FILE:
+        return load_checkpoint(Path(model)).config
+    return get_config(model)

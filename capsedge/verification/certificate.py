@@ -20,7 +20,8 @@ class Link:
     """One artefact of the chain checkpoint -> ONNX -> quantized -> engine.
 
     Attributes:
-        kind: ``checkpoint``, ``module`` (in memory, without a file), ``onnx``, ``quantized``, ``engine``.
+        kind: ``checkpoint``, ``module`` (in memory, without a file), ``onnx``, ``quantized``,
+            ``cascade``, ``engine``.
         file: its name; a certificate does not name folders of the machine that made it.
         sha256: checksum of the file; empty for a module in memory.
         facts: further identification: model, precision, the path that ran.

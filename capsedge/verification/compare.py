@@ -18,9 +18,11 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.tolerance import NOISE
 from capsedge.pipelines.own_module import OwnModule
+from capsedge.runtime.cascade import Parent
 from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.lineage import pruned_of
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.session import Session
@@ -123,7 +125,11 @@ def certify(
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
-    ranks = {port.name: len(port.shape) for port in session.outputs}
+    ranks = {
+        port.name: len(port.shape)
+        for port in session.outputs
+        if port.name != session.long_way_output
+    }
     source = Reference(module, list(ranks), ranks)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
@@ -304,6 +310,9 @@ def _reference(given: Source, session: Session) -> tuple[Link, nn.Module]:
     }
     if module.origin is not None:
         facts["claimed_origin"] = module.origin.claim
+    pruned = pruned_of(path)
+    if pruned is not None:
+        facts["claimed_parent"] = pruned.claim
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 
@@ -319,6 +328,8 @@ def _artefact_link(session: Session) -> Link:
         }
         if meta.calibration:
             facts["calibration"] = dict(meta.calibration)
+        if meta.cascade is not None:
+            facts["cascade"] = meta.cascade.to_dict()
         if meta.nothing is not None:
             facts["nothing_to_see"] = meta.nothing.claim
         if meta.origin is not None:
@@ -333,6 +344,8 @@ def _artefact_link(session: Session) -> Link:
         }
         return Link("engine", path.name, sha256(path), path.stat().st_size, facts)
     kind = "quantized" if meta is not None and meta.precision != "fp32" else "onnx"
+    if meta is not None and meta.cascade is not None:
+        kind = "cascade"
     return Link(kind, path.name, sha256(path), path.stat().st_size, facts)
 
 
@@ -340,6 +353,8 @@ def _source_links(session: Session) -> tuple[Link, ...]:
     """The files between the checkpoint and the artefact, as named by its metadata and its passport."""
     meta = session.metadata
     links: tuple[Link, ...] = ()
+    if meta is not None and meta.cascade is not None:
+        links = tuple(map(_parent_link, (meta.cascade.small, meta.cascade.large)))
     source = meta.calibration.get("source") if meta is not None else None
     if meta is not None and source:
         facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
@@ -348,6 +363,12 @@ def _source_links(session: Session) -> tuple[Link, ...]:
         issued, kind = session.passport, "quantized" if links else "onnx"
         links += (Link(kind, issued.source, issued.source_sha256),)
     return links
+
+
+def _parent_link(parent: Parent) -> Link:
+    kind = "onnx" if parent.precision == "fp32" else "quantized"
+    facts = {"precision": parent.precision, "checkpoint_sha256": parent.checkpoint_sha256}
+    return Link(kind, parent.file, parent.sha256, parent.bytes, facts)
 
 
 def _samples(

@@ -38,6 +38,7 @@ class Comparison:
         errors = {
             port.name: ErrorCount(port.name, has_columns([port.shape], batched=True))
             for port in session.outputs
+            if port.name in tolerances
         }
         return cls(
             session, outputs, Decisions.of(session, tie), RegressionErrors.of(session), errors

@@ -49,7 +49,7 @@ class Limits:
         """The limits that are given, otherwise the defaults for the artefact."""
         approximate = _approximate(session)
         return cls(
-            tolerances([port.name for port in session.outputs], atol, rtol),
+            tolerances(_compared(session), atol, rtol),
             least_agreement(session.metadata) if min_agreement is None else min_agreement,
             approximate,
             by_numbers=not approximate or atol is not None or rtol is not None,
@@ -82,10 +82,20 @@ class Limits:
         }
 
 
+def _compared(session: Session) -> list[str]:
+    """The outputs that the source has too."""
+    return [port.name for port in session.outputs if port.name != session.long_way_output]
+
+
 def _approximate(session: Session) -> bool:
-    """Whether a file is not meant to equal its source: it has another precision or frozen couplings."""
+    """Whether a file is not meant to equal its source: it has another precision, frozen
+    couplings, or is a cascade."""
     meta = session.metadata
-    return meta is not None and (meta.precision != "fp32" or "frozen_couplings" in meta.calibration)
+    return meta is not None and (
+        meta.precision != "fp32"
+        or "frozen_couplings" in meta.calibration
+        or meta.cascade is not None
+    )
 
 
 def _allowed(session: Session, key: str) -> float | None:

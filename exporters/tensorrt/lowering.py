@@ -19,6 +19,7 @@ from capsedge.graph.proto import constants_of, copy_of, operator_nodes, opset_of
 from capsedge.graph.shapes import keep_signature
 from capsedge.graph.simplify import simplify
 from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
+from capsedge.runtime.cascade import CASCADE_PROPERTY
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
@@ -128,8 +129,16 @@ def check(model: onnx.ModelProto) -> None:
     """Refuse models that TensorRT cannot parse, before minutes are spent.
 
     Raises:
-        UnsupportedModelError: the file was made for another target.
+        UnsupportedModelError: the file was made for another target, or is a cascade.
     """
+    if any(entry.key == CASCADE_PROPERTY for entry in model.metadata_props):
+        raise UnsupportedModelError(
+            "TensorRT cannot run a cascade.",
+            "How many images its large network runs on is known only at run time, inside the graph; an "
+            "engine fixes its shapes beforehand.",
+            "Build an engine of each of the two networks, and run the second on the images in doubt; or run "
+            "the cascade in ONNX Runtime.",
+        )
     operators = {operator_of(n.op_type) for n in operator_nodes(model)}
     foreign = sorted(o for o in operators if o in OPERATORS and OPERATORS[o].in_8_bits)
     if foreign:

@@ -13,6 +13,9 @@ JSON_VALUES = 2_000_000  # a calibration table has about 3,000 per tensor
 JSON_DEPTH = 32
 METADATA_BYTES = 8 * MIB  # of one model
 NOTHING_BYTES = 4 * KIB  # of the criterion for nothing to see, in the metadata
+CASCADE_BYTES = 16 * KIB  # of the description of a cascade, in the metadata
+TRACE_BYTES = MIB  # of the description of traced layers, in the metadata
+TRACED_BYTES = GIB  # of the values of one call of `Session.trace`
 
 # Images: limits on one PNG or JPEG file.
 IMAGE_FILE_BYTES = 128 * MIB

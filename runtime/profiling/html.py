@@ -63,7 +63,14 @@ def _run(run: Run, report: ReportData) -> str:
     ]
     groups = _stacked(run) + _legend(run) if run.groups else ""
     warnings = "".join(f"<li>{escape(w)}</li>" for w in run.warnings)
-    details = _details("Layers", tables.layers(run)) + _details("Groups", tables.groups(run))
+    details = "".join(
+        _details(name, table(run))
+        for name, table in (
+            ("Networks", tables.networks),
+            ("Layers", tables.layers),
+            ("Groups", tables.groups),
+        )
+    )
     return (
         f"<section><h2>{escape(run.model)}, batch {run.batch}</h2>{_figures(run)}{groups}"
         + (f'<ul class="warnings">{warnings}</ul>' if warnings else "")

@@ -24,6 +24,7 @@ def markdown(report: ReportData) -> str:
     lines += _table(tables.startup(report.runs))
     for run in report.runs:
         lines += [text(f"## {run.model}, batch {run.batch}"), ""]
+        lines += _table(tables.networks(run))
         lines += _table(tables.groups(run))
         lines += _table(tables.layers(run))
         if run.warnings:

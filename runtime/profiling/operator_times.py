@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.profiling.branches import executed, networks, own_durations, placed
 from capsedge.runtime.profiling.machine import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.profiling.onnxruntime_profiler import (
@@ -19,7 +20,7 @@ from capsedge.runtime.profiling.onnxruntime_profiler import (
     ProfiledSession,
     configuration,
 )
-from capsedge.runtime.reading.attribution import Place, places
+from capsedge.runtime.reading.attribution import Place
 from capsedge.runtime.reading.costs import Cost, Tensor, cost
 from capsedge.runtime.reading.onnx_file import read_bytes
 from capsedge.runtime.reading.onnx_structure import Graph, Structure, read_structure
@@ -47,6 +48,7 @@ class Operator:
         attainable: microseconds that it would take at the machine's measured peaks; None without them.
         bound: ``compute`` or ``memory``, whichever peak is nearer; empty without peaks.
         provider: ONNX Runtime's provider that ran it.
+        network: of a cascade, one of `branches.NETWORKS`; empty for other files.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Operator:
     attainable: float | None
     bound: str
     provider: str
+    network: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,10 +175,12 @@ def _assemble(
 ) -> OperatorTimes:
     first = runs[0]
     same = [run for run in runs if len(run) == len(first)]
-    running = _matching(optimized, first)
-    where = places(written, running) if running is not None else [Place() for _ in first]
+    found = None if optimized is None else executed(optimized.graph, [e.kind for e in first])
+    running = None if found is None else found.graph
+    where = [Place() for _ in first] if found is None else placed(written, found)
+    of_network = [""] * len(first) if found is None else networks(written, found)
     values = _values(running, first, feeds) if running is not None else {}
-    durations = np.array([[e.duration for e in run] for run in same], dtype=np.float64)
+    durations = np.array([own_durations(run) for run in same])
     # On a GPU operators are queued, which hides the profiler's cost.
     around = overheads(how.threads) if how.on_cpu else Overheads(0.0, 0.0)
     bias = around.timing_us
@@ -187,7 +192,8 @@ def _assemble(
     operators = []
     for k, event in enumerate(first):
         spent = cost(running.nodes[k], values) if running is not None else None
-        operators.append(_operator(event, where[k], spent, taken[k], total, peaks))
+        made = _operator(event, where[k], spent, taken[k], total, peaks)
+        operators.append(replace(made, network=of_network[k]))
     shown = same[-SHOWN_RUNS:]
     origin = shown[0][0].start if shown and shown[0] else 0
     return OperatorTimes(
@@ -243,14 +249,6 @@ def arena_peak(runs: list[list[Event]]) -> int | None:
         return None
     before = events[0].arena - events[0].arena_delta
     return max(event.arena or 0 for event in runs[0]) - before
-
-
-def _matching(optimized: Structure | None, events: list[Event]) -> Graph | None:
-    """The optimized graph, if it is what ran: the same operator types in the same order."""
-    if optimized is None:
-        return None
-    graph = optimized.graph
-    return graph if [n.op for n in graph.nodes] == [e.kind for e in events] else None
 
 
 def _values(running: Graph, events: list[Event], feeds: Feeds) -> dict[str, Tensor]:

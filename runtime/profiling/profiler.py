@@ -120,7 +120,15 @@ def _run(
         startup=started,
         operators=times,
         warnings=warnings.judge(latency, stable, conditions, times, device != "cpu"),
+        long_way=_long_way(session, feeds),
     )
+
+
+def _long_way(session: Session, feeds: Feeds) -> float | None:
+    """Of a cascade, the share of these inputs that its large network decides."""
+    if session.long_way_output is None:
+        return None
+    return float(session.run(feeds)[session.long_way_output].mean())
 
 
 def _time_operators(session: Session, feeds: Feeds, peaks: Peaks | None) -> OperatorTimes:

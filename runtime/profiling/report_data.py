@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from capsedge.runtime.files.text import printable
+from capsedge.runtime.profiling.branches import BETWEEN, NETWORKS
 from capsedge.runtime.profiling.comparison import Comparison
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.operator_times import Operator, OperatorTimes
@@ -54,6 +55,7 @@ class Run:
         startup: cold start and memory of a separate process; None if it was left out.
         operators: time by operator; None if it was left out or is unavailable.
         warnings: reasons to distrust the measurement.
+        long_way: of a cascade, the share of the batch that its large network decided; None for other models.
     """
 
     model: str
@@ -68,6 +70,7 @@ class Run:
     startup: Startup | None = None
     operators: OperatorTimes | None = None
     warnings: list[str] = field(default_factory=list)
+    long_way: float | None = None
 
     def __str__(self) -> str:
         median = milliseconds(self.latency.median)
@@ -95,7 +98,7 @@ class Run:
     def layers(self) -> list[Row]:
         """Layers and routing iterations in the order in which they begin; operator types in files of other
         tools."""
-        return self._rows(lambda o: (o.label if self.named else o.kind, o.group or OTHER))
+        return self._rows(lambda o: (_label(o, self.named), o.group or OTHER))
 
     @property
     def groups(self) -> list[Row]:
@@ -104,6 +107,12 @@ class Run:
         return sorted(
             rows, key=lambda r: GROUPS.index(r.group) if r.group in GROUPS else len(GROUPS)
         )
+
+    @property
+    def networks(self) -> list[Row]:
+        """The small network of a cascade, the large one, and what is between them; empty for others."""
+        rows = self._rows(lambda o: (o.network, OTHER))
+        return sorted((r for r in rows if r.name), key=lambda r: NETWORKS.index(r.name))
 
     def _rows(self, key: Any) -> list[Row]:
         members: dict[tuple[str, str], list[Operator]] = {}
@@ -127,6 +136,7 @@ class Run:
             "operators": None,
             "groups": [asdict(row) for row in self.groups],
             "layers": [asdict(row) for row in self.layers],
+            **self._cascade(),
             "warnings": self.warnings,
         }
         if self.operators is not None:
@@ -135,6 +145,19 @@ class Run:
         if samples:
             document["samples_ms"] = [1e3 * s for s in self.samples]
         return document
+
+    def _cascade(self) -> dict[str, Any]:
+        if self.long_way is None:
+            return {}
+        rows = [asdict(row) for row in self.networks]
+        return {"long_way_share": self.long_way, "networks": rows}
+
+
+def _label(operator: Operator, named: bool) -> str:
+    if operator.network == BETWEEN:
+        return BETWEEN
+    label = operator.label if named else operator.kind
+    return f"{operator.network}: {label}" if operator.network and named else label
 
 
 def _row(name: str, group: str, members: list[Operator]) -> Row:

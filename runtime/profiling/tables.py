@@ -82,6 +82,12 @@ def groups(run: Run) -> Table | None:
     return _rows(run, run.groups, f"Groups, batch {run.batch}", "group")
 
 
+def networks(run: Run) -> Table | None:
+    """The two networks of a cascade."""
+    share = "" if run.long_way is None else f", {run.long_way:.1%} of the images on the long way"
+    return _rows(run, run.networks, f"Networks, batch {run.batch}{share}", "network")
+
+
 def layers(run: Run) -> Table | None:
     """Layers and iterations, or operator types."""
     kind = "layer" if run.named else "operator type"

@@ -15,6 +15,7 @@ from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.lineage import Pruned, read_pruned
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.origin import Origin, read_origin
 from capsedge.runtime.reading.attribution import layer_of_weights
@@ -96,6 +97,7 @@ class Inspection(Summarized):
     metadata: ModelMetadata | None = None
     configuration: dict[str, Any] | None = None
     origin: Origin | None = None
+    pruned: Pruned | None = None
 
     def _summary(self) -> Summary:
         holds = f"{self.kind}, {quantities.size(self.bytes)}, {self.parameters:,} parameters"
@@ -153,7 +155,7 @@ def _checkpoint(path: Path) -> Inspection:
             header = read_header(file)
         if CONFIG_KEY in header.metadata:
             configuration = decode(dict[str, Any], parse(header.metadata[CONFIG_KEY]), CONFIG_KEY)
-        origin = read_origin(header.metadata)
+        origin, pruned = read_origin(header.metadata), read_pruned(header.metadata)
     except Malformed as error:
         raise ArtefactError(
             f"{path} is not a readable safetensors checkpoint.",
@@ -177,6 +179,7 @@ def _checkpoint(path: Path) -> Inspection:
         tensors=tensors,
         configuration=configuration,
         origin=origin,
+        pruned=pruned,
         buffers=buffers,
     )
 

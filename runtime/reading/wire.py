@@ -189,6 +189,25 @@ class Wire:
                 return value, at
         raise Malformed(f"a number at byte {at} does not end")
 
+    def end_of_number(self, start: int) -> int:
+        """Where a number that begins with its tag at ``start`` ends; models have no other fields than these
+        and length-delimited ones."""
+        _, after = self.tag(start, len(self.data))
+        return self.varint(after, len(self.data))[1]
+
     def text(self, start: int, end: int) -> str:
         """The bytes as UTF-8; ``UnicodeDecodeError`` where they are none."""
         return self.data[start:end].decode()
+
+
+def length_delimited(number: int, content: bytes) -> bytes:
+    """A field of text, bytes or a message, as it is written."""
+    return _varint(number << 3 | BYTES) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))

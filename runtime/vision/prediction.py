@@ -88,6 +88,7 @@ class Prediction(Summarized):
         nothing: why there is nothing to see in the image, by the criterion of the model
             (docs/reference/metadata.md); empty if there is something, or the model has no criterion.
             Labels and scores are as without.
+        long_way: of a cascade, whether its large network decided; None for other models.
         hint: what to try, such as inverting the image; empty if there is nothing to advise.
     """
 
@@ -98,6 +99,7 @@ class Prediction(Summarized):
     values: tuple[Value, ...] = ()
     nothing: str = ""
     hint: str = ""
+    long_way: bool | None = None
 
     @property
     def label(self) -> str | None:
@@ -128,7 +130,9 @@ class Prediction(Summarized):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        said = {"nothing": self.nothing or None, "hint": self.hint or None}
+        said: dict[str, Any] = {"nothing": self.nothing or None, "hint": self.hint or None}
+        if self.long_way is not None:
+            said["long_way"] = self.long_way
         if self.values:
             return {"values": [value.to_dict() for value in self.values], **said}
         return {

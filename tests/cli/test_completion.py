@@ -48,7 +48,7 @@ def starting(names: Iterable[str], start: str) -> list[str]:
     ("line", "wanted"),
     [
         ("capsedge ex", ["export"]),
-        ("capsedge train --model ", list(MODELS)),
+        ("capsedge train --model em-", starting(MODELS, "em-")),
         ("capsedge export --model em-", starting(MODELS, "em-")),
         ("capsedge verify x.onnx --model ", TRAINED),
         ("capsedge sweep --model digits-e", ["digits-em"]),

@@ -142,6 +142,18 @@ class Result(ctypes.Structure):
         ("values", ctypes.POINTER(ctypes.c_double)),
         ("value_count", ctypes.c_size_t),
         ("nothing", _TEXT),
+        ("long_way", _I32),
+    )
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = (
+        _SIZE,
+        ("class_count", _I32),
+        ("pose_size", _I32),
+        ("channels", _I32),
+        ("height", _I32),
+        ("width", _I32),
     )
 
 
@@ -399,6 +411,31 @@ class Session:
         finally:
             call("capsedge_prediction_close", prediction)
 
+    def decoder(self) -> Any:
+        found = sized(Decoder)
+        call("capsedge_decoder_of", self.handle, ctypes.byref(found))
+        return found
+
+    def decode(self, poses: Array, classes: Array | None = None, room: int | None = None) -> Array:
+        """`capsedge_decode`; ``room`` in values, just enough by default."""
+        sizes = self.decoder()
+        shape = (len(poses), sizes.channels, sizes.height, sizes.width)
+        if classes is None:
+            shape = (len(poses), sizes.class_count, *shape[1:])
+        assert poses.dtype == np.float32
+        assert poses.flags.c_contiguous
+        pictures = np.full(shape, np.nan, np.float32)
+        call(
+            "capsedge_decode",
+            self.handle,
+            ctypes.c_void_p(poses.ctypes.data),
+            None if classes is None else ctypes.c_void_p(classes.ctypes.data),
+            ctypes.c_size_t(len(poses)),
+            ctypes.c_void_p(pictures.ctypes.data),
+            ctypes.c_size_t(pictures.size if room is None else room),
+        )
+        return pictures
+
     def counters(self) -> Any:
         found = sized(Counters)
         call("capsedge_read_counters", self.handle, ctypes.byref(found))
@@ -426,4 +463,5 @@ def _result(prediction: ctypes.c_void_p, index: int) -> dict[str, Any]:
         "score_kind": (found.score_kind or b"").decode(),
         "values": found.values[: found.value_count] if found.value_count else [],
         "nothing": (found.nothing or b"").decode(),
+        "long_way": {-1: None, 0: False, 1: True}[found.long_way],
     }

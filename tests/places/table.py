@@ -122,6 +122,7 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
         },
         "build": {"model": [model], "output": ["-o", out / "new.engine"]},
         "infer": {"images": [image], "model": ["-m", model]},
+        "see": {"model": [model], "images": [image], "output": ["-o", out / "seen.png"]},
         "profile": {"models": [model], "duration": ["--duration", "0.1", "--warmup", "0"]},
         "inspect": {"file": [model]},
     }  # fmt: skip

@@ -19,6 +19,7 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet
 from capsedge.exporters.to_onnx import export
+from capsedge.graph.cascade import Doubt, Pair, join
 from capsedge.schema.names import DOMAIN
 from capsedge.verification.reference import Reference
 from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
@@ -65,6 +66,7 @@ def make(folder: Path) -> None:
         for file in (path, portable):
             _wanted(file, x, _torch(model, file, x))
         _reduced(path, x)
+    _cascade(folder, x)
     # The file that the package ships.
     shipped = folder / "shipped.onnx"
     shipped.write_bytes(default_model().read_bytes())
@@ -102,6 +104,21 @@ def _torch(model: nn.Module, path: Path, x: NDArray[np.float32]) -> Arrays:
 
 def _wanted(path: Path, x: NDArray[np.float32], outputs: Arrays, tolerance: float = FP32) -> None:
     np.savez(path.with_suffix(".npz"), x=x, tolerance=tolerance, **outputs)
+
+
+def _cascade(folder: Path, x: NDArray[np.float32]) -> None:
+    """An INT8 network with another one behind it: function bodies, kernels and INT8 inside a branch."""
+    files = [folder / name for name in ("dynamic-int8-ort-cpu.onnx", "em.onnx")]
+    small, large = map(onnx.load, files)
+    both = {name: name for name in ("lengths", "poses")}
+    scores = np.sort(capsedge.load(files[0], threads=1).run(x)["lengths"], axis=1)
+    margins = np.sort(scores[:, -1] - scores[:, -2])
+    between = float(margins[:2].mean())  # one image of the batch is in doubt
+    model = join(small, large, Pair(both, "lengths"), Doubt(between))
+    path = folder / "cascade.onnx"
+    path.write_bytes(model.SerializeToString())
+    found = capsedge.load(path, ops="portable", threads=1).run(x)
+    _wanted(path, x, {n: v.astype(np.float32) for n, v in found.items()}, REDUCED)
 
 
 def _reduced(path: Path, x: NDArray[np.float32]) -> None:

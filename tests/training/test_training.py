@@ -15,12 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from capsedge.checkpoint import load_checkpoint
+from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.datasets import ImageSet, idx, nothing_from, read_split
-from capsedge.errors import ArtefactError, UsageError
-from capsedge.models import get_config
+from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.models import build, get_config
 from capsedge.training import augment, losses
-from capsedge.training.loop import Recipe, predict_all, train
+from capsedge.training.fast import fast_math
+from capsedge.training.loop import Recipe, batch_loss, predict_all, train
 
 PREP = get_config("digits-em").preprocessing
 
@@ -271,3 +272,64 @@ def test_data_that_does_not_fit(tmp_path: Path) -> None:
         train(CONFIG, RECIPE, colour, None, tmp_path)
     with pytest.raises(UsageError, match="no batch"):
         train(CONFIG, Recipe(batch=64), data, None, tmp_path)
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.parametrize("name", ["digits-dynamic", "digits-em", "digits-attention"])
+def test_fast_arithmetic_changes_the_last_digits_only(name: str) -> None:
+    """BF16 has eight bits of mantissa; capsules and all weights stay in FP32."""
+    torch.manual_seed(0)
+    model = build(get_config(name)).train()
+    images = torch.rand(8, 1, 28, 28)
+    labels = torch.arange(8)
+    gradients = []
+    for fast in (False, True):
+        model.zero_grad()
+        with fast_math(fast):
+            loss = batch_loss(model, images, labels, Recipe(shift=0), rng(), 0.5)
+        loss.backward()
+        gradients.append(
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        )
+    for key, value in gradients[0].items():
+        found = gradients[1][key]
+        assert found.dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(value.flatten(), found.flatten(), dim=0)
+        assert cosine > 0.95 or value.norm() < 1e-6, key
+
+
+def test_fast_arithmetic_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(EnvironmentProblem, match="--fast"), fast_math(True):
+        pass
+    with fast_math(False):
+        pass
+
+
+@pytest.mark.slow
+def test_fast_runs_resume_like_others_and_old_runs_still_do(tmp_path: Path) -> None:
+    """A run without --fast has the identity that runs had before there was such an option."""
+    data, recipe = some_images(32), replace(RECIPE, epochs=1)
+    train(CONFIG, recipe, data, None, tmp_path)
+    with pytest.raises(ArtefactError, match="other settings"):
+        train(CONFIG, replace(recipe, fast=True), data, None, tmp_path, resume=True)
+    train(CONFIG, recipe, data, None, tmp_path, resume=True)
+
+
+def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
+    from capsedge.training.run import train_model
+
+    images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "train.npz", images=images, labels=np.arange(32) % 10)
+    config = get_config("digits-em").replace(primary_types=3, iterations=1)
+    torch.manual_seed(7)
+    given = build(config)
+    save_checkpoint(given, tmp_path / "shape.safetensors")
+    recipe = Recipe(epochs=1, batch=16, learning_rate=1e-12, seed=2)
+    made = train_model(str(tmp_path / "shape.safetensors"), tmp_path, tmp_path / "run", recipe)
+    found = load_checkpoint(made)
+    assert found.config == config
+    torch.manual_seed(2)
+    fresh = build(config).get_parameter("primary_pose.conv.weight")
+    torch.testing.assert_close(found.get_parameter("primary_pose.conv.weight"), fresh)
+    assert not torch.equal(given.get_parameter("primary_pose.conv.weight"), fresh)

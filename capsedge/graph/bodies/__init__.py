@@ -47,6 +47,7 @@ def function_body(
     opset: int = 20,
     domain: str = DOMAIN,
     couplings: bool = False,
+    traced: bool = False,
     compute: int = TensorProto.FLOAT,
 ) -> onnx.FunctionProto:
     """The ONNX function that computes one operator for given input shapes and attributes.
@@ -58,7 +59,8 @@ def function_body(
         rewrites: the exact rewrites to use; all by default.
         opset: of the standard operators.
         domain: of the function.
-        couplings: adds the couplings as the last output.
+        couplings: adds the couplings as an output.
+        traced: adds the values of all iterations as outputs, one for each of ``Operator.traced``.
         compute: element type of the arithmetic (FP32; the tests use FP64).
     """
     spec = OPERATORS[operator]
@@ -69,11 +71,14 @@ def function_body(
         rewrites or Rewrites(),
         couplings,
         compute,
+        traced,
     )
     if spec.quantizes:
         int8.dequantize(body)
     _BUILDERS[spec.procedure](body)
+    body.kept_results()
     outputs = [*spec.output_names, *(["couplings"] if couplings else [])]
+    outputs += [f"trace_{kind}" for kind in spec.traced] if traced else []
     function = helper.make_function(
         domain,
         operator,

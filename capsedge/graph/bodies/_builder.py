@@ -30,6 +30,7 @@ class Body:
         attributes: of the node.
         rewrites: which exact rewrites to use.
         couplings: whether the couplings are wanted as a further output.
+        traced: whether the values of all iterations are wanted as further outputs (``keep``).
         compute: element type of the arithmetic.
     """
 
@@ -41,6 +42,7 @@ class Body:
         rewrites: Rewrites,
         couplings: bool = False,
         compute: int = TensorProto.FLOAT,
+        traced: bool = False,
     ) -> None:
         self.operator = operator
         self.shapes = shapes
@@ -48,6 +50,8 @@ class Body:
         self.rewrites = rewrites
         self.couplings = couplings
         self.compute = compute
+        self.traced = traced
+        self._kept: dict[str, list[str]] = {}
         self.nodes: list[onnx.NodeProto] = []
         self._like = self.formal(next(iter(shapes)))
         self._batch = next(iter(shapes.values()))[0]
@@ -71,6 +75,18 @@ class Body:
     def result(self, name: str, value: str) -> None:
         """Give an output its value, in the type of the first input."""
         self.nodes.append(helper.make_node("CastLike", [value, self._like], [self.formal(name)]))
+
+    def keep(self, kind: str, value: str, *shape: int) -> None:
+        """Keep a value of an iteration for a traced body; ``shape`` is that of one window's."""
+        if self.traced:
+            one = self.op("Reshape", value, self.ints([0, 1, *shape]))
+            self._kept.setdefault(kind, []).append(one)
+
+    def kept_results(self) -> None:
+        """Give a traced body its outputs ``trace_kind``: ``[N·S, T, ...]``, parents before children."""
+        for kind, values in self._kept.items():
+            whole = values[0] if len(values) == 1 else self.op("Concat", *values, axis=1)
+            self.result(f"trace_{kind}", whole)
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node with one output; returns the output's name."""

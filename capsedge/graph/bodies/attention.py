@@ -34,6 +34,10 @@ def build(b: Body) -> None:
     couplings = b.op("Softmax", logits, axis=1)
     couplings = b.mark(couplings, "couplings")
     y = b.mark(normalize(b, weighted_sum(b, row(b, couplings), v)), "pose")
+    if b.traced:
+        b.keep("couplings", couplings, m, i)
+        b.keep("poses", y, m, size)
+        b.keep("agreement", agreement(b, v, y, (s, m, i, size)), m, i)
     h, w = grid(height, width, (kh, kw), strides)
     b.result("pose_out", b.reshape(y, b.batched(), h, w, m, size))
     if b.couplings:

@@ -102,6 +102,7 @@ def _iterate(
             couplings = b.mark(_couplings(b, logits, layer), "couplings", iteration + 1)
         s = b.op("Add", weighted_sum(b, row(b, couplings), u_hat), bias)
         v = b.mark(_squashed(b, s, layer), "pose", iteration + 1)
+        _keep(b, u_hat, couplings, v, layer)
         if iteration + 1 == layer.iterations and b.rewrites.dead_update:
             break
         parents = _normalized(b, s, layer) if layer.normalize else v
@@ -114,6 +115,19 @@ def _iterate(
         else:
             logits = b.op("Add", logits, agreement(b, u_hat, parents, sizes, layer.scale))
     return v, couplings
+
+
+def _keep(b: Body, u_hat: str, couplings: str, v: str, layer: _Layer) -> None:
+    """The values of an iteration, for a traced body."""
+    if not b.traced:
+        return
+    i, j, out = layer.i, layer.j, layer.out
+    agreements = agreement(b, u_hat, v, (1, j, i, out))
+    # The couplings of the first iteration are the same for every image.
+    every = b.op("Expand", couplings, b.op("Shape", agreements))
+    b.keep("couplings", every, j, i)
+    b.keep("poses", v, j, out)
+    b.keep("agreement", agreements, j, i)
 
 
 def _results(b: Body, first: str, v: str, couplings: str, layer: _Layer) -> None:

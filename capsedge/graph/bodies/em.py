@@ -85,17 +85,20 @@ def build(b: Body) -> None:
     b.result("pose_out", b.reshape(mean, b.batched(), h, w, layer.m, layer.size))
     b.result("a_out", b.reshape(_sigmoid(b, logit), b.batched(), h, w, layer.m))
     if b.couplings:
-        if not responsibility:
-            zero = b.op("Mul", a_child, b.constant(0.0))
-            equal = b.constant(np.full((1, layer.m, 1), _first(b, layer)))
-            responsibility = b.op("Add", zero, equal)
-        c = b.transpose(responsibility, 0, 2, 1)
+        c = responsibility or _equal(b, layer, a_child)
+        c = b.transpose(c, 0, 2, 1)
         b.result("couplings", b.reshape(c, b.batched(), h, w, layer.i, layer.m))
 
 
 def _first(b: Body, layer: _Layer) -> float:
     """The responsibilities of the first iteration."""
     return 1.0 if b.attributes.get("ones_first") else 1.0 / layer.m
+
+
+def _equal(b: Body, layer: _Layer, a_child: str) -> str:
+    """The responsibilities of the first iteration for every window ``[N·S, M, I]``."""
+    zero = b.op("Mul", a_child, b.constant(0.0))
+    return b.op("Add", zero, b.constant(np.full((1, layer.m, 1), _first(b, layer))))
 
 
 def _layer(b: Body) -> _Layer:
@@ -165,16 +168,21 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         cost = b.op("Mul", b.op("Add", beta_u, log_variance), b.reshape(mass, places, m))
         logit = b.op("Mul", b.op("Sub", beta_a, cost), b.constant(temperatures[iteration]))
         logit = b.mark(logit, "logit", iteration + 1)
+        if b.traced:
+            b.keep("couplings", responsibility or _equal(b, layer, a_child), m, i)
+            b.keep("poses", mean, m, size)
+            b.keep("distances", b.op("Sqrt", b.sum_last(deviation, size)), m, i)
+            b.keep("activations", _sigmoid(b, logit), m)
         if iteration + 1 == iterations and b.rewrites.dead_update:
             break
         # E-step in the log domain. ln sigmoid(x) = -softplus(-x).
-        previous = responsibility
         precision = b.op("Div", b.constant(0.5), b.reshape(variance, places, m, size, 1))
         distance = b.reshape(b.op("MatMul", deviation, precision), places, m, i)
         log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
         prior = b.reshape(b.op("Sub", log_a, log_variance), places, m, 1)
-        responsibility = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
-        responsibility = b.mark(responsibility, "couplings", iteration + 2)
+        updated = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
+        b.keep("agreement", updated, m, i)
         if iteration + 1 == iterations:
-            responsibility = previous  # the E-step just written reaches no output
+            break  # no M-step follows
+        responsibility = b.mark(updated, "couplings", iteration + 2)
     return mean, logit, responsibility

@@ -22,6 +22,10 @@ def build(b: Body) -> None:
     couplings = b.mark(b.op("Add", b.op("Softmax", logits, axis=1), bias), "couplings")
     s = weighted_sum(b, row(b, couplings), u_hat)
     v = b.mark(exponential_squash(b, s, out, b.attributes["epsilon"]), "pose")
+    if b.traced:
+        b.keep("couplings", couplings, j, i)
+        b.keep("poses", v, j, out)
+        b.keep("agreement", agreement(b, u_hat, v, (1, j, i, out)), j, i)
     b.result("v", b.reshape(v, b.batched(), j, out))
     if b.couplings:
         b.result("couplings", b.transpose(couplings, 0, 2, 1))

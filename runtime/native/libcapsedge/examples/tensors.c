@@ -1,5 +1,6 @@
 /* Values in, values out, and the description of a model:  tensors MODEL
- * Describes the model, prepares a drawn image, runs the model on it with all outputs, and prints the counters. */
+ * Describes the model, prepares a drawn image, runs the model on it with all outputs, draws a picture of a pose if the model
+ * has a decoder, and prints the counters. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -98,6 +99,25 @@ static void print_best(capsedge_session* session, const float* scores, int class
   printf("the bar is a %s\n", name);
 }
 
+/* The picture of a class from a pose that no image had. */
+static void draw(capsedge_session* session) {
+  capsedge_decoder decoder = CAPSEDGE_DECODER_INIT;
+  capsedge_status* const status = capsedge_decoder_of(session, &decoder);
+  if (status != NULL) { /* no decoder */
+    capsedge_status_release(status);
+    return;
+  }
+  const size_t values = (size_t)decoder.channels * (size_t)decoder.height * (size_t)decoder.width;
+  float* const pose = calloc((size_t)decoder.pose_size, sizeof *pose);
+  float* const picture = malloc(values * sizeof *picture);
+  const int32_t first = 0;
+  for (int k = 0; k < decoder.pose_size; ++k) pose[k] = 0.25f;
+  check(capsedge_decode(session, pose, &first, 1, picture, values));
+  printf("a picture of %d x %d from %d values\n", (int)decoder.width, (int)decoder.height, (int)decoder.pose_size);
+  free(picture);
+  free(pose);
+}
+
 int main(int count, char** words) {
   if (count != 2) {
     fprintf(stderr, "usage: tensors MODEL\n");
@@ -114,6 +134,8 @@ int main(int count, char** words) {
   check(capsedge_run(session, &input, 1, outputs, about.output_count));
   for (size_t i = 0; i < about.output_count; ++i) printf("output %d: %zu bytes\n", (int)i, outputs[i].bytes);
   print_best(session, outputs[0].data, about.class_count);
+
+  draw(session);
 
   capsedge_counters counters = CAPSEDGE_COUNTERS_INIT;
   check(capsedge_read_counters(session, &counters));

@@ -471,8 +471,9 @@ typedef struct capsedge_result {
   const char* nothing; /* why there is nothing to see in the image, by the criterion of the model (docs/reference/metadata.md), such as
                         * "less contrast than in any training image"; NULL if there is something, and in a model without a
                         * criterion. Labels, scores and values are as without it. Belongs to the library. */
+  int32_t long_way; /* of a cascade (docs/how-to/cascade.md): 1 if its large network decided, 0 if the small one did; -1 for other models */
 } capsedge_result;
-#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL}
+#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL, -1}
 
 /** How many images the prediction holds.
  * Ownership: nothing changes hands.
@@ -495,6 +496,46 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_count(capsedg
  */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_result(capsedge_prediction* prediction, size_t image,
                                                                           capsedge_result* result);
+
+/* ---- Pictures of poses ---- */
+
+/* What the decoder of a model takes and draws. */
+typedef struct capsedge_decoder {
+  size_t size;
+  int32_t class_count; /* poses of an image */
+  int32_t pose_size;   /* values of a pose */
+  int32_t channels;    /* of a picture */
+  int32_t height;
+  int32_t width;
+} capsedge_decoder;
+#define CAPSEDGE_DECODER_INIT {sizeof(capsedge_decoder), 0, 0, 0, 0, 0}
+
+/** The sizes of a model's decoder: that of a file of `capsedge export --with reconstruction`.
+ * Ownership: the structure is the caller's.
+ * Threads: any. Errors: CAPSEDGE_USAGE for a model without a decoder that needs only poses, and for an engine.
+ *
+ *     capsedge_decoder decoder = CAPSEDGE_DECODER_INIT;
+ *     check(capsedge_decoder_of(session, &decoder));
+ *     printf("%d x %d from %d values\n", (int)decoder.width, (int)decoder.height, (int)decoder.pose_size);
+ */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_decoder_of(capsedge_session* session, capsedge_decoder* decoder);
+
+/** Draw pictures of poses; nothing else of the model runs. The picture of a class comes from its pose alone, as if all others
+ * were zero. The same bits as Python's. Without `classes` (NULL): poses [count, class_count, pose_size] to pictures
+ * [count, class_count, channels, height, width]. With them: one pose [count, pose_size] of class classes[k] each, to pictures
+ * [count, channels, height, width]. `values`: how many `pictures` has room for. The first call loads the decoder.
+ * Ownership: all memory is the caller's, and nothing of it is kept.
+ * Threads: any number at once, each with pictures of its own.
+ * Errors: as capsedge_decoder_of; CAPSEDGE_USAGE for a class, a value or room that is wrong; CAPSEDGE_ENVIRONMENT without memory.
+ *
+ *     static float pose[16], picture[28 * 28];
+ *     const int32_t seven = 7;
+ *     pose[3] = 0.25f;
+ *     check(capsedge_decode(session, pose, &seven, 1, picture, 28 * 28));
+ */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_decode(capsedge_session* session, const float* poses,
+                                                               const int32_t* classes, size_t count, float* pictures,
+                                                               size_t values);
 
 /* ---- Counters ---- */
 

@@ -123,6 +123,7 @@ struct Answer {
   const char* score_kind = nullptr;  // "length" or "probability"
   View<double> values;               // of a regression; Session::value_name has their names and units
   const char* nothing = nullptr;     // why there is nothing to see in the image; null if there is something
+  int32_t long_way = -1;             // of a cascade: 1 if its large network decided, 0 if the small one; -1 for others
 };
 
 struct ValueName {
@@ -158,7 +159,7 @@ class Prediction {
     if (!Result<void>(capsedge_prediction_result(handle_, i, &r))) return {};
     const auto classes = static_cast<size_t>(r.class_count);
     return {{r.labels, r.label_count}, {r.scores, classes}, {r.poses, classes * static_cast<size_t>(r.pose_size)},
-            r.pose_size, r.score_kind, {r.values, r.value_count}, r.nothing};
+            r.pose_size, r.score_kind, {r.values, r.value_count}, r.nothing, r.long_way};
   }
 
   capsedge_prediction* handle() const { return handle_; }
@@ -267,6 +268,27 @@ class Session {
     if (!made) return made;
     if (Result<void> done = predict(View<capsedge_image>(&image, 1), *made, options); !done) return done.error();
     return made;
+  }
+
+  Result<capsedge_decoder> decoder() const {
+    capsedge_decoder found = CAPSEDGE_DECODER_INIT;
+    return checked(capsedge_decoder_of(handle_, &found), found);
+  }
+  // Pictures [count, classes, channels, height, width] of poses [count, classes, pose]; with a class for each pose,
+  // pictures [count, channels, height, width] of poses [count, pose].
+  Result<std::vector<float>> decode(View<float> poses, View<int32_t> classes = {}) const {
+    Result<capsedge_decoder> sizes = decoder();
+    if (!sizes) return sizes.error();
+    const size_t of_pose = classes.empty() ? static_cast<size_t>(sizes->class_count) : 1;
+    const size_t count = poses.size() / (of_pose * static_cast<size_t>(sizes->pose_size));
+    if (count * of_pose * static_cast<size_t>(sizes->pose_size) != poses.size() || (!classes.empty() && classes.size() != count))
+      return Error{CAPSEDGE_USAGE, "The poses do not fit the decoder and the classes."};
+    std::vector<float> pictures(count * of_pose * static_cast<size_t>(sizes->channels) * static_cast<size_t>(sizes->height) *
+                                static_cast<size_t>(sizes->width));
+    Result<void> done(capsedge_decode(handle_, poses.data(), classes.empty() ? nullptr : classes.data(), count, pictures.data(),
+                                      pictures.size()));
+    if (!done) return done.error();
+    return pictures;
   }
 
   Result<capsedge_counters> counters() const {

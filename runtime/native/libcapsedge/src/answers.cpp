@@ -9,7 +9,7 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr char kLengths[] = "lengths", kLogits[] = "logits", kPoses[] = "poses";
+constexpr char kLengths[] = "lengths", kLogits[] = "logits", kPoses[] = "poses", kLongWay[] = "long_way";
 
 bool fits(int64_t found, int64_t declared) { return declared < 0 || found == declared; }
 
@@ -95,6 +95,17 @@ bool add(const Backend& backend, const std::string& name, int64_t open, Answers&
   return true;
 }
 
+// The output of a cascade that states who decided; nothing where it was left out when the model was opened.
+void add_long_way(const Backend& backend, Answers& a) {
+  const std::vector<Port>& ports = backend.outputs();
+  AnswerOutput output;
+  while (output.port < ports.size() && ports[output.port].name != kLongWay) ++output.port;
+  if (output.port == ports.size()) return;
+  output.values = 1;
+  a.outputs.push_back(std::move(output));
+  a.long_way = true;
+}
+
 constexpr char kUseRun[] = "Use capsedge_run.";
 
 void find_values(const StatedOutputs& stated, const Backend& backend, Answers& a) {
@@ -141,6 +152,7 @@ void find_scores(const Metadata& m, const Backend& backend, Answers& a) {
   }
   for (int32_t j = static_cast<int32_t>(named); j < a.classes; ++j) a.class_names.push_back(std::to_string(j));
   a.possible = fixed;
+  if (fixed && m.cascade) add_long_way(backend, a);
   if (fixed) return;
   a.why_not = "Its scores and poses are not [N, classes] and [N, classes, pose] of floats with fixed sizes.";
   a.fix = kUseRun;
@@ -152,6 +164,11 @@ std::string unfit(const Metadata& m, const Backend& backend, const std::vector<s
   const auto has = [&](const std::string& name) { return std::count(names.begin(), names.end(), name) == 1; };
   std::string why = unfit_input(m, backend.inputs());
   if (!why.empty()) return why;
+  if (m.cascade) {
+    const Port* const port = port_of(backend, kLongWay);
+    if (!has(kLongWay) || (port != nullptr && (port->type != CAPSEDGE_BOOL || port->shape.size() != 1)))
+      return std::string("It states a cascade; the graph has no output ") + kLongWay + " [N] of type bool.";
+  }
   if (!m.outputs) {
     if (has(kLengths) == has(kLogits) || !has(kPoses))
       return "It needs the outputs lengths or logits, and poses; it has " + joined(names) + ".";

@@ -19,7 +19,8 @@ struct AnswerOutput {
 struct Answers {
   bool possible = false;
   std::string why_not, fix;           // where they are not
-  std::vector<AnswerOutput> outputs;  // of a classification: scores, then poses if there are any
+  std::vector<AnswerOutput> outputs;  // of a classification: scores, then poses if there are any; long_way of a cascade
+  bool long_way = false;              // whether the last output is that
   bool regression = false;
   bool logits = false;
   bool several = false;        // labels an image

@@ -324,6 +324,29 @@ capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing, c
   });
 }
 
+capsedge_status* capsedge_decoder_of(capsedge_session* session, capsedge_decoder* decoder) {
+  return guarded([&] {
+    const Sessions::Hold s(sessions(), session);
+    const DecoderSizes& sizes = s->decoder().sizes();
+    capsedge_decoder found{};
+    found.class_count = static_cast<int32_t>(sizes.classes);
+    found.pose_size = static_cast<int32_t>(sizes.pose);
+    found.channels = static_cast<int32_t>(sizes.channels);
+    found.height = static_cast<int32_t>(sizes.height);
+    found.width = static_cast<int32_t>(sizes.width);
+    write_result(found, decoder, "decoder");
+  });
+}
+
+capsedge_status* capsedge_decode(capsedge_session* session, const float* poses, const int32_t* classes, size_t count,
+                                 float* pictures, size_t values) {
+  return guarded([&] {
+    const Sessions::Hold s(sessions(), session);
+    const Decoder& decoder = s->decoder();
+    decoder.decode(required(poses, "poses"), classes, count, required(pictures, "pictures"), values);
+  });
+}
+
 capsedge_status* capsedge_prediction_create(capsedge_prediction** prediction) {
   return guarded([&] {
     *required(prediction, "prediction") = nullptr;

@@ -191,6 +191,8 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
       throw JsonError("schema " + std::to_string(schema) + " has no 'outputs', 'per_image' and 'layout'");
     const auto nothing = properties.find(kNothingProperty);
     if (nothing != properties.end()) m.nothing = read_nothing(nothing->second);
+    m.cascade = properties.count(kCascadeProperty) != 0;
+    if (m.cascade && m.regression()) throw JsonError("a regression has no classes to be in doubt between");
     if (m.nothing && (!m.preprocessing || std::min(m.preprocessing->height, m.preprocessing->width) < kLeastSide))
       throw JsonError("a criterion for nothing to see needs the preprocessing of images, from 3 pixels a side on");
   } catch (const JsonError& error) {

@@ -11,6 +11,8 @@
 
 namespace capsedge::libcapsedge {
 
+constexpr char kCascadeProperty[] = "capsedge_cascade";
+
 // Which outputs hold the answer, where that is not lengths or logits, and poses.
 struct StatedOutputs {
   std::string scores, kind, poses;  // of a classification; kind: length, logits or probability
@@ -25,6 +27,7 @@ struct Metadata {
   std::optional<Preprocessing> preprocessing;
   std::optional<StatedOutputs> outputs;
   std::optional<Nothing> nothing;  // a property of its own, which older versions do not read
+  bool cascade = false;            // so is this: whether the output long_way states who decided
 
   bool regression() const { return task == "regression"; }
 };

@@ -76,6 +76,29 @@ void check_known_operators(const OnnxFile& file, const std::set<std::string>& mi
                     ", or export the file again with `capsedge export --ops auto`, which writes the bodies.");
 }
 
+const Port* find_port(const std::vector<Port>& ports, const std::string& name) {
+  const auto found = std::find_if(ports.begin(), ports.end(), [&](const Port& port) { return port.name == name; });
+  return found == ports.end() ? nullptr : &*found;
+}
+
+// The decoder of a file that has one; null for others.
+std::unique_ptr<Decoder> decoder_of(std::string_view model, const std::string& name, const Model& opened, const OnnxFile& file,
+                                    const OpenOptions& options) {
+  const std::vector<Port>& ports = opened.backend->outputs();
+  const bool stated = opened.metadata && opened.metadata->outputs;
+  const Port* const poses = find_port(ports, stated ? opened.metadata->outputs->poses : "poses");
+  const Port* const pictures = find_port(ports, kReconstruction);
+  if (!opened.metadata || opened.metadata->regression() || poses == nullptr || pictures == nullptr) return nullptr;
+  OnnxFile kinds;  // what loading a part needs of the file
+  kinds.capsedge_nodes = file.capsedge_nodes;
+  kinds.capsedge_functions = file.capsedge_functions;
+  kinds.overloaded = file.overloaded;
+  auto open = [kinds, name, threads = options.threads, fused = opened.fused, library = options.onnxruntime](std::string_view part) {
+    return open_onnxruntime(part, name, threads, kinds, fused, library);
+  };
+  return std::make_unique<Decoder>(model, name, *poses, *pictures, open);
+}
+
 }  // namespace
 
 std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& name, const OpenOptions& options) {
@@ -105,6 +128,7 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
     model = cut;
   }
   opened.backend = open_onnxruntime(model, name, options.threads, file, opened.fused, options.onnxruntime);
+  opened.decoder = decoder_of(model, name, opened, file, options);
   opened.properties = std::move(file.metadata);
   for (const auto& [output, span] : file.outputs) opened.outputs.push_back(output);
   return std::make_unique<Session>(name, std::move(opened));

@@ -86,6 +86,7 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   labels_.clear();
   ends_.clear();
   nothing_.clear();
+  long_way_.clear();
 
   const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
   const int64_t chunk = std::clamp<int64_t>(kRunBytes / 4 / preprocessing.values(), 1, kChunk);
@@ -181,6 +182,7 @@ void Prediction::keep(const Answers& answers, size_t first, size_t used, const P
         const size_t each = answers.outputs[i].values;
         to = std::copy_n(found_[i].data() + n * each, each, to);
       }
+      long_way_.push_back(-1);
       ends_.push_back(0);
     }
     return;
@@ -191,6 +193,8 @@ void Prediction::keep(const Answers& answers, size_t first, size_t used, const P
     std::copy_n(found_[0].data() + n * classes, classes, scores);
     if (answers.logits) probabilities(scores, classes, answers.several);
     if (poses > 0) std::copy_n(found_[1].data() + n * poses, poses, poses_.data() + (first + n) * poses);
+    const auto* const decided = answers.long_way ? reinterpret_cast<const unsigned char*>(found_.back().data()) : nullptr;
+    long_way_.push_back(decided == nullptr ? -1 : decided[n] != 0);
     choose(first + n, options);
   }
 }
@@ -228,6 +232,7 @@ void Prediction::result(size_t image, capsedge_result& result) const {
   result.pose_size = pose_size_;
   result.score_kind = kind_;
   result.nothing = nothing_[image];
+  result.long_way = long_way_[image];
 }
 
 }  // namespace capsedge::libcapsedge

@@ -43,6 +43,7 @@ class Prediction {
   std::vector<float> poses_;            // [count, classes, pose]
   std::vector<capsedge_label> labels_;  // of all images
   std::vector<size_t> ends_;            // of each image's labels
+  std::vector<int32_t> long_way_;       // of each image: whether a cascade's large network decided, or -1
   std::vector<const char*> nothing_;    // why there is nothing to see in each image, or null
   // Of one run.
   PrepareScratch scratch_;

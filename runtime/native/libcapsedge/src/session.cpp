@@ -113,7 +113,8 @@ uint64_t now_ns() {
 
 Session::Session(std::string name, Model model)
     : name_(std::move(name)), properties_(std::move(model.properties)), metadata_(std::move(model.metadata)),
-      fused_(model.fused), expanded_routing_(model.expanded_routing), backend_(std::move(model.backend)) {
+      fused_(model.fused), expanded_routing_(model.expanded_routing), backend_(std::move(model.backend)),
+      decoder_(std::move(model.decoder)) {
   check_sizes();
   if (metadata_) check_metadata(model.outputs);
   answers_ = answers_of(metadata_ ? &*metadata_ : nullptr, *backend_);
@@ -162,6 +163,14 @@ const Preprocessing& Session::preprocessing() const {
                   "Its metadata has no preprocessing.",
                   "Give prepared values to capsedge_run, or name the preprocessing when exporting.");
   return *metadata_->preprocessing;
+}
+
+const Decoder& Session::decoder() const {
+  if (decoder_) return *decoder_;
+  const bool whole = std::strcmp(backend_->name(), "tensorrt") == 0;
+  fail_usage(name_ + " cannot decode poses.", whole ? "A TensorRT engine runs as a whole." : "It has no outputs 'poses' and 'reconstruction'.",
+             whole ? "Open the ONNX file that the engine was built from."
+                   : "Export the model with its decoder: `capsedge export --with reconstruction`; and leave both among the outputs to open.");
 }
 
 bool Session::shape_for(int64_t batch, Value& output) const {

@@ -9,6 +9,7 @@
 
 #include "answers.h"
 #include "backend.h"
+#include "decoder.h"
 #include "metadata.h"
 
 namespace capsedge::libcapsedge {
@@ -20,6 +21,7 @@ struct Model {
   bool fused = false;
   bool expanded_routing = false;  // whether routing in standard operators stands beside the fused ones
   std::unique_ptr<Backend> backend;
+  std::unique_ptr<Decoder> decoder;  // of a file that has one
   std::vector<std::string> outputs;  // all of the file, also those that the backend leaves out
 };
 
@@ -45,6 +47,7 @@ class Session {
   int64_t batch() const;  // -1: free
   std::shared_ptr<const std::vector<std::string>> class_names() const { return class_names_; }
   const Preprocessing& preprocessing() const;  // throws where the file has none
+  const Decoder& decoder() const;              // throws where the file has none
   Counters& counters() const { return counters_; }
 
   // Checks the inputs and runs. Outputs get their types and shapes. With a stream: on memory of the GPU, whose values are
@@ -71,6 +74,7 @@ class Session {
   const bool fused_;
   const bool expanded_routing_;
   const std::unique_ptr<Backend> backend_;
+  const std::unique_ptr<Decoder> decoder_;
   Answers answers_;
   std::shared_ptr<const std::vector<std::string>> class_names_;
   mutable Counters counters_;

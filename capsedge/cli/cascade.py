@@ -1,0 +1,110 @@
+"""``capsedge cascade``: a small network first, a large one for the images in doubt, in one file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli import _options
+from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._places import READS, WRITES
+from capsedge.cli._progress import stages
+from capsedge.cli._tables import print_table
+from capsedge.errors import ParityError
+
+if TYPE_CHECKING:
+    from capsedge.pipelines.cascade import CascadeReport
+
+Small = Annotated[
+    Path, typer.Argument(help="The ONNX file that runs first, on every image."), READS
+]
+Large = Annotated[
+    Path, typer.Argument(help="The ONNX file that decides the images in doubt."), READS
+]
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        help="Training images, which need no labels: data set folder (its training split), npz, npy, idx or "
+        "images.",
+    ),
+    READS,
+]
+MinAgreement = Annotated[
+    float,
+    typer.Option(
+        "--min-agreement", help="Least share of held-out images decided like the large network."
+    ),
+]
+MaxShare = Annotated[
+    float, typer.Option("--max-share", help="Largest share of them that may take the long way.")
+]
+Images = Annotated[
+    int,
+    typer.Option(
+        "--images",
+        min=4,
+        help="Images drawn from --data: half for the thresholds, half to measure on.",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The ONNX file; LARGE.cascade.onnx by default."),
+    WRITES,
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the random choice of images.")]
+
+
+def command(
+    small: Small,
+    large: Large,
+    data: Data,
+    output: Output = None,
+    min_agreement: MinAgreement = 0.9995,
+    max_share: MaxShare = 0.5,
+    images: Images = 10_000,
+    seed: Seed = 0,
+    as_json: _options.Json = False,
+) -> None:
+    """Join two networks: the small one answers, the large one decides the images in doubt.
+
+    If the agreement is not reached, or too many images take the long way, no file is written and the exit
+    code is 4.
+    """
+    require(
+        "onnx", "onnxruntime",
+        what="Joining two networks needs onnx and ONNX Runtime.",
+        fix="pip install 'capsedge[build]'",
+    )  # fmt: skip
+    from capsedge.pipelines.cascade import cascade
+
+    try:
+        with stages() as progress:
+            report = cascade(
+                small, large, output or large.with_name(f"{large.stem}.cascade.onnx"), data=data,
+                min_agreement=min_agreement, max_share=max_share, images=images, seed=seed,
+                progress=progress,
+            )  # fmt: skip
+    except ParityError as error:
+        if not as_json:  # then the error is the document
+            _show(error.report, as_json)
+        raise
+    _show(report, as_json)
+    if not as_json:
+        log(
+            "next:",
+            f"  capsedge verify {shlex.quote(str(report.output))} --data {shlex.quote(str(data))}",
+        )
+
+
+def _show(report: CascadeReport, as_json: bool) -> None:
+    for warning in report.warnings:
+        log(f"warning: {warning}")
+    if as_json:
+        print_json(report.to_dict())
+        return
+    print_table("Cascade", ("", ""), report.rows())
+    say("PASSED" if report.passed else "FAILED")

@@ -1,0 +1,162 @@
+"""``capsedge prune``: a trained checkpoint with fewer channels, capsules and units."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli import _options, _signals
+from capsedge.cli._common import log, print_json, require
+from capsedge.cli._places import READS, Role
+from capsedge.cli._tables import print_table
+from capsedge.cli._training import bar
+from capsedge.runtime.files.writing import REJECTED, beside
+from capsedge.runtime.quantities import size
+
+if TYPE_CHECKING:
+    from capsedge.pruning.report import PruningReport, Round
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name of the zoo (digits-em)."
+    ),
+    READS,
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Labelled data set folder: its training images to prune by and fine-tune on, its test "
+        "images for the gate. Without it only what changes no output goes.",
+    ),
+    READS,
+]
+Output = Annotated[
+    Path,
+    typer.Option("-o", "--output", help="The smaller checkpoint (.safetensors)."),
+    Role(written=lambda path: [path, beside(path, REJECTED)]),
+]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        "--target-speedup",
+        help="How many times fewer multiply-adds; by default as many as --max-drop allows.",
+    ),
+]
+MaxDrop = Annotated[
+    float, typer.Option("--max-drop", min=0, help="Allowed loss of accuracy in points.")
+]
+Criterion = Annotated[
+    str,
+    typer.Option(
+        "--criterion",
+        help="taylor (change of the loss, first order) or look-ahead (norms of the weights).",
+    ),
+]
+Epochs = Annotated[
+    int,
+    typer.Option(
+        "--epochs", min=1, help="Of fine-tuning in the last round; a tenth of it in earlier ones."
+    ),
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option("--lr", help="Peak learning rate; by default 0.3 times the checkpoint's own."),
+]
+Fast = Annotated[
+    bool, typer.Option("--fast", help="Fine-tune with the fast arithmetic of `capsedge train`.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the images held out, and of fine-tuning.")]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads of torch; by default its own choice."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the rounds that OUTPUT.pruning holds.")
+]
+
+
+def command(
+    checkpoint: Checkpoint,
+    output: Output,
+    data: Data = None,
+    target_speedup: Target = None,
+    max_drop: MaxDrop = 0.1,
+    criterion: Criterion = "taylor",
+    epochs: Epochs = 6,
+    learning_rate: LearningRate = None,
+    fast: Fast = False,
+    limit: _options.Limit = None,
+    threads: Threads = None,
+    seed: Seed = 1,
+    resume: Resume = False,
+    as_json: _options.Json = False,
+) -> None:
+    """Prune a checkpoint; if it loses too much, write .rejected and exit with code 4."""
+    require("torch", what="Pruning needs torch.", fix="pip install 'capsedge[export]'")
+    import torch
+
+    from capsedge.pipelines.find import find_checkpoint_of
+    from capsedge.pruning.prune import prune
+
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        with bar("fine-tuning") as progress:
+            report = prune(
+                find_checkpoint_of(checkpoint), output, data=data, limit=limit,
+                target_speedup=target_speedup, max_drop=max_drop, criterion=criterion,
+                epochs=epochs, learning_rate=learning_rate, fast=fast, seed=seed, resume=resume,
+                progress=progress, round_done=_log_round,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        log("interrupted: finished epochs are kept; the same command with --resume continues")
+        raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
+    for warning in report.warnings:
+        log(f"warning: {warning}")
+    if as_json:
+        print_json(report.to_dict())
+        return
+    show(report)
+    source, target = shlex.quote(str(report.output)), shlex.quote(f"{report.output.stem}.onnx")
+    log("next:", f"  capsedge export --checkpoint {source} -o {target}")
+
+
+def _log_round(number: int, done: Round) -> None:
+    log(
+        f"round {number}: {done.multiply_adds:,} multiply-adds, {100 * done.held_out:.2f} % of the "
+        f"held-out images ({done.drop:+.2f} points lost)"
+    )
+
+
+def show(report: PruningReport) -> None:
+    """Print a report for a person."""
+    before, after = report.before, report.after
+    rows = [
+        ("file", str(report.output)),
+        ("criterion", report.criterion),
+        (
+            "multiply-adds",
+            f"{after.multiply_adds:,} per image, before {before.multiply_adds:,} "
+            f"({report.speedup:.2f} times fewer)",
+        ),
+        ("parameters", f"{after.parameters:,}, before {before.parameters:,}"),
+        ("size", f"{size(after.bytes)}, before {size(before.bytes)}"),
+        *report.units.items(),
+    ]
+    if report.outcome is None:
+        rows.append(("outputs", "the same: nothing was removed that an output depends on"))
+    else:
+        o = report.outcome
+        told = f"agreement {100 * o.agreement:.2f} % of {o.images} images"
+        if o.accuracy is not None and o.reference is not None:
+            told = (
+                f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.drop:.2f} points "
+                f"lost (allowed {report.gate.max_drop:g}); {o.images} images"
+            )
+        rows.append((f"on the {report.images['evaluated_on']}", told))
+    print_table("Pruned", ("", ""), rows)

@@ -1,0 +1,139 @@
+"""``capsedge see``: pictures of what a network sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capsedge.cli import _common, _options
+from capsedge.cli._places import READS, READS_FLAT, WRITES
+from capsedge.errors import UsageError
+
+if TYPE_CHECKING:
+    from capsedge.viz.picture import Picture
+
+Model = Annotated[
+    str,
+    typer.Argument(help="ONNX file, TensorRT engine, or a name of the zoo (digits-em)."),
+    READS,
+]
+Images = Annotated[
+    list[Path] | None,
+    typer.Argument(help="PNG or JPEG files, or folders of them."),
+    READS_FLAT,
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help="The picture: *.png, *.svg, or *.html for several."),
+    WRITES,
+]
+What = Annotated[
+    str,
+    typer.Option(
+        "--what",
+        help="Pictures, for example segmentation,capsules; an unknown name lists all. By default the first "
+        "that the file can have; with *.html all of them.",
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        help="segmentation: the two true classes of an image, for example 2,4; once per image, in order.",
+    ),
+]
+Forced = Annotated[
+    str, typer.Option("--force", help="segmentation: two classes to draw anyway, for example 5,7.")
+]
+Of = Annotated[
+    str,
+    typer.Option(
+        "--class",
+        help="dimensions, responsibilities: the class to look at; by default the best of each image.",
+    ),
+]
+Layer = Annotated[
+    str,
+    typer.Option(
+        "--layer", help="agreement: the routed layer to look at; by default the classes'."
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="hardest: labelled images; of a data set folder the test split."),
+    READS,
+]
+Count = Annotated[int, typer.Option("--count", min=1, max=100, help="hardest: images to show.")]
+Invert = Annotated[
+    bool, typer.Option("--invert", help="Dark ink on a light background, as on paper.")
+]
+
+
+def command(
+    model: Model,
+    images: Images = None,
+    output: Output = None,
+    what: What = "",
+    label: Labels = None,
+    force: Forced = "",
+    of: Of = "",
+    layer: Layer = "",
+    data: Data = None,
+    count: Count = 30,
+    limit: _options.Limit = None,
+    invert: Invert = False,
+    threads: _options.Threads = None,
+    ops: _options.Ops = "auto",
+    device: _options.Device = None,
+    as_json: _options.Json = False,
+) -> None:
+    """Draw what a network sees: reconstructions, poses, overlapping objects, routing, hardest images."""
+    from capsedge.runtime.classification import image_files
+    from capsedge.runtime.loading import load
+    from capsedge.viz import kinds
+    from capsedge.viz.saving import check_picture, save
+
+    if output is None and not as_json:
+        raise UsageError(
+            "There is no file for the picture.", "", "Name one: -o picture.png, .svg or .html."
+        )
+    if output is not None:
+        check_picture(output)
+    request = kinds.Request(
+        images=image_files(images or []),
+        invert=invert,
+        labels=[_options.words(pair) for pair in label or ()],
+        forced=_options.words(force),
+        of=of,
+        layer=layer,
+        data=data,
+        limit=limit,
+        count=count,
+    )
+    session = load(model, device=device, threads=threads, ops=ops)
+    several = output is not None and output.suffix.lower() == ".html"
+    names = kinds.chosen(session, request, _options.words(what), several)
+    if output is not None:
+        check_picture(output, len(names))
+    pictures = [kinds.KINDS[name].compute(session, request) for name in names]
+    if output is not None:
+        save(pictures, output)
+    _report(dict(zip(names, pictures, strict=True)), output, as_json)
+
+
+def _report(pictures: dict[str, Picture], output: Path | None, as_json: bool) -> None:
+    if as_json:
+        _common.print_json(
+            {
+                "output": None if output is None else str(output),
+                "pictures": {name: picture.to_dict() for name, picture in pictures.items()},
+            }
+        )
+        return
+    for name, picture in pictures.items():
+        _common.say(f"{name}: {picture.description}")
+        for note in picture.notes:
+            _common.log(f"note: {name}: {note}")
+    _common.log(f"wrote {output}")

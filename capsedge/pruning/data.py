@@ -1,0 +1,101 @@
+"""The images of a pruning: to fine-tune on, to search by, and to report on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from capsedge.calibration.evaluate import Outcome
+from capsedge.datasets import ImageSet, read_split
+from capsedge.errors import UsageError
+from capsedge.judging.decisions import Decisions
+from capsedge.models import CapsuleModel
+from capsedge.models.config import ModelConfig
+from capsedge.training.loop import predict_all
+
+_HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
+_FEWEST = 20  # images held out
+
+
+@dataclass(frozen=True)
+class Images:
+    """The training images of a data set, in two parts.
+
+    Attributes:
+        training: fine-tuned on, and what the criterion measures on.
+        held_out: by which the search decides.
+    """
+
+    training: ImageSet
+    held_out: ImageSet
+
+
+def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Images:
+    """Read and divide the training images; the test images are not touched.
+
+    Args:
+        limit: only the first so many images.
+
+    Raises:
+        UsageError: they cannot be read, have no labels, or are too few.
+    """
+    whole = read_split(data, "train", config.preprocessing, limit)
+    if whole.classes.max(initial=0) >= config.classes:
+        raise UsageError(
+            f"The data has class {whole.classes.max()}.",
+            f"The model has {config.classes} classes.",
+        )
+    count = int(len(whole) * _HELD_OUT)
+    if count < _FEWEST:
+        raise UsageError(
+            f"{len(whole)} training images are too few to prune by.",
+            f"A twelfth of them is held out to decide by, and that is at least {_FEWEST} images.",
+            f"Give {12 * _FEWEST} or more; without data, only what changes no output is removed.",
+        )
+    order = np.random.default_rng(seed).permutation(len(whole))
+    return Images(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
+
+
+def read_test(
+    data: Path, config: ModelConfig, limit: int | None, images: Images
+) -> ImageSet | None:
+    """The test images, read once and last; None where the data has none.
+
+    Raises:
+        UsageError: some are among the training images.
+    """
+    try:
+        test = read_split(data, "test", config.preprocessing, limit)
+    except UsageError:
+        return None
+    common = int((test.occurs_in(images.training) | test.occurs_in(images.held_out)).sum())
+    if common == len(test) == len(images.training) + len(images.held_out):
+        return None  # one file is both splits
+    if common:
+        raise UsageError(
+            "The test images are among the training images.",
+            f"{common} of {len(test)} are.",
+            "Give a data set whose splits have no image in common.",
+        )
+    return test
+
+
+@torch.no_grad()
+def outcome(parent: CapsuleModel, pruned: CapsuleModel, data: ImageSet) -> Outcome:
+    """A pruned network's answers against its parent's."""
+    expected, found = (predict_all(model, data).numpy() for model in (parent, pruned))
+    multi_label = parent.config.task == "multi-label"
+    decisions = Decisions(multi_label, 0.0 if parent.score_name == "logits" else 0.5)
+    decisions.update(expected, found, None if multi_label else data.labels)
+    return Outcome(
+        decisions.images,
+        decisions.accuracy_found,
+        decisions.accuracy_reference,
+        decisions.agreement,
+        float(np.sqrt(np.square(expected.astype(np.float64) - found).mean())),
+        max((flip.margin for flip in decisions.flips), default=0.0),
+        float(np.median(decisions.margins(expected))),
+    )

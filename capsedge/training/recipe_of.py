@@ -1,0 +1,34 @@
+"""The recipe that a checkpoint was trained by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.runtime.files.checkpoint_metadata import read_metadata
+from capsedge.runtime.files.documents import decode, parse
+from capsedge.training.loop import Recipe
+
+TRAINING_KEY = "capsedge.training"  # of a checkpoint's metadata
+
+
+@dataclass(frozen=True)
+class _Training:
+    recipe: Recipe
+    last: Mapping[str, Any]
+
+
+def recipe_of(path: Path | str) -> Recipe | None:
+    """The recipe in a checkpoint's metadata; None if it states none.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+
+    def read(metadata: Mapping[str, str]) -> Recipe | None:
+        text = metadata.get(TRAINING_KEY)
+        return None if text is None else decode(_Training, parse(text)).recipe
+
+    return read_metadata(path, read, "how it was trained", "Train it again.")

@@ -1,0 +1,254 @@
+"""Pictures of what a capsule network sees, as figures of matplotlib.
+
+Each function takes a loaded model and images and returns a new ``matplotlib.figure.Figure``, which a notebook
+shows and ``savefig`` writes. ``capsedge see`` makes the same pictures. Needs ``pip install 'capsedge[viz]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from capsedge.datasets import ImageSet
+    from capsedge.runtime.session import Session
+    from capsedge.runtime.vision.given import Images
+
+__all__ = [
+    "agreement",
+    "capsules",
+    "couplings",
+    "dimensions",
+    "hardest",
+    "iterations",
+    "reconstructions",
+    "responsibilities",
+    "segmentation",
+]
+
+
+def reconstructions(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """Images, and what the decoder makes of each class capsule (Sabour et al. 2017, figure 3).
+
+    Args:
+        session: a model with a decoder.
+        images, invert: as for `Session.predict`; twelve images at most are shown, and of more than ten
+            classes those with the highest scores.
+
+    Returns:
+        A row for each image: the input, and the decoder's picture of each class with its score.
+
+    Raises:
+        UsageError: the model has no decoder, or an image cannot be read.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.reconstructions(capsedge.load(), "digit.png")
+    """
+    from capsedge.viz.pictures import reconstructions as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def segmentation(
+    session: Session,
+    images: Images,
+    *,
+    labels: Sequence[Sequence[str]] = (),
+    forced: Sequence[str] = (),
+    invert: bool = False,
+) -> Figure:
+    """Overlapping objects told apart: two capsules' pictures over the input (Sabour et al. 2017, figure 5).
+
+    Args:
+        session: a model with a decoder.
+        images, invert: as for `Session.predict`; twelve images at most are shown.
+        labels: the true pair of each image, by name or number of the class; empty if they are not known.
+        forced: a pair that is drawn whether it is there or not; by default the best class, and the best of
+            those that are neither found nor a label.
+
+    Returns:
+        A row for each image: the input; the two best classes together and alone; the labels; the forced pair.
+
+    Raises:
+        UsageError: the model has no decoder, an image cannot be read, or a pair is not two of its classes.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.segmentation(capsedge.load(), "both.png", labels=[("2", "4")])
+    """
+    from capsedge.viz.pictures import segmentation as picture
+
+    found = picture.compute(session, images, labels=labels, forced=forced, invert=invert)
+    return found.draw()
+
+
+def dimensions(session: Session, images: Images, *, of: str = "", invert: bool = False) -> Figure:
+    """What each dimension of a pose means: the picture while one varies (Sabour et al. 2017, figure 4).
+
+    Args:
+        session: a model whose decoder draws from poses alone (`Session.check_decoder`).
+        images, invert: as for `Session.predict`; three images at most are shown.
+        of: the class whose pose varies, by name or number; by default the best of each image.
+
+    Returns:
+        A sheet for each image: a row for each dimension, which goes from -0.25 to 0.25 in steps of 0.05.
+
+    Raises:
+        UsageError: the model has no such decoder, an image cannot be read, or there is no such class.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.dimensions(capsedge.load(), "digit.png")
+    """
+    from capsedge.viz.pictures import dimensions as picture
+
+    return picture.compute(session, images, of=of, invert=invert).draw()
+
+
+def iterations(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """Routing iterations side by side: how strong each class is after each, and what its pose decodes to.
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; four images at most are shown.
+
+    Returns:
+        For each image and iteration, the strengths of the classes and, with a decoder, the winner's picture.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.iterations(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import iterations as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def couplings(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """Couplings by iteration, and how their softmax sharpens (Sabour et al. 2017, appendix A).
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; six pairs of image and layer at most are shown.
+
+    Returns:
+        For each image and layer: mean couplings, entropy of each child's couplings, and the largest of them.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.couplings(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import couplings as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def agreement(session: Session, images: Images, *, layer: str = "", invert: bool = False) -> Figure:
+    """How well votes agree with the best classes after each iteration (Hinton et al. 2018, figure 2).
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; four images at most are shown.
+        layer: name of the routed layer; by default the classes'.
+
+    Returns:
+        Histograms for each image: of EM routing the distances of votes and poses, otherwise their products.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.agreement(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import agreement as picture
+
+    return picture.compute(session, images, layer=layer, invert=invert).draw()
+
+
+def responsibilities(
+    session: Session, images: Images, *, of: str = "", invert: bool = False
+) -> Figure:
+    """Where in an image the parts of a class lie: couplings followed back to the primary capsules.
+
+    Args:
+        session: a model with a trace (``capsedge export --with trace``).
+        images, invert: as for `Session.predict`; six images at most are shown.
+        of: the class, by name or number; by default the three best of each image.
+
+    Returns:
+        A row for each image: the input, and a map over it for each class.
+
+    Raises:
+        UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
+        ArtefactError: the trace has other shapes than the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.responsibilities(capsedge.load("traced.onnx"), "digit.png")
+    """
+    from capsedge.viz.pictures import responsibilities as picture
+
+    return picture.compute(session, images, of=of, invert=invert).draw()
+
+
+def capsules(session: Session, images: Images, *, invert: bool = False) -> Figure:
+    """The score of each class and the pose of its capsule, of any model that classifies.
+
+    Args:
+        session: the model.
+        images, invert: as for `Session.predict`; six images at most are shown, and of more than ten classes
+            those with the highest scores.
+
+    Returns:
+        A row for each image: the input, the scores as bars, the poses as a table of colours.
+
+    Raises:
+        UsageError: the model is a regression, or an image cannot be read.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.capsules(capsedge.load("digits-em"), "digit.png")
+    """
+    from capsedge.viz.pictures import capsules as picture
+
+    return picture.compute(session, images, invert=invert).draw()
+
+
+def hardest(
+    session: Session, data: ImageSet | Path | str, *, count: int = 30, limit: int | None = None
+) -> Figure:
+    """The images of a data set with the smallest margins, and what was mistaken for what.
+
+    Args:
+        session: the model.
+        data: labelled images as `datasets.read_images` reads them; of a data set folder the test split.
+        count: number of images to show.
+        limit: number of images to look at, from the first on; None for all.
+
+    Returns:
+        A sheet of images, mistakes first, each with its true class and the strongest of the others.
+
+    Raises:
+        UsageError: the data cannot be read, has no labels, or labels that the model does not have.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.hardest(capsedge.load(), "mnist", count=20)
+    """
+    from capsedge.viz.pictures import hardest as picture
+
+    return picture.compute(session, data, count=count, limit=limit).draw()

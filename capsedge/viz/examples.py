@@ -1,0 +1,151 @@
+"""The images of a picture: as the model takes them, as they are shown, and what it says of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime.files import opening
+from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.session import Session
+from capsedge.runtime.vision.given import Images, Reading, folder_images
+from capsedge.runtime.vision.pictures import seen
+from capsedge.runtime.vision.prediction import Prediction
+
+MOST_IMAGES = 12  # rows of a picture that are still readable
+MOST_CLASSES = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Images of one picture.
+
+    Attributes:
+        names: of the images.
+        inputs: ``[N, C, H, W]`` as the model takes them.
+        pixels: ``[N, H, W, 3]`` as they are shown.
+        predictions: one per image.
+        notes: says which images are left out.
+    """
+
+    names: tuple[str, ...]
+    inputs: NDArray[np.float32]
+    pixels: NDArray[np.uint8]
+    predictions: tuple[Prediction, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def read_examples(
+    session: Session, images: Images, invert: bool = False, most: int = MOST_IMAGES
+) -> Examples:
+    """Read and classify the images of a picture.
+
+    Args:
+        session: the model.
+        images, invert: as for `Session.predict`.
+        most: number of images that the picture shows.
+
+    Raises:
+        UsageError: an image cannot be read, there is none, or the model is a regression.
+        ArtefactError: the file does not state its preprocessing.
+    """
+    given = _one_by_one(images)
+    reading = Reading(preprocessing_of(session), invert)
+    found = list(islice(reading.images(given), most + 1))
+    if not found:
+        raise UsageError("There are no images to show.", "", "Give at least one.")
+    listed = given if isinstance(given, (list, tuple)) and len(given) >= len(found) else ()
+    names = [_name(listed[n] if listed else None, n) for n in range(len(found))]
+    left_out = f"Only the first {most} images are shown."
+    inputs = np.stack(found[:most]).astype(np.float32, copy=False)
+    return Examples(
+        tuple(names[:most]),
+        inputs,
+        shown(session, inputs),
+        tuple(session.predict(inputs, top_k=1, prepared=True)),
+        (left_out,) if len(found) > most else (),
+    )
+
+
+def shown(session: Session, inputs: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Prepared images ``[N, C, H, W]`` as pixels ``[N, H, W, 3]``."""
+    preprocessing = preprocessing_of(session)
+    return np.stack([seen(image, preprocessing) for image in inputs])
+
+
+def preprocessing_of(session: Session) -> Preprocessing:
+    """How the model's images are prepared.
+
+    Raises:
+        UsageError: the model is a regression; pictures belong to classes.
+        ArtefactError: the file does not state the preprocessing.
+    """
+    metadata = session.metadata
+    if metadata is not None and metadata.task == REGRESSION:
+        raise UsageError(
+            f"{session.path} estimates values.",
+            "The pictures show the capsules of classes.",
+            "Name a model that classifies.",
+        )
+    if metadata is None or metadata.preprocessing is None:
+        raise ArtefactError(
+            f"{session.path} does not state how images are prepared.",
+            "Without that, its input cannot be shown.",
+            "Describe it with `capsedge optimize` (docs/reference/metadata.md).",
+        )
+    return metadata.preprocessing
+
+
+def class_index(session: Session, text: str, count: int) -> int:
+    """The number of a class that is given by its name or its number.
+
+    Args:
+        session: the model.
+        text: the name or the number.
+        count: number of classes.
+
+    Raises:
+        UsageError: there is no such class.
+    """
+    names = [session.class_name(j) for j in range(count)]
+    if text in names:
+        return names.index(text)
+    if text.isascii() and text.isdigit() and int(text) < count:
+        return int(text)
+    raise UsageError(
+        f"The model has no class '{text}'.",
+        f"Its classes: {', '.join(names[:12])}{', ...' if count > 12 else ''}.",
+        "Name one of them, or its number, counted from 0.",
+    )
+
+
+def class_names(session: Session, classes: Iterable[int]) -> list[str]:
+    """The names of some classes."""
+    return [session.class_name(int(j)) for j in classes]
+
+
+def best(scores: NDArray[np.float64], count: int) -> list[int]:
+    """The numbers of the classes with the highest scores, best first."""
+    return [int(j) for j in np.argsort(-scores, kind="stable")[:count]]
+
+
+def _one_by_one(images: Images) -> object:
+    """A file or a folder as a list of files; anything else as it is."""
+    if not isinstance(images, (str, os.PathLike)):
+        return images
+    path = Path(images)
+    return folder_images(path) if opening.kind(path) == opening.FOLDER else [path]
+
+
+def _name(item: object, number: int) -> str:
+    return Path(item).name if isinstance(item, (str, os.PathLike)) else f"image {number + 1}"

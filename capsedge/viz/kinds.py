@@ -1,0 +1,200 @@
+"""The pictures by name: what each needs of a file, and how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.errors import UsageError
+from capsedge.runtime.session import Session
+from capsedge.viz.picture import Picture
+from capsedge.viz.pictures import (
+    agreement,
+    capsules,
+    couplings,
+    dimensions,
+    hardest,
+    iterations,
+    reconstructions,
+    responsibilities,
+    segmentation,
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What pictures are made of.
+
+    Attributes:
+        images: files.
+        invert: for dark ink on a light background.
+        labels: the true pair of classes of each image.
+        forced: a pair of classes to draw.
+        of: the class to look at; empty for the best of each image.
+        layer: the routed layer to look at; empty for the classes'.
+        data: a labelled data set; None for none.
+        limit: number of images of the data set to look at; None for all.
+        count: number of its images to show.
+    """
+
+    images: Sequence[Path] = ()
+    invert: bool = False
+    labels: Sequence[Sequence[str]] = ()
+    forced: Sequence[str] = ()
+    of: str = ""
+    layer: str = ""
+    data: Path | None = None
+    limit: int | None = None
+    count: int = hardest.SHOWN
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of picture.
+
+    Attributes:
+        check: raises a UsageError if the file cannot have it, with the command that mends it.
+        compute: makes it.
+        of_data: whether it shows a data set instead of images.
+    """
+
+    check: Callable[[Session], None]
+    compute: Callable[[Session, Request], Picture]
+    of_data: bool = False
+
+
+def _any(session: Session) -> None:
+    """Every file that classifies has the picture."""
+
+
+def _reconstructions(session: Session, request: Request) -> Picture:
+    return reconstructions.compute(session, request.images, invert=request.invert)
+
+
+def _segmentation(session: Session, request: Request) -> Picture:
+    return segmentation.compute(
+        session,
+        request.images,
+        labels=request.labels,
+        forced=request.forced,
+        invert=request.invert,
+    )
+
+
+def _dimensions(session: Session, request: Request) -> Picture:
+    return dimensions.compute(session, request.images, of=request.of, invert=request.invert)
+
+
+def _iterations(session: Session, request: Request) -> Picture:
+    return iterations.compute(session, request.images, invert=request.invert)
+
+
+def _couplings(session: Session, request: Request) -> Picture:
+    return couplings.compute(session, request.images, invert=request.invert)
+
+
+def _agreement(session: Session, request: Request) -> Picture:
+    return agreement.compute(session, request.images, layer=request.layer, invert=request.invert)
+
+
+def _responsibilities(session: Session, request: Request) -> Picture:
+    return responsibilities.compute(session, request.images, of=request.of, invert=request.invert)
+
+
+def _capsules(session: Session, request: Request) -> Picture:
+    return capsules.compute(session, request.images, invert=request.invert)
+
+
+def _hardest(session: Session, request: Request) -> Picture:
+    assert request.data is not None  # `chosen` refuses it
+    return hardest.compute(session, request.data, count=request.count, limit=request.limit)
+
+
+# The first that fits is the default.
+KINDS: Mapping[str, Kind] = {
+    "reconstructions": Kind(Session.check_reconstruction, _reconstructions),
+    "segmentation": Kind(Session.check_reconstruction, _segmentation),
+    "dimensions": Kind(Session.check_decoder, _dimensions),
+    "iterations": Kind(Session.check_trace, _iterations),
+    "couplings": Kind(Session.check_trace, _couplings),
+    "agreement": Kind(Session.check_trace, _agreement),
+    "responsibilities": Kind(Session.check_trace, _responsibilities),
+    "capsules": Kind(_any, _capsules),
+    "hardest": Kind(_any, _hardest, of_data=True),
+}
+
+
+def possible(session: Session, request: Request) -> list[str]:
+    """The names of the pictures that the file and the request can have, best first."""
+    names = []
+    for name, kind in KINDS.items():
+        if not (request.data if kind.of_data else request.images):
+            continue
+        try:
+            kind.check(session)
+        except UsageError:
+            continue
+        names.append(name)
+    return names
+
+
+def chosen(
+    session: Session, request: Request, names: Sequence[str], several: bool = False
+) -> list[str]:
+    """The pictures to draw: those that were asked for, or the best that the file has.
+
+    Args:
+        session: the model.
+        request: what they are made of.
+        names: of the pictures; empty for the default.
+        several: whether the default is all that the file has.
+
+    Raises:
+        UsageError: one is unknown, lacks its images or its data set, or cannot be had from the file.
+    """
+    if not names:
+        return _default(session, request, several)
+    for name in names:
+        kind = KINDS.get(name)
+        if kind is None:
+            raise UsageError(
+                f"There is no picture '{name}'.", "", f"Choose among {', '.join(KINDS)}."
+            )
+        _check_given(name, kind, request)
+        try:
+            kind.check(session)
+        except UsageError as error:
+            others = ", ".join(possible(session, request))
+            raise UsageError(
+                f"The picture '{name}' cannot be drawn: {error.what}",
+                f"{error.why} Pictures that this file has: {others}.",
+                error.fix,
+                command=error.command,
+            ) from error
+    return list(dict.fromkeys(names))
+
+
+def _default(session: Session, request: Request, several: bool) -> list[str]:
+    if not request.images and request.data is None:
+        raise UsageError(
+            "There is nothing to look at.",
+            "",
+            "Name PNG or JPEG files, or labelled images with --data.",
+        )
+    names = possible(session, request)
+    if several:
+        return names
+    if request.data is not None:
+        return ["hardest"]
+    pairs = request.labels or request.forced
+    return ["segmentation"] if pairs and "segmentation" in names else names[:1]
+
+
+def _check_given(name: str, kind: Kind, request: Request) -> None:
+    if kind.of_data and request.data is None:
+        raise UsageError(
+            f"The picture '{name}' needs a data set.", "", "Name labelled images with --data."
+        )
+    if not kind.of_data and not request.images:
+        raise UsageError(f"The picture '{name}' needs images.", "", "Name PNG or JPEG files.")

@@ -1,0 +1,1 @@
+"""One file a picture: the numbers, and how they are drawn."""

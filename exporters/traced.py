@@ -1,0 +1,200 @@
+"""The trace of a model's routing: which layers and iterations there are, and what they compute in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.exporters.routing_calls import RoutingCall, RoutingCalls
+from capsedge.graph.trace import with_trace
+from capsedge.models import CapsuleModel
+from capsedge.models.layers import DynamicCapsules
+from capsedge.ops.unrolled import unroll
+from capsedge.runtime.files import limits
+from capsedge.runtime.trace import PREFIX, TraceLayer
+from capsedge.schema.operators import OPERATORS, WINDOWS
+
+_MOST_BYTES = limits.RUN_BYTES // 2  # of one image, beside the other outputs of a run
+
+_ROUTINGS = {
+    "DynamicRouting": "dynamic",
+    "DynamicRoutingV2": "dynamic",
+    "VoteRouting": "dynamic",
+    "EMRouting": "em",
+    "EMRoutingV2": "em",
+    "AttentionRouting": "attention",
+    "SelfAttentionRouting": "self-attention",
+}
+
+
+class Traced(nn.Module):
+    """A module that also returns the values of every routing iteration.
+
+    Args:
+        module: returns a tuple.
+        layers: those that it routes.
+        calls: the layer of each call of a routing operator, in order.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: Sequence[TraceLayer], calls: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.module, self.layers, self.calls = module, tuple(layers), tuple(calls)
+        self.sizes: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what is returned behind the module's own outputs."""
+        return tuple(name for layer in self.layers for name in layer.outputs.values())
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The module's outputs, and the trace."""
+        with RoutingCalls() as recorded:
+            outputs = self.module(*inputs)
+        passes: dict[str, list[RoutingCall]] = {}
+        for name, call in zip(self.calls, recorded.calls, strict=True):
+            passes.setdefault(name, []).append(call)
+        traced = [
+            each
+            for layer in self.layers
+            for each in _traced(layer, passes[layer.name], len(inputs[0]))
+        ]
+        self.sizes = {n: tuple(t.shape[1:]) for n, t in zip(self.outputs, traced, strict=True)}
+        return (*outputs, *traced)
+
+    @property
+    def bytes_per_image(self) -> int:
+        """Bytes of the trace of one image, once it has run."""
+        return 4 * sum(math.prod(size) for size in self.sizes.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For a person."""
+        size = self.bytes_per_image / limits.MIB
+        layers = ", ".join(layer.name for layer in self.layers)
+        return (
+            f"the trace of {layers} takes {size:.2f} MiB for each image; its routing runs in standard "
+            "operators, without the exact rewrites",
+        )
+
+    def write(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A graph with the outputs of the trace; see `graph.trace.with_trace`."""
+        return with_trace(model, self.layers, self.calls, self.sizes)
+
+
+def _traced(layer: TraceLayer, calls: Sequence[RoutingCall], batch: int) -> list[Tensor]:
+    """The values of a layer in the order of its outputs, each ``[N, T, ...]``."""
+    made = [unroll(call.operator, call.args) for call in calls]
+    map_ = () if layer.dense else layer.grid
+    behind = 4 if OPERATORS[calls[0].operator].layout is WINDOWS else 2
+    found = []
+    for kind in layer.outputs:
+        whole = torch.cat([getattr(each, kind) for each in made], 1)
+        rest = whole.shape[behind:]
+        if len(whole) != batch:  # places are in the operator's batch
+            whole = whole.reshape(batch, -1, layer.iterations, *rest).transpose(1, 2)
+        found.append(whole.reshape(batch, layer.iterations, *map_, *rest))
+    return found
+
+
+def traced_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Traced:
+    """What a trace of a model has.
+
+    Args:
+        module: returns the outputs of the file, of which the model is a part.
+        images: an example.
+
+    Raises:
+        UnsupportedModelError: a layer routes without a capsule operator.
+        UsageError: the values of one image take too much memory.
+    """
+    with torch.no_grad(), RoutingCalls() as recorded:
+        couplings = model(images).couplings
+    of_classes = next(
+        (
+            call
+            for call in reversed(recorded.calls)
+            if torch.equal(couplings.flatten(), call.outputs[-1].flatten())
+        ),
+        None,
+    )
+    if of_classes is None:
+        raise UnsupportedModelError(
+            "The routing of this model cannot be traced.",
+            "Its class capsules are routed by operations for which there is no capsule operator.",
+            "Leave 'trace' out of --with.",
+        )
+    names = {p.data_ptr(): name.rpartition(".")[0] for name, p in model.named_parameters()}
+    calls = []
+    for number, call in enumerate(recorded.calls, start=1):
+        module_name = names.get(call.weight.data_ptr(), "") if call.weight is not None else ""
+        other = "classes" if call is of_classes else f"routing{number}"
+        calls.append(module_name or other)
+    of: dict[str, list[RoutingCall]] = {}
+    for name, call in zip(calls, recorded.calls, strict=True):
+        of.setdefault(name, []).append(call)
+    modules = dict(model.named_modules())
+    layers = [_layer(name, of[name], modules.get(name), len(images)) for name in of]
+    traced = Traced(module, layers, calls).eval()
+    with torch.no_grad():
+        traced(images)
+    _check_size(traced)
+    return traced
+
+
+def _layer(
+    name: str, calls: Sequence[RoutingCall], module: nn.Module | None, batch: int
+) -> TraceLayer:
+    first = calls[0]
+    spec = OPERATORS[first.operator]
+    outputs = {kind: f"{PREFIX}{name}/{kind}" for kind in spec.traced}
+    arguments = dict(zip((*spec.input_names, *spec.attribute_names), first.args, strict=True))
+    iterations = arguments.get("iterations", len(calls))
+    geometry: dict[str, tuple[int, int]] = {}
+    if spec.layout is WINDOWS:
+        geometry = _of_windows(arguments, first.outputs[0])
+    elif isinstance(module, DynamicCapsules):
+        geometry = {
+            "grid": module.grid,
+            "child_grid": module.child_grid,
+            "kernel": module.kernel,
+            "strides": (module.stride, module.stride),
+        }
+    elif len(first.args[0]) != batch:
+        geometry = {"grid": (len(first.args[0]) // batch, 1)}
+    return TraceLayer(name, _ROUTINGS[first.operator], iterations, outputs, **geometry)
+
+
+def _of_windows(arguments: dict[str, object], parents: Tensor) -> dict[str, tuple[int, int]]:
+    """The geometry of a layer over windows: of all children's places, where the weight is shared."""
+    pose, weight, strides = (arguments[k] for k in ("pose", "weight", "strides"))
+    assert isinstance(pose, Tensor)
+    assert isinstance(weight, Tensor)
+    assert isinstance(strides, list)
+    child_grid = pose.shape[1], pose.shape[2]
+    shared = bool(arguments.get("shared", False))
+    return {
+        "grid": (parents.shape[1], parents.shape[2]),
+        "child_grid": child_grid,
+        "kernel": child_grid if shared else (weight.shape[0], weight.shape[1]),
+        "strides": (1, 1) if shared else (strides[0], strides[1]),
+    }
+
+
+def _check_size(traced: Traced) -> None:
+    """Refuse a trace of which one run takes more than a session reads."""
+    if traced.bytes_per_image <= _MOST_BYTES:
+        return
+    largest = max(traced.sizes, key=lambda name: math.prod(traced.sizes[name]))
+    raise UsageError(
+        f"The trace takes {traced.bytes_per_image / limits.MIB:.0f} MiB for each image.",
+        f"At most {_MOST_BYTES // limits.MIB} MiB can be read; the largest output is {largest} "
+        f"{list(traced.sizes[largest])}.",
+        "Leave 'trace' out of --with, or use fewer iterations (--iters).",
+    )

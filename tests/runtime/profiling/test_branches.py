@@ -1,0 +1,80 @@
+"""Operators inside of branches, and the two networks of a cascade in a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import capsedge
+from capsedge.runtime.profiling import tables
+from capsedge.runtime.profiling.branches import NETWORKS, executed, own_durations
+from capsedge.runtime.profiling.onnxruntime_profiler import Event
+from capsedge.runtime.reading.onnx_structure import Graph, Node
+from tests.pipelines.cascades import pair, pixels
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> capsedge.Session:
+    folder: Path = tmp_path_factory.mktemp("branches")
+    names = pair(folder)
+    capsedge.cascade(*names, folder / "pair.onnx", data=pixels(400), min_agreement=0.98)
+    return capsedge.load(folder / "pair.onnx", threads=1)
+
+
+@pytest.mark.parametrize("long_way", [True, False])
+def test_a_profile_has_both_networks(session: capsedge.Session, long_way: bool):
+    images = np.float32(pixels(400)[:, None] / 255)
+    images = images[session.run(images)["long_way"] == long_way][:4]
+    report = capsedge.profile(
+        session, inputs={"images": images}, warmup=0, duration=0.05, startup=False
+    )
+    (run,) = report.runs
+    assert run.long_way == float(long_way)
+    wanted = NETWORKS if long_way else NETWORKS[:2]
+    assert tuple(row.name for row in run.networks) == wanted
+    assert sum(row.share for row in run.networks) == pytest.approx(1)
+    labels = [row.name for row in run.layers]
+    assert labels.count("cascade") == 1
+    assert any(label.startswith("large network: ") for label in labels) == long_way
+    table = tables.networks(run)
+    assert table is not None
+    assert f"{run.long_way:.1%} of the images on the long way" in table.title
+    document = json.loads(json.dumps(run.to_dict()))
+    assert document["long_way_share"] == run.long_way
+    assert [row["name"] for row in document["networks"]] == list(wanted)
+
+
+def test_other_files_have_no_networks():
+    session = capsedge.load(threads=1)
+    report = capsedge.profile(session, warmup=0, duration=0.05, startup=False)
+    assert report.runs[0].networks == []
+    assert "long_way_share" not in report.runs[0].to_dict()
+    assert tables.networks(report.runs[0]) is None
+
+
+def _node(op: str, *bodies: Graph) -> Node:
+    return Node(op, "", "", "", (), (), {}, bodies)
+
+
+def test_the_branch_that_ran_is_found():
+    inner = Graph("inner", nodes=[_node("Abs")])
+    left, right = Graph("left", nodes=[_node("Neg")]), Graph("right", nodes=[_node("If", inner)])
+    whole = Graph(nodes=[_node("Relu"), _node("If", left, right), _node("Exp")])
+    for kinds, bodies in (
+        (["Relu", "Neg", "If", "Exp"], ["", "left", "", ""]),
+        (["Relu", "Abs", "If", "If", "Exp"], ["", "inner", "right", "", ""]),
+    ):
+        found = executed(whole, kinds)
+        assert found is not None
+        assert [body.name for body in found.bodies] == bodies
+        assert [node.op for node in found.graph.nodes] == kinds
+    assert executed(whole, ["Relu", "If", "Exp"]) is None
+
+
+def test_a_branch_does_not_count_twice():
+    times = [("Relu", 0, 5), ("Abs", 12, 3), ("If", 11, 5), ("If", 10, 20), ("Exp", 31, 2)]
+    run = [Event(kind, kind, start, taken, (), "") for kind, start, taken in times]
+    assert own_durations(run).tolist() == [5, 3, 2, 15, 2]
