@@ -18,6 +18,7 @@ from capsedge.runtime.averaging import average, check_members
 from capsedge.runtime.hints import KEEP
 from capsedge.runtime.inputs import stacked
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.predicting import Predictor
 from capsedge.runtime.session import Session
 from capsedge.runtime.summary import Row, Summarized, Summary, short
 from capsedge.runtime.vision.given import Images, OneImage, Reading, on_host, read_for_all
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
 _NAMES = 3  # files in the name of an ensemble
 
 
-class Ensemble(Summarized):
+class Ensemble(Summarized, Predictor):
     """Loaded models that answer as one. A context manager; safe to use from several threads at once.
 
     Lengths and activations of class capsules are averaged as they are, logits as probabilities (the softmax,
     for several labels the sigmoid, of each member), and the values of a regression as they are. Each member
-    prepares images by its own preprocessing. Poses of different networks have no common frame, so
-    predictions have none.
+    prepares images by its own preprocessing; where these differ, floats are pixels, and with
+    ``prepared=True`` they are ``[N, M, C, H, W]`` of `prepare`. Poses of different networks have no common
+    frame, so predictions have none. There is nothing to see in an image if all members that state a
+    criterion say so.
 
     Args:
         members: two or more sessions; `close` closes them.
@@ -142,58 +145,6 @@ class Ensemble(Summarized):
             )
         return found[0][self._which].astype(np.float32, copy=False)
 
-    def predict(
-        self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int | None = None,
-    ) -> list[Prediction]:
-        """Classify images, or compute the values of a regression. ``ensemble(images)`` is the same.
-
-        Args:
-            images, top_k, threshold, invert, layout, batch_size: as for `Session.predict`.
-            prepared: as for `Session.predict`; where members prepare differently, True takes floats
-                ``[N, M, C, H, W]`` of `prepare`, and without it floats are pixels.
-
-        Returns:
-            One prediction per image. There is nothing to see in an image if all members that state a
-            criterion say so.
-
-        Raises:
-            UsageError, ArtefactError: as `Session.predict`.
-        """
-        reading = {"layout": layout, "prepared": prepared}
-        return list(self._predictions(images, top_k, threshold, invert, batch_size, **reading))
-
-    __call__ = predict
-
-    def stream(
-        self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int = 1,
-    ) -> Iterator[Prediction]:
-        """The predictions of `predict` one after another, as `Session.stream` gives them.
-
-        Args:
-            images, top_k, threshold, invert, layout, prepared, batch_size: as for `Session.stream`.
-
-        Raises:
-            UsageError, ArtefactError: as `Session.stream`.
-        """
-        reading = {"layout": layout, "prepared": prepared}
-        return self._predictions(images, top_k, threshold, invert, batch_size, **reading)
-
     def _predictions(
         self,
         images: Images,
@@ -299,6 +250,15 @@ class Ensemble(Summarized):
             "Outputs such as couplings belong to one network.",
             "Ask a member: ensemble.members[0].run(...).",
         )
+
+    if not TYPE_CHECKING:  # type checkers know what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Point to the members for what else a session can do."""
+            why = f"An ensemble has no '{name}'"
+            if hasattr(Session, name):
+                why += f": it belongs to one network. Ask a member: ensemble.members[0].{name}"
+            raise AttributeError(why)
 
     def _summary(self) -> Summary:
         metadata = self.members[0].metadata

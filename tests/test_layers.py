@@ -41,6 +41,7 @@ ROOMS = (
     "runtime.decoder",
     "runtime.explaining",
     "runtime.hints",
+    "runtime.predicting",
     "runtime.session",
     "runtime.averaging",
     "runtime.ensemble",

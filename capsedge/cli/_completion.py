@@ -243,6 +243,7 @@ SOURCES: Mapping[str, Source] = {
     "see model": _loadable,
     "see output": files(".png", ".svg", ".html"),
     "sweep model": names(_trained),
+    "sweep keep": files(),
     "sweep couplings": lists(lambda: ("routed", "frozen")),
     "sweep output": files(".json"),
     "sweep precision": lists(lambda: ("fp32", "fp16", "int8")),

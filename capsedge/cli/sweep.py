@@ -157,15 +157,15 @@ def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
 
 def _show(swept: Sweep, keep: Path | None) -> None:
     front = swept.front
-    columns = ["model", "iterations", "couplings", "precision", "ms", "size", "search", "test"]
+    columns = ["front", "model", "iters", "couplings", "precision", "ms", "size", "search", "test"]
     print_table(
-        f"Pareto front: {len(front)} of {len(swept.points)} files, the fastest first",
+        f"{len(swept.points)} files, the fastest first; {len(front)} on the Pareto front",
         columns,
-        [_row(point) for point in front],
+        [_row(point) for point in sorted(swept.points, key=lambda p: p.milliseconds)],
     )
     say(
         f"search: accuracy on {swept.searched} training images; test: on {swept.images} images "
-        f"({swept.data}), for these files only"
+        f"({swept.data}), of the front only"
     )
     if keep is not None:
         say(*(f"{keep / point.file}" for point in front))
@@ -174,6 +174,7 @@ def _show(swept: Sweep, keep: Path | None) -> None:
 def _row(point: Point) -> list[str]:
     tested = "-" if point.test_accuracy is None else f"{100 * point.test_accuracy:.2f} %"
     return [
+        "*" if point.front else "",
         point.model,
         str(point.iterations),
         point.couplings,

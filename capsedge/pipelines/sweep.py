@@ -157,7 +157,8 @@ def sweep(
             for count in grid.iterations:
                 for one in maker.candidates(count, grid.couplings, grid.precisions):
                     made.append(one)
-                    progress(f"{len(made)}: {one.kind}: {100 * one.accuracy:.2f} %")
+                    most = grid.size * len(models)
+                    progress(f"{len(made)} of up to {most}: {one.kind}: {100 * one.accuracy:.2f} %")
             warnings += list(dict.fromkeys(maker.warnings))
         if not made:
             raise UsageError(

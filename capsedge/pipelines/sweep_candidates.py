@@ -39,7 +39,8 @@ class Kind:
 
     def __str__(self) -> str:
         frozen = ", frozen couplings" if self.couplings == FROZEN else ""
-        return f"{self.model}, {self.iterations} iterations{frozen}, {self.precision}"
+        passes = f"{self.iterations} iteration{'' if self.iterations == 1 else 's'}"
+        return f"{self.model}, {passes}{frozen}, {self.precision}"
 
 
 @dataclass(frozen=True)

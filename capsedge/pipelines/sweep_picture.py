@@ -52,6 +52,10 @@ def draw(found: Sweep, path: Path) -> None:
         for number, model in enumerate(found.models):
             axis.scatter([], [], color="black", marker=_marker(number), label=caption(model))
     axis.set_xscale("log")
+    times = [point.milliseconds for point in found.points]
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}" if max(times) < 10 * min(times) else "")
+    axis.tick_params(which="both", labelsize=8)
     axis.set_xlabel("milliseconds per image (numbers: iterations; area: size of the file)")
     axis.set_ylabel(f"accuracy on {found.searched} training images, %")
     axis.set_title("Pareto front of accuracy, latency and size")

@@ -155,7 +155,7 @@ def test_words_are_those_that_the_verbs_take() -> None:
     from capsedge.exporters import modules, to_onnx
     from capsedge.exporters.tensorrt.engine_file import PLUGIN_MODES
     from capsedge.graph.targets import TARGETS
-    from capsedge.pipelines.sweep import PRECISIONS
+    from capsedge.pipelines.sweep_candidates import COUPLINGS, PRECISIONS
     from capsedge.runtime import passport
     from capsedge.training import loop
     from capsedge.weights import SUFFIXES
@@ -172,6 +172,7 @@ def test_words_are_those_that_the_verbs_take() -> None:
         "build --plugin": PLUGIN_MODES,
         "build --precision": passport.PRECISIONS,
         "build --target": passport.TARGETS,
+        "sweep --couplings": COUPLINGS,
         "sweep --precision": PRECISIONS,
         "train --schedule": loop.SCHEDULES,
         "train --pairs": loop.PAIRS,
@@ -190,7 +191,7 @@ def test_sources_import_nothing_heavy() -> None:
         "import sys\n"
         "from capsedge.cli import _completion\n"
         "for name, source in _completion.SOURCES.items():\n"
-        "    source('') if name != 'variant' else None\n"
+        "    source('') if name not in ('variant', 'verify name') else None\n"
         "assert not {'torch', 'onnx', 'onnxruntime', 'numpy.random'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

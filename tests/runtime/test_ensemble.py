@@ -237,6 +237,14 @@ def test_what_belongs_to_one_network(pair: list[Path]) -> None:
             call()
 
 
+def test_other_methods_of_a_session_are_those_of_the_members(pair: list[Path]) -> None:
+    ensemble = capsedge.load(pair)
+    with pytest.raises(AttributeError, match=r"ensemble\.members\[0\]\.run_batches"):
+        ensemble.run_batches  # type: ignore[attr-defined] # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no 'colour'$"):
+        ensemble.colour  # type: ignore[attr-defined] # noqa: B018
+
+
 def test_it_ends_with_its_block(pair: list[Path]) -> None:
     with capsedge.load(pair, threads=8) as ensemble:
         assert repr(ensemble).startswith(
