@@ -133,8 +133,9 @@ def test_the_metadata_lists_the_outputs(exported: Exported):
     assert all("off" in said for said in exported.report.rewrites.values())
 
 
-def test_verify_compares_the_trace(exported: Exported):
-    certificate = capsedge.verify(exported.model, exported.path, IMAGES)
+def test_verify_compares_the_trace(exported: Exported, tmp_path: Path):
+    np.savez(tmp_path / "data.npz", images=IMAGES)
+    certificate = capsedge.verify(exported.model, exported.path, tmp_path / "data.npz")
     assert certificate.passed
     compared = {o["name"] for o in certificate.to_dict()["samples"]["outputs"]}
     assert {name for name in exported.outputs if name.startswith("trace/")} <= compared
