@@ -16,7 +16,7 @@ from capsedge.exporters.export_report import CaseParity
 from capsedge.exporters.own_modules import in_double, run_double
 from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
-from capsedge.judging.tolerance import Tolerance, excess
+from capsedge.judging.tolerance import TRACE, Tolerance, excess
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.trace import PREFIX
 
@@ -65,10 +65,6 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
             "ONNX Runtime cannot load the exported model.", why, details=more
         ) from error
 
-
-TRACE_ATOL = (
-    1e-4  # as `judging.tolerance` has it for couplings and poses, on which no decision depends
-)
 
 Case = tuple[str, list[Tensor]]
 MOST_GIVEN = 64  # of the user's inputs that are compared
@@ -211,7 +207,7 @@ def _compare(
     own = np.zeros_like(reference) if precise is None else reference - precise
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     error = np.abs(own).max(axis=_shared_axes(name, own.ndim), keepdims=True, initial=0.0)
-    tolerance = Tolerance(max(atol, TRACE_ATOL) if name.startswith(PREFIX) else atol, rtol)
+    tolerance = Tolerance(max(atol, TRACE.atol) if name.startswith(PREFIX) else atol, rtol)
     worst = float(excess(difference, reference, tolerance, error).max(initial=0.0))
     relative = float((difference / np.maximum(size, atol)).max(initial=0.0))
     return CaseParity(

@@ -16,7 +16,7 @@ _MODEL_GRAPH, _MODEL_METADATA = 7, 14
 _GRAPH_NODE, _GRAPH_NAME, _GRAPH_TENSOR = 1, 2, 5
 _GRAPH_INPUT, _GRAPH_OUTPUT, _GRAPH_VALUE = 11, 12, 13
 _NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
-_TENSOR_NAME, _VALUE_NAME = 8, 1
+_TENSOR_NAME, _VALUE_NAME, _VALUE_TYPE = 8, 1, 2
 _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
 
 # They leave the elements and their order alone.
@@ -118,6 +118,25 @@ class _Graph(Wire):
                 raise Uncuttable(f"it also depends on '{name}'")
         return [node for node in self.nodes if id(node) in nodes], seen
 
+    def description(self, name: str, start: str, nodes: list[_Node]) -> bytes:
+        """The ``ValueInfoProto`` of a value; empty if the file has none and the nodes need its shape.
+
+        Nodes that only reshape it take it in the shape of ``start``.
+        """
+        if name in self.values:
+            return self.data[slice(*self.values[name])]
+        readers = [node for node in nodes if name in node.inputs]
+        reshaped = all(n.type == "Reshape" and n.inputs.index(name) == 0 for n in readers)
+        types = [self.makers[v].type for v in self.same_elements(start) if v in self.makers]
+        if not reshaped or "Cast" in types[: self.same_elements(start).index(name)]:
+            return b""
+        a, b = self.values[start]
+        return length_delimited(_VALUE_NAME, name.encode()) + b"".join(
+            length_delimited(_VALUE_TYPE, self.data[c:d])
+            for number, c, d in self.messages(a, b)
+            if number == _VALUE_TYPE
+        )
+
 
 def cut(data: bytes, start: str, end: str) -> bytes:
     """The part of a file that computes the output ``end`` from ``start``, which is its only input.
@@ -145,22 +164,23 @@ def _cut(graph: _Graph, start: str, end: str) -> bytes:
         except Uncuttable as error:
             refused.append(error)
             continue
-        if name not in graph.values:
-            refused.append(Uncuttable(f"the file does not state the shape of '{name}'"))
-            continue
-        return _assembled(graph, nodes, read, name, end)
-    raise refused[0]
+        described = graph.description(name, start, nodes)
+        if described:
+            return _assembled(graph, nodes, read, described, end)
+        refused.append(Uncuttable(f"the file does not state the shape of '{name}'"))
+    raise refused[-1]
 
 
 def _assembled(
-    graph: _Graph, nodes: list[_Node], read: Collection[str], start: str, end: str
+    graph: _Graph, nodes: list[_Node], read: Collection[str], described: bytes, end: str
 ) -> bytes:
     data = graph.data
     parts = [(_GRAPH_NODE, node.span) for node in nodes]
     parts.append((_GRAPH_NAME, graph.name))
     parts += [(_GRAPH_TENSOR, span) for name, span in graph.tensors.items() if name in read]
-    parts += [(_GRAPH_INPUT, graph.values[start]), (_GRAPH_OUTPUT, graph.values[end])]
+    parts.append((_GRAPH_OUTPUT, graph.values[end]))
     content = b"".join(length_delimited(number, data[a:b]) for number, (a, b) in parts)
+    content += length_delimited(_GRAPH_INPUT, described)
     model, at = [], 0
     for number, kind, _, b in graph.fields(0, len(data)):
         after = b if kind == BYTES else graph.end_of_number(at)

@@ -133,6 +133,14 @@ def test_the_metadata_lists_the_outputs(exported: Exported):
     assert all("off" in said for said in exported.report.rewrites.values())
 
 
+def test_verify_compares_the_trace(exported: Exported, tmp_path: Path):
+    np.savez(tmp_path / "data.npz", images=IMAGES)
+    certificate = capsedge.verify(exported.model, exported.path, tmp_path / "data.npz")
+    assert certificate.passed
+    compared = {o["name"] for o in certificate.to_dict()["samples"]["outputs"]}
+    assert {name for name in exported.outputs if name.startswith("trace/")} <= compared
+
+
 def test_a_file_without_a_trace_states_none(tmp_path: Path):
     path = tmp_path / "plain.onnx"
     capsedge.export(network("dynamic"), path)

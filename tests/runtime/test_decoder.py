@@ -183,11 +183,25 @@ def test_a_part_has_what_it_needs_and_no_more(read: str):
     assert part.producer_name == "test"
 
 
+def test_a_value_without_a_shape_that_is_only_reshaped():
+    """As in quantized files, whose values are not described."""
+    part = onnx.load_from_string(cut(_decoding("made", described=False), "poses", "reconstruction"))
+    onnx.checker.check_model(part, full_check=True)
+    assert [i.name for i in part.graph.input] == ["made"]
+    sizes = part.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in sizes] == ["N", 2, 3]
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
         (lambda: _decoding("images"), "depends on 'images'"),
-        (lambda: _decoding("made", described=False), "depends on 'images'"),
+        (
+            lambda: _decoding(
+                "used", helper.make_node("Relu", ["made"], ["used"]), described=False
+            ),
+            "does not state the shape of 'made'",
+        ),
         (
             lambda: _decoding(
                 "branch",

@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kModelGraph = 7, kModelMetadata = 14;
 constexpr uint64_t kGraphNode = 1, kGraphName = 2, kGraphTensor = 5, kGraphInput = 11, kGraphOutput = 12, kGraphValue = 13;
 constexpr uint64_t kNodeInput = 1, kNodeOutput = 2, kNodeType = 4, kNodeAttribute = 5, kNodeDomain = 7;
-constexpr uint64_t kTensorName = 8, kValueName = 1, kAttributeGraph = 6, kAttributeGraphs = 11;
+constexpr uint64_t kTensorName = 8, kValueName = 1, kValueType = 2, kAttributeGraph = 6, kAttributeGraphs = 11;
 constexpr int kMostViews = 8;  // from the output back
 
 // They leave the elements and their order alone.
@@ -125,17 +125,18 @@ class Graph {
     return part;
   }
 
+  // The node that makes a value; null for others.
+  const Node* maker(const std::string& value) const {
+    const auto found = makers_.find(value);
+    return found == makers_.end() ? nullptr : found->second;
+  }
+
   std::string_view name;
   std::vector<Node> nodes;
   std::vector<std::pair<std::string, std::string_view>> in_order;  // tensors as they stand in the file
   std::map<std::string, std::string_view> tensors, values;
 
  private:
-  const Node* maker(const std::string& value) const {
-    const auto found = makers_.find(value);
-    return found == makers_.end() ? nullptr : found->second;
-  }
-
   void read(std::string_view graph) {
     each_message(graph, [&](const Field& f) {
       if (f.number == kGraphName) name = f.content;
@@ -178,7 +179,27 @@ void append(std::string& to, uint64_t number, std::string_view content) {
   to += content;
 }
 
-std::string assembled(std::string_view model, const Graph& graph, const Graph::Part& part, const std::string& start,
+// The ValueInfoProto of a value; empty if the file has none and the part needs its shape. What only reshapes it takes it in
+// the shape of the first of `chain`, which it is the k-th of.
+std::string description(const Graph& graph, const Graph::Part& part, const std::vector<std::string>& chain, size_t k) {
+  const std::string& name = chain[k];
+  const auto known = graph.values.find(name);
+  if (known != graph.values.end()) return std::string(known->second);
+  for (const Node* node : part.nodes) {
+    const auto reads = std::find(node->inputs.begin(), node->inputs.end(), name);
+    if (reads != node->inputs.end() && (node->type != "Reshape" || reads != node->inputs.begin())) return "";
+  }
+  for (size_t view = 0; view < k; ++view)
+    if (graph.maker(chain[view])->type == "Cast") return "";
+  std::string made;
+  append(made, kValueName, name);
+  each_message(graph.values.at(chain[0]), [&](const Field& f) {
+    if (f.number == kValueType) append(made, kValueType, f.content);
+  });
+  return made;
+}
+
+std::string assembled(std::string_view model, const Graph& graph, const Graph::Part& part, const std::string& described,
                       const std::string& end) {
   std::string content;
   for (const Node& node : graph.nodes)
@@ -186,8 +207,8 @@ std::string assembled(std::string_view model, const Graph& graph, const Graph::P
   append(content, kGraphName, graph.name);
   for (const auto& [name, bytes] : graph.in_order)
     if (part.read.count(name) != 0) append(content, kGraphTensor, bytes);
-  append(content, kGraphInput, graph.values.at(start));
   append(content, kGraphOutput, graph.values.at(end));
+  append(content, kGraphInput, described);
   std::string made;
   each(model, [&](const Field& f) {
     if (f.number == kModelGraph) append(made, kModelGraph, content);
@@ -200,17 +221,19 @@ std::string assembled(std::string_view model, const Graph& graph, const Graph::P
 
 std::string cut(std::string_view bytes, const std::string& start, const std::string& end) {
   const Graph graph(bytes);
-  std::optional<Uncuttable> first;
-  for (const std::string& name : graph.same_elements(start)) {
+  const std::vector<std::string> chain = graph.same_elements(start);
+  std::string refused;
+  for (size_t k = 0; k < chain.size(); ++k) {
     try {
-      const Graph::Part part = graph.between(name, end);
-      if (graph.values.count(name) != 0) return assembled(bytes, graph, part, name, end);
-      if (!first) first.emplace("the file does not state the shape of '" + name + "'");
+      const Graph::Part part = graph.between(chain[k], end);
+      const std::string described = description(graph, part, chain, k);
+      if (!described.empty()) return assembled(bytes, graph, part, described, end);
+      refused = "the file does not state the shape of '" + chain[k] + "'";
     } catch (const Uncuttable& error) {
-      if (!first) first = error;
+      refused = error.what();
     }
   }
-  throw *first;
+  throw Uncuttable(refused);
 }
 
 }  // namespace capsedge::libcapsedge
