@@ -16,8 +16,9 @@ from capsedge.exporters.export_report import CaseParity
 from capsedge.exporters.own_modules import in_double, run_double
 from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
-from capsedge.judging.tolerance import Tolerance, excess
+from capsedge.judging.tolerance import TRACE, Tolerance, excess
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.trace import PREFIX
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -142,7 +143,8 @@ def compare(
     """Compare a loaded file with the eager module on every case.
 
     An element passes by ``judging.tolerance.excess``, where the noise is the difference of the FP32 module
-    from itself in FP64 along the last axis. The FP64 run is made only for a case that fails without it.
+    from itself in FP64 along the last axis, in a trace over an iteration of an image. The FP64 run is made
+    only for a case that fails without it.
 
     Args:
         module: returns a tuple of tensors, one per name.
@@ -182,6 +184,12 @@ def _run_exact(
         return list(wanted)
 
 
+def _shared_axes(name: str, rank: int) -> tuple[int, ...]:
+    """The axes along which rounding is shared: a pose; in a trace, all that an iteration makes of an image,
+    because every vote has a part in every parent, and each parent in all couplings."""
+    return tuple(range(2, rank)) if name.startswith(PREFIX) else (-1,)
+
+
 def _compare(
     case: str,
     name: str,
@@ -197,8 +205,10 @@ def _compare(
     reference = wanted.astype(np.float64)
     difference = np.abs(found.astype(np.float64) - reference)
     own = np.zeros_like(reference) if precise is None else reference - precise
-    size, error = (np.abs(x).max(axis=-1, keepdims=True, initial=0.0) for x in (reference, own))
-    worst = float(excess(difference, reference, Tolerance(atol, rtol), error).max(initial=0.0))
+    size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
+    error = np.abs(own).max(axis=_shared_axes(name, own.ndim), keepdims=True, initial=0.0)
+    tolerance = Tolerance(max(atol, TRACE.atol) if name.startswith(PREFIX) else atol, rtol)
+    worst = float(excess(difference, reference, tolerance, error).max(initial=0.0))
     relative = float((difference / np.maximum(size, atol)).max(initial=0.0))
     return CaseParity(
         case,

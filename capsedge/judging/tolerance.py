@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.trace import PREFIX
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ DEFAULTS = {
     "reconstruction": Tolerance(1e-4, 0.0),
     "couplings": Tolerance(1e-4, 0.0),
 }
+TRACE = Tolerance(1e-4, 1e-4)  # as for poses and couplings
 OTHER = Tolerance(1e-5, 1e-4)
 
 # Most of the package's samples are random strokes that show no digit, so their decisions flip easily.
@@ -101,7 +103,7 @@ def tolerances(
     given = [_by_name(kind, value, names) for kind, value in (("atol", atol), ("rtol", rtol))]
     result = {}
     for name in names:
-        default = DEFAULTS.get(name, OTHER)
+        default = DEFAULTS.get(name, TRACE if name.startswith(PREFIX) else OTHER)
         a, r = (table.get(name, table.get("")) for table in given)
         r = default.rtol if r is None else r
         result[name] = replace(default, rtol=r) if a is None else Tolerance(a, r)

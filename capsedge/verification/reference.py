@@ -14,10 +14,12 @@ from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.own_modules import default_double, named
+from capsedge.exporters.traced import traced_routing
 from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.trace import PREFIX
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = Sequence[torch.Tensor]
@@ -110,6 +112,8 @@ class Reference:
             }
             if "reconstruction" in self.outputs and module.decoder is not None:
                 tensors["reconstruction"] = module.reconstruct(result.poses)
+            if any(name.startswith(PREFIX) for name in self.outputs):
+                tensors |= _trace(module, inputs[0])
             return tensors
 
     def _named(self, found: dict[str, torch.Tensor], images: int) -> Mapping[str, torch.Tensor]:
@@ -189,3 +193,10 @@ def load_reference(checkpoint: Path, metadata: ModelMetadata | None) -> CapsuleM
     if metadata is None or metadata.iterations == model.config.iterations:
         return model
     return with_iterations(model, metadata.iterations)
+
+
+def _trace(model: CapsuleModel, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The values of every routing iteration by the names that an export with a trace gives them."""
+    traced = traced_routing(model, model, images)
+    _, _, _, *values = traced(images)  # behind scores, poses and couplings
+    return dict(zip(traced.outputs, values, strict=True))
