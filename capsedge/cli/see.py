@@ -123,7 +123,9 @@ def command(
         check_picture(output, len(names))
     pictures = [kinds.KINDS[name].compute(session, request) for name in names]
     if output is not None:
-        save(pictures, output)
+        missing = save(pictures, output)
+        if missing:
+            _common.log(f"note: {missing}")
     _report(dict(zip(names, pictures, strict=True)), output, as_json)
 
 
