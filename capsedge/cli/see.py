@@ -66,6 +66,10 @@ Data = Annotated[
     READS,
 ]
 Count = Annotated[int, typer.Option("--count", min=1, max=100, help="hardest: images to show.")]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="hardest: look only at the first N images of the data."),
+]
 Invert = Annotated[
     bool, typer.Option("--invert", help="Dark ink on a light background, as on paper.")
 ]
@@ -82,7 +86,7 @@ def command(
     layer: Layer = "",
     data: Data = None,
     count: Count = 30,
-    limit: _options.Limit = None,
+    limit: Limit = None,
     invert: Invert = False,
     threads: _options.Threads = None,
     ops: _options.Ops = "auto",
@@ -119,7 +123,9 @@ def command(
         check_picture(output, len(names))
     pictures = [kinds.KINDS[name].compute(session, request) for name in names]
     if output is not None:
-        save(pictures, output)
+        missing = save(pictures, output)
+        if missing:
+            _common.log(f"note: {missing}")
     _report(dict(zip(names, pictures, strict=True)), output, as_json)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +105,16 @@ def preprocessing_of(session: Session) -> Preprocessing:
             "Describe it with `capsedge optimize` (docs/reference/metadata.md).",
         )
     return metadata.preprocessing
+
+
+def check_finite(session: Session, what: str, values: NDArray[np.floating[Any]]) -> None:
+    """Raise an ArtefactError if a model computed what cannot be drawn: NaN or infinite values."""
+    if not np.isfinite(values).all():
+        raise ArtefactError(
+            f"{session.path} computed {what} that are NaN or infinite.",
+            "The weights may be damaged, or their range too large for the file's precision.",
+            "Run `capsedge verify` on the file.",
+        )
 
 
 def class_index(session: Session, text: str, count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,8 +53,11 @@ def check_picture(path: Path | str, pictures: int = 1) -> None:
     check_matplotlib()
 
 
-def save(pictures: Sequence[Picture], path: Path | str) -> None:
+def save(pictures: Sequence[Picture], path: Path | str) -> str:
     """Write pictures: one to a PNG or SVG file, any number to an HTML page.
+
+    Returns:
+        What is missing in the file: letters of names that matplotlib's font lacks; empty if nothing is.
 
     Raises:
         UsageError: as `check_picture`.
@@ -63,9 +67,15 @@ def save(pictures: Sequence[Picture], path: Path | str) -> None:
     suffix = Path(path).suffix.lower()
     if suffix == ".html":
         write_text(path, _page(pictures))
-        return
-    figure = pictures[0].draw()
-    write_bytes(path, rendered(figure, suffix[1:]))
+        return ""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        data = rendered(pictures[0].draw(), suffix[1:])
+    write_bytes(path, data)
+    boxes = suffix == ".png" and any("missing from font" in str(w.message) for w in found)
+    return (
+        "Boxes stand for letters that matplotlib's font lacks; *.svg and *.html have them." * boxes
+    )
 
 
 def rendered(figure: Figure, kind: str, salt: str = "capsedge") -> bytes:
@@ -102,7 +112,9 @@ def _figure(picture: Picture, number: int) -> str:
         html.escape(printable(text))
         for text in (picture.title, picture.description, *picture.notes)
     )
-    drawing = rendered(picture.draw(), "svg", f"capsedge-{number}").decode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks: here they stay text
+        drawing = rendered(picture.draw(), "svg", f"capsedge-{number}").decode()
     drawing = drawing[drawing.index("<svg") :]
     drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
     return (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.session import Session
 from capsedge.runtime.trace import Trace, TracedLayer
-from capsedge.viz.examples import Examples
+from capsedge.viz.examples import Examples, check_finite
 
 Floats = NDArray[np.floating[Any]]
 _ONE = 1e-2  # couplings that add up to one, within the rounding of any precision
@@ -23,7 +23,7 @@ def read_trace(session: Session, examples: Examples) -> Trace:
 
     Raises:
         UsageError: the file has no trace.
-        ArtefactError: its values do not have the shapes that its metadata states.
+        ArtefactError: its values are not finite, or do not have the shapes that its metadata states.
     """
     trace = session.trace(examples.inputs, prepared=True)
     for layer in trace:
@@ -40,6 +40,9 @@ def read_trace(session: Session, examples: Examples) -> Trace:
                 f"The values of its layer '{layer.name}' have other shapes than its metadata states.",
                 "Export the model again with `capsedge export --with trace`.",
             )
+        for value, _ in [(layer.poses, ()), *others]:
+            if value is not None:
+                check_finite(session, "traces", value)
     return trace
 
 

@@ -98,6 +98,17 @@ class Tags(HTMLParser):
         self.names += [v or "" for k, v in attrs if k == "id" and tag == "clippath"]
 
 
+def test_letters_without_a_picture_in_the_font(place: Path):
+    names = metadata(class_names=("左", "右", "なし")).to_properties()
+    save(capsule_model(properties=names), place / "names.onnx")
+    for suffix, said in ((".png", True), (".svg", False), (".html", False)):
+        arguments = [place / "names.onnx", place / "<b>$x$.png", "-o", place / f"out{suffix}"]
+        found = CliRunner().invoke(app, ["see", *map(str, arguments)], catch_exceptions=False)
+        assert ("Boxes stand for letters" in found.output) == said
+    assert "左" in (place / "out.svg").read_text()
+    assert "左" in (place / "out.html").read_text()
+
+
 def test_numbers(place: Path):
     document = json.loads(see(place / "full.onnx", place / "<b>$x$.png", "--json"))
     assert document["output"] is None

@@ -53,6 +53,17 @@ def test_another_class_can_be_varied(dynamic: capsedge.Session):
         dimensions.compute(dynamic, FILES, of="seven")
 
 
+def test_pictures_that_are_not_finite_are_refused(dynamic: capsedge.Session, monkeypatch):
+    """Damaged weights are an error with a remedy, not a picture of black squares."""
+    monkeypatch.setattr(dynamic, "decode", lambda *_: np.full((176, 1, 28, 28), np.nan))
+    monkeypatch.setattr(
+        dynamic, "reconstruct", lambda *_, **__: np.full((1, 10, 1, 28, 28), np.inf)
+    )
+    for picture in ("dimensions", "reconstructions", "segmentation"):
+        with pytest.raises(capsedge.ArtefactError, match="NaN or infinite"):
+            getattr(capsedge.viz, picture)(dynamic, FILES[0])
+
+
 def test_without_a_decoder(plain: capsedge.Session):
     with pytest.raises(capsedge.UsageError, match="--with reconstruction"):
         capsedge.viz.dimensions(plain, np.zeros((8, 8), np.uint8))

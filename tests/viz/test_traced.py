@@ -144,6 +144,18 @@ def test_a_trace_of_other_shapes_is_refused(dynamic: capsedge.Session, monkeypat
             couplings.compute(dynamic, FILE)
 
 
+@pytest.mark.parametrize("kind", ["couplings", "poses", "agreement"])
+def test_what_is_not_finite_is_refused(dynamic: capsedge.Session, monkeypatch, kind: str):
+    good = traces.dynamic()
+    values = getattr(good, kind).copy()
+    values[0, 0, 0, 0] = np.nan
+    broken = Trace((replace(good, **{kind: values}),))
+    monkeypatch.setattr(dynamic, "trace", lambda *_, **__: broken)
+    monkeypatch.setattr(dynamic, "check_trace", lambda: None)
+    with pytest.raises(capsedge.ArtefactError, match="NaN"):
+        agreement.compute(dynamic, FILE)
+
+
 def test_softmax_over_parents_children_or_with_a_rest():
     p = traces.dynamic().couplings[0]
     assert over_parents(p) is p

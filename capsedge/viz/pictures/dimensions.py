@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.given import Images
 from capsedge.runtime.vision.pictures import overlay
-from capsedge.viz.examples import Examples, class_index, read_examples
+from capsedge.viz.examples import Examples, check_finite, class_index, read_examples
 from capsedge.viz.picture import Picture, rounded
 from capsedge.viz.style import BEST, Tile, blank, draw_sheet, fit, sheet_size
 
@@ -131,4 +131,5 @@ def varied(session: Session, pose: NDArray[np.float32], of: int) -> NDArray[np.f
     for d in range(dimensions):
         poses[d, :, d] += STEPS.astype(pose.dtype)
     found = session.decode(poses.reshape(-1, len(pose)), of)
+    check_finite(session, "pictures", found)
     return found.reshape(dimensions, len(STEPS), *found.shape[1:])

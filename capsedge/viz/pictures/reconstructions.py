@@ -15,6 +15,7 @@ from capsedge.viz.examples import (
     MOST_CLASSES,
     Examples,
     best,
+    check_finite,
     class_names,
     read_examples,
 )
@@ -95,6 +96,7 @@ def compute(session: Session, images: Images, *, invert: bool = False) -> Recons
     session.check_reconstruction()
     examples = read_examples(session, images, invert)
     pictures = session.reconstruct(examples.inputs, prepared=True)
+    check_finite(session, "pictures", pictures)
     scores = np.stack([p.scores for p in examples.predictions])
     classes = sorted(best(scores.max(axis=0), MOST_CLASSES))
     left_out = f"Only the {MOST_CLASSES} best of {scores.shape[1]} classes are shown."

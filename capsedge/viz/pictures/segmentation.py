@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.given import Images
-from capsedge.viz.examples import Examples, best, class_index, class_names, read_examples
+from capsedge.viz.examples import (
+    Examples,
+    best,
+    check_finite,
+    class_index,
+    class_names,
+    read_examples,
+)
 from capsedge.viz.picture import Picture, rounded
 from capsedge.viz.style import BAD, GOOD, Tile, blank, draw_sheet, fit, sheet_size
 
@@ -186,6 +193,7 @@ def compute(
     pairs = [_pair(session, pair, count) for pair in labels]
     chosen = _pair(session, forced, count) if forced else None
     pictures = session.reconstruct(examples.inputs, prepared=True)
+    check_finite(session, "pictures", pictures)
     found = [
         _segmented(session, pictures[n], examples.predictions[n].scores, truth, chosen)
         for n, truth in enumerate(pairs or [None] * len(examples))
