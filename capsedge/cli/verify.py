@@ -121,7 +121,7 @@ def command(
         )
     if output is not None:
         check_writable(output)
-    source = own.source(checkpoint=checkpoints, model=origin)
+    source = own.source(checkpoint=checkpoints or None, model=origin)
     options: dict[str, Any] = {
         "limit": limit,
         "atol": parse("atol", atol) if atol else None,
