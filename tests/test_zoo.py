@@ -16,7 +16,7 @@ from capsedge.datasets import ImageSet, read_split
 from capsedge.exporters.to_onnx import export
 from capsedge.models import CapsuleModel
 from capsedge.runtime.files.writing import sha256
-from capsedge.training.loop import normalize, to_input
+from capsedge.training.evaluation import normalize, to_input
 from capsedge.zoo import MODELS, ROUTINGS, zoo_checkpoint, zoo_model
 
 # Least accuracy on the 10,000 test images, in images: 99.55 %, 99.2 %, 99.4 %.

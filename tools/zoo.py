@@ -21,7 +21,7 @@ from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.datasets import nothing_from, read_split
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.runtime.nothing import NOTHING_KEY
-from capsedge.training.loop import predict_all
+from capsedge.training.evaluation import predict_all
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
 COMMAND = """    capsedge train --model digits-{routing} --data mnist --epochs {epochs} \\

@@ -178,6 +178,21 @@ MODELS: dict[str, ModelConfig] = {
     ),
     # Small siblings for 28x28 digits; their trained weights come with the package.
     "digits-dynamic": replace(_CAPSNET, stem=(Conv(64, 9),), primary_types=8, decoder=(128, 256)),
+    "digits-overlap": CapsNetConfig(
+        class_names=DIGITS,
+        preprocessing=_DIVERSE,
+        stem=(
+            Conv(32, 5, 2, 2, bias=False, batch_norm=True),
+            Conv(64, 3, 1, 1, bias=False, batch_norm=True),
+            Conv(128, 3, 2, bias=False, batch_norm=True),
+            Conv(128, 3, 1, 1, bias=False, batch_norm=True),
+        ),
+        primary_types=16,
+        primary_kernel=3,
+        primary_stride=2,
+        decoder=(128, 256),
+        task="multi-label",
+    ),
     "digits-em": MatrixCapsulesConfig(
         class_names=DIGITS,
         preprocessing=_MNIST,

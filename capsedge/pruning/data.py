@@ -14,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.judging.decisions import Decisions
 from capsedge.models import CapsuleModel
 from capsedge.models.config import ModelConfig
-from capsedge.training.loop import predict_all
+from capsedge.training.evaluation import predict_all
 
 _HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
 _FEWEST = 20  # images held out

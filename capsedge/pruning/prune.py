@@ -39,7 +39,8 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.lineage import PRUNING_KEY, Pruned, pruned_of
 from capsedge.runtime.nothing import NOTHING_KEY
-from capsedge.training.loop import Progress, Recipe, batch_loss, to_input, train
+from capsedge.training.evaluation import to_input
+from capsedge.training.loop import Progress, Recipe, batch_loss, train
 from capsedge.training.recipe_of import recipe_of
 
 EXACT = "exact"

@@ -12,9 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capsedge.checkpoint import save_checkpoint
@@ -26,6 +24,7 @@ from capsedge.runtime.files import opening
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
 from capsedge.runtime.nothing import NOTHING_KEY, Nothing
 from capsedge.training import augment
+from capsedge.training.evaluation import centre, normalize, right_answers, to_input
 from capsedge.training.fast import fast_math
 from capsedge.training.losses import (
     cross_entropy_loss,
@@ -93,31 +92,6 @@ Progress = Callable[[int, int, int, float], None]
 """Called with (epoch, step, steps of an epoch, loss)."""
 
 
-def to_input(images: NDArray[np.uint8] | Tensor, config: ModelConfig) -> Tensor:
-    """uint8 images ``[N, H, W, C]`` scaled to [0, 1] as ``[N, C, H, W]``."""
-    x = images if isinstance(images, Tensor) else torch.from_numpy(images.copy())
-    if x.shape[3] != config.preprocessing.channels:
-        raise UsageError(
-            f"The images have {x.shape[3]} channels.",
-            f"The model takes {config.preprocessing.channels}.",
-        )
-    scaled: Tensor = x.permute(0, 3, 1, 2).float() * config.preprocessing.scale
-    return scaled
-
-
-def normalize(images: Tensor, config: ModelConfig) -> Tensor:
-    """Subtract the mean and divide by the deviation of the model's preprocessing."""
-    p = config.preprocessing
-    return (images - torch.tensor(p.mean).view(1, -1, 1, 1)) / torch.tensor(p.std).view(1, -1, 1, 1)
-
-
-def centre(images: Tensor, config: ModelConfig) -> Tensor:
-    """Crop or pad to the model's input size, centred."""
-    h, w = config.preprocessing.height, config.preprocessing.width
-    dy, dx = h - images.shape[2], w - images.shape[3]
-    return nn.functional.pad(images, (dx // 2, dx - dx // 2, dy // 2, dy - dy // 2))
-
-
 def _loss(model: CapsuleModel, out: CapsuleOutput, targets: Tensor, progress: float) -> Tensor:
     if model.score_name == "logits":
         return cross_entropy_loss(out.scores, targets)
@@ -146,17 +120,6 @@ def _optimizer(
         else:
             scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total)
     return optimizer, scheduler
-
-
-@torch.no_grad()
-def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor:
-    """Scores ``[N, J]`` of all images in evaluation mode."""
-    model.eval()
-    scores = []
-    for start in range(0, len(data), batch):
-        x = centre(to_input(data.images[start : start + batch], model.config), model.config)
-        scores.append(model(normalize(x, model.config)).scores)
-    return torch.cat(scores)
 
 
 def _moving_average(model: nn.Module, average: nn.Module, decay: float) -> None:
@@ -225,10 +188,10 @@ def train(
             "loss": run.train_epoch(epoch, data, progress),
             "seconds": round(time.monotonic() - started, 1),
         }
-        if test is not None and config.task == "single-label":
-            right = predict_all(run.average, test).argmax(1).numpy() == test.classes
-            line["test_accuracy"] = float(right.mean())
-            line["test_images"] = len(test)
+        if test is not None and (recipe.pairs != "none" or config.task == "single-label"):
+            right = right_answers(run.average, test, recipe.pairs)
+            line["test_accuracy"] = float(right.float().mean())
+            line["test_images"] = len(right)
         run.history.append(line)
         run.save()
         run.write_results()

@@ -16,7 +16,7 @@ from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import read_split
 from capsedge.exporters.to_onnx import export
 from capsedge.runtime.loading import load_bytes
-from capsedge.training.loop import predict_all
+from capsedge.training.evaluation import predict_all
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.data]

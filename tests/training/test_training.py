@@ -18,10 +18,16 @@ from PIL import Image
 from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.datasets import ImageSet, idx, nothing_from, read_split
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
-from capsedge.models import build, get_config
+from capsedge.models import CapsuleOutput, build, get_config
 from capsedge.training import augment, losses
+from capsedge.training.evaluation import (
+    evaluation_pairs,
+    normalize,
+    predict_all,
+    right_answers,
+)
 from capsedge.training.fast import fast_math
-from capsedge.training.loop import Recipe, batch_loss, predict_all, train
+from capsedge.training.loop import Recipe, batch_loss, train
 
 PREP = get_config("digits-em").preprocessing
 
@@ -252,8 +258,32 @@ def test_pairs_train_a_multi_label_model(tmp_path: Path, pairs: str) -> None:
         preprocessing=Preprocessing(**prep), task="multi-label"
     )
     recipe = Recipe(epochs=1, batch=16, pairs=pairs)
-    train(config, recipe, some_images(32), None, tmp_path)
+    train(config, recipe, some_images(32), some_images(20), tmp_path)
     assert (tmp_path / "model.safetensors").exists()
+    line = json.loads((tmp_path / "history.jsonl").read_text())
+    assert line["test_images"] == 20
+
+
+def test_pairs_are_judged_on_the_same_pairs_every_time(tmp_path: Path) -> None:
+    """A pair is right if both of the two best classes are its own."""
+    data, config = some_images(40), get_config("digits-overlap")
+    one, two = (list(evaluation_pairs(data, config, diverse=False)) for _ in range(2))
+    canvases, owners = (torch.cat(part) for part in zip(*one, strict=True))
+    assert canvases.shape == (40, 1, 36, 36)
+    assert bool((owners[:, 0] != owners[:, 1]).all())
+    assert torch.equal(canvases, torch.cat([c for c, _ in two]))
+    model = build(config)
+
+    def oracle(images: torch.Tensor) -> CapsuleOutput:
+        k = next(at for at, (c, _) in enumerate(one) if torch.equal(normalize(c, config), images))
+        scores = torch.nn.functional.one_hot(one[k][1], 10).sum(1).float()
+        scores[0] = scores[0].roll(1)  # the first pair is answered with two neighbours
+        return CapsuleOutput(scores, images, images)
+
+    model.forward = oracle  # type: ignore[method-assign]
+    right = right_answers(model, data, "overlap")
+    assert right.sum() == 39
+    assert not right[0]
 
 
 @pytest.mark.parametrize("schedule", ["exponential", "multistep"])
