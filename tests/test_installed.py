@@ -72,6 +72,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 VERBS: dict[str, tuple[list[str], int]] = {
     "infer": (["infer", SAMPLE, "--json"], 0),
     "inspect": (["inspect", MODEL, "--forecast"], 0),
+    "see": (["see", MODEL, SAMPLE, "-o", "{out}/seen.png"], 0),
     "doctor": (["doctor"], 0),
     "config": (["config", "--cflags", "--libs"], 0),
     "profile": (["profile", MODEL, "--iterations", "5", "--duration", "0.1"], 0),
@@ -81,6 +82,7 @@ VERBS: dict[str, tuple[list[str], int]] = {
     "export": (["export", "--routing", "em", "--iters", "1", "-o", "{out}/em.onnx"], 0),
     "verify": (["verify", MODEL], 0),
     "optimize": (["optimize", MODEL, "-o", "{out}/fused.onnx", "--measure", "0"], 0),
+    "prune": (["prune", "digits-em", "-o", "{out}/pruned.safetensors"], 0),
     "quantize": (
         ["quantize", MODEL, "--precision", "fp16", "--calib-data", "{data}", "--max-drop", "100",
          "-o", "{out}/fp16.onnx"],

@@ -92,7 +92,11 @@ def test_signal_amid_a_write(moment: str, number: signal.Signals, tmp_path: Path
     assert found == b"older" or found.startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    ids=lambda s: s.name,
+)
 def test_temporary_folders_go(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     process = subprocess.Popen(
