@@ -164,8 +164,20 @@ def compare(reference: Answers, found: Answers, data: ImageSet, judge: Judge) ->
         error = max((o.rms_share for o in outputs), default=0.0)
         return Outcome(len(data), None, None, 1.0, error, outputs=outputs)
     expected, actual = (np.concatenate(a[judge.scores]) for a in (reference, found))
-    decisions = Decisions(judge.multi_label, judge.threshold)
-    decisions.update(expected, actual, data.labels)
+    return of_scores(expected, actual, data.labels, judge.multi_label, judge.threshold)
+
+
+def of_scores(
+    expected: Array, actual: Array, labels: Array | None, multi_label: bool, threshold: float
+) -> Outcome:
+    """Scores of classes ``[N, J]`` against those of a source.
+
+    Args:
+        labels: the classes ``[N]``, where they are known.
+        multi_label, threshold: as of `Decisions`.
+    """
+    decisions = Decisions(multi_label, threshold)
+    decisions.update(expected, actual, labels)
     return Outcome(
         decisions.images,
         decisions.accuracy_found,

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from capsedge.calibration.evaluate import Outcome
+from capsedge.calibration.evaluate import Outcome, of_scores
 from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
-from capsedge.judging.decisions import Decisions
 from capsedge.models import CapsuleModel
 from capsedge.models.config import ModelConfig
+from capsedge.runtime.session import DEFAULT_THRESHOLD
 from capsedge.training.evaluation import predict_all
 
 _HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
@@ -83,19 +82,16 @@ def read_test(
     return test
 
 
-@torch.no_grad()
-def outcome(parent: CapsuleModel, pruned: CapsuleModel, data: ImageSet) -> Outcome:
-    """A pruned network's answers against its parent's."""
-    expected, found = (predict_all(model, data).numpy() for model in (parent, pruned))
-    multi_label = parent.config.task == "multi-label"
-    decisions = Decisions(multi_label, 0.0 if parent.score_name == "logits" else 0.5)
-    decisions.update(expected, found, None if multi_label else data.labels)
-    return Outcome(
-        decisions.images,
-        decisions.accuracy_found,
-        decisions.accuracy_reference,
-        decisions.agreement,
-        float(np.sqrt(np.square(expected.astype(np.float64) - found).mean())),
-        max((flip.margin for flip in decisions.flips), default=0.0),
-        float(np.median(decisions.margins(expected))),
-    )
+class Judge:
+    """The parent's answers on some images, computed once, against which pruned networks are judged."""
+
+    def __init__(self, parent: CapsuleModel, data: ImageSet) -> None:
+        self._data, self._expected = data, predict_all(parent, data).numpy()
+        self._multi_label = parent.config.task == "multi-label"
+        self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
+
+    def outcome(self, pruned: CapsuleModel) -> Outcome:
+        """A pruned network's answers against the parent's."""
+        labels = None if self._multi_label else self._data.labels
+        found = predict_all(pruned, self._data).numpy()
+        return of_scores(self._expected, found, labels, self._multi_label, self._threshold)

@@ -22,7 +22,7 @@ from capsedge.models import CapsuleModel
 from capsedge.pruning import criteria
 from capsedge.pruning.choose import choose
 from capsedge.pruning.costs import multiply_adds, parameters
-from capsedge.pruning.data import Images, outcome, read, read_test
+from capsedge.pruning.data import Images, Judge, read, read_test
 from capsedge.pruning.exact import remove_exactly
 from capsedge.pruning.families import groups
 from capsedge.pruning.remove import keep_units
@@ -189,7 +189,7 @@ class _Pruning:
         open_work(work, json.dumps(settings, sort_keys=True), resume)
         best, rounds = self._rounds(images, recipe, work)
         test = read_test(data, self.parent.config, limit, images)
-        judged = outcome(self.parent, best, images.held_out if test is None else test)
+        judged = Judge(self.parent, images.held_out if test is None else test).outcome(best)
         counts = {
             "fine_tuning": len(images.training),
             "held_out": len(images.held_out),
@@ -223,6 +223,7 @@ class _Pruning:
     ) -> tuple[CapsuleModel, list[Round]]:
         """The smallest network that keeps its accuracy on the held-out images, or the one asked for."""
         best, rounds = self.smaller, list[Round]()
+        judge = Judge(self.parent, images.held_out)
         goals = list(self._goals())
         for number, goal in enumerate(goals, 1):
             last = number == len(goals) or self.request.target_speedup is None
@@ -232,7 +233,7 @@ class _Pruning:
             )
             if model is None:
                 break
-            judged = outcome(self.parent, model, images.held_out)
+            judged = judge.outcome(model)
             assert judged.accuracy is not None
             done = Round(
                 multiply_adds(model.config), self._units(model), judged.accuracy, judged.drop
