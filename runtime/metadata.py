@@ -261,7 +261,7 @@ class ModelMetadata:
                     f"schema {schema} has no 'outputs', 'per_image', 'layout' and 'order'"
                 )
             return found
-        except Malformed as error:
+        except ValueError as error:  # Malformed, or fields that contradict those with names of their own
             raise ArtefactError(
                 "The model's metadata cannot be read.",
                 f"{error}.",
