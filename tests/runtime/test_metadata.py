@@ -170,11 +170,16 @@ def test_the_origin_has_one_place():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"task": "regression", "class_names": (), "outputs": ANGLES}, "a regression has no classes"),
+        (
+            {"task": "regression", "class_names": (), "outputs": ANGLES},
+            "a regression has no classes",
+        ),
         ({"preprocessing": None}, "needs the preprocessing"),
     ],
 )
-def test_properties_with_names_of_their_own_contradict_others(changes: dict[str, object], text: str):
+def test_properties_with_names_of_their_own_contradict_others(
+    changes: dict[str, object], text: str
+):
     parent = {"file": "a", "sha256": "b", "bytes": 1}
     shares = dict.fromkeys(("min_agreement", "agreement", "agreement_at_least", "share"), 1)
     cascade = {

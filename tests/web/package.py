@@ -115,9 +115,16 @@ class Session:
         self, image: NDArray[Any], pixels: bool = True, **options: Any
     ) -> tuple[dict[str, Any], list[NDArray[np.float32]]]:
         """The answer for pixels ``[H, W, C]`` or a prepared input, and its arrays, flat."""
-        size = dict(zip(("height", "width", "channels"), image.shape, strict=False)) if pixels else {}
+        size = (
+            dict(zip(("height", "width", "channels"), image.shape, strict=False)) if pixels else {}
+        )
         answer, data = self._package.ask(
-            "predict", image.tobytes(), id=self._number, kind=str(image.dtype), options=options, **size
+            "predict",
+            image.tobytes(),
+            id=self._number,
+            kind=str(image.dtype),
+            options=options,
+            **size,
         )
         values = np.frombuffer(data, "<f4")
         ends = np.cumsum(answer["sizes"])
