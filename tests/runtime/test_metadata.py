@@ -190,6 +190,6 @@ def test_properties_with_names_of_their_own_contradict_others(
     said = metadata(**changes).to_properties()
     said["capsedge_cascade"] = json.dumps(cascade)
     if changes.keys() == {"preprocessing"}:
-        said["capsedge_nothing"] = json.dumps(dict.fromkeys(spans, [0.1, 0.2]))
+        said["capsedge_nothing"] = json.dumps({name: [0.1, 0.2] for name in spans})
     with pytest.raises(ArtefactError, match=text):
         ModelMetadata.from_properties(said)

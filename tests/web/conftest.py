@@ -1,4 +1,4 @@
-"""The compiled npm package and a process that runs it; every test that asks for it skips where it cannot run."""
+"""The compiled npm package, and a process that runs it; tests that ask for it skip where it cannot run."""
 
 from __future__ import annotations
 

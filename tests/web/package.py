@@ -94,6 +94,14 @@ class Package:
             raise Refused(**answer["refused"])
         return answer, data
 
+    def refused(self, op: str, payload: bytes = b"", **question: Any) -> Refused | None:
+        """The error that a question raises; None if it has an answer."""
+        try:
+            self.ask(op, payload, **question)
+        except Refused as error:
+            return error
+        return None
+
     def load(self, file: bytes, **options: Any) -> Session:
         """A model in the package."""
         self._sessions += 1

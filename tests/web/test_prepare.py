@@ -113,8 +113,9 @@ def test_what_is_refused(web: Package, pixels: NDArray[Any], channels: int, mess
     height, width = pixels.shape[:2]
     with pytest.raises(Refused, match=message) as error:
         web.ask(
-            "prepare", pixels.tobytes(), kind=str(pixels.dtype), preprocessing=json.dumps(asdict(preprocessing)),
-            width=width, height=height, channels=channels, invert=False,
+            "prepare", pixels.tobytes(), kind=str(pixels.dtype),
+            preprocessing=json.dumps(asdict(preprocessing)), width=width, height=height,
+            channels=channels, invert=False,
         )  # fmt: skip
     assert error.value.code in ("input", "limit")
 
