@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia runtimes wheels docs fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia runtimes wheels docs fuzz native-builds cuda web test-web lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,9 +58,15 @@ cuda: ## Build the CUDA kernels in build/cuda, for every GPU that nvcc supports 
 	cmake -S runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	cmake --build build/cuda --target capsedge_cuda
 
+web: ## Build the npm package of runtime/web (needs Node.js 20)
+	cd runtime/web && npm ci --ignore-scripts --no-audit --no-fund && npm run lint && npm run build
+
+test-web: $(READY) web ## Test the npm package in Node.js and in headless Chromium
+	$(BIN)/python -m pytest tests/web -m "slow or not slow"
+
 format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## Remove the outputs of the targets
-	rm -rf $(VENV) build out dist
+	rm -rf $(VENV) build out dist runtime/web/dist runtime/web/node_modules

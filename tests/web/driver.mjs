@@ -72,8 +72,8 @@ const OPERATIONS = {
   printable: ({ text }) => ({ text: printable(text) }),
   toHalf: (_, payload) => [{}, Uint16Array.from(numbers("float32", payload), toHalf)],
   fromHalf: (_, payload) => [{}, Float32Array.from(numbers("uint16", payload), fromHalf)],
-  load: async ({ id, limits, providers }, payload) => {
-    sessions.set(id, await load(payload, { runtime: ort, threads: 1, limits, ...(providers ? { providers } : {}) }));
+  load: async ({ id, url, op: _, ...options }, payload) => {
+    sessions.set(id, await load(url ?? payload, { runtime: ort, threads: 1, ...options }));
     const { description, provider, fallback } = sessions.get(id);
     return { description, provider, fallback };
   },

@@ -88,11 +88,19 @@ function description(graph: Graph, name: string, start: string, nodes: readonly 
   const views = chain.slice(0, chain.indexOf(name)).map((value) => graph.makers.get(value)?.type);
   const shown = graph.values.get(start);
   if (!reshaped || views.includes("Cast") || !shown) return null;
-  const types = [...graph.within(shown, VALUE_TYPE)].flatMap((type) => lengthDelimited(VALUE_TYPE, [bytes(graph, type)]));
+  const types = [...graph.within(shown, VALUE_TYPE)].flatMap((type) =>
+    lengthDelimited(VALUE_TYPE, [bytes(graph, type)]),
+  );
   return [...lengthDelimited(VALUE_NAME, [new TextEncoder().encode(name)]), ...types];
 }
 
-function assembled(graph: Graph, nodes: readonly GraphNode[], read: ReadonlySet<string>, described: Uint8Array[], end: string): Uint8Array {
+function assembled(
+  graph: Graph,
+  nodes: readonly GraphNode[],
+  read: ReadonlySet<string>,
+  described: Uint8Array[],
+  end: string,
+): Uint8Array {
   const output = graph.values.get(end);
   if (!output) throw new Uncuttable(`there is no ${end}`);
   const piece = (number: number, span: Span) => lengthDelimited(number, [bytes(graph, span)]);

@@ -80,7 +80,10 @@ export function describe(known: Known): Description {
     precision: printable(m.precision),
     checkpointSha256: printable(m.checkpointSha256),
     labels: labelsOf(m, outputOf(known, answers.scores)),
-    values: (m.outputs?.names ?? []).map((name, k) => ({ name: printable(name), unit: printable(m.outputs?.units[k] ?? "") })),
+    values: (m.outputs?.names ?? []).map((name, k) => ({
+      name: printable(name),
+      unit: printable(m.outputs?.units[k] ?? ""),
+    })),
     scoreKind: answers.kind === "logits" ? "probability" : answers.kind,
     input: { name: printable(known.input.name), type: known.input.type, shape: known.input.shape },
     preprocessing: m.preprocessing,
@@ -110,4 +113,3 @@ function capsulesOf(poses: Port | undefined): Description["capsules"] {
   if (typeof classes !== "number" || pose.includes(null)) return null;
   return { classes, size: pose.reduce<number>((size, d) => size * (d ?? 1), 1) };
 }
-
