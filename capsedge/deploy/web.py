@@ -74,7 +74,10 @@ def deploy_web(
             note(text)
 
     chosen = grouped(page_models(paths, iterations, noted))
-    contents: dict[str, bytes | Path] = {**site, **{path: model.data for _, files in chosen for path, model in files}}
+    contents: dict[str, bytes | Path] = {
+        **site,
+        **{path: model.data for _, files in chosen for path, model in files},
+    }
     offered = tuple(
         WebModel(
             name,
