@@ -1,0 +1,155 @@
+/** The decoder of a file by itself: from the poses of class capsules to pictures. */
+import { RECONSTRUCTION, elements } from "./answers.js";
+import { cut, Uncuttable, type Cut } from "./cutting.js";
+import { open, type Engine, type Provider, type Runtime } from "./engine.js";
+import { CapsedgeError } from "./errors.js";
+import { Graph, type Port } from "./graph.js";
+import type { Limits } from "./limits.js";
+import { runItems } from "./runner.js";
+import { grouped } from "./text.js";
+import type { FloatArray } from "./tensors.js";
+
+const CHUNK = 64; // images per run; bounds memory
+export const LARGEST = 2 ** 60; // squares of larger values, and sums of those, overflow float32
+const AGAIN = "Export the model again with `capsedge export --with reconstruction`.";
+
+/** How to open a part of a file. */
+export interface Opening {
+  runtime: Runtime;
+  provider: Provider;
+  limits: Limits;
+}
+
+/** The part of a file between its poses and its reconstruction, opened when it is first used. */
+export class Decoder {
+  private engine: Promise<Engine> | null = null;
+
+  private constructor(
+    private readonly part: Cut,
+    /** Its input. */
+    private readonly port: Port,
+    /** Class capsules, and elements of the pose of each. */
+    readonly classes: number,
+    readonly size: number,
+    private readonly opening: Opening,
+  ) {}
+
+  /**
+   * The decoder of a file; a text says why it has none.
+   *
+   * @param poses the output with a pose for each class.
+   */
+  static of(graph: Graph, poses: Port | undefined, opening: Opening): Decoder | string {
+    if (!poses || !graph.outputs().some((port) => port.name === RECONSTRUCTION)) return `it has no output '${RECONSTRUCTION}'`;
+    const classes = poses.shape[1];
+    const all = elements(poses);
+    if (typeof classes !== "number" || all === null) return "it leaves the number of its poses open";
+    try {
+      const part = cut(graph, poses.name, RECONSTRUCTION);
+      const [port] = new Graph(part.file, opening.limits).inputs();
+      if (!port || elements(port) !== all) return "its decoder reads another number of poses";
+      return new Decoder(part, port, classes, all / classes, opening);
+    } catch (error) {
+      if (error instanceof Uncuttable) return `its pictures are not computed from the poses alone: ${error.message}`;
+      throw error;
+    }
+  }
+
+  /**
+   * The pictures of poses.
+   *
+   * @param poses `[N, J, P]` in a row, or `[N, P]` with `classIndex`; finite, and below 2^60.
+   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` of that class.
+   * @throws CapsedgeError `input` where the poses do not fit.
+   */
+  async decode(poses: Float32Array, classIndex: number | null): Promise<FloatArray> {
+    const each = classIndex === null ? this.classes * this.size : this.size;
+    this.check(poses, each, classIndex);
+    const count = poses.length / each;
+    const whole = classIndex === null ? poses : this.packed(poses, count, classIndex);
+    const pictures = await this.runAll(whole, count);
+    return classIndex === null ? pictures : this.picked(pictures, classIndex);
+  }
+
+  private check(poses: Float32Array, each: number, classIndex: number | null): void {
+    if (classIndex !== null && !(Number.isInteger(classIndex) && classIndex >= 0 && classIndex < this.classes)) {
+      throw new CapsedgeError("input", `The class is ${classIndex}.`, `Classes are whole numbers from 0 to ${this.classes - 1}.`);
+    }
+    if (!(poses instanceof Float32Array) || !poses.length || poses.length % each) {
+      const wanted = classIndex === null ? `[N, ${this.classes}, ${this.size}]` : `[N, ${this.size}] of one class`;
+      throw new CapsedgeError("input", `The poses have ${grouped(poses?.length ?? 0)} values.`, `Pass a Float32Array ${wanted}.`);
+    }
+    if (!poses.every((value) => Math.abs(value) < LARGEST)) {
+      throw new CapsedgeError("input", "The poses have values that are NaN, infinite, or of 2^60 and more.", "Pass finite numbers.");
+    }
+  }
+
+  /** Poses `[N, P]` of one class as `[N, J, P]`; a picture depends on the pose of its own class only. */
+  private packed(poses: Float32Array, count: number, classIndex: number): Float32Array {
+    const whole = new Float32Array(count * this.classes * this.size);
+    for (let k = 0; k < count; k++) {
+      whole.set(poses.subarray(k * this.size, (k + 1) * this.size), (k * this.classes + classIndex) * this.size);
+    }
+    return whole;
+  }
+
+  private picked({ data, dims }: FloatArray, classIndex: number): FloatArray {
+    const [count = 0, classes, ...picture] = dims;
+    if (dims.length !== 5 || classes !== this.classes) {
+      throw new CapsedgeError("input", `The file has no picture for each class: its reconstruction is [${dims.join(", ")}].`, "Leave the class out, and pass the poses of all classes.");
+    }
+    const size = picture.reduce((a, b) => a * b, 1);
+    const found = new Float32Array(count * size);
+    for (let k = 0; k < count; k++) {
+      const at = (k * classes + classIndex) * size;
+      found.set(data.subarray(at, at + size), k * size);
+    }
+    return { data: found, dims: [count, ...picture] };
+  }
+
+  private async runAll(poses: Float32Array, count: number): Promise<FloatArray> {
+    this.engine ??= this.opened().catch((error: unknown) => {
+      this.engine = null; // the next call tries again
+      throw error;
+    });
+    const engine = await this.engine;
+    const step = this.port.shape[0] ?? CHUNK;
+    const item = this.port.shape.slice(1).map((size) => size ?? 1);
+    const each = poses.length / count;
+    const parts: FloatArray[] = [];
+    for (let at = 0; at < count; at += step) {
+      const some = Math.min(step, count - at);
+      const found = await runItems(engine, this.port, poses.subarray(at * each, (at + some) * each), some, item, [RECONSTRUCTION]);
+      parts.push(found.get(RECONSTRUCTION) as FloatArray);
+    }
+    return joined(parts, count);
+  }
+
+  private async opened(): Promise<Engine> {
+    const { runtime, provider, limits } = this.opening;
+    return (await open(runtime, this.part.file, [provider], limits)).engine;
+  }
+
+  async close(): Promise<void> {
+    const engine = await this.engine?.catch(() => null);
+    await engine?.close();
+  }
+}
+
+/** The error for a file that cannot decode poses. */
+export function noDecoder(why: string): CapsedgeError {
+  return new CapsedgeError("input", `The file cannot decode poses: ${why}.`, AGAIN);
+}
+
+function joined(parts: readonly FloatArray[], count: number): FloatArray {
+  const [first] = parts;
+  const dims = [count, ...(first?.dims.slice(1) ?? [])];
+  if (parts.length === 1 && first) return { data: first.data.slice(), dims };
+  const data = new Float32Array(dims.reduce((a, b) => a * b, 1));
+  let at = 0;
+  for (const part of parts) {
+    data.set(part.data, at);
+    at += part.data.length;
+  }
+  return { data, dims };
+}

@@ -1,0 +1,113 @@
+/** What a file says of itself, checked, and with every text printable. */
+import type { Answers } from "./answers.js";
+import type { Decoder } from "./decoder.js";
+import type { Port } from "./graph.js";
+import type { Metadata, Task } from "./metadata.js";
+import type { OnnxSummary } from "./onnx-file.js";
+import { declaredRange, type Preprocessing } from "./preprocessing.js";
+import type { Cascade, Criterion, Origin, TraceLayer } from "./stated.js";
+import { printable } from "./text.js";
+
+/** What a file says of itself. Texts are plain, of one line, without control or reordering characters. */
+export interface Description {
+  /** Name of the file, where it is known. */
+  readonly file: string;
+  readonly bytes: number;
+  /** The tool that wrote it, with its version. */
+  readonly producer: string;
+  /** `capsnet`, `matrix-capsules`, `attention-capsules`, or the class of a module of somebody's own. */
+  readonly architecture: string;
+  /** `dynamic`, `em` or `attention`; empty if not stated. */
+  readonly routing: string;
+  /** 0 if not stated. */
+  readonly iterations: number;
+  readonly task: Task;
+  /** `fp32`, `fp16`, `int8` or `mixed`. */
+  readonly precision: string;
+  /** Of the checkpoint; empty if there was none. */
+  readonly checkpointSha256: string;
+  /** A label for each class, its number where the file names none; empty for a regression. */
+  readonly labels: readonly string[];
+  /** What a regression estimates. */
+  readonly values: readonly { readonly name: string; readonly unit: string }[];
+  /** What scores are: lengths of capsules or probabilities; empty for a regression. */
+  readonly scoreKind: "length" | "probability" | "";
+  /** The input of the graph. */
+  readonly input: { readonly name: string; readonly type: string; readonly shape: readonly (number | null)[] };
+  /** How an image becomes the input; null where the file does not say. */
+  readonly preprocessing: Preprocessing | null;
+  /** The lowest and the highest value of the input. */
+  readonly range: readonly [number, number] | null;
+  /** Class capsules, and elements of the pose of each; null where the file has no poses or leaves their number open. */
+  readonly capsules: { readonly classes: number; readonly size: number } | null;
+  /** Whether `decode` works. */
+  readonly hasDecoder: boolean;
+  /** The layers that a trace shows, in the order of routing; null if the file has no trace. */
+  readonly trace: readonly Omit<TraceLayer, "outputs">[] | null;
+  readonly origin: Origin | null;
+  readonly cascade: Cascade | null;
+  readonly criterion: Criterion | null;
+  /** Nodes of the graph, its functions included. */
+  readonly nodes: number;
+  /** The kinds of capsule operators. */
+  readonly operators: readonly string[];
+}
+
+/** What the description is drawn up from. */
+export interface Known {
+  file: string;
+  bytes: number;
+  summary: OnnxSummary;
+  metadata: Metadata;
+  answers: Answers;
+  input: Port;
+  outputs: readonly Port[];
+  decoder: Decoder | string;
+}
+
+/** The description of a file that has been judged. */
+export function describe(known: Known): Description {
+  const { summary, metadata: m, answers } = known;
+  const capsuleNodes = summary.operators.filter((node) => node.domain === "capsedge");
+  return {
+    file: printable(known.file),
+    bytes: known.bytes,
+    producer: [summary.producer, summary.producerVersion].filter(Boolean).join(" "),
+    architecture: printable(m.architecture),
+    routing: printable(m.routing),
+    iterations: m.iterations,
+    task: m.task,
+    precision: printable(m.precision),
+    checkpointSha256: printable(m.checkpointSha256),
+    labels: labelsOf(m, outputOf(known, answers.scores)),
+    values: (m.outputs?.names ?? []).map((name, k) => ({ name: printable(name), unit: printable(m.outputs?.units[k] ?? "") })),
+    scoreKind: answers.kind === "logits" ? "probability" : answers.kind,
+    input: { name: printable(known.input.name), type: known.input.type, shape: known.input.shape },
+    preprocessing: m.preprocessing,
+    range: m.preprocessing && declaredRange(m.preprocessing),
+    capsules: capsulesOf(outputOf(known, answers.poses)),
+    hasDecoder: typeof known.decoder !== "string",
+    trace: m.trace?.map(({ outputs: _, ...layer }) => layer) ?? null,
+    origin: m.origin,
+    cascade: m.cascade,
+    criterion: m.criterion,
+    nodes: summary.nodes,
+    operators: [...new Set(capsuleNodes.map((node) => printable(node.type).replace(/_\d+$/, "")))].sort(),
+  };
+}
+
+function outputOf(known: Known, name: string): Port | undefined {
+  return name ? known.outputs.find((port) => port.name === name) : undefined;
+}
+
+function labelsOf(m: Metadata, scores: Port | undefined): string[] {
+  if (m.classNames.length) return m.classNames.map(printable);
+  return Array.from({ length: scores?.shape[1] ?? 0 }, (_, k) => String(k));
+}
+
+function capsulesOf(poses: Port | undefined): Description["capsules"] {
+  const [, classes, ...pose] = poses?.shape ?? [];
+  if (typeof classes !== "number" || pose.includes(null)) return null;
+  return { classes, size: pose.reduce<number>((size, d) => size * (d ?? 1), 1) };
+}
+

@@ -1,0 +1,114 @@
+/** A model in ONNX Runtime: the only place that uses its API. */
+import type { InferenceSession, Tensor } from "onnxruntime-web";
+import { CapsedgeError, messageOf } from "./errors.js";
+import type { Port } from "./graph.js";
+import type { Limits } from "./limits.js";
+import { short } from "./text.js";
+import { CASTS, type FloatArray } from "./tensors.js";
+
+/** The module `onnxruntime-web`, or one of its variants such as `onnxruntime-web/wasm`. */
+export type Runtime = typeof import("onnxruntime-web");
+/** What computes: WebAssembly on the CPU, or WebGPU. */
+export type Provider = "wasm" | "webgpu";
+
+const FATAL = 4; // ONNX Runtime's messages reach the caller as errors, not on the console
+const MESSAGE = 300; // characters of its messages that are passed on
+const MOST_THREADS = 4;
+
+/** Which provider runs a model, and why not the first choice. */
+export interface Chosen {
+  provider: Provider;
+  fallback: string | null;
+}
+
+// ONNX Runtime refuses calls that overlap, also those of different sessions.
+let last: Promise<unknown> = Promise.resolve();
+
+function inTurn<T>(task: () => Promise<T>): Promise<T> {
+  const next = last.then(task);
+  last = next.catch(() => undefined);
+  return next;
+}
+
+/** The first of the providers that takes a model, and the model in it. */
+export async function open(
+  runtime: Runtime, file: Uint8Array, providers: readonly Provider[], limits: Limits,
+): Promise<Chosen & { engine: Engine }> {
+  const refused: string[] = [];
+  for (const provider of providers) {
+    const lacking = provider === "webgpu" ? await lackingWebgpu() : null;
+    try {
+      if (lacking) throw new Error(lacking);
+      const engine = await Engine.create(runtime, file, provider, limits);
+      return { engine, provider, fallback: refused[0] ?? null };
+    } catch (error) {
+      refused.push(`${provider}: ${short(messageOf(error), MESSAGE)}`);
+    }
+  }
+  throw new CapsedgeError(
+    "runtime",
+    `ONNX Runtime does not take the model: ${refused.join("; ") || "no provider was named"}.`,
+    "Run `capsedge verify` on the file; where the page has a Content-Security-Policy, it needs 'wasm-unsafe-eval'.",
+  );
+}
+
+async function lackingWebgpu(): Promise<string | null> {
+  const gpu = (globalThis.navigator as { gpu?: { requestAdapter(): Promise<unknown> } } | undefined)?.gpu;
+  if (!gpu) return "this environment has no WebGPU";
+  return (await gpu.requestAdapter()) ? null : "there is no GPU adapter";
+}
+
+/** Threads that WebAssembly gets: as many as asked for, where the page is isolated and may have them. */
+export function useThreads(runtime: Runtime, wanted: number | undefined): number {
+  const browser = typeof document === "object" || typeof WorkerGlobalScope === "function";
+  const allowed = browser ? globalThis.crossOriginIsolated === true : true;
+  const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
+  const usual = browser ? Math.min(MOST_THREADS, Math.ceil(cores / 2)) : 1;
+  const threads = allowed ? (wanted ?? usual) : 1;
+  runtime.env.wasm.numThreads = threads;
+  return threads;
+}
+
+declare const WorkerGlobalScope: unknown;
+
+/** One model. */
+export class Engine {
+  private constructor(
+    private readonly runtime: Runtime,
+    private readonly session: InferenceSession,
+  ) {}
+
+  static create(runtime: Runtime, file: Uint8Array, provider: Provider, limits: Limits): Promise<Engine> {
+    const options: InferenceSession.SessionOptions = {
+      executionProviders: [provider],
+      logSeverityLevel: FATAL,
+      extra: {
+        session: { load_model_format: "ONNX" },
+        // Large constants are computed only when they are needed, not while the model is loaded.
+        optimization: { constant_folding_max_output_size_in_bytes: String(limits.runBytes) },
+      },
+    };
+    return inTurn(async () => new Engine(runtime, await runtime.InferenceSession.create(file, options)));
+  }
+
+  /**
+   * Run the model on a batch for its one input.
+   *
+   * @throws CapsedgeError `runtime` where it fails.
+   */
+  async run(port: Port, batch: FloatArray, outputs: readonly string[]): Promise<ReadonlyMap<string, Tensor>> {
+    const cast = CASTS[port.type];
+    if (!cast) throw new CapsedgeError("file", `The input '${short(port.name)}' has the type ${port.type || "of no tensor"}.`, "Export the model again.");
+    const tensor = new this.runtime.Tensor(port.type as "float32", cast(batch.data) as Float32Array, batch.dims);
+    try {
+      const found = await inTurn(() => this.session.run({ [port.name]: tensor }, [...new Set(outputs)]));
+      return new Map(Object.entries(found));
+    } catch (error) {
+      throw new CapsedgeError("runtime", `ONNX Runtime cannot run the model: ${short(messageOf(error), MESSAGE)}`, "Run `capsedge verify` on the file.", { cause: error });
+    }
+  }
+
+  close(): Promise<void> {
+    return inTurn(() => this.session.release());
+  }
+}

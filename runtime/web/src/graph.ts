@@ -1,0 +1,159 @@
+/** The main graph of an ONNX file that `summarize` has accepted: its inputs and outputs, nodes and weights. */
+import { Malformed } from "./errors.js";
+import { DIMENSIONS, type Limits } from "./limits.js";
+import { short } from "./text.js";
+import { BYTES, Wire, type Field } from "./wire.js";
+
+// Field numbers of onnx.proto3.
+const MODEL_GRAPH = 7;
+const GRAPH_NODE = 1;
+const GRAPH_NAME = 2;
+const GRAPH_TENSOR = 5;
+const GRAPH_INPUT = 11;
+const GRAPH_OUTPUT = 12;
+const GRAPH_VALUE = 13;
+const NODE_INPUT = 1;
+const NODE_OUTPUT = 2;
+const NODE_TYPE = 4;
+const NODE_ATTRIBUTE = 5;
+const NODE_DOMAIN = 7;
+const TENSOR_NAME = 8;
+export const VALUE_NAME = 1;
+export const VALUE_TYPE = 2;
+const ATTRIBUTE_GRAPHS = [6, 11];
+const TYPE_TENSOR = 1;
+const TENSOR_ELEMENT = 1;
+const TENSOR_SHAPE = 2;
+const SHAPE_DIMENSION = 1;
+const DIMENSION_SIZE = 1;
+
+// TensorProto.DataType, by the names of ONNX Runtime's tensors, with the bytes of an element.
+const TYPES: Record<number, [name: string, bytes: number]> = {
+  1: ["float32", 4], 2: ["uint8", 1], 3: ["int8", 1], 4: ["uint16", 2], 5: ["int16", 2], 6: ["int32", 4],
+  7: ["int64", 8], 8: ["string", 1], 9: ["bool", 1], 10: ["float16", 2], 11: ["float64", 8], 12: ["uint32", 4],
+  13: ["uint64", 8],
+};
+
+/** Where a piece of the file lies. */
+export interface Span {
+  start: number;
+  end: number;
+}
+
+/** An input or output of the graph. */
+export interface Port {
+  name: string;
+  /** Such as `float32`; empty if it is no tensor or of another type. */
+  type: string;
+  /** Bytes of an element. */
+  width: number;
+  /** Sizes; null for a free one. */
+  shape: (number | null)[];
+}
+
+/** A node of the main graph. */
+export interface GraphNode {
+  span: Span;
+  inputs: string[];
+  outputs: string[];
+  type: string;
+  domain: string;
+  holdsGraphs: boolean;
+}
+
+export class Graph extends Wire {
+  name: Span = { start: 0, end: 0 };
+  readonly nodes: GraphNode[] = [];
+  readonly tensors = new Map<string, Span>();
+  /** Descriptions of outputs and intermediate values. */
+  readonly values = new Map<string, Span>();
+  /** The node that computes each value. */
+  readonly makers = new Map<string, GraphNode>();
+  private readonly inputSpans: Span[] = [];
+  private readonly outputSpans: Span[] = [];
+
+  /** Throws `Malformed` where a name is not UTF-8. */
+  constructor(data: Uint8Array, limits: Limits) {
+    super(data, limits.fields);
+    for (const graph of this.fields(0, data.length)) {
+      if (graph.number !== MODEL_GRAPH) continue;
+      for (const field of this.fields(graph.start, graph.end)) this.take(field);
+    }
+  }
+
+  /** The inputs without those that have stored values. */
+  inputs(): Port[] {
+    return this.inputSpans.map((span) => this.port(span)).filter((port) => !this.tensors.has(port.name));
+  }
+
+  outputs(): Port[] {
+    return this.outputSpans.map((span) => this.port(span));
+  }
+
+  /** The content of fields of one number in a message. */
+  *within(span: Span, number: number): Generator<Field> {
+    for (const field of this.fields(span.start, span.end)) if (field.number === number) yield field;
+  }
+
+  private take(field: Field): void {
+    const span = { start: field.start, end: field.end };
+    if (field.number === GRAPH_NAME) this.name = span;
+    else if (field.number === GRAPH_NODE) this.addNode(span);
+    else if (field.number === GRAPH_TENSOR) this.tensors.set(this.named(span, TENSOR_NAME), span);
+    else if (field.number === GRAPH_INPUT) this.inputSpans.push(span);
+    else if (field.number === GRAPH_OUTPUT || field.number === GRAPH_VALUE) {
+      this.values.set(this.named(span, VALUE_NAME), span);
+      if (field.number === GRAPH_OUTPUT) this.outputSpans.push(span);
+    }
+  }
+
+  private addNode(span: Span): void {
+    const node: GraphNode = { span, inputs: [], outputs: [], type: "", domain: "", holdsGraphs: false };
+    for (const field of this.fields(span.start, span.end)) {
+      if (field.number === NODE_INPUT) node.inputs.push(this.text(field.start, field.end));
+      else if (field.number === NODE_OUTPUT) node.outputs.push(this.text(field.start, field.end));
+      else if (field.number === NODE_TYPE) node.type = this.text(field.start, field.end);
+      else if (field.number === NODE_DOMAIN) node.domain = this.text(field.start, field.end);
+      else if (field.number === NODE_ATTRIBUTE) {
+        for (const inner of this.fields(field.start, field.end)) node.holdsGraphs ||= ATTRIBUTE_GRAPHS.includes(inner.number);
+      }
+    }
+    this.nodes.push(node);
+    for (const output of node.outputs) if (output) this.makers.set(output, node);
+  }
+
+  private named(span: Span, number: number): string {
+    for (const field of this.within(span, number)) return this.text(field.start, field.end);
+    return "";
+  }
+
+  private port(span: Span): Port {
+    const port: Port = { name: this.named(span, VALUE_NAME), type: "", width: 1, shape: [] };
+    for (const type of this.within(span, VALUE_TYPE)) {
+      for (const tensor of this.within(type, TYPE_TENSOR)) this.readTensorType(tensor, port);
+    }
+    return port;
+  }
+
+  private readTensorType(tensor: Span, port: Port): void {
+    for (const field of this.fields(tensor.start, tensor.end)) {
+      if (field.number === TENSOR_ELEMENT) [port.type, port.width] = TYPES[field.value] ?? ["", 1];
+      else if (field.number === TENSOR_SHAPE) {
+        for (const dimension of this.within(field, SHAPE_DIMENSION)) port.shape.push(this.size(dimension));
+        if (port.shape.length > DIMENSIONS) throw new Malformed(`'${short(port.name)}' has over ${DIMENSIONS} dimensions`, true);
+      }
+    }
+  }
+
+  private size(dimension: Span): number | null {
+    for (const field of this.within(dimension, DIMENSION_SIZE)) {
+      if (field.wire !== BYTES && field.high < 2 ** 31) return field.value; // others: -1 of tools that do not know
+    }
+    return null;
+  }
+}
+
+/** Whether sizes agree with the stated ones, some of which may be free. */
+export function fits(found: readonly (number | null)[], stated: readonly (number | null)[]): boolean {
+  return found.length === stated.length && stated.every((size, k) => size === null || size === found[k]);
+}

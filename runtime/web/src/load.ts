@@ -1,0 +1,102 @@
+/** Loading a model: fetching its file, judging it, and only then handing it to ONNX Runtime. */
+import { answersOf, shapeText } from "./answers.js";
+import { Decoder } from "./decoder.js";
+import { describe } from "./description.js";
+import { open, useThreads, type Provider, type Runtime } from "./engine.js";
+import { CapsedgeError, Malformed, messageOf } from "./errors.js";
+import { Graph } from "./graph.js";
+import { LIMITS, type Limits } from "./limits.js";
+import { readMetadata, type Metadata } from "./metadata.js";
+import { checkHarmless, summarize } from "./onnx-file.js";
+import { Session } from "./session.js";
+import { readSource, type Source } from "./source.js";
+
+export interface LoadOptions {
+  /** `onnxruntime-web` or a variant of it; by default `import("onnxruntime-web")`. */
+  runtime?: Runtime;
+  /** In the order of preference; by default `["wasm"]`. */
+  providers?: readonly Provider[];
+  /** Threads of WebAssembly; a page that is not cross-origin isolated has one. Set by the first model of a page. */
+  threads?: number;
+  /** Smaller limits than `LIMITS`. */
+  limits?: Partial<Limits>;
+}
+
+const PROVIDERS = ["wasm", "webgpu"];
+const MOST_THREADS = 1024;
+
+/**
+ * Load a model that capsedge exported.
+ *
+ * @param source its address, its bytes, or a `Blob` such as a dropped file.
+ * @throws CapsedgeError `file`, `metadata` or `limit` where the file is refused, before ONNX Runtime sees it; `input`
+ *   for a wrong option; `runtime` where it cannot be fetched, or ONNX Runtime is missing or refuses it.
+ */
+export async function load(source: Source, options: LoadOptions = {}): Promise<Session> {
+  const providers = options.providers ?? ["wasm"];
+  checkOptions(providers, options.threads);
+  const limits = { ...LIMITS, ...options.limits };
+  const { bytes, name } = await readSource(source, limits);
+  const judged = judge(bytes, limits);
+  const runtime = options.runtime ?? (await importRuntime());
+  const threads = useThreads(runtime, options.threads);
+  const { engine, provider, fallback } = await open(runtime, bytes, providers, limits);
+  const { metadata, answers, graph, input, outputs, summary } = judged;
+  const poses = outputs.find((port) => port.name === answers.poses);
+  const decoder = Decoder.of(graph, poses, { runtime, provider, limits });
+  const description = describe({ file: name, bytes: bytes.length, summary, metadata, answers, input, outputs, decoder });
+  return new Session({ engine, provider, fallback, threads, description, metadata, answers, input, outputs, decoder, limits });
+}
+
+/**
+ * Judge the bytes of a file without ONNX Runtime.
+ *
+ * @throws CapsedgeError `file`, `metadata` or `limit`.
+ */
+export function judge(bytes: Uint8Array, limits: Limits) {
+  const summary = summarize(bytes, limits);
+  checkHarmless(summary);
+  const metadata = readMetadata(summary.metadata, limits);
+  const graph = graphOf(bytes, limits);
+  const inputs = graph.inputs();
+  const outputs = graph.outputs();
+  const [input] = inputs;
+  if (!metadata || !input) throw undescribed(metadata, inputs[0]?.shape);
+  return { summary, metadata, graph, input, outputs, answers: answersOf(metadata, inputs, outputs, limits) };
+}
+
+function graphOf(bytes: Uint8Array, limits: Limits): Graph {
+  try {
+    return new Graph(bytes, limits);
+  } catch (error) {
+    if (!(error instanceof Malformed)) throw error;
+    throw new CapsedgeError("file", `The file is not a complete ONNX file: ${error.message}.`, "Export the model again with `capsedge export`.", { cause: error });
+  }
+}
+
+function undescribed(metadata: Metadata | null, shape: readonly (number | null)[] | undefined): CapsedgeError {
+  if (metadata) return new CapsedgeError("file", "The graph of the file has no input.", "Export the model again with `capsedge export`.");
+  return new CapsedgeError(
+    "metadata",
+    `The file states neither its classes nor its preprocessing; its input is ${shape ? shapeText(shape) : "missing"}.`,
+    "Describe it, for example: `capsedge optimize model.onnx -o described.onnx --classes labels.txt --size 28x28`.",
+  );
+}
+
+function checkOptions(providers: readonly string[], threads: number | undefined): void {
+  const unknown = providers.find((each) => !PROVIDERS.includes(each));
+  if (unknown !== undefined || !providers.length) {
+    throw new CapsedgeError("input", `The provider is ${unknown ?? "missing"}.`, `Known: ${PROVIDERS.join(", ")}.`);
+  }
+  if (threads !== undefined && !(Number.isInteger(threads) && threads >= 1 && threads <= MOST_THREADS)) {
+    throw new CapsedgeError("input", `threads is ${threads}.`, `It is a whole number from 1 to ${MOST_THREADS}; leave it out for a choice.`);
+  }
+}
+
+async function importRuntime(): Promise<Runtime> {
+  try {
+    return await import("onnxruntime-web");
+  } catch (error) {
+    throw new CapsedgeError("runtime", `ONNX Runtime cannot be imported: ${messageOf(error)}`, "`npm install onnxruntime-web`, or pass it as the option runtime.", { cause: error });
+  }
+}

@@ -1,0 +1,227 @@
+/**
+ * A first reading of an ONNX file, before ONNX Runtime is handed its bytes.
+ *
+ * The whole file is walked by the schema of `wire.ts`; weights are stepped over. What decides whether the file may
+ * run is collected on the way: metadata, operators, functions, external data. As `onnx_file.py`.
+ */
+import { CapsedgeError, Malformed } from "./errors.js";
+import { MESSAGE_DEPTH, type Limits } from "./limits.js";
+import { grouped, printable, short } from "./text.js";
+import { MODEL, Wire, isNarrow, type Field, type FieldType, type MessageType } from "./wire.js";
+
+const DOMAIN = "capsedge";
+const DOMAINS = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN];
+const COMPILED = "EPContext"; // a node that holds or names what a device's compiler made
+const ORT_FORMAT = [0x4f, 0x52, 0x54, 0x4d]; // "ORTM" in bytes 4 to 8: ONNX Runtime's other format
+const LISTED = 64; // names kept for a message
+
+// Field numbers of onnx.proto3.
+const MODEL_IR = 1;
+const MODEL_PRODUCER = 2;
+const MODEL_PRODUCER_VERSION = 3;
+const MODEL_GRAPH = 7;
+const MODEL_METADATA = 14;
+const NODE_TYPE = 4;
+const NODE_DOMAIN = 7;
+const NODE_OVERLOAD = 8;
+const TENSOR_NAME = 8;
+const TENSOR_EXTERNAL = 13;
+const TENSOR_LOCATION = 14;
+const FUNCTION_NAME = 1;
+const FUNCTION_DOMAIN = 10;
+const FUNCTION_OVERLOAD = 13;
+const ENTRY_KEY = 1;
+const ENTRY_VALUE = 2;
+
+/** An operator or a function: its domain (`ai.onnx` is empty), its type, and its overload. */
+export interface Operator {
+  domain: string;
+  type: string;
+  overload: string;
+}
+
+/** What an ONNX file holds, as far as is needed to judge it. */
+export interface OnnxSummary {
+  producer: string;
+  producerVersion: string;
+  /** The file's properties by name. */
+  metadata: Map<string, string>;
+  /** Every kind of node once, functions and nested graphs included. */
+  operators: Operator[];
+  functions: Operator[];
+  /** Number of nodes. */
+  nodes: number;
+  /** Names of tensors whose data lies in another file, the first few. */
+  external: string[];
+  externalCount: number;
+}
+
+/**
+ * Walk an ONNX file.
+ *
+ * @throws CapsedgeError `file` where the bytes are no ONNX model, `limit` where it is too large.
+ */
+export function summarize(data: Uint8Array, limits: Limits): OnnxSummary {
+  if (data.length > limits.fileBytes) {
+    throw new CapsedgeError("limit", `The file has ${grouped(data.length)} bytes; the limit is ${grouped(limits.fileBytes)}.`, "Check that it is the right file.");
+  }
+  if (data.length === 0) {
+    throw new CapsedgeError("file", "The file is empty.", "Fetch it again, or export it again with `capsedge export`.");
+  }
+  try {
+    return new Walker(data, limits).model();
+  } catch (error) {
+    if (!(error instanceof Malformed)) throw error;
+    throw new CapsedgeError(
+      error.tooLarge ? "limit" : "file",
+      `The file is not a complete ONNX file: read as one, ${error.message}.`,
+      "Fetch it again, or export the model again with `capsedge export`.",
+      { cause: error },
+    );
+  }
+}
+
+/**
+ * Refuse a file that would make ONNX Runtime open other files, or run operators that it does not have.
+ *
+ * @throws CapsedgeError `file`.
+ */
+export function checkHarmless(summary: OnnxSummary): void {
+  if (summary.externalCount) {
+    throw new CapsedgeError(
+      "file",
+      `The file keeps weights in other files: ${grouped(summary.externalCount)} tensors are external, the first is '${short(summary.external[0] ?? "")}'.`,
+      "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
+    );
+  }
+  if (summary.operators.some((node) => node.type === COMPILED)) {
+    throw new CapsedgeError("file", `The file has ${COMPILED} nodes, which hold or name code compiled for one device.`, "Take the ONNX file that they were compiled from.");
+  }
+  const own = new Set(summary.functions.map((f) => `${f.domain}\0${f.type}`));
+  const foreign = summary.operators.filter((node) => !DOMAINS.includes(node.domain) && !own.has(`${node.domain}\0${node.type}`));
+  const first = foreign[0];
+  if (first) {
+    throw new CapsedgeError(
+      "file",
+      `The file has operators of the domain '${short(first.domain)}', such as ${short(first.type)}.`,
+      `Export the model again without them. Known domains: ${DOMAINS.slice(1).join(", ")}, and functions of the file itself.`,
+    );
+  }
+  checkBodies(summary);
+}
+
+/** Refuse capsule operators without a function body: there is no operator library in a browser. */
+function checkBodies(summary: OnnxSummary): void {
+  const bodies = new Set(summary.functions.map((f) => `${f.domain}\0${f.type}\0${f.overload}`));
+  const bare = summary.operators.filter((n) => n.domain === DOMAIN && !bodies.has(`${n.domain}\0${n.type}\0${n.overload}`));
+  if (bare.length) {
+    const names = [...new Set(bare.map((n) => short(n.type)))].sort().slice(0, 8).join(", ");
+    throw new CapsedgeError("file", `The file runs only with the operator library of capsedge: its ${names} nodes have no function body.`, "Export it again with `capsedge export --ops auto`.");
+  }
+}
+
+/** What a message's fields hold, the last of each number. */
+type Found = Map<number, Field>;
+
+class Walker extends Wire {
+  private readonly metadata = new Map<string, string>();
+  private readonly operators = new Map<string, Operator>();
+  private readonly functions: Operator[] = [];
+  private readonly external: string[] = [];
+  private externalCount = 0;
+  private nodes = 0;
+  private entered = 0;
+
+  constructor(
+    data: Uint8Array,
+    private readonly limits: Limits,
+  ) {
+    super(data, limits.fields);
+  }
+
+  model(): OnnxSummary {
+    if (ORT_FORMAT.every((byte, k) => this.data[4 + k] === byte)) {
+      throw new Malformed("it is also a file of ONNX Runtime's own format");
+    }
+    const found = this.walk(MODEL, 0, this.data.length, 0);
+    if (!found.has(MODEL_GRAPH) || !found.get(MODEL_IR)?.value) throw new Malformed("it has no graph");
+    return {
+      producer: printable(this.textOf(found, MODEL_PRODUCER)),
+      producerVersion: printable(this.textOf(found, MODEL_PRODUCER_VERSION)),
+      metadata: this.metadata,
+      operators: [...this.operators.values()],
+      functions: this.functions,
+      nodes: this.nodes,
+      external: this.external,
+      externalCount: this.externalCount,
+    };
+  }
+
+  private walk(message: MessageType, start: number, end: number, depth: number): Found {
+    if (depth > MESSAGE_DEPTH) throw new Malformed(`its messages are nested more than ${MESSAGE_DEPTH} deep`, true);
+    if (++this.entered > this.limits.messages) {
+      throw new Malformed(`it has more than ${grouped(this.limits.messages)} messages`, true);
+    }
+    const found: Found = new Map();
+    let stood = 0;
+    for (const field of this.fields(start, end)) {
+      const type = typeOf(message, field);
+      if (stood & type.once) throw new Malformed(`a ${message.name} has its field ${field.number} twice`);
+      stood |= type.once;
+      if (type.narrow && !isNarrow(field)) {
+        throw new Malformed(`a ${message.name} has a number of over 32 bits in field ${field.number}`);
+      }
+      found.set(field.number, field);
+      if (type.message) this.take(message, type, this.walk(type.message, field.start, field.end, depth + 1));
+    }
+    return found;
+  }
+
+  private take(parent: MessageType, type: FieldType, found: Found): void {
+    const name = type.message?.name;
+    if (name === "NodeProto") this.node(found);
+    else if (name === "TensorProto") this.tensor(found);
+    else if (name === "FunctionProto") this.function(found);
+    else if (parent === MODEL && type.number === MODEL_METADATA) {
+      this.metadata.set(this.textOf(found, ENTRY_KEY), this.textOf(found, ENTRY_VALUE));
+    }
+  }
+
+  private node(found: Found): void {
+    if (++this.nodes > this.limits.nodes) throw new Malformed(`it has more than ${grouped(this.limits.nodes)} nodes`, true);
+    const domain = this.textOf(found, NODE_DOMAIN);
+    const node = {
+      domain: domain === "ai.onnx" ? "" : domain,
+      type: this.textOf(found, NODE_TYPE),
+      overload: this.textOf(found, NODE_OVERLOAD),
+    };
+    this.operators.set(`${node.domain}\0${node.type}\0${node.overload}`, node);
+  }
+
+  private function(found: Found): void {
+    this.functions.push({
+      domain: this.textOf(found, FUNCTION_DOMAIN),
+      type: this.textOf(found, FUNCTION_NAME),
+      overload: this.textOf(found, FUNCTION_OVERLOAD),
+    });
+  }
+
+  private tensor(found: Found): void {
+    // The runtime uses only the location; a tensor has no other reason to name a file.
+    if (!found.has(TENSOR_EXTERNAL) && !found.get(TENSOR_LOCATION)?.value) return;
+    this.externalCount++;
+    if (this.external.length < LISTED) this.external.push(this.textOf(found, TENSOR_NAME));
+  }
+
+  private textOf(found: Found, number: number): string {
+    const field = found.get(number);
+    return field ? this.text(field.start, field.end) : "";
+  }
+}
+
+function typeOf(message: MessageType, field: Field): FieldType {
+  const type = message.fields.get(field.number * 8 + field.wire);
+  if (type) return type;
+  throw new Malformed(`a ${message.name} has a field ${field.number} of wire type ${field.wire} at byte ${field.start}, which the format lacks`);
+}
+

@@ -1,0 +1,156 @@
+/** The images that a caller gives, as pixels: raw, or decoded and drawn by the browser. */
+import { CapsedgeError, messageOf } from "./errors.js";
+import type { Limits } from "./limits.js";
+import type { Preprocessing } from "./preprocessing.js";
+import { grouped } from "./text.js";
+
+/** An image as numbers: `ImageData`, or rows of `width * channels` values without gaps. */
+export interface RawImage {
+  /** 0..255, 0..65535, or floats from 0 to 1. */
+  data: Uint8Array | Uint8ClampedArray | Uint16Array | Float32Array;
+  width: number;
+  height: number;
+  /** 1 (grey), 2 (grey and alpha), 3 (RGB), 4 (RGB and alpha), or as many as the model takes; 4 if left out. */
+  channels?: number;
+}
+
+/** What `predict` and `prepare` take; a `Blob` holds a PNG or JPEG file, which a browser decodes. */
+export type ImageSource =
+  | RawImage | ImageData | HTMLImageElement | HTMLCanvasElement | HTMLVideoElement | ImageBitmap | OffscreenCanvas | Blob;
+
+/** Checked pixels `[height, width, channels]`. */
+export interface Pixels {
+  data: ArrayLike<number>;
+  width: number;
+  height: number;
+  channels: number;
+  /** What a value is divided by to become a level 0..255; 1/255 for floats from 0 to 1. */
+  divisor: number;
+}
+
+type Drawable = Exclude<ImageSource, RawImage | Blob>;
+
+/**
+ * The pixels of an image of any kind.
+ *
+ * @throws CapsedgeError `input` where it is no image or does not fit the model, `limit` where it is too large.
+ */
+export async function pixelsOf(image: ImageSource, p: Preprocessing, limits: Limits): Promise<Pixels> {
+  if (typeof Blob === "function" && image instanceof Blob) {
+    const bitmap = await decoded(image, limits);
+    try {
+      return checkedPixels(drawn(bitmap, limits), p, limits);
+    } finally {
+      bitmap.close();
+    }
+  }
+  return checkedPixels(isDrawable(image) ? drawn(image, limits) : image, p, limits);
+}
+
+function checkedPixels(image: unknown, p: Preprocessing, limits: Limits): Pixels {
+  if (!isRaw(image)) {
+    throw new CapsedgeError("input", `The image ${typeName(image)}.`, "Images are ImageData, image and canvas elements, ImageBitmap, Blob, or { data, width, height, channels }.");
+  }
+  const { data, width, height } = image;
+  const channels = image.channels ?? 4;
+  checkSize(width, height, limits);
+  const allowed = p.channels === 1 || p.channels === 3 ? [1, 2, 3, 4] : [p.channels];
+  if (!allowed.includes(channels)) {
+    throw new CapsedgeError("input", `The image has ${channels} channels, the model takes ${allowed.join(", ")}.`, "Drop the channels that the model does not use.");
+  }
+  if (data.length !== width * height * channels) {
+    throw new CapsedgeError("input", `The image has ${grouped(data.length)} values; ${width} x ${height} pixels of ${channels} channels have ${grouped(width * height * channels)}.`, "Pass rows without gaps, and state channels.");
+  }
+  return { data, width, height, channels, divisor: divisorOf(data) };
+}
+
+function divisorOf(data: RawImage["data"]): number {
+  if (data instanceof Uint16Array) return 257;
+  if (!(data instanceof Float32Array)) return 1;
+  if (!data.every((value) => value >= 0 && value <= 1)) {
+    throw new CapsedgeError("input", "The image has values outside 0 to 1, or NaN.", "Floating-point pixels go from 0 to 1; pass levels from 0 to 255 as a Uint8Array.");
+  }
+  return 1 / 255;
+}
+
+function checkSize(width: number, height: number, limits: Limits): void {
+  if (![width, height].every((side) => Number.isSafeInteger(side) && side > 0)) {
+    throw new CapsedgeError("input", `The image has ${String(width)} x ${String(height)} pixels.`, "Wait until it is loaded.");
+  }
+  if (Math.max(width, height) > limits.imageSide || width * height > limits.imagePixels) {
+    throw new CapsedgeError("limit", `The image has ${grouped(width)} x ${grouped(height)} pixels; the limit is ${grouped(limits.imagePixels)}, and ${grouped(limits.imageSide)} a side.`, "Scale it down.");
+  }
+}
+
+function isRaw(image: unknown): image is RawImage {
+  if (typeof image !== "object" || image === null || !("data" in image)) return false;
+  const kinds = [Uint8Array, Uint8ClampedArray, Uint16Array, Float32Array];
+  return kinds.some((kind) => image.data instanceof kind) && "width" in image && "height" in image;
+}
+
+function isDrawable(image: unknown): image is Drawable {
+  const names = ["HTMLImageElement", "HTMLCanvasElement", "HTMLVideoElement", "ImageBitmap", "OffscreenCanvas"];
+  return names.some((name) => {
+    const kind: unknown = Reflect.get(globalThis, name);
+    return typeof kind === "function" && image instanceof kind;
+  });
+}
+
+function typeName(value: unknown): string {
+  if (value === null || value === undefined) return `is ${value}`;
+  return `has the type ${typeof value === "object" ? (value.constructor?.name ?? "Object") : typeof value}`;
+}
+
+const PNG = [0x89, 0x50, 0x4e, 0x47];
+const JPEG = [0xff, 0xd8, 0xff];
+const HEAD = 33; // a PNG's signature and header
+
+/** A PNG or JPEG file as the browser decodes it: oriented by EXIF, without colour conversion. */
+async function decoded(file: Blob, limits: Limits): Promise<ImageBitmap> {
+  if (file.size > limits.imageFileBytes) {
+    throw new CapsedgeError("limit", `The image file has ${grouped(file.size)} bytes; the limit is ${grouped(limits.imageFileBytes)}.`, "Scale it down.");
+  }
+  const head = new Uint8Array(await file.slice(0, HEAD).arrayBuffer());
+  const isPng = PNG.every((byte, k) => head[k] === byte);
+  if (!isPng && !JPEG.every((byte, k) => head[k] === byte)) {
+    throw new CapsedgeError("input", "The file is neither a PNG nor a JPEG image.", "Convert it.");
+  }
+  if (isPng && head.length === HEAD) {
+    const view = new DataView(head.buffer);
+    checkSize(view.getUint32(16), view.getUint32(20), limits); // before it is decoded
+  }
+  if (typeof createImageBitmap !== "function") {
+    throw new CapsedgeError("input", "Image files are decoded by a browser, and this is none.", "Decode it, and pass { data, width, height, channels }.");
+  }
+  try {
+    return await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+  } catch (error) {
+    throw new CapsedgeError("input", `The browser cannot decode the image: ${messageOf(error)}`, "Check that the file is complete.", { cause: error });
+  }
+}
+
+/** The RGBA pixels of what can be drawn. */
+function drawn(image: Drawable, limits: Limits): ImageData {
+  const [width, height] = sizeOf(image);
+  checkSize(width, height, limits);
+  const canvas = typeof OffscreenCanvas === "function" ? new OffscreenCanvas(width, height) : elementOf(width, height);
+  const context = canvas.getContext("2d", { willReadFrequently: true, colorSpace: "srgb" }) as
+    | CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D | null;
+  if (!context) throw new CapsedgeError("input", "The browser gives no canvas to read the image from.", "Close other pages, and try again.");
+  context.drawImage(image, 0, 0);
+  try {
+    return context.getImageData(0, 0, width, height);
+  } catch (error) {
+    throw new CapsedgeError("input", `The page may not read the image: ${messageOf(error)}`, "Serve it from the page's own origin, or with crossorigin and CORS headers.", { cause: error });
+  }
+}
+
+function elementOf(width: number, height: number): HTMLCanvasElement {
+  return Object.assign(document.createElement("canvas"), { width, height });
+}
+
+function sizeOf(image: Drawable): [number, number] {
+  if ("naturalWidth" in image) return [image.naturalWidth, image.naturalHeight];
+  if ("videoWidth" in image) return [image.videoWidth, image.videoHeight];
+  return [image.width, image.height];
+}

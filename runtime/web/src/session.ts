@@ -1,0 +1,290 @@
+/** A loaded model: predicting with it, and decoding poses. */
+import type { Answers } from "./answers.js";
+import { Decoder, LARGEST, noDecoder } from "./decoder.js";
+import type { Description } from "./description.js";
+import type { Engine, Provider } from "./engine.js";
+import { CapsedgeError } from "./errors.js";
+import type { Port } from "./graph.js";
+import type { Limits } from "./limits.js";
+import type { Metadata } from "./metadata.js";
+import { advice, measure, reason } from "./nothing.js";
+import { pixelsOf, type ImageSource } from "./pixels.js";
+import { prepare } from "./prepare.js";
+import { declaredRange, type Preprocessing } from "./preprocessing.js";
+import { runItems, type Outputs } from "./runner.js";
+import { checkFinite, ranked, scoresOf, type Ranked } from "./scores.js";
+import { grouped } from "./text.js";
+import type { FloatArray } from "./tensors.js";
+import { checkTrace, ofImage, tracedLayers, tracedOutputs, type TracedLayer } from "./trace.js";
+
+const DEFAULT_THRESHOLD = 0.5; // of several labels: between the margins 0.1 and 0.9 (Sabour et al. 2017, eq. 4)
+const SLACK = 1e-3; // of the declared range: for rounding, and interpolation that overshoots
+
+export interface PrepareOptions {
+  /** For dark ink on a light background. */
+  invert?: boolean;
+}
+
+export interface PredictOptions extends PrepareOptions {
+  /** Largest number of classes in the ranking; without it and a threshold, the best one, or for several labels all over 0.5. */
+  top?: number;
+  /** Least score of a class in the ranking. */
+  threshold?: number;
+  /** Whether the answer has the routing, iteration by iteration; the file must be exported `--with trace`. */
+  trace?: boolean;
+}
+
+/** The answer for one image. */
+export interface Answer {
+  /** The best class; null if none reaches the threshold, and for a regression. */
+  label: string | null;
+  index: number | null;
+  score: number | null;
+  /** The chosen classes, best first. */
+  ranking: Ranked[];
+  /** One per class `[J]`. */
+  scores: Float32Array;
+  /** One per class `[J, P]`; `[J, 0]` if the model has none. */
+  poses: FloatArray;
+  /** Of a regression; empty otherwise. */
+  values: { name: string; value: number; unit: string }[];
+  /** Why there is nothing to see in the image, by the file's criterion; null if there is, or it has none. */
+  nothing: string | null;
+  /** What to try, such as inverting the image; null if there is nothing to advise. */
+  hint: string | null;
+  /** Of a cascade, whether its large network decided; null for other models. */
+  longWay: boolean | null;
+  /** The routed layers, the class capsules last; only if asked for. */
+  trace?: TracedLayer[];
+  /** Time taken by the two stages. */
+  milliseconds: { prepare: number; run: number };
+}
+
+/** What a session is made of. */
+export interface Parts {
+  engine: Engine;
+  provider: Provider;
+  fallback: string | null;
+  threads: number;
+  description: Description;
+  metadata: Metadata;
+  answers: Answers;
+  input: Port;
+  outputs: readonly Port[];
+  decoder: Decoder | string;
+  limits: Limits;
+}
+
+/** A loaded model, made by `load`. Calls may overlap; ONNX Runtime takes them in turns. */
+export class Session {
+  private closed = false;
+
+  /** @internal */
+  constructor(private readonly parts: Parts) {}
+
+  /** What the file says of itself. */
+  get description(): Description {
+    return this.parts.description;
+  }
+
+  /** What computes. */
+  get provider(): Provider {
+    return this.parts.provider;
+  }
+
+  /** Why the first choice of providers was not taken; null if it was. */
+  get fallback(): string | null {
+    return this.parts.fallback;
+  }
+
+  /** Threads of WebAssembly. */
+  get threads(): number {
+    return this.parts.threads;
+  }
+
+  /**
+   * The model's input `[C, H, W]` (or `[H, W, C]`) for one image, the same bits as in Python and C.
+   *
+   * @throws CapsedgeError `input` where the image does not fit, `metadata` where the file does not say how to prepare
+   *   one, `limit` where the image is too large.
+   */
+  async prepare(image: ImageSource, options: PrepareOptions = {}): Promise<Float32Array> {
+    const p = this.preprocessing();
+    return prepare(await pixelsOf(image, p, this.parts.limits), p, options.invert ?? false);
+  }
+
+  /**
+   * Classify an image, or compute the values of a regression.
+   *
+   * @param image an image, or a prepared input as `prepare` gives it.
+   * @throws CapsedgeError as `prepare`; `input` also for a wrong option, `file` where the model computes NaN, and
+   *   `runtime` where ONNX Runtime fails.
+   */
+  async predict(image: ImageSource | Float32Array, options: PredictOptions = {}): Promise<Answer> {
+    this.checkOpen();
+    const { metadata, answers, engine, input } = this.parts;
+    const choice = this.choice(options);
+    const layers = options.trace ? this.traceLayers() : [];
+    const start = performance.now();
+    const prepared = image instanceof Float32Array ? this.checked(image, options) : await this.prepare(image, options);
+    const between = performance.now();
+    const names = [answers.scores, answers.poses, ...answers.values, answers.longWay].filter(Boolean);
+    const outputs = await runItems(engine, input, prepared, 1, this.imageShape(), [...names, ...tracedOutputs(layers)]);
+    const milliseconds = { prepare: between - start, run: performance.now() - between };
+    const found = metadata.task === "regression" ? this.estimated(outputs) : this.classified(outputs, choice);
+    const seen = this.seen(prepared, found.scores, options.invert ?? false);
+    const answer: Answer = { ...found, ...seen, milliseconds };
+    return options.trace ? { ...answer, trace: tracedLayers(layers, outputs) } : answer;
+  }
+
+  /**
+   * The decoder's pictures of poses.
+   *
+   * @param poses of all classes `[N, J, P]`, or with `classIndex` of that class `[N, P]`; dims may be left out.
+   * @param classIndex the class whose pictures are wanted.
+   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` of one class.
+   * @throws CapsedgeError `input` where the file has no decoder, or the poses do not fit.
+   */
+  async decode(poses: Float32Array | FloatArray, classIndex?: number): Promise<FloatArray> {
+    this.checkOpen();
+    const { decoder } = this.parts;
+    if (typeof decoder === "string") throw noDecoder(decoder);
+    return decoder.decode(poses instanceof Float32Array ? poses : poses.data, classIndex ?? null);
+  }
+
+  /** Free the model; a second call does nothing. */
+  async close(): Promise<void> {
+    if (this.closed) return;
+    this.closed = true;
+    const { decoder, engine } = this.parts;
+    if (typeof decoder !== "string") await decoder.close();
+    await engine.close();
+  }
+
+  private checkOpen(): void {
+    if (this.closed) throw new CapsedgeError("input", "The session is closed.", "Load the model again.");
+  }
+
+  private preprocessing(): Preprocessing {
+    const p = this.parts.metadata.preprocessing;
+    if (p) return p;
+    throw new CapsedgeError("metadata", "The file does not say how an image becomes its input.", "Describe it with `capsedge optimize --size`, or pass a prepared Float32Array.");
+  }
+
+  private choice({ top, threshold }: PredictOptions): { top: number | null; threshold: number | null } {
+    const { task } = this.parts.metadata;
+    if (top !== undefined && !(Number.isInteger(top) && top >= 1)) {
+      throw new CapsedgeError("input", `top is ${top}.`, "It is a whole number from 1.");
+    }
+    if (threshold !== undefined && !(threshold >= 0 && threshold <= 1)) {
+      throw new CapsedgeError("input", `threshold is ${threshold}.`, "Scores go from 0 to 1.");
+    }
+    if (top === undefined && threshold === undefined) {
+      return task === "multi-label" ? { top: null, threshold: DEFAULT_THRESHOLD } : { top: 1, threshold: null };
+    }
+    if (task === "regression") throw new CapsedgeError("input", "top and threshold choose among classes, and a regression has none.", "Leave them out.");
+    return { top: top ?? null, threshold: threshold ?? null };
+  }
+
+  private traceLayers() {
+    const { metadata, outputs, limits } = this.parts;
+    if (!metadata.trace) throw new CapsedgeError("input", "The file has no trace of its routing.", "Export the model again with `capsedge export --with trace`.");
+    checkTrace(metadata.trace, outputs, limits);
+    return metadata.trace;
+  }
+
+  /** Sizes of one image in the input. */
+  private imageShape(): number[] {
+    const p = this.parts.metadata.preprocessing;
+    const stated = p ? (p.layout === "NCHW" ? [p.channels, p.height, p.width] : [p.height, p.width, p.channels]) : null;
+    const shape = stated ?? this.parts.input.shape.slice(1);
+    if (shape.includes(null)) throw new CapsedgeError("metadata", "The file leaves the size of its input open.", "Describe it with `capsedge optimize --size`.");
+    return shape as number[];
+  }
+
+  /** A prepared input, if it is one. */
+  private checked(image: Float32Array, options: PredictOptions): Float32Array {
+    const shape = this.imageShape();
+    const count = shape.reduce((a, b) => a * b, 1);
+    if (image.length !== count) {
+      throw new CapsedgeError("input", `The prepared input has ${grouped(image.length)} values.`, `Pass ${grouped(count)}, [${shape.join(", ")}], as prepare gives them.`);
+    }
+    if (options.invert) throw new CapsedgeError("input", "A prepared input cannot be inverted.", "Pass invert to prepare.");
+    if (!image.every((value) => Math.abs(value) < LARGEST)) {
+      throw new CapsedgeError("input", "The prepared input has values that are NaN, infinite, or of 2^60 and more.", "Pass finite numbers.");
+    }
+    const p = this.parts.metadata.preprocessing;
+    if (p) checkDeclared(image, p);
+    return image;
+  }
+
+  private classified(outputs: Outputs, choice: { top: number | null; threshold: number | null }) {
+    const { answers, metadata, description } = this.parts;
+    const found = outputs.get(answers.scores) as FloatArray;
+    checkFinite(found.data, answers.scores);
+    const named = metadata.classNames.length;
+    if (found.dims.length !== 2 || (named && found.dims[1] !== named)) throw otherSize(found, named, "scores");
+    const scores = scoresOf(found.data, answers.kind, metadata.task === "multi-label");
+    const ranking = ranked(scores, (k) => description.labels[k] ?? String(k), choice.top, choice.threshold);
+    const poses = answers.poses ? ofImage(outputs.get(answers.poses) as FloatArray).data : new Float32Array(0);
+    const longWay = answers.longWay ? (outputs.get(answers.longWay)?.data[0] ?? 0) !== 0 : null;
+    const [best] = ranking;
+    return {
+      label: best?.label ?? null,
+      index: best?.index ?? null,
+      score: best?.score ?? null,
+      ranking,
+      scores: Float32Array.from(scores),
+      poses: { data: poses, dims: [scores.length, poses.length / scores.length] },
+      values: [],
+      longWay,
+    };
+  }
+
+  private estimated(outputs: Outputs) {
+    const { answers, description } = this.parts;
+    const found = answers.values.flatMap((name) => {
+      const { data } = outputs.get(name) as FloatArray;
+      checkFinite(data, name);
+      return [...data];
+    });
+    if (found.length !== description.values.length) throw otherSize({ dims: [found.length] }, description.values.length, "values");
+    return {
+      label: null,
+      index: null,
+      score: null,
+      ranking: [],
+      scores: new Float32Array(0),
+      poses: { data: new Float32Array(0), dims: [0, 0] },
+      values: found.map((value, k) => ({ name: "", unit: "", ...description.values[k], value })),
+      longWay: null,
+    };
+  }
+
+  private seen(prepared: Float32Array, scores: Float32Array, inverted: boolean) {
+    const { preprocessing: p, criterion } = this.parts.metadata;
+    if (!p) return { nothing: null, hint: null };
+    const nothing = criterion && reason(criterion, measure(prepared, p));
+    if (!scores.length) return { nothing, hint: null };
+    const score = nothing === null ? scores.reduce((a, b) => Math.max(a, b)) : 0;
+    return { nothing, hint: advice(prepared, p, score, criterion, inverted) };
+  }
+}
+
+/** Refuse prepared values that the model's preprocessing cannot make of any image. */
+function checkDeclared(image: Float32Array, p: Preprocessing): void {
+  const [low, high] = declaredRange(p);
+  const slack = SLACK * (high - low);
+  const least = image.reduce((a, b) => Math.min(a, b));
+  const most = image.reduce((a, b) => Math.max(a, b));
+  if (low - slack <= least && most <= high + slack) return;
+  throw new CapsedgeError(
+    "input",
+    `The prepared input has values from ${least} to ${most}; the model's preprocessing gives ${low} to ${high}.`,
+    "Pass pixels as { data, width, height, channels }, or what prepare gives.",
+  );
+}
+
+function otherSize(found: { dims: readonly number[] }, named: number, what: string): CapsedgeError {
+  return new CapsedgeError("metadata", `The model computed ${what} [${found.dims.join(", ")}]; its metadata names ${named}.`, "Describe the file again with `capsedge optimize`.");
+}

@@ -1,0 +1,59 @@
+/** The values of every routing iteration, of a file exported with its trace. */
+import { elements } from "./answers.js";
+import { CapsedgeError } from "./errors.js";
+import type { Port } from "./graph.js";
+import type { Limits } from "./limits.js";
+import type { Outputs } from "./runner.js";
+import type { TraceKind, TraceLayer } from "./stated.js";
+import { grouped } from "./text.js";
+import type { FloatArray } from "./tensors.js";
+
+/**
+ * The routing of one layer on one image, iteration by iteration.
+ *
+ * A dense layer has the shapes below; one whose parents lie on a map has its rows and columns behind T. Child `i` of a
+ * window has the row `dy`, the column `dx` and the type `c` with `i = (dy * kernel[1] + dx) * C + c`.
+ */
+export interface TracedLayer extends Omit<TraceLayer, "outputs"> {
+  /** Of the weighted sum of each iteration `[T, I, J]`. */
+  readonly couplings: FloatArray;
+  /** Of the parents after each iteration `[T, J, P]`. */
+  readonly poses: FloatArray;
+  /** Product of each vote and the parent's pose `[T, I, J]`; of EM routing the responsibilities. */
+  readonly agreement: FloatArray;
+  /** EM: distances of votes and poses `[T, I, J]` (Hinton et al. 2018, fig. 2). */
+  readonly distances?: FloatArray;
+  /** EM: of the parents after each iteration `[T, J]`. */
+  readonly activations?: FloatArray;
+}
+
+/** Names of the outputs of all layers. */
+export function tracedOutputs(layers: readonly TraceLayer[]): string[] {
+  return layers.flatMap((layer) => [...layer.outputs.values()]);
+}
+
+/**
+ * Refuse a trace whose values, as far as the file fixes their sizes, take too much memory.
+ *
+ * @throws CapsedgeError `limit`.
+ */
+export function checkTrace(layers: readonly TraceLayer[], outputs: readonly Port[], limits: Limits): void {
+  const names = new Set(tracedOutputs(layers));
+  const values = outputs.filter((port) => names.has(port.name)).reduce((sum, port) => sum + (elements(port) ?? 0), 0);
+  if (4 * values > limits.tracedBytes) {
+    throw new CapsedgeError("limit", `The trace of an image takes ${grouped(4 * values)} bytes; the limit is ${grouped(limits.tracedBytes)}.`, "Trace a smaller model.");
+  }
+}
+
+/** The traced layers of one image. */
+export function tracedLayers(layers: readonly TraceLayer[], outputs: Outputs): TracedLayer[] {
+  return layers.map(({ outputs: names, ...layer }) => {
+    const values = [...names].map(([kind, name]) => [kind, ofImage(outputs.get(name) as FloatArray)]);
+    return { ...layer, ...(Object.fromEntries(values) as Record<"couplings" | "poses" | "agreement", FloatArray> & Partial<Record<TraceKind, FloatArray>>) };
+  });
+}
+
+/** The values of the first image, copied out of the batch. */
+export function ofImage({ data, dims }: FloatArray): FloatArray {
+  return { data: data.slice(0, data.length / (dims[0] ?? 1)), dims: dims.slice(1) };
+}

@@ -1,0 +1,224 @@
+/**
+ * The wire format of ONNX files: the fields that their messages have, and the walk over the bytes.
+ *
+ * The messages are as `onnx.proto` of ONNX 1.23 (IR version 14) declares them: of each the numbers of its fields
+ * and what they hold. `*` marks a repeated field, `|` a member of the message's one `oneof`. `wire.py` and
+ * `onnx_schema.h` have the same text.
+ */
+import { Malformed } from "./errors.js";
+import { grouped } from "./text.js";
+
+export const SCHEMA = `
+ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
+    8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,
+    26 DeviceConfigurationProto*
+OperatorSetIdProto 1 string, 2 int64
+GraphProto 1 NodeProto*, 2 string, 5 TensorProto*, 10 string, 11 ValueInfoProto*,
+    12 ValueInfoProto*, 13 ValueInfoProto*, 14 TensorAnnotation*, 15 SparseTensorProto*,
+    16 StringStringEntryProto*
+NodeProto 1 string*, 2 string*, 3 string, 4 string, 5 AttributeProto*, 6 string, 7 string, 8 string,
+    9 StringStringEntryProto*, 10 NodeDeviceConfigurationProto*
+AttributeProto 1 string, 2 float, 3 int64, 4 bytes, 5 TensorProto, 6 GraphProto, 7 float*, 8 int64*,
+    9 bytes*, 10 TensorProto*, 11 GraphProto*, 13 string, 14 TypeProto, 15 TypeProto*, 20 int32,
+    21 string, 22 SparseTensorProto, 23 SparseTensorProto*
+TensorProto 1 int64*, 2 int32, 3 Segment, 4 float*, 5 int32*, 6 bytes*, 7 int64*, 8 string, 9 bytes,
+    10 double*, 11 int64*, 12 string, 13 StringStringEntryProto*, 14 int32,
+    16 StringStringEntryProto*
+Segment 1 int64, 2 int64
+StringStringEntryProto 1 string, 2 string
+SparseTensorProto 1 TensorProto, 2 TensorProto, 3 int64*
+TypeProto 1 Tensor|, 4 Sequence|, 5 Map|, 6 string, 7 Opaque|, 8 SparseTensor|, 9 Optional|
+Tensor 1 int32, 2 TensorShapeProto
+TensorShapeProto 1 Dimension*
+Dimension 1 int64|, 2 string|, 3 string
+Sequence 1 TypeProto
+Map 1 int32, 2 TypeProto
+Optional 1 TypeProto
+SparseTensor 1 int32, 2 TensorShapeProto
+Opaque 1 string, 2 string
+NodeDeviceConfigurationProto 1 string, 2 ShardingSpecProto*, 3 int32
+ShardingSpecProto 1 string, 2 int64*, 3 IntIntListEntryProto*, 4 ShardedDimProto*
+IntIntListEntryProto 1 int64, 2 int64*
+ShardedDimProto 1 int64, 2 SimpleShardedDimProto*
+SimpleShardedDimProto 1 int64|, 2 string|, 3 int64
+ValueInfoProto 1 string, 2 TypeProto, 3 string, 4 StringStringEntryProto*
+TensorAnnotation 1 string, 2 StringStringEntryProto*
+TrainingInfoProto 1 GraphProto, 2 GraphProto, 3 StringStringEntryProto*, 4 StringStringEntryProto*
+FunctionProto 1 string, 4 string*, 5 string*, 6 string*, 7 NodeProto*, 8 string,
+    9 OperatorSetIdProto*, 10 string, 11 AttributeProto*, 12 ValueInfoProto*, 13 string,
+    14 StringStringEntryProto*
+DeviceConfigurationProto 1 string, 2 int32, 3 string*
+`;
+
+export const VARINT = 0;
+export const FIXED64 = 1;
+export const BYTES = 2;
+export const FIXED32 = 5;
+const WIRES: Record<string, number> = { int64: VARINT, int32: VARINT, float: FIXED32, double: FIXED64 };
+
+/** The field that a tag stands for. */
+export interface FieldType {
+  number: number;
+  /** Its bit among the fields that stand at most once; 0 for a repeated one. */
+  once: number;
+  /** Whether its values have 32 bits, of which protobuf would drop any others. */
+  narrow: boolean;
+  /** Of a submessage. */
+  message: MessageType | undefined;
+}
+
+/** A message and its fields by tag: the number times 8, plus the wire type. */
+export interface MessageType {
+  name: string;
+  fields: Map<number, FieldType>;
+}
+
+function parseSchema(): MessageType {
+  const lines = SCHEMA.replaceAll(",\n   ", ",").trim().split("\n");
+  const declared = lines.map((line) => [line.slice(0, line.indexOf(" ")), line.slice(line.indexOf(" ") + 1)]);
+  const messages = new Map<string, MessageType>();
+  for (const [name = ""] of declared) messages.set(name, { name, fields: new Map() });
+  for (const [name = "", entries = ""] of declared) {
+    for (const [k, entry] of entries.split(", ").entries()) {
+      const [number = "", kind = ""] = entry.split(" ");
+      const plain = kind.replace(/[*|]$/, "");
+      const once = kind.endsWith("*") ? 0 : kind.endsWith("|") ? 1 : 1 << (k + 1); // the first bit is the oneof's
+      const type = { number: Number(number), once, narrow: plain === "int32" && once !== 0, message: messages.get(plain) };
+      const fields = messages.get(name)?.fields;
+      fields?.set((type.number << 3) | (WIRES[plain] ?? BYTES), type);
+      if (once === 0) fields?.set((type.number << 3) | BYTES, type); // numbers may be packed
+    }
+  }
+  return messages.get("ModelProto") as MessageType;
+}
+
+export const MODEL = parseSchema();
+
+/** A field of a message: its number's value, or its bytes from `start` to `end`. */
+export interface Field {
+  number: number;
+  wire: number;
+  /** Where its tag begins. */
+  at: number;
+  /** Of a varint: its value, inexact from 2^53 on. */
+  value: number;
+  /** Of a varint: its lower and upper 32 bits, exact. */
+  low: number;
+  high: number;
+  start: number;
+  end: number;
+}
+
+const UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+const OVER_64_BITS = 2 ** 32;
+
+/** Reads protobuf's wire format; what protobuf would read in another way is refused with `Malformed`. */
+export class Wire {
+  private seen = 0;
+  private low = 0;
+  private high = 0;
+  private next = 0;
+
+  constructor(
+    readonly data: Uint8Array,
+    private readonly mostFields: number,
+  ) {}
+
+  /** The fields between two places. */
+  *fields(start: number, end: number): Generator<Field> {
+    let at = start;
+    while (at < end) {
+      if (++this.seen > this.mostFields) {
+        throw new Malformed(`it has more than ${grouped(this.mostFields)} fields`, true);
+      }
+      const field = this.field(at, end);
+      yield field;
+      at = field.end;
+    }
+  }
+
+  private field(at: number, end: number): Field {
+    const tag = this.tag(at, end);
+    const wire = tag % 8;
+    const start = this.next;
+    const found: Field = { number: Math.floor(tag / 8), wire, at, value: 0, low: 0, high: 0, start, end: start };
+    if (wire === VARINT) {
+      found.value = this.varint(found.start, end);
+      found.low = this.low;
+      found.high = this.high;
+      found.end = this.next;
+    } else if (wire === BYTES) {
+      const length = this.varint(found.start, end);
+      found.start = this.next;
+      if (length > end - found.start) {
+        throw new Malformed(`a field at byte ${found.start} needs ${grouped(length)} bytes and ${grouped(end - found.start)} are left`);
+      }
+      found.end = found.start + length;
+    } else if (wire === FIXED32 || wire === FIXED64) {
+      found.end = found.start + (wire === FIXED32 ? 4 : 8);
+      if (found.end > end) throw new Malformed(`it ends inside the field at byte ${found.start}`);
+    } else {
+      throw new Malformed(`a field at byte ${at} has the unknown wire type ${wire}`);
+    }
+    return found;
+  }
+
+  /** A field's number and wire type: 32 bits to protobuf, which drops any others. */
+  private tag(at: number, end: number): number {
+    const tag = this.varint(at, end);
+    const bytes = this.next - at;
+    if (tag >= 2 ** 32 || (bytes > 1 && tag < 2 ** (7 * (bytes - 1)))) throw new Malformed(`the tag at byte ${at} is too long`);
+    return tag;
+  }
+
+  private varint(at: number, end: number): number {
+    let low = 0;
+    let high = 0;
+    for (let k = 0; k < 10; k++) {
+      const byte = this.data[at + k];
+      if (byte === undefined || at + k >= end) throw new Malformed(`it ends at byte ${at + k}, inside a number`);
+      const bits = byte & 0x7f;
+      if (k < 4) low += bits * 2 ** (7 * k);
+      else high += bits * 2 ** (7 * k - 28); // in units of 2^28
+      if (byte < 0x80) {
+        this.next = at + k + 1;
+        return this.whole(low, high, at);
+      }
+    }
+    throw new Malformed(`a number at byte ${at} does not end`);
+  }
+
+  /** The number `low + 2^28 high`, whose parts have 28 and 42 bits. */
+  private whole(low: number, high: number, at: number): number {
+    this.low = low + (high % 16) * 2 ** 28;
+    this.high = Math.floor(high / 16);
+    if (this.high >= OVER_64_BITS) throw new Malformed(`a number at byte ${at} has more than 64 bits`);
+    return this.low + this.high * 2 ** 32;
+  }
+
+  /** The bytes as UTF-8. */
+  text(start: number, end: number): string {
+    try {
+      return UTF8.decode(this.data.subarray(start, end));
+    } catch {
+      throw new Malformed(`the text at byte ${start} is not UTF-8`);
+    }
+  }
+}
+
+/** Whether a varint is one of 32 bits with its sign. */
+export function isNarrow(field: Field): boolean {
+  return field.low < 2 ** 31 ? field.high === 0 : field.high === 0xffffffff;
+}
+
+/** A field of text, bytes or a message, as it is written: its pieces in order. */
+export function lengthDelimited(number: number, content: readonly Uint8Array[]): Uint8Array[] {
+  const length = content.reduce((sum, piece) => sum + piece.length, 0);
+  return [varintBytes(number * 8 + BYTES), varintBytes(length), ...content];
+}
+
+function varintBytes(value: number): Uint8Array {
+  const found: number[] = [];
+  for (; value > 0x7f; value = Math.floor(value / 128)) found.push((value % 128) | 0x80);
+  return Uint8Array.from([...found, value]);
+}
