@@ -16,6 +16,7 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading import onnx_file
 
 EXTRA_OUTPUTS = ("reconstruction", "trace")
+_NAME = 80  # characters
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -66,7 +67,7 @@ def _read(path: Path, name: str) -> PageModel:
     metadata = ModelMetadata.from_properties(summary.metadata)
     _check_runnable(str(path), summary, metadata)
     assert metadata is not None
-    return PageModel(_NOT_IN_NAMES.sub("-", name).strip("-.") or "model", data, metadata)
+    return PageModel(_NOT_IN_NAMES.sub("-", name).strip("-.")[:_NAME] or "model", data, metadata)
 
 
 def _check_runnable(

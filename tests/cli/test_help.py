@@ -18,7 +18,9 @@ VERBS = dict(verbs(GROUP))
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_explanations_are_shown_whole(verb: str):
-    shown = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"})
+    shown = CliRunner().invoke(
+        app, [*verb.split(), "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"}
+    )
     text = " ".join(shown.output.split())
     for parameter in VERBS[verb].params:
         explanation = getattr(parameter, "help", None)

@@ -4,7 +4,7 @@ import type { Engine } from "./engine/client.js";
 import type { ModelSource, Opened, PageImage } from "./engine/messages.js";
 import { latest } from "./latest.js";
 import { Classes, PRESENT } from "./ui/classes.js";
-import { byId, decimal } from "./ui/dom.js";
+import { byId, decimal, make } from "./ui/dom.js";
 import { hideProblem, showProblem } from "./ui/message.js";
 import { Pad } from "./ui/pad.js";
 import { Pictures, type Reconstruction } from "./ui/pictures.js";
@@ -61,10 +61,10 @@ export class Play {
     await this.predict();
   }
 
-  /** Show an image file, and classify it. */
-  async take(image: Blob, name: string): Promise<void> {
+  /** Show an image file, and classify it; `negative` as for the pad. */
+  async take(image: Blob, name: string, negative = false): Promise<void> {
     try {
-      this.pad.show(await createImageBitmap(image));
+      this.pad.show(await createImageBitmap(image), negative);
     } catch {
       showProblem(new Error(`“${name}” is neither a model (.onnx) nor an image that this browser reads.`));
       return;
@@ -89,10 +89,8 @@ export class Play {
     this.routing.reset(model.description);
     byId("status").textContent = statusOf(model);
     byId("decoder").hidden = !model.description.hasDecoder;
-    const note = byId("picture-note");
-    note.textContent = model.description.hasDecoder
-      ? "What the decoder makes of a capsule. Turn its dimensions."
-      : "This file cannot draw what its capsules hold: its network was trained without a decoder, or exported without --with reconstruction.";
+    const missing = ["This file cannot draw what its capsules hold: its network was trained without a decoder, or it was exported without ", make("code", {}, "--with reconstruction"), "."];
+    byId("picture-note").replaceChildren(...(model.description.hasDecoder ? ["What the decoder makes of a capsule. Turn its dimensions."] : missing));
     byId("fit-label").hidden = model.description.preprocessing?.channels !== 1;
     this.stages.show("decode", null);
     this.pad.draw();

@@ -25,7 +25,10 @@ export interface ChildMap {
   values: Float32Array;
 }
 
-/** The mean coupling of the children of each place to one parent, for every iteration. */
+/**
+ * What the children of each place add to one parent, for every iteration: couplings times agreements, which sum to
+ * the parent's length before it is squashed (Sabour et al. 2017, eq. 2). For EM routing the couplings.
+ */
 export function childMaps(layer: TracedLayer, parent: number): ChildMap[] {
   const { iterations, places, children, parents } = sizesOf(layer);
   const place = placing(layer, children);
@@ -36,12 +39,17 @@ export function childMaps(layer: TracedLayer, parent: number): ChildMap[] {
       for (let i = 0; i < children; i++) {
         const at = place.of(window, i);
         if (at === null) continue;
-        sums[at] = (sums[at] ?? 0) + (layer.couplings.data[((t * places + window) * children + i) * parents + parent] ?? 0);
+        sums[at] = (sums[at] ?? 0) + added(layer, ((t * places + window) * children + i) * parents + parent);
         counts[at] = (counts[at] ?? 0) + 1;
       }
     }
     return { height: place.height, width: place.width, values: sums.map((sum, k) => sum / Math.max(1, counts[k] ?? 0)) };
   });
+}
+
+function added(layer: TracedLayer, k: number): number {
+  const coupling = layer.couplings.data[k] ?? 0;
+  return layer.routing === "em" ? coupling : coupling * Math.max(0, layer.agreement.data[k] ?? 0);
 }
 
 /** Where child `i` of a window lies; null outside of the map, where a window reaches over its edge. */

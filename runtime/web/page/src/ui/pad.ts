@@ -12,6 +12,7 @@ export class Pad {
   private readonly strokes: Stroke[] = [];
   private readonly running = new Map<number, Stroke>();
   private image: ImageBitmap | null = null;
+  private negative = false;
 
   constructor(private readonly changed: (ended: boolean) => void) {
     this.canvas.addEventListener("pointerdown", (event) => this.begin(event));
@@ -38,9 +39,14 @@ export class Pad {
     this.show(null);
   }
 
-  /** Show an image in place of a drawing. */
-  show(image: ImageBitmap | null): void {
+  /**
+   * Show an image in place of a drawing.
+   *
+   * @param negative whether it is light ink on black, which is shown as ink on the paper of the page.
+   */
+  show(image: ImageBitmap | null, negative = false): void {
     if (image) this.strokes.length = 0;
+    this.negative = negative;
     if (this.image !== image) this.image?.close();
     this.image = image;
     this.draw();
@@ -71,7 +77,10 @@ export class Pad {
     const context = this.canvas.getContext("2d");
     if (!context) return;
     context.clearRect(0, 0, pixels, pixels);
+    const inverted = this.negative && !matchMedia("(prefers-color-scheme: dark)").matches;
+    context.filter = inverted ? "invert(1)" : "none";
     if (this.image) drawImage(context, this.image, pixels);
+    context.filter = "none";
     drawStrokes(context, this.strokes, pixels, pixels, getComputedStyle(this.canvas).color);
     this.hint.hidden = !this.empty;
   }

@@ -9,15 +9,18 @@ export interface Palette {
   accent: Colour;
 }
 
-/** A colour of the style sheet. */
-function colourOf(name: string): Colour {
-  const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const [r = 0, g = 0, b = 0] = (text.match(/[0-9a-f]{2}/gi) ?? []).map((pair) => parseInt(pair, 16));
-  return [r, g, b];
+const reader = new OffscreenCanvas(1, 1).getContext("2d");
+
+/** A colour of the style sheet, however it is written there. */
+function colourOf(style: CSSStyleDeclaration, name: string): Colour {
+  if (reader) reader.fillStyle = style.getPropertyValue(name);
+  const found = parseInt(String(reader?.fillStyle).slice(1), 16); // a canvas gives back #rrggbb
+  return [found >> 16, (found >> 8) & 255, found & 255];
 }
 
 export function palette(): Palette {
-  return { paper: colourOf("--paper"), ink: colourOf("--ink"), accent: colourOf("--accent") };
+  const style = getComputedStyle(document.documentElement);
+  return { paper: colourOf(style, "--paper"), ink: colourOf(style, "--ink"), accent: colourOf(style, "--accent") };
 }
 
 /** Intensities 0 to 1 of one picture, with the colour of 1. */

@@ -53,13 +53,13 @@ export class Routing {
     const most = Math.max(...maps.flatMap(({ values }) => [...values]), 1e-9);
     const tallest = Math.max(...found.flatMap((row) => [...row]), strengthName(layer) === "mean coupling" ? 1e-9 : 1);
     this.note.textContent =
-      `Squares: how strongly the capsules of each place send their votes to ${ofClasses ? `“${name(parent)}”` : `${name(parent)}, the strongest`}, ` +
-      `up to ${decimal(most)}. Columns: ${strengthName(layer)} of ${ofClasses ? "each class" : "each type"} after the iteration.`;
+      `Squares, with root scaling: what the capsules of each place add to ${ofClasses ? `“${name(parent)}”` : `${name(parent)}, the strongest`}. ` +
+      `Columns: ${strengthName(layer)} of ${ofClasses ? "each class" : "each type"} after the iteration.`;
     const figures = found.map((row, t) => {
       const map = maps[t] ?? { height: 1, width: 1, values: new Float32Array(1) };
       const canvas = make("canvas", { className: map.height > 1 ? "map" : "map strip" });
       const { paper, accent } = palette();
-      paintLayers(canvas, map.height, map.width, paper, [{ values: map.values.map((v) => v / most), colour: accent }]);
+      paintLayers(canvas, map.height, map.width, paper, [{ values: map.values.map((v) => Math.sqrt(v / most)), colour: accent }]);
       const columns = [...row.subarray(0, BARS)].map((v, j) => column(v / tallest, j === parent, ofClasses && row.length <= 12 ? name(j) : ""));
       const figure = make("figure", { className: "step" }, canvas, make("div", { className: "columns" }, ...columns), make("figcaption", {}, `Iteration ${t + 1}`));
       canvas.setAttribute("role", "img");
