@@ -261,7 +261,7 @@ class ModelMetadata:
                     f"schema {schema} has no 'outputs', 'per_image', 'layout' and 'order'"
                 )
             return found
-        except Malformed as error:
+        except ValueError as error:  # Malformed, or what `_APART` states contradicts the rest
             raise ArtefactError(
                 "The model's metadata cannot be read.",
                 f"{error}.",

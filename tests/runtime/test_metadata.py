@@ -165,3 +165,31 @@ def test_an_impossible_origin_is_refused(changes: dict[str, object], why: str):
 def test_the_origin_has_one_place():
     with pytest.raises(ArtefactError, match="cannot be read"):
         ModelMetadata.from_properties(metadata().to_properties() | {"capsedge.origin": "null"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"task": "regression", "class_names": (), "outputs": ANGLES},
+            "a regression has no classes",
+        ),
+        ({"preprocessing": None}, "needs the preprocessing"),
+    ],
+)
+def test_properties_with_names_of_their_own_contradict_others(
+    changes: dict[str, object], text: str
+):
+    parent = {"file": "a", "sha256": "b", "bytes": 1}
+    shares = dict.fromkeys(("min_agreement", "agreement", "agreement_at_least", "share"), 1)
+    cascade = {
+        "small": parent, "large": parent, "margin": 0.1, "score": None, "images": 1, "data_sha256": "",
+        "cost": 0.1, **shares,
+    }  # fmt: skip
+    spans = ("contrast", "level", "roughness", "frame_level", "frame_contrast")
+    said = metadata(**changes).to_properties()
+    said["capsedge_cascade"] = json.dumps(cascade)
+    if changes.keys() == {"preprocessing"}:
+        said["capsedge_nothing"] = json.dumps({name: [0.1, 0.2] for name in spans})
+    with pytest.raises(ArtefactError, match=text):
+        ModelMetadata.from_properties(said)

@@ -9,12 +9,9 @@ export type Decoder<T> = (value: Json, name: string) => T;
 export const string: Decoder<string> = (value, name) =>
   typeof value === "string" ? value : wrong(value, name, "a string");
 
-/** A whole number within the range of doubles' integers. */
-export const integer: Decoder<number> = (value, name) => {
-  if (typeof value !== "bigint") return wrong(value, name, "a whole number");
-  if (!Number.isSafeInteger(Number(value))) throw new Malformed(`${name} is ${value}`);
-  return Number(value);
-};
+/** A whole number; from 2^53 on the nearest double, which no limit admits for a size. */
+export const integer: Decoder<number> = (value, name) =>
+  typeof value === "bigint" ? Number(value) : wrong(value, name, "a whole number");
 
 /** A number; whole ones count. */
 export const real: Decoder<number> = (value, name) =>

@@ -7,7 +7,7 @@ import { CapsedgeError, Malformed, messageOf } from "./errors.js";
 import { Graph } from "./graph.js";
 import { LIMITS, type Limits } from "./limits.js";
 import { readMetadata, type Metadata } from "./metadata.js";
-import { checkHarmless, summarize } from "./onnx-file.js";
+import { checkBodies, checkHarmless, summarize } from "./onnx-file.js";
 import { Session } from "./session.js";
 import { readSource, type Source } from "./source.js";
 
@@ -56,6 +56,7 @@ export async function load(source: Source, options: LoadOptions = {}): Promise<S
 export function judge(bytes: Uint8Array, limits: Limits) {
   const summary = summarize(bytes, limits);
   checkHarmless(summary);
+  checkBodies(summary);
   const metadata = readMetadata(summary.metadata, limits);
   const graph = graphOf(bytes, limits);
   const inputs = graph.inputs();

@@ -13,7 +13,6 @@ const DOMAIN = "capsedge";
 const DOMAINS = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN];
 const COMPILED = "EPContext"; // a node that holds or names what a device's compiler made
 const ORT_FORMAT = [0x4f, 0x52, 0x54, 0x4d]; // "ORTM" in bytes 4 to 8: ONNX Runtime's other format
-const LISTED = 64; // names kept for a message
 
 // Field numbers of onnx.proto3.
 const MODEL_IR = 1;
@@ -33,7 +32,7 @@ const FUNCTION_OVERLOAD = 13;
 const ENTRY_KEY = 1;
 const ENTRY_VALUE = 2;
 
-/** An operator or a function: its domain (`ai.onnx` is empty), its type, and its overload. */
+/** An operator or a function: its domain (`ai.onnx` is empty), its type, and the overload of one of capsedge. */
 export interface Operator {
   domain: string;
   type: string;
@@ -51,9 +50,8 @@ export interface OnnxSummary {
   functions: Operator[];
   /** Number of nodes. */
   nodes: number;
-  /** Names of tensors whose data lies in another file, the first few. */
+  /** Names of tensors whose data lies in another file. */
   external: string[];
-  externalCount: number;
 }
 
 /**
@@ -87,10 +85,11 @@ export function summarize(data: Uint8Array, limits: Limits): OnnxSummary {
  * @throws CapsedgeError `file`.
  */
 export function checkHarmless(summary: OnnxSummary): void {
-  if (summary.externalCount) {
+  const [outside] = summary.external;
+  if (outside !== undefined) {
     throw new CapsedgeError(
       "file",
-      `The file keeps weights in other files: ${grouped(summary.externalCount)} tensors are external, the first is '${short(summary.external[0] ?? "")}'.`,
+      `The file keeps weights in other files: ${grouped(summary.external.length)} tensors are external, the first is '${short(outside)}'.`,
       "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
     );
   }
@@ -107,11 +106,14 @@ export function checkHarmless(summary: OnnxSummary): void {
       `Export the model again without them. Known domains: ${DOMAINS.slice(1).join(", ")}, and functions of the file itself.`,
     );
   }
-  checkBodies(summary);
 }
 
-/** Refuse capsule operators without a function body: there is no operator library in a browser. */
-function checkBodies(summary: OnnxSummary): void {
+/**
+ * Refuse capsule operators without a function body: there is no operator library in a browser.
+ *
+ * @throws CapsedgeError `file`.
+ */
+export function checkBodies(summary: OnnxSummary): void {
   const bodies = new Set(summary.functions.map((f) => `${f.domain}\0${f.type}\0${f.overload}`));
   const bare = summary.operators.filter((n) => n.domain === DOMAIN && !bodies.has(`${n.domain}\0${n.type}\0${n.overload}`));
   if (bare.length) {
@@ -128,7 +130,6 @@ class Walker extends Wire {
   private readonly operators = new Map<string, Operator>();
   private readonly functions: Operator[] = [];
   private readonly external: string[] = [];
-  private externalCount = 0;
   private nodes = 0;
   private entered = 0;
 
@@ -153,7 +154,6 @@ class Walker extends Wire {
       functions: this.functions,
       nodes: this.nodes,
       external: this.external,
-      externalCount: this.externalCount,
     };
   }
 
@@ -193,7 +193,7 @@ class Walker extends Wire {
     const node = {
       domain: domain === "ai.onnx" ? "" : domain,
       type: this.textOf(found, NODE_TYPE),
-      overload: this.textOf(found, NODE_OVERLOAD),
+      overload: domain === DOMAIN ? this.textOf(found, NODE_OVERLOAD) : "",
     };
     this.operators.set(`${node.domain}\0${node.type}\0${node.overload}`, node);
   }
@@ -209,8 +209,7 @@ class Walker extends Wire {
   private tensor(found: Found): void {
     // The runtime uses only the location; a tensor has no other reason to name a file.
     if (!found.has(TENSOR_EXTERNAL) && !found.get(TENSOR_LOCATION)?.value) return;
-    this.externalCount++;
-    if (this.external.length < LISTED) this.external.push(this.textOf(found, TENSOR_NAME));
+    this.external.push(this.textOf(found, TENSOR_NAME));
   }
 
   private textOf(found: Found, number: number): string {

@@ -1,0 +1,89 @@
+// What the tests do in the browser's page.
+import * as ort from "/node_modules/onnxruntime-web/dist/ort.wasm.bundle.min.mjs";
+import { CapsedgeError, LIMITS, load } from "/capsedge/dist/index.js";
+import { parseJson } from "/capsedge/dist/json.js";
+import { pixelsOf } from "/capsedge/dist/pixels.js";
+import { prepare } from "/capsedge/dist/prepare.js";
+import { readPreprocessing } from "/capsedge/dist/preprocessing.js";
+
+async function blobOf(url) {
+  return (await fetch(url)).blob();
+}
+
+async function digest(values) {
+  const bytes = new Uint8Array(await crypto.subtle.digest("SHA-256", values));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+async function elementOf(url) {
+  const element = new Image();
+  element.src = url;
+  await element.decode();
+  return element;
+}
+
+const RGBA = '{"height": 1, "width": 1, "channels": 3}';
+
+async function pixels(source) {
+  return pixelsOf(source, readPreprocessing(parseJson(RGBA), "", LIMITS), LIMITS);
+}
+
+globalThis.suite = {
+  /** SHA-256 of the input of each picture; `as` is how the picture is given. */
+  async prepared(pictures, as) {
+    const found = [];
+    for (const { url, preprocessing } of pictures) {
+      const p = readPreprocessing(parseJson(preprocessing), "", LIMITS);
+      const blob = await blobOf(url);
+      const given = { blob, element: () => elementOf(url), bitmap: () => createImageBitmap(blob) }[as];
+      const source = typeof given === "function" ? await given() : given;
+      found.push(await digest(prepare(await pixelsOf(source, p, LIMITS), p, false)));
+    }
+    return found;
+  },
+
+  /** Largest difference of a level between each picture and the RGBA pixels at another address. */
+  async differences(pairs) {
+    const found = [];
+    for (const [url, expected] of pairs) {
+      const wanted = new Uint8Array(await (await blobOf(expected)).arrayBuffer());
+      const { data, width, height } = await pixels(await blobOf(url));
+      let most = data.length === wanted.length ? 0 : 256;
+      for (let k = 0; k < data.length && most < 256; k++) most = Math.max(most, Math.abs(data[k] - wanted[k]));
+      found.push({ most, width, height });
+    }
+    return found;
+  },
+
+  /** Answers of a model for pictures, and the decoder's pictures of their poses. */
+  async answers(model, pictures, threads) {
+    const session = await load(model, { runtime: ort, threads });
+    const found = [];
+    for (const url of pictures) {
+      const answer = await session.predict(await blobOf(url), { top: 3 });
+      const decoded = session.description.hasDecoder ? await session.decode(answer.poses) : null;
+      found.push({
+        ranking: answer.ranking,
+        nothing: answer.nothing,
+        scores: [...answer.scores],
+        poses: [...answer.poses.data],
+        pictures: decoded && [...decoded.data],
+      });
+    }
+    const { threads: used, provider, fallback, description } = session;
+    await session.close();
+    return { found, threads: used, provider, fallback, file: description.file, isolated: crossOriginIsolated };
+  },
+
+  /** The error that a model or an image causes; null if there is none. */
+  async refused(model, picture, options = {}) {
+    try {
+      const session = await load(model, { runtime: ort, threads: 1, ...options });
+      if (picture) await session.predict(await blobOf(picture));
+      await session.close();
+      return null;
+    } catch (error) {
+      return { ours: error instanceof CapsedgeError, code: error.code, message: error.message };
+    }
+  },
+};

@@ -1,0 +1,135 @@
+"""The package in headless Chromium, with the browser's own decoders, against Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import capsedge
+from capsedge.runtime.vision.images import prepare
+from capsedge.zoo import MODELS, zoo_model
+from tests.conftest import ROOT
+from tests.native.test_walkers import HIDDEN
+
+from . import browser
+from .pictures import RULES, written
+
+pytest.importorskip("onnxruntime")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
+]
+SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # poses of EM routing are several units long
+
+
+def test_five_hundred_png_files(compiled: Path) -> None:
+    """Of odd sizes, grey, RGB and with palettes: the same bytes as Python prepares."""
+    folder = compiled / "pictures"
+    folder.mkdir()
+    asked, wanted = [], []
+    for number, path in enumerate(written(folder, 500)):
+        preprocessing = RULES[number % len(RULES)]
+        asked.append(
+            {"url": f"/pictures/{path.name}", "preprocessing": json.dumps(asdict(preprocessing))}
+        )
+        wanted.append(
+            hashlib.sha256(prepare(path, preprocessing).astype("<f4").tobytes()).hexdigest()
+        )
+    of_blobs, of_elements, of_bitmaps = browser.calls(
+        compiled,
+        ("prepared", asked, "blob"),
+        ("prepared", asked[:60], "element"),
+        ("prepared", asked[:60], "bitmap"),
+    )
+    assert of_blobs == wanted
+    assert of_elements == wanted[:60]
+    assert of_bitmaps == wanted[:60]
+
+
+def test_jpeg_within_two_levels(compiled: Path) -> None:
+    from PIL import Image
+
+    folder = compiled / "photographs"
+    folder.mkdir()
+    pairs = []
+    for path in written(folder, 120, "jpg"):
+        rgba = np.asarray(Image.open(path).convert("RGBA"))
+        path.with_suffix(".rgba").write_bytes(rgba.tobytes())
+        pairs.append([f"/photographs/{path.name}", f"/photographs/{path.stem}.rgba"])
+    (found,) = browser.calls(compiled, ("differences", pairs))
+    assert max(each["most"] for each in found) <= 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_zoo_on_all_samples(compiled: Path, name: str) -> None:
+    path = zoo_model(name)
+    assert path is not None
+    shutil.copy(path, compiled)
+    for sample in SAMPLES:
+        shutil.copy(sample, compiled)
+    names = [f"/{sample.name}" for sample in SAMPLES]
+    one, two = browser.calls(
+        compiled,
+        ("answers", f"/{path.name}", names, 1),
+        ("answers", f"/{path.name}", names[:2], 2),
+    )
+    assert one["isolated"]
+    assert (one["provider"], one["fallback"], one["file"]) == ("wasm", None, path.name)
+    python = capsedge.load(path, threads=1)
+    for sample, found in zip(SAMPLES, one["found"], strict=True):
+        wanted = python.predict(sample, top_k=3)[0]
+        assert [each["label"] for each in found["ranking"]] == [each.name for each in wanted.labels]
+        assert (found["nothing"] or "") == wanted.nothing
+        np.testing.assert_allclose(found["scores"], wanted.scores, **CLOSE)
+        np.testing.assert_allclose(found["poses"], wanted.poses.ravel(), **CLOSE)
+        if found["pictures"]:
+            pictures = python.decode(wanted.poses)
+            np.testing.assert_allclose(found["pictures"], pictures.ravel(), **CLOSE)
+    for found, same in zip(two["found"], one["found"], strict=False):
+        np.testing.assert_allclose(found["scores"], same["scores"], **CLOSE)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def test_strangers_are_refused(compiled: Path) -> None:
+    """Files and images, in words; the page lives on."""
+    model, sample = zoo_model(MODELS[0]), SAMPLES[0]
+    assert model is not None
+    shutil.copy(model, compiled)
+    shutil.copy(sample, compiled)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 65535, 65535, 8, 0, 0, 0, 0))
+    files = {
+        "external.onnx": HIDDEN["initializer"],
+        "cut.onnx": model.read_bytes()[:100_000],
+        "bomb.png": b"\x89PNG\r\n\x1a\n" + header + chunk(b"IEND", b""),
+        "text.png": b"<svg onload=alert(1)></svg>",
+        "damaged.png": sample.read_bytes()[:100],
+    }
+    for name, data in files.items():
+        (compiled / name).write_bytes(data)
+    good = f"/{model.name}"
+    cases = {
+        ("/external.onnx",): ("file", "other files"),
+        ("/cut.onnx",): ("file", "not a complete ONNX file"),
+        (good, "/bomb.png"): ("limit", "65,535 x 65,535"),
+        (good, "/text.png"): ("input", "neither a PNG nor a JPEG"),
+        (good, "/damaged.png"): ("input", "cannot decode"),
+    }
+    asked = [("refused", *case) for case in cases]
+    *refused, fine = browser.calls(compiled, *asked, ("refused", good, f"/{sample.name}"))
+    assert fine is None
+    for found, (code, text) in zip(refused, cases.values(), strict=True):
+        assert found["ours"]
+        assert found["code"] == code
+        assert text in found["message"]

@@ -1,0 +1,301 @@
+"""Files of strangers: the package refuses what Python refuses, and never fails in another way."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from capsedge.errors import CapsedgeError  # noqa: E402
+from capsedge.runtime import metadata as python_metadata  # noqa: E402
+from capsedge.runtime.files import documents, limits  # noqa: E402
+from capsedge.runtime.files.text import printable  # noqa: E402
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.reading import onnx_file  # noqa: E402
+from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
+from tests.fuzz import hostile  # noqa: E402
+from tests.native.test_walkers import HIDDEN, NODE, in_python  # noqa: E402
+from tests.runtime.models import capsule_model, metadata  # noqa: E402
+from tests.runtime.wire import Writer, field, model  # noqa: E402
+
+from .package import WEB, Package, Refused  # noqa: E402
+
+CODES = {"file", "metadata", "limit", "input", "runtime"}
+Facts = set[tuple[str, str, str]]
+
+
+def in_typescript(web: Package, data: bytes) -> Facts | None:
+    """What is in the file; None where it is refused."""
+    error = web.refused("walk", data)
+    if error is not None:
+        assert error.code in CODES, str(error)
+        return None
+    answer, _ = web.ask("walk", data)
+    return {(a, b, c) for a, b, c in answer["facts"]}
+
+
+def python_facts(data: bytes) -> Facts | None:
+    found = in_python(data)
+    if found is None:
+        return None
+    return {("harmful", "", "") if fact[0] == "harmful" else fact for fact in found}
+
+
+def check(web: Package, data: bytes) -> bool:
+    """Both read the same. True if they take the file."""
+    wanted = python_facts(data)
+    assert in_typescript(web, data) == wanted, data[:4096].hex()
+    return wanted is not None
+
+
+def test_the_walker_has_the_official_schema() -> None:
+    source = (WEB / "src" / "wire.ts").read_text()
+    assert re.search(r"SCHEMA = `(.*?)`", source, re.DOTALL).group(1) == SCHEMA  # type: ignore[union-attr]
+
+
+def test_the_limits_are_pythons() -> None:
+    source = (WEB / "src" / "limits.ts").read_text()
+    names = {"KIB": 2**10, "MIB": 2**20}
+    block = source[source.index("LIMITS: ") : source.index("});")]
+    stated = dict(re.findall(r"^  (\w+): ([^,]+),$", block, re.MULTILINE))
+    fixed = dict(re.findall(r"^export const (\w+) = ([^;]+);", source, re.MULTILINE))
+    found = {k: eval(v, {}, names) for k, v in {**stated, **fixed}.items()}
+    assert found == {
+        "fileBytes": onnx_file.MAX_BYTES, "nodes": onnx_file.MAX_NODES,
+        "messages": onnx_file.MAX_MESSAGES, "fields": 4_000_000,
+        "metadataBytes": limits.METADATA_BYTES, "nothingBytes": limits.NOTHING_BYTES,
+        "cascadeBytes": limits.CASCADE_BYTES, "traceBytes": limits.TRACE_BYTES,
+        "tracedBytes": limits.TRACED_BYTES, "imageFileBytes": limits.IMAGE_FILE_BYTES,
+        "imagePixels": limits.IMAGE_PIXELS, "imageSide": limits.IMAGE_SIDE,
+        "inputValues": limits.INPUT_VALUES, "runBytes": limits.RUN_BYTES,
+        "MESSAGE_DEPTH": onnx_file.MAX_DEPTH, "JSON_VALUES": limits.JSON_VALUES,
+        "JSON_DEPTH": limits.JSON_DEPTH, "ITERATIONS": limits.ITERATIONS, "LAYERS": limits.LAYERS,
+        "WIDTH": limits.WIDTH, "NAME_CHARACTERS": limits.NAME_CHARACTERS,
+        "ORIGIN_CHARACTERS": limits.ORIGIN_CHARACTERS, "ORIGIN_ENTRIES": limits.ORIGIN_ENTRIES,
+        "DIMENSIONS": limits.DIMENSIONS,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_nothing_hides(web: Package, name: str) -> None:
+    check(web, HIDDEN[name])
+    facts = in_typescript(web, HIDDEN[name])
+    assert facts is None or ("harmful", "", "") in facts
+    with pytest.raises(Refused) as error:
+        web.ask("judge", HIDDEN[name])
+    assert error.value.code in CODES
+
+
+@pytest.mark.parametrize("tricks", [0.0, 0.0005, 0.003, 0.03])
+def test_random_files(web: Package, tricks: float) -> None:
+    taken = sum(check(web, Writer(seed, tricks).model()) for seed in range(200))
+    assert taken == 200 if tricks == 0 else taken < 200
+
+
+def mutated(count: int) -> Iterator[bytes]:
+    """Files with bytes changed, lost or doubled."""
+    r = random.Random(2)
+    seeds = [capsule_model().SerializeToString()] + [Writer(s, 0.0).model() for s in range(6)]
+    for _ in range(count):
+        data = bytearray(r.choice(seeds))
+        for _ in range(r.randint(1, 4)):
+            at = r.randrange(len(data))
+            kind = r.random()
+            if kind < 0.5:
+                data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), 0x80, 0xFF))
+            elif kind < 0.75:
+                del data[at : at + r.randint(1, 9)]
+            else:
+                data[at:at] = bytes(data[(b := r.randrange(len(data))) : b + r.randint(1, 30)])
+        yield bytes(data)
+
+
+def test_mutated_files(web: Package) -> None:
+    taken = [check(web, data) for data in mutated(800)]
+    assert any(taken)
+    assert not all(taken)
+    for data in mutated(200):
+        error = web.refused("judge", data)
+        assert error is None or error.code in CODES, str(error)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"PK\x03\x04" + bytes(100), "not a complete ONNX file"),
+        (model(field(1, b"") * 100_001), "more than 100,000 nodes"),
+        (model(field(13, b"") * 500_001), "more than 500,000 messages"),
+        (model(field(1, NODE), b"\x42\x00" * 4_000_001), "more than"),
+        (capsule_model(function=False).SerializeToString(), "no function body"),
+        (capsule_model(properties={}).SerializeToString(), "neither its classes"),
+    ],
+    ids=["empty", "zip", "nodes", "messages", "fields", "bodies", "no metadata"],
+)
+def test_what_is_refused_in_words(web: Package, data: bytes, message: str) -> None:
+    with pytest.raises(Refused, match=message) as error:
+        web.ask("judge", data)
+    assert error.value.hint
+
+
+def test_a_file_over_the_callers_limit(web: Package) -> None:
+    data = capsule_model().SerializeToString()
+    with pytest.raises(Refused, match="the limit is 1,000") as error:
+        web.load(data, limits={"fileBytes": 1000})
+    assert error.value.code == "limit"
+
+
+@pytest.mark.parametrize("name", sorted(hostile.METADATA))
+def test_hostile_metadata(web: Package, name: str) -> None:
+    properties = hostile._metadata_of(hostile.METADATA[name])
+    assert refused_in_typescript(web, properties) == refused_in_python(properties)
+
+
+def test_hostile_files(web: Package) -> None:
+    """Each is refused in words, or taken where Python takes it."""
+    for name, data in hostile.onnx().items():
+        error = web.refused("load", data, id=0)
+        assert error is None or error.code in CODES, f"{name}: {error}"
+        assert (error is None) == (name == "NaN"), name
+
+
+def refused_in_python(properties: dict[str, str]) -> bool:
+    try:
+        ModelMetadata.from_properties(properties)
+    except CapsedgeError:
+        return True
+    return False
+
+
+def refused_in_typescript(web: Package, properties: dict[str, str]) -> bool:
+    error = web.refused("metadata", properties=list(properties.items()))
+    assert error is None or error.code in ("metadata", "limit"), str(error)
+    return error is not None
+
+
+ORIGIN = {
+    "family": "a", "source": "b", "licence": "", "dialect": "c", "differences": ["d"], "file": "e",
+    "file_sha256": "f",
+}  # fmt: skip
+SPAN = [0.1, 0.5]
+NOTHING = {
+    "contrast": SPAN, "level": SPAN, "roughness": SPAN, "frame_level": SPAN, "frame_contrast": SPAN,
+}  # fmt: skip
+PARENT = {"file": "a", "sha256": "b", "bytes": 1}
+CASCADE = {
+    "small": PARENT, "large": PARENT, "margin": 0.1, "score": None, "min_agreement": 0.9, "agreement": 1,
+    "agreement_at_least": 0.9, "share": 0.2, "images": 10, "data_sha256": "", "cost": 0.3,
+}  # fmt: skip
+LAYER = {
+    "name": "classes", "routing": "dynamic", "iterations": 3,
+    "outputs": {"couplings": "a", "poses": "b", "agreement": "c"},
+}  # fmt: skip
+APART = {
+    "capsedge_origin": ORIGIN,
+    "capsedge_nothing": NOTHING,
+    "capsedge_cascade": CASCADE,
+    "capsedge_trace": {"layers": [LAYER]},
+}
+STRANGE = (
+    None, True, 0, -1, 1.5, 2**31, 2**53, 2**63, 10**30, "", "x", "x" * 1025, "x" * 4097, "\x1b[2J", [],
+    [1], [1, 2], [2, 1], [0.5, 0.1], ["a"] * 257, {}, {"a": 1}, float("nan"), float("inf"), "em", "sigmoid",
+    "NHWC", "BGR", "regression", "multi-label", "logits", "standardize",
+)  # fmt: skip
+
+
+def variants(r: random.Random, value: object) -> object:
+    """The value with one part of it strange, missing or doubled."""
+    if isinstance(value, dict) and value and r.random() < 0.85:
+        key = r.choice(sorted(value))
+        kind = r.random()
+        if kind < 0.15:
+            return {k: v for k, v in value.items() if k != key}
+        if kind < 0.25:
+            return {**value, "surprise": 1}
+        return {**value, key: variants(r, value[key])}
+    if isinstance(value, list) and value and r.random() < 0.6:
+        at = r.randrange(len(value))
+        return [*value[:at], variants(r, value[at]), *value[at + 1 :]]
+    return r.choice(STRANGE)
+
+
+def test_metadata_with_one_strange_part(web: Package) -> None:
+    """Python and TypeScript take and refuse the same of 1,500."""
+    r = random.Random(3)
+    outputs = Outputs(scores="probs", kind="probability", poses="poses")
+    angles = Outputs(values=("angles",), names=("yaw", "pitch"), units=("degrees", ""))
+    seeds = [
+        metadata().to_properties(),
+        metadata(
+            preprocessing=Preprocessing(8, 8, 3, mean=(0.1, 0.2, 0.3), order="BGR", layout="NHWC"),
+            outputs=outputs,
+        ).to_properties(),
+        metadata(task="regression", class_names=(), outputs=angles).to_properties(),
+    ]
+    texts = {name: json.dumps(value) for name, value in APART.items()}
+    refused = 0
+    for _ in range(1500):
+        properties = {**r.choice(seeds), **(texts if r.random() < 0.8 else {})}
+        key = r.choice(sorted(properties))
+        properties[key] = json.dumps(variants(r, json.loads(properties[key])))
+        wanted = refused_in_python(properties)
+        assert refused_in_typescript(web, properties) == wanted, (key, properties[key])
+        refused += wanted
+    assert 300 < refused < 1450
+
+
+JSON = (
+    "1", "-0", "01", "1.", ".5", "+1", "1e5", "1E+5", "1e", "--1", "- 1", '"a', '"\\q"', '"\\u12"',
+    '"\\u00e9"',
+    '"\\ud83d\\ude00"', '"\\ud83d"', '"\\ude00\\ud83d"', '"\t"', '"\x7f"', "[1,]", "[,1]", "{,}", '{"a":1,}',
+    '{"a":1,"a":2}', '{"__proto__":1}', "{'a':1}", "[1 2]", "nul", "null ", "true1", "NaN", "-NaN",
+    "-Infinity",
+    "\ufeff1", "\u00a01", "\v1", "", " ", "18446744073709551615", "18446744073709551616",
+    "-9223372036854775808", "-9223372036854775809", "1" * 30, "1e999", "[" * 31 + "]" * 31,
+    "[" * 32 + "]" * 32, '{"a":' * 31 + "1" + "}" * 31, "1 //", "/**/1", "[1]]", "\u20281",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", JSON)
+def test_json_is_read_as_in_python(web: Package, text: str) -> None:
+    try:
+        documents.parse(text, nan="null")
+        wanted = True
+    except documents.Malformed:
+        wanted = False
+    error = web.refused("json", text=text)
+    assert error is None or error.code == "Malformed"
+    assert (error is None) == wanted
+
+
+NAMES = (
+    "seven", "é 漢字 🙂", "a\nb\tc\r", "\x1b[31mred\x07", "\u202egnp.exe", "a\u200db\u200cc", "\u00a0\u3000",
+    "\ufeff\u2028\u2029", "\x7f\x80\x9f\xad", "<script>alert(1)</script>", "\U000e0041", "a\\nb", "\ue000",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_names_are_printable_as_in_python(web: Package, text: str) -> None:
+    assert web.ask("printable", text=text)[0]["text"] == printable(text)
+
+
+def test_every_text_of_a_description_is_printable(web: Package) -> None:
+    said = metadata(class_names=("a\x1b[2J", "b\u202e", "c"), architecture="x\ny").to_properties()
+    said["capsedge_origin"] = json.dumps({**ORIGIN, "file": "\x1b]0;", "notes": ["a\u202eb"]})
+    data = capsule_model(properties=said).SerializeToString()
+    session = web.load(data)
+    text = json.dumps(session.known["description"], ensure_ascii=False)
+    assert printable(text) == text
+    assert session.known["description"]["labels"] == ["a\\x1b[2J", "b\\u202e", "c"]
+    session.close()
+
+
+def test_metadata_has_the_properties_of_python() -> None:
+    """A property that Python learns has to be learnt here, too."""
+    source = (WEB / "src" / "stated.ts").read_text()
+    assert set(re.findall(r'"(capsedge_\w+)"', source)) == set(python_metadata._APART.values())
