@@ -29,7 +29,11 @@ function watch() {
     names = new Map();
     constructor(...args) {
       super(...args);
-      this.addEventListener("message", ({ data }) => globalThis.replies.push({ name: this.names.get(data.id), ...data }));
+      this.addEventListener("message", ({ data }) => {
+        const name = this.names.get(data.id);
+        if (name === "predict") globalThis.firstAnswer ??= performance.now();
+        globalThis.replies.push({ name, ...data });
+      });
     }
     postMessage(message, ...rest) {
       this.names.set(message.id, message.name);
@@ -225,6 +229,50 @@ const cases = {
     await answered(page, 1);
     const answer = await example(page, 5);
     return { first, second: await page.evaluate(() => crossOriginIsolated), kept, answer, status: await text(page, "status") };
+  },
+
+  async speed() {
+    const start = performance.now();
+    const page = await open();
+    const loading = await page.evaluate(() => globalThis.firstAnswer); // since the navigation began
+    const turns = await page.evaluate(async (count) => {
+      const sliders = [...document.querySelectorAll("#sliders input")];
+      const paint = CanvasRenderingContext2D.prototype.putImageData;
+      let painted = () => undefined;
+      CanvasRenderingContext2D.prototype.putImageData = function (...args) {
+        paint.apply(this, args);
+        if (this.canvas.closest("#pictures")) painted();
+      };
+      const times = [];
+      for (let k = 0; k < count; k++) {
+        const slider = sliders[k % sliders.length];
+        const done = new Promise((resolve) => (painted = resolve));
+        const begin = performance.now();
+        slider.value = String(((k * 37) % 200) - 100);
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        await done;
+        times.push(performance.now() - begin);
+        await new Promise((resolve) => setTimeout(resolve, 4));
+      }
+      return times;
+    }, options.turns);
+    return { loading, turns, whole: performance.now() - start };
+  },
+
+  async pictures() {
+    const page = await open();
+    await example(page, 10);
+    await turn(page, 4, 60);
+    await settled(page);
+    for (const width of [1280, 400]) {
+      for (const scheme of ["light", "dark"]) {
+        await page.setViewport({ width, height: 900 });
+        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+        await new Promise((resolve) => setTimeout(resolve, 600));
+        await page.screenshot({ path: `${options.into}/page-${width}-${scheme}.png`, fullPage: true });
+      }
+    }
+    return {};
   },
 
   async widths() {

@@ -1,4 +1,4 @@
-"""The page in Chromium: its numbers are Python's, strangers' files are harmless, and it works without a network."""
+"""The page in Chromium: its numbers are Python's, strangers' files are harmless, and it works offline."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_keyboard(server: FolderServer) -> None:
 
 def test_offline(folder: Path) -> None:
     """A static server that sends no headers, and then none at all."""
-    with plain_server(folder) as (url, stop):
+    with PlainServer(folder) as (url, stop):
         seen = play("offline", url, ready=stop)
     wanted = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     kept = {path.removeprefix("/") for path in seen["kept"]}
@@ -161,7 +161,7 @@ def test_offline(folder: Path) -> None:
     assert seen["answer"]["label"] == "5"
 
 
-class plain_server:
+class PlainServer:
     """`python -m http.server`, which can be stopped in the middle."""
 
     def __init__(self, folder: Path) -> None:

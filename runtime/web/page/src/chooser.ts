@@ -12,12 +12,12 @@ export class Chooser {
   private file = 0;
 
   /** @param chosen is told when another file or provider was chosen. */
-  constructor(private readonly chosen: () => void) {
-    this.model.addEventListener("change", () => this.useModel());
-    this.provider.addEventListener("change", () => this.chosen());
+  constructor(private readonly chosen: () => Promise<void>) {
+    this.model.addEventListener("change", () => void this.useModel());
+    this.provider.addEventListener("change", () => void this.chosen());
     this.iterations.addEventListener("change", (event) => {
       this.file = Number((event.target as HTMLInputElement).value);
-      this.chosen();
+      void this.chosen();
     });
     byId("chooser").addEventListener("submit", (event) => event.preventDefault());
     if ("gpu" in navigator) return;
@@ -38,7 +38,7 @@ export class Chooser {
     this.models[place] = file;
     if (same < 0) this.model.append(make("option", {}, file.name.slice(0, 80)));
     this.model.selectedIndex = place;
-    this.useModel();
+    void this.useModel();
   }
 
   /** Take a file away that was refused, and go back to the model at a place. */
@@ -66,14 +66,10 @@ export class Chooser {
     return this.provider.value === "webgpu" ? "webgpu" : "wasm";
   }
 
-  /** Choose the first model. */
-  start(): void {
-    this.useModel();
-  }
-
-  private useModel(): void {
+  /** Choose the model that the list shows. */
+  useModel(): Promise<void> {
     this.offerIterations();
-    this.chosen();
+    return this.chosen();
   }
 
   private offerIterations(): void {

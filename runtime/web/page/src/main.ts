@@ -11,7 +11,7 @@ import { showProblem } from "./ui/message.js";
 
 const engine = new Engine();
 const play = new Play(engine);
-const chooser = new Chooser(() => void change());
+const chooser = new Chooser(change);
 const firstExample = offerExamples((image, name) => void play.take(image, name, true));
 let opened = -1; // place of the model that is open
 
@@ -29,6 +29,7 @@ async function change(): Promise<void> {
 }
 
 async function start(): Promise<void> {
+  engine.prepare();
   takeFiles((file) => chooser.add(file), (image) => void play.take(image, image.name));
   try {
     chooser.offer(await readFolder());
@@ -36,9 +37,8 @@ async function start(): Promise<void> {
     showProblem(new Error(`There is no model beside this page: ${error instanceof Error ? error.message : "?"}. Open a model of your own.`));
   }
   byId("loading").textContent = "Loading the model…";
-  await firstExample();
-  chooser.start();
-  await keepOffline();
+  await Promise.all([firstExample(), chooser.useModel()]);
+  await keepOffline(); // which fetches everything again, and so must not compete with the first answer
 }
 
 void start();

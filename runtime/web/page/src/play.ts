@@ -189,10 +189,12 @@ export class Play {
     byId("live").textContent = answer.nothing ? `Nothing to see: ${answer.nothing}` : said;
   }
 
+  /** Draw everything in the colours that the page has now. */
   private redraw(): void {
     this.pad.draw();
     if (this.model && this.input) showSeen(this.input, this.model.description);
-    if (this.answer) this.show(this.answer);
+    this.routing.draw();
+    void this.decode();
   }
 }
 

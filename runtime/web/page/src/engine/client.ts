@@ -34,6 +34,11 @@ export class Engine {
     return this.call("open", source, provider);
   }
 
+  /** Start the worker, which fetches ONNX Runtime while the page still asks which model to load. */
+  prepare(): void {
+    this.worker ??= this.start();
+  }
+
   /** Call a function of the worker. */
   call<Name extends keyof Calls>(name: Name, ...args: Parameters<Calls[Name]>): ReturnType<Calls[Name]> {
     const worker = (this.worker ??= this.start());

@@ -4,6 +4,7 @@ import type { Calls, ModelSource, Opened, Problem, Reply, Request } from "./mess
 import { runtimeFor } from "./runtimes.js";
 
 let session: Session | null = null;
+runtimeFor("wasm").catch(() => undefined); // early, as it is wanted next; a failure is told then
 
 const calls: Calls = {
   async open(source, provider) {

@@ -41,7 +41,8 @@ export class Routing {
     this.draw();
   }
 
-  private draw(): void {
+  /** Draw the chosen layer, in the colours that the page has now. */
+  draw(): void {
     const number = Number(this.choice.value);
     const layer = this.trace[number];
     if (!layer) return;
