@@ -2,8 +2,8 @@
 
     python -m benchmarks.page [--turns 400] [-o page.json]
 
-Needs ``make web`` and Chromium. The peer is ONNX Runtime in Python in the same run: the decoder by itself, and
-a fresh process that loads the model and classifies one image.
+Needs ``make web`` and Chromium. The peer is ONNX Runtime in Python in the same run: the decoder by itself,
+and a fresh process that loads the model and classifies one image.
 """
 
 from __future__ import annotations
