@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia runtimes wheels docs fuzz native-builds cuda web test-web lint format clean
+.PHONY: help demo test test-all test-nvidia runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,16 @@ test-nvidia: $(READY) ## Test with NVIDIA's parser, builder and plugin registry,
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes
 
+web: ## Build the npm package and the page of `capsedge deploy web` (needs Node.js 20.19 or later)
+	npm ci --prefix runtime/web --ignore-scripts
+	npm run lint --prefix runtime/web
+	npm run build --prefix runtime/web
+	npm ci --prefix runtime/web/page --ignore-scripts
+	npm run build --prefix runtime/web/page
+
+test-web: $(READY) web ## Test the npm package and the page in Node.js and Chromium
+	$(BIN)/python -m pytest -n 0 tests/web tests/page tests/deploy -m "slow or not slow"
+
 fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
@@ -46,7 +56,7 @@ fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang)
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
 
-wheels: $(READY) ## Build the source archive and all wheels in dist/
+wheels: $(READY) web ## Build the page, the source archive and all wheels in dist/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
 	$(BIN)/python -m tools.wheels
 
@@ -58,15 +68,9 @@ cuda: ## Build the CUDA kernels in build/cuda, for every GPU that nvcc supports 
 	cmake -S runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	cmake --build build/cuda --target capsedge_cuda
 
-web: ## Build the npm package of runtime/web (needs Node.js 20)
-	cd runtime/web && npm ci --ignore-scripts --no-audit --no-fund && npm run lint && npm run build
-
-test-web: $(READY) web ## Test the npm package in Node.js and in headless Chromium
-	$(BIN)/python -m pytest tests/web -m "slow or not slow"
-
 format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## Remove the outputs of the targets
-	rm -rf $(VENV) build out dist runtime/web/dist runtime/web/node_modules
+	rm -rf $(VENV) build out dist runtime/web/dist runtime/web/node_modules runtime/web/page/node_modules

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from capsedge.calibration.api import quantize
     from capsedge.calibration.report import QuantizationReport
     from capsedge.checkpoint import load_checkpoint
+    from capsedge.deploy.report import WebDeployment
+    from capsedge.deploy.web import deploy_web
     from capsedge.errors import (
         ArtefactError,
         CapsedgeError,
@@ -83,6 +85,8 @@ _HOMES = {
     "PruningReport": "capsedge.pruning.report",
     "build": "capsedge.exporters.tensorrt.api",
     "BuildReport": "capsedge.exporters.tensorrt.engine_file",
+    "deploy_web": "capsedge.deploy.web",
+    "WebDeployment": "capsedge.deploy.report",
     "verify": "capsedge.verification.compare",
     "Certificate": "capsedge.verification.certificate",
     "verify_ensemble": "capsedge.verification.ensemble",
@@ -133,10 +137,12 @@ __all__ = [
     "TracedLayer",
     "UnsupportedModelError",
     "UsageError",
+    "WebDeployment",
     "__version__",
     "build",
     "cascade",
     "datasets",
+    "deploy_web",
     "export",
     "import_checkpoint",
     "inspect",

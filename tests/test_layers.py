@@ -68,6 +68,7 @@ ROOMS = (
     "exporters.tensorrt",
     "exporters",
     "pipelines",
+    "deploy",
     "verification",
     "importing",
     "training",

@@ -24,6 +24,7 @@ DIST = ROOT / "dist"
 GLIBC = (2, 17)
 PROCESSORS = ("x86_64", "aarch64")
 KINDS = ("sdist", "pure", *PROCESSORS)
+PAGE = ROOT / "capsedge" / "deploy" / "site" / "index.html"
 _TOOLCHAIN = ROOT / "runtime" / "native" / "cmake" / "zig.cmake"
 
 
@@ -124,6 +125,10 @@ def main() -> None:
     unknown = set(options.kinds) - set(KINDS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
+    if not PAGE.is_file():
+        parser.error(
+            "the page of `capsedge deploy web` is not built, and belongs into wheels: make web"
+        )
     for kind in options.kinds or KINDS:
         print(make(kind, options.into))
 

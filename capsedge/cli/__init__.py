@@ -19,6 +19,7 @@ from capsedge.cli import (
     build,
     cascade,
     config,
+    deploy,
     doctor,
     export,
     import_,
@@ -101,6 +102,7 @@ def _main(
 MODELS = "From a checkpoint to a file"
 SMALLER = "Smaller and faster"
 DEVICE = "On the device"
+ELSEWHERE = "Elsewhere"
 LOOK = "Information"
 
 for panel, verbs in {
@@ -113,6 +115,13 @@ for panel, verbs in {
         name = verb.__name__.rpartition(".")[2].rstrip("_")  # `import` is a word of Python
         command = _completion.completing(name, verb.command)
         app.command(name, rich_help_panel=panel)(_places.judged(command))
+
+
+targets = typer.Typer(help=deploy.HELP, no_args_is_help=True)
+for target, function in deploy.TARGETS.items():
+    command = _completion.completing(f"deploy {target}", function)
+    targets.command(target)(_places.judged(command))
+app.add_typer(targets, name="deploy", rich_help_panel=ELSEWHERE)
 
 
 def main() -> None:

@@ -146,6 +146,12 @@ def _loadable(incomplete: str) -> list[str]:
     return names(lambda: MODELS)(incomplete) + files(ONNX, ENGINE)(incomplete)
 
 
+def _deployable(incomplete: str) -> list[str]:
+    from capsedge.zoo import MODELS
+
+    return names(lambda: MODELS)(incomplete) + files(ONNX)(incomplete)
+
+
 def _trainable(incomplete: str) -> list[str]:
     return names(_models)(incomplete) + files(*WEIGHTS)(incomplete)
 
@@ -230,6 +236,9 @@ SOURCES: Mapping[str, Source] = {
     "build output": files(ENGINE),
     "cascade large": files(ONNX),
     "cascade small": files(ONNX),
+    "deploy web iters": words(),
+    "deploy web models": _deployable,
+    "deploy web output": files(),
     "export model": names(_models),
     "import output": files(CHECKPOINT),
     "infer model": _loadable,

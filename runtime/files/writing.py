@@ -38,7 +38,7 @@ def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
     """
     place, older = _place(target)
     _remove_stale(place.parent)
-    with _failing(target), _replacing(place, older is None) as handle:
+    with failing(target), _replacing(place, older is None) as handle:
         with open(handle, "wb", closefd=False) as file:
             file.write(data)
         if older is not None:
@@ -78,7 +78,7 @@ def make_folder(folder: Path) -> None:
         UsageError: it cannot be created.
         EnvironmentProblem: the disk is full.
     """
-    with _failing(folder, f"Cannot create the folder {folder}."):
+    with failing(folder, f"Cannot create the folder {folder}."):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -163,7 +163,7 @@ def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
     """
     target = Path(target)
     older: os.stat_result | None = None
-    with _failing(target):
+    with failing(target):
         with suppress(FileNotFoundError):
             older = os.stat(target)
         place = Path(os.path.realpath(target))
@@ -205,7 +205,7 @@ def _of_kernel(path: Path) -> bool:
 
 
 @contextmanager
-def _failing(target: Path | str, what: str = "") -> Iterator[None]:
+def failing(target: Path | str, what: str = "") -> Iterator[None]:
     """Turn the block's failures to write into readable errors."""
     try:
         os.fsencode(target)

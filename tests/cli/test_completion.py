@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from capsedge.runtime.backends.providers import PROVIDERS
 from capsedge.runtime.profiling.comparison import PACKAGES
 from capsedge.runtime.reading.forecast import DEVICES
 from capsedge.zoo import ROUTINGS
-from tests.conftest import ROOT
+from tests.places.table import callbacks
 
-VERBS = [p.stem.strip("_") for p in (ROOT / "capsedge" / "cli").glob("[a-z]*.py")]
+VERBS = callbacks()
 TRAINED = [f"digits-{routing}" for routing in ROUTINGS]
 
 
@@ -65,6 +64,7 @@ def starting(names: Iterable[str], start: str) -> list[str]:
         ("capsedge build --target ", ["tensorrt", "tensorrt-rtx"]),
         ("capsedge export --with rec", ["reconstruction"]),
         ("capsedge export --ops ", ["auto", "fused", "portable"]),
+        ("capsedge deploy ", ["web"]),
         ("capsedge export --resize ", ["stretch", "pad", "crop", "center"]),
     ],
 )
@@ -117,6 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("capsedge quantize nets/", ["nets/j.onnx"]),
         ("capsedge quantize .h", [".hidden.onnx"]),
         ("capsedge quantize missing/", []),
+        ("capsedge deploy web ", [*TRAINED, "a.onnx", "nets/"]),
     ],
 )
 def test_files(line: str, wanted: list[str], folder: Path) -> None:
@@ -131,18 +132,16 @@ def test_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_path_and_every_source_is_known(verb: str) -> None:
     """Typer's own completion of a path repeats what was typed, so every path needs a source."""
-    module = importlib.import_module(f"capsedge.cli.{'import_' if verb == 'import' else verb}")
-    hints = typing.get_type_hints(module.command, include_extras=True)
-    for name in inspect.signature(module.command).parameters:
+    hints = typing.get_type_hints(VERBS[verb], include_extras=True)
+    for name in inspect.signature(VERBS[verb]).parameters:
         kind = str(typing.get_args(hints[name])[:1])
         assert _completion.source_of(verb, name) or "Path" not in kind, name
 
 
 def test_no_source_is_left_over() -> None:
     known = set()
-    for verb in VERBS:
-        module = importlib.import_module(f"capsedge.cli.{'import_' if verb == 'import' else verb}")
-        for name in inspect.signature(module.command).parameters:
+    for verb, callback in VERBS.items():
+        for name in inspect.signature(callback).parameters:
             known |= {name, f"{verb} {name}"}
     assert set(_completion.SOURCES) <= known
 

@@ -21,8 +21,10 @@ import typer.main
 from capsedge.cli import _run, app
 from capsedge.cli._places import Role, role_of
 from tests.conftest import ROOT
+from tools.docs.commands import verbs
 
 ZOO = ROOT / "capsedge/zoo"
+PARSERS: dict[str, Any] = dict(verbs(typer.main.get_command(app)))
 IMAGE = ROOT / "capsedge/samples/digit-7.png"
 
 
@@ -41,12 +43,7 @@ class Parameter:
 
 def callbacks() -> dict[str, Callable[..., None]]:
     """Every verb's function."""
-    found = {}
-    for verb in app.registered_commands:
-        assert verb.callback is not None
-        assert verb.name is not None
-        found[verb.name] = inspect.unwrap(verb.callback)
-    return found
+    return {name: inspect.unwrap(verb.callback) for name, verb in PARSERS.items()}
 
 
 def _is_path(annotation: Any) -> bool:
@@ -57,12 +54,10 @@ def _is_path(annotation: Any) -> bool:
 
 def parameters() -> list[Parameter]:
     """Every parameter of every verb that is a path."""
-    group = typer.main.get_command(app)
     found = []
     for verb, callback in callbacks().items():
         hints = typing.get_type_hints(callback, include_extras=True)
-        command = group.commands[verb]  # type: ignore[attr-defined]
-        for parameter in command.params:
+        for parameter in PARSERS[verb].params:
             hint = hints.get(parameter.name)
             if hint is None or not _is_path(hint):
                 continue
@@ -127,6 +122,7 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
             "data": ["--data", data], "iters": ["--iters", "1"], "precision": ["--precision", "fp32"],
         },
         "build": {"model": [model], "output": ["-o", out / "new.engine"]},
+        "deploy web": {"models": [model], "output": ["-o", out / "page"]},
         "infer": {"images": [image], "model": ["-m", model]},
         "see": {"model": [model], "images": [image], "output": ["-o", out / "seen.png"]},
         "profile": {"models": [model], "duration": ["--duration", "0.1", "--warmup", "0"]},
@@ -145,7 +141,7 @@ def command(
         words[key] = [*([parameter.flag] if parameter.flag else []), path]
     positional = [k for k in words if k in ("model", "models", "images", "file", "small", "large")]
     order = [k for k in words if k not in positional] + positional
-    return [verb, *(str(w) for k in order for w in words[k])]
+    return [*verb.split(), *(str(w) for k in order for w in words[k])]
 
 
 def run(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:

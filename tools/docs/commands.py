@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ _KINDS = {str: "text", Path: "path", int: "integer", float: "number"}
 def markdown() -> str:
     """A chapter for each verb: its usage, what it does, its arguments and options."""
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_verb(name, command) for name, command in group.commands.items())
+    return "\n\n".join(_verb(name, command) for name, command in verbs(group))
+
+
+def verbs(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every verb of a command, those of its groups under both names: ``deploy web``."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _verb(name: str, command: Any) -> str:

@@ -1,0 +1,74 @@
+/** The page's side of the worker. */
+import type { Calls, ModelSource, Opened, Problem, Reply } from "./messages.js";
+import type { Provider } from "capsedge";
+
+/** What the worker could not do, in words for the user. */
+export class Failure extends Error {
+  constructor(readonly problem: Problem) {
+    super(problem.message);
+  }
+}
+
+const PATIENCE = 5000; // milliseconds that a model may take for an answer when another is chosen
+
+interface Waiting {
+  since: number;
+  resolve(value: unknown): void;
+  reject(failure: Failure): void;
+}
+
+/** A worker with at most one model. */
+export class Engine {
+  private worker: Worker | null = null;
+  private readonly waiting = new Map<number, Waiting>();
+  private next = 0;
+
+  /**
+   * Open another model. One that computes without end is given up with its worker, so that none can hold the page.
+   *
+   * @throws Failure where the file is refused.
+   */
+  async open(source: ModelSource, provider: Provider): Promise<Opened> {
+    const oldest = Math.min(...[...this.waiting.values()].map(({ since }) => since));
+    if (performance.now() - oldest > PATIENCE) this.abandon({ code: "runtime", message: "Another model was chosen.", hint: "" });
+    return this.call("open", source, provider);
+  }
+
+  /** Start the worker, which fetches ONNX Runtime while the page still asks which model to load. */
+  prepare(): void {
+    this.worker ??= this.start();
+  }
+
+  /** Call a function of the worker. */
+  call<Name extends keyof Calls>(name: Name, ...args: Parameters<Calls[Name]>): ReturnType<Calls[Name]> {
+    const worker = (this.worker ??= this.start());
+    const id = this.next++;
+    const answered = new Promise((resolve, reject: (failure: Failure) => void) => {
+      this.waiting.set(id, { since: performance.now(), resolve, reject });
+      worker.postMessage({ id, name, args });
+    });
+    return answered as ReturnType<Calls[Name]>;
+  }
+
+  private start(): Worker {
+    const worker = new Worker(new URL("./worker.ts", import.meta.url), { type: "module" });
+    worker.onmessage = ({ data }: MessageEvent<Reply>) => this.settle(data);
+    worker.onerror = () => this.abandon({ code: "runtime", message: "The model's worker ended: it may have run out of memory.", hint: "Reload the page." });
+    return worker;
+  }
+
+  private settle(reply: Reply): void {
+    const waiting = this.waiting.get(reply.id);
+    this.waiting.delete(reply.id);
+    if ("problem" in reply) waiting?.reject(new Failure(reply.problem));
+    else waiting?.resolve(reply.value);
+  }
+
+  private abandon(problem: Problem): void {
+    this.worker?.terminate();
+    this.worker = null;
+    const given = [...this.waiting.values()];
+    this.waiting.clear();
+    for (const { reject } of given) reject(new Failure(problem));
+  }
+}

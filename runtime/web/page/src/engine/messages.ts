@@ -1,0 +1,46 @@
+/** What the page and the worker that runs the model say to each other. */
+import type { Answer, Description, ErrorCode, FloatArray, Provider } from "capsedge";
+
+/** Where a model comes from: a file of the folder, with its checksum, or a file that was dropped. */
+export type ModelSource = { address: string; bytes: number; sha256: string } | { file: File };
+
+/** An image: pixels that were drawn, or a PNG or JPEG file. */
+export type PageImage = ImageData | Blob;
+
+export interface Opened {
+  description: Description;
+  provider: Provider;
+  /** Why the first choice of providers was not taken; null if it was. */
+  fallback: string | null;
+  threads: number;
+  /** Whether the file was compared with its checksum. */
+  checked: boolean;
+}
+
+export interface Predicted {
+  answer: Answer;
+  /** The prepared input, in the layout of the model. */
+  input: Float32Array;
+}
+
+/** The worker's functions. */
+export interface Calls {
+  open(source: ModelSource, provider: Provider): Promise<Opened>;
+  predict(image: PageImage, invert: boolean): Promise<Predicted>;
+  /** Pictures of one pose each of some classes: `[C, H, W]` of each. */
+  decode(poses: Float32Array[], classes: number[]): Promise<FloatArray[]>;
+}
+
+export interface Request {
+  id: number;
+  name: keyof Calls;
+  args: unknown[];
+}
+
+export interface Problem {
+  code: ErrorCode | "bug";
+  message: string;
+  hint: string;
+}
+
+export type Reply = { id: number; value: unknown } | { id: number; problem: Problem };

@@ -1,0 +1,204 @@
+/** The open model at play: what is drawn, its answer, and the pictures of its capsules. */
+import type { Answer, Provider } from "capsedge";
+import type { Engine } from "./engine/client.js";
+import type { ModelSource, Opened, PageImage } from "./engine/messages.js";
+import { latest } from "./latest.js";
+import { Classes, PRESENT } from "./ui/classes.js";
+import { byId, decimal, make } from "./ui/dom.js";
+import { hideProblem, showProblem } from "./ui/message.js";
+import { Pad } from "./ui/pad.js";
+import { Pictures, type Reconstruction } from "./ui/pictures.js";
+import { Routing } from "./ui/routing.js";
+import { showSeen } from "./ui/seen.js";
+import { Sliders } from "./ui/sliders.js";
+import { Stages } from "./ui/stages.js";
+import { statusOf } from "./ui/status.js";
+
+export class Play {
+  private readonly pad = new Pad((ended) => this.drawn(ended));
+  private readonly classes = new Classes((index) => this.choose(index));
+  private readonly sliders = new Sliders(() => void this.decode());
+  private readonly pictures = new Pictures();
+  private readonly routing = new Routing();
+  private readonly stages = new Stages();
+  private readonly centre = byId<HTMLInputElement>("fit");
+  private readonly invert = byId<HTMLInputElement>("invert");
+  private model: Opened | null = null;
+  private image: Blob | null = null;
+  private answer: Answer | null = null;
+  private input: Float32Array | null = null;
+  private chosen: number | null = null;
+  private speaking = false;
+
+  private readonly predict = latest(() => this.guarded(() => this.predictNow()));
+  private readonly decode = latest(() => this.guarded(() => this.decodeNow()));
+
+  constructor(private readonly engine: Engine) {
+    byId("clear").addEventListener("click", () => this.clear());
+    byId("undo").addEventListener("click", () => {
+      this.image = null;
+      this.pad.undo();
+      this.drawn(true);
+    });
+    for (const switched of [this.centre, this.invert]) switched.addEventListener("change", () => this.drawn(true));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+  }
+
+  /**
+   * Open a model.
+   *
+   * @throws Failure where it is refused; the model before it stays.
+   */
+  async open(source: ModelSource, provider: Provider): Promise<void> {
+    document.body.setAttribute("aria-busy", "true");
+    try {
+      const model = await this.engine.open(source, provider);
+      this.model = model;
+      this.reset(model);
+    } finally {
+      document.body.removeAttribute("aria-busy");
+    }
+    await this.predict();
+  }
+
+  /** Show an image file, and classify it; `negative` as for the pad. */
+  async take(image: Blob, name: string, negative = false): Promise<void> {
+    try {
+      this.pad.show(await createImageBitmap(image), negative);
+    } catch {
+      showProblem(new Error(`“${name}” is neither a model (.onnx) nor an image that this browser reads.`));
+      return;
+    }
+    this.image = image;
+    this.drawn(true);
+  }
+
+  private clear(): void {
+    this.image = null;
+    this.pad.clear();
+    this.drawn(true);
+  }
+
+  private reset(model: Opened): void {
+    hideProblem();
+    byId("loading").hidden = true;
+    byId("main").hidden = false;
+    this.answer = null;
+    this.chosen = null;
+    this.classes.reset(model.description);
+    this.routing.reset(model.description);
+    byId("status").textContent = statusOf(model);
+    byId("decoder").hidden = !model.description.hasDecoder;
+    const missing = ["This file cannot draw what its capsules hold: its network was trained without a decoder, or it was exported without ", make("code", {}, "--with reconstruction"), "."];
+    byId("picture-note").replaceChildren(...(model.description.hasDecoder ? ["What the decoder makes of a capsule. Turn its dimensions."] : missing));
+    byId("fit-label").hidden = model.description.preprocessing?.channels !== 1;
+    this.stages.show("decode", null);
+    this.pad.draw();
+  }
+
+  /** After every change of the drawing. */
+  private drawn(ended: boolean): void {
+    if (!ended) this.image = null;
+    this.chosen = null;
+    this.speaking = ended;
+    void this.predict();
+  }
+
+  private choose(index: number): void {
+    this.chosen = index;
+    if (this.answer) this.show(this.answer);
+  }
+
+  private async guarded(task: () => Promise<void>): Promise<void> {
+    try {
+      await task();
+    } catch (error) {
+      showProblem(error);
+    }
+  }
+
+  private pixels(): PageImage | null {
+    const p = this.model?.description.preprocessing;
+    if (!p) return null;
+    if (this.image) return this.image;
+    return this.pad.pixels(p.height, p.width, this.centre.checked && p.channels === 1, this.invert.checked);
+  }
+
+  private async predictNow(): Promise<void> {
+    const { model } = this;
+    const image = this.pixels();
+    if (!model || !image) return;
+    // What is drawn is drawn in the ink that the model wants; an image is inverted on request.
+    const { answer, input } = await this.engine.call("predict", image, image instanceof Blob && this.invert.checked);
+    if (model !== this.model) return;
+    this.answer = answer;
+    this.input = input;
+    this.stages.show("prepare", answer.milliseconds.prepare);
+    this.stages.show("run", answer.milliseconds.run);
+    const start = performance.now();
+    showSeen(input, model.description);
+    this.show(answer);
+    this.stages.show("draw", performance.now() - start);
+  }
+
+  private show(answer: Answer): void {
+    if (!this.model) return;
+    if (this.model.description.task === "regression") {
+      this.classes.values(answer);
+      return;
+    }
+    const best = answer.ranking[0]?.index ?? 0;
+    const chosen = this.chosen ?? best;
+    this.classes.show(answer, chosen);
+    if (answer.trace) this.routing.show(answer.trace, chosen);
+    if (answer.poses.data.length) this.sliders.show(poseOf(answer, chosen));
+    if (this.model.description.hasDecoder) void this.decode();
+    this.announce(answer);
+  }
+
+  /** The class that is shown, and another that is there. */
+  private pair(answer: Answer): { chosen: number; other: number | null } {
+    const chosen = this.chosen ?? answer.ranking[0]?.index ?? 0;
+    const other = answer.ranking.find(({ index, score }) => index !== chosen && score >= PRESENT)?.index ?? null;
+    return { chosen, other };
+  }
+
+  private async decodeNow(): Promise<void> {
+    const { answer, model } = this;
+    if (!answer || !model?.description.hasDecoder) return;
+    const { chosen, other } = this.pair(answer);
+    const poses = [this.sliders.pose(), ...(other === null ? [] : [poseOf(answer, other)])];
+    const start = performance.now();
+    const found = await this.engine.call("decode", poses, other === null ? [chosen] : [chosen, other]);
+    if (model !== this.model) return;
+    this.stages.show("decode", performance.now() - start);
+    const named = (place: number, index: number | null): Reconstruction | null => {
+      const picture = found[place];
+      return picture && index !== null ? { label: model.description.labels[index] ?? String(index), picture } : null;
+    };
+    const first = named(0, chosen);
+    if (first) this.pictures.show(first, named(1, other));
+  }
+
+  /** Tell a screen reader the answer, once for each drawing. */
+  private announce(answer: Answer): void {
+    if (!this.speaking || this.pad.empty) return;
+    this.speaking = false;
+    const there = answer.ranking.filter(({ score }, k) => k === 0 || score >= PRESENT).slice(0, 3);
+    const said = there.map(({ label, score }) => `${label}, ${decimal(score)}`).join("; ");
+    byId("live").textContent = answer.nothing ? `Nothing to see: ${answer.nothing}` : said;
+  }
+
+  /** Draw everything in the colours that the page has now. */
+  private redraw(): void {
+    this.pad.draw();
+    if (this.model && this.input) showSeen(this.input, this.model.description);
+    this.routing.draw();
+    void this.decode();
+  }
+}
+
+function poseOf(answer: Answer, index: number): Float32Array {
+  const size = answer.poses.dims[1] ?? 0;
+  return answer.poses.data.slice(index * size, (index + 1) * size);
+}

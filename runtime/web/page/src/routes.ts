@@ -1,0 +1,100 @@
+/** What a trace says of a parent capsule: where its votes come from, and how strong it is after each iteration. */
+import type { TracedLayer } from "capsedge";
+
+const BINS = 64; // columns of children whose places are not known
+
+/** Numbers of a layer whose parents lie on a map of `places` places. */
+interface Sizes {
+  iterations: number;
+  places: number;
+  children: number;
+  parents: number;
+}
+
+export function sizesOf(layer: TracedLayer): Sizes {
+  const { dims } = layer.couplings;
+  const [iterations = 1] = dims;
+  const [children = 1, parents = 1] = dims.slice(-2);
+  return { iterations, places: dims.slice(1, -2).reduce((a, b) => a * b, 1), children, parents };
+}
+
+/** A map of children, `height * width` values. */
+export interface ChildMap {
+  height: number;
+  width: number;
+  values: Float32Array;
+}
+
+/**
+ * What the children of each place add to one parent, for every iteration: couplings times agreements, which sum to
+ * the parent's length before it is squashed (Sabour et al. 2017, eq. 2). For EM routing the couplings.
+ */
+export function childMaps(layer: TracedLayer, parent: number): ChildMap[] {
+  const { iterations, places, children, parents } = sizesOf(layer);
+  const place = placing(layer, children);
+  return Array.from({ length: iterations }, (_, t) => {
+    const sums = new Float32Array(place.height * place.width);
+    const counts = new Float32Array(sums.length);
+    for (let window = 0; window < places; window++) {
+      for (let i = 0; i < children; i++) {
+        const at = place.of(window, i);
+        if (at === null) continue;
+        sums[at] = (sums[at] ?? 0) + added(layer, ((t * places + window) * children + i) * parents + parent);
+        counts[at] = (counts[at] ?? 0) + 1;
+      }
+    }
+    return { height: place.height, width: place.width, values: sums.map((sum, k) => sum / Math.max(1, counts[k] ?? 0)) };
+  });
+}
+
+function added(layer: TracedLayer, k: number): number {
+  const coupling = layer.couplings.data[k] ?? 0;
+  return layer.routing === "em" ? coupling : coupling * Math.max(0, layer.agreement.data[k] ?? 0);
+}
+
+/** Where child `i` of a window lies; null outside of the map, where a window reaches over its edge. */
+function placing(layer: TracedLayer, children: number) {
+  const { childGrid, kernel, strides, grid } = layer;
+  if (!childGrid || !kernel || children % (kernel[0] * kernel[1])) {
+    const width = Math.min(BINS, children);
+    return { height: 1, width, of: (_: number, i: number): number | null => Math.floor((i * width) / children) };
+  }
+  const [height, width] = childGrid;
+  const types = children / (kernel[0] * kernel[1]);
+  const [down, right] = strides ?? [1, 1];
+  const of = (window: number, i: number): number | null => {
+    const inner = Math.floor(i / types);
+    const y = Math.floor(window / grid[1]) * down + Math.floor(inner / kernel[1]);
+    const x = (window % grid[1]) * right + (inner % kernel[1]);
+    return y < height && x < width ? y * width + x : null;
+  };
+  return { height, width, of };
+}
+
+/** What a bar of a parent shows. */
+export function strengthName(layer: TracedLayer): string {
+  if (layer.activations) return "activation";
+  return layer.routing === "dynamic" || layer.routing === "self-attention" ? "length" : "mean coupling";
+}
+
+/** The strength of each parent type after each iteration, as means over the parents' map. */
+export function strengths(layer: TracedLayer): Float32Array[] {
+  const { iterations, places, children, parents } = sizesOf(layer);
+  const name = strengthName(layer);
+  const size = layer.poses.dims[layer.poses.dims.length - 1] ?? 1;
+  const lengthOf = (k: number) => Math.hypot(...layer.poses.data.subarray(k * size, (k + 1) * size));
+  const one = (row: number, j: number): number => {
+    if (name === "activation") return layer.activations?.data[row * parents + j] ?? 0;
+    if (name === "length") return lengthOf(row * parents + j);
+    let sum = 0;
+    for (let i = 0; i < children; i++) sum += layer.couplings.data[(row * children + i) * parents + j] ?? 0;
+    return sum / children;
+  };
+  return Array.from({ length: iterations }, (_, t) =>
+    Float32Array.from({ length: parents }, (_, j) => {
+      let sum = 0;
+      for (let window = 0; window < places; window++) sum += one(t * places + window, j);
+      return sum / places;
+    }),
+  );
+}

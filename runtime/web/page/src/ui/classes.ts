@@ -1,0 +1,75 @@
+/** The classes and how surely each is there; one of them is chosen. */
+import type { Answer, Description } from "capsedge";
+import { byId, decimal, make } from "./dom.js";
+
+const MOST = 12; // classes that are shown; of more, the best
+export const PRESENT = 0.5; // a score from which a class counts as there (Sabour et al. 2017, section 3: margins 0.1 and 0.9)
+
+interface Line {
+  radio: HTMLInputElement;
+  bar: HTMLElement;
+  score: HTMLElement;
+  label: HTMLElement;
+}
+
+export class Classes {
+  private readonly list = byId("classes");
+  private readonly note = byId("classes-note");
+  private lines: Line[] = [];
+  /** The class of each line. */
+  private shown: number[] = [];
+
+  /** @param choose is told when a person chooses a class. */
+  constructor(private readonly choose: (index: number) => void) {
+    this.list.addEventListener("change", () => {
+      const line = this.lines.findIndex(({ radio }) => radio.checked);
+      const index = this.shown[line];
+      if (index !== undefined) this.choose(index);
+    });
+  }
+
+  /** Make the lines for a model. */
+  reset(description: Description): void {
+    const count = Math.min(description.labels.length, MOST);
+    this.lines = Array.from({ length: count }, makeLine);
+    this.shown = this.lines.map((_, k) => k);
+    this.list.replaceChildren(...this.lines.map(({ radio }) => radio.parentElement as HTMLElement));
+    for (const [k, line] of this.lines.entries()) line.label.textContent = description.labels[k] ?? "";
+    const kind = description.scoreKind === "length" ? "The length of each class capsule." : "The probability of each class.";
+    const few = description.labels.length > count ? ` The best ${count} of ${description.labels.length}.` : "";
+    this.note.textContent = description.labels.length ? kind + few : "";
+  }
+
+  /** Show an answer, and the chosen class. */
+  show(answer: Answer, chosen: number | null): void {
+    if (answer.scores.length > MOST) this.shown = answer.ranking.slice(0, MOST).map(({ index }) => index);
+    const labels = new Map(answer.ranking.map(({ index, label }) => [index, label]));
+    for (const [k, line] of this.lines.entries()) {
+      const index = this.shown[k] ?? k;
+      const score = answer.scores[index] ?? 0;
+      line.label.textContent = labels.get(index) ?? line.label.textContent;
+      line.score.textContent = decimal(score);
+      line.bar.style.transform = `scaleX(${Math.min(1, Math.max(0, score))})`;
+      line.radio.checked = index === chosen;
+      line.radio.parentElement?.classList.toggle("present", score >= PRESENT);
+    }
+  }
+
+  /** Show what a regression estimates. */
+  values(answer: Answer): void {
+    const rows = answer.values.map(({ name, value, unit }) =>
+      make("p", { className: "value" }, make("span", {}, name), make("b", {}, `${Number(value.toPrecision(4))} ${unit}`)),
+    );
+    this.list.replaceChildren(...rows);
+    this.note.textContent = "What the network estimates.";
+  }
+}
+
+function makeLine(): Line {
+  const radio = make("input", { type: "radio", name: "class" });
+  const label = make("span", { className: "name" });
+  const bar = make("span", { className: "fill" });
+  const score = make("span", { className: "score" });
+  make("label", { className: "line" }, radio, label, make("span", { className: "track" }, bar), score);
+  return { radio, bar, score, label };
+}

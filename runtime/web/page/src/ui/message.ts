@@ -1,0 +1,17 @@
+/** What went wrong, and what mends it: as text, whatever a file is called. */
+import { Failure } from "../engine/client.js";
+import { byId, make } from "./dom.js";
+
+const MOST = 600; // characters
+
+export function showProblem(error: unknown): void {
+  const [text, hint] = error instanceof Failure ? [error.problem.message, error.problem.hint] : [error instanceof Error ? error.message : String(error), ""];
+  const close = make("button", { type: "button", className: "close" }, "Close");
+  close.addEventListener("click", hideProblem);
+  byId("message").replaceChildren(make("p", {}, make("b", {}, text.slice(0, MOST)), " ", hint.slice(0, MOST)), close);
+  byId("message").hidden = false;
+}
+
+export function hideProblem(): void {
+  byId("message").hidden = true;
+}

@@ -1,0 +1,297 @@
+// Plays one case in Chromium and prints what it saw as JSON: node browser.mjs CASE OPTIONS
+import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
+import { pathToFileURL } from "node:url";
+
+const [, , name, given] = process.argv;
+const options = JSON.parse(given);
+const require = createRequire(pathToFileURL(`${options.modules}/`));
+const { default: puppeteer } = await import(pathToFileURL(require.resolve("puppeteer-core")).href);
+
+const PATIENCE = 120_000;
+const QUIET = 400; // milliseconds without a reply after which nothing is on its way
+const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+const browser = await puppeteer.launch({
+  executablePath: options.browser,
+  headless: true,
+  args: ["--no-sandbox", "--disable-dev-shm-usage", ...(options.arguments ?? [])],
+  protocolTimeout: 2 * PATIENCE,
+});
+const complaints = [];
+
+/** Before the page runs: notes what breaks its policy, and what its worker is asked and answers. */
+function watch() {
+  globalThis.violations = [];
+  globalThis.replies = [];
+  globalThis.intruded = false;
+  addEventListener("securitypolicyviolation", (event) => globalThis.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
+  globalThis.Worker = class extends Worker {
+    names = new Map();
+    constructor(...args) {
+      super(...args);
+      this.addEventListener("message", ({ data }) => {
+        const name = this.names.get(data.id);
+        if (name === "predict") globalThis.firstAnswer ??= performance.now();
+        globalThis.replies.push({ name, ...data });
+      });
+    }
+    postMessage(message, ...rest) {
+      this.names.set(message.id, message.name);
+      super.postMessage(message, ...rest);
+    }
+  };
+}
+
+async function open(address = options.url) {
+  const page = await browser.newPage();
+  page.setDefaultTimeout(PATIENCE);
+  page.on("console", (message) => ["error", "warn"].includes(message.type()) && complaints.push(message.text()));
+  page.on("pageerror", (error) => complaints.push(String(error)));
+  await page.evaluateOnNewDocument(watch);
+  await page.setViewport({ width: 1280, height: 1000 });
+  await page.goto(address);
+  await answered(page, 1);
+  await settled(page);
+  return page;
+}
+
+const countOf = (page, call) => page.evaluate((wanted) => globalThis.replies.filter(({ name }) => name === wanted).length, call);
+
+/** Wait until the page has shown so many answers. */
+async function answered(page, count, call = "predict") {
+  await page.waitForFunction((wanted, least) => globalThis.replies.filter(({ name }) => name === wanted).length >= least, {}, call, count);
+}
+
+/** What one reply of the worker said, after the action that asks for it. */
+async function reply(page, call, action) {
+  const before = await countOf(page, call);
+  await action();
+  await answered(page, before + 1, call);
+  return page.evaluate((wanted) => {
+    const { value, problem } = globalThis.replies.filter((each) => each.name === wanted).at(-1);
+    if (problem) return { problem };
+    if (wanted === "open") return value;
+    if (wanted === "decode") return value.map(({ data, dims }) => ({ data: [...data], dims }));
+    const { label, scores, poses } = value.answer;
+    return { label, scores: [...scores], poses: [...poses.data], input: [...value.input] };
+  }, call);
+}
+
+const text = (page, id) => page.$eval(`#${id}`, (element) => element.textContent);
+const choose = (page, k) => reply(page, "open", () => page.evaluate((place) => {
+  const choice = document.getElementById("model");
+  choice.selectedIndex = place;
+  choice.dispatchEvent(new Event("change", { bubbles: true }));
+}, k));
+
+/** Wait until the page has shown everything that was asked for. */
+async function settled(page) {
+  await page.waitForFunction(() => !document.body.hasAttribute("aria-busy"));
+  await page.waitForFunction((least) => {
+    const count = globalThis.replies.length;
+    if (globalThis.seen?.count !== count) globalThis.seen = { count, since: performance.now() };
+    return performance.now() - globalThis.seen.since > least;
+  }, { polling: 50 }, QUIET);
+}
+
+const example = (page, k) => reply(page, "predict", () => page.$$eval(".example", (all, place) => all[place].click(), k));
+const turn = (page, slider, to) => reply(page, "decode", () => page.$$eval("#sliders input", (all, place, value) => {
+  all[place].value = value;
+  all[place].dispatchEvent(new Event("input", { bubbles: true }));
+}, slider, to));
+
+async function strokes(page, lines) {
+  const box = await (await page.$("#draw")).boundingBox();
+  const at = ([x, y]) => [box.x + x * box.width, box.y + y * box.height];
+  for (const [first, ...rest] of lines) {
+    await page.mouse.move(...at(first));
+    await page.mouse.down();
+    for (const point of rest) await page.mouse.move(...at(point), { steps: 5 });
+    await page.mouse.up();
+  }
+}
+
+/** Drop a file that the page's own server has, under another name. */
+const drop = (page, path, called) => page.evaluate(async (from, to) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([await (await fetch(from)).blob()], to));
+  document.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
+}, path, called);
+
+const cases = {
+  async values() {
+    const page = await open();
+    const found = [];
+    for (let model = 0; model < options.models; model++) {
+      await settled(page);
+      const opened = await choose(page, model);
+      await settled(page);
+      const answers = [];
+      for (let k = 0; k < options.images; k++) answers.push(await example(page, k));
+      await settled(page);
+      const pictures = opened.description.hasDecoder ? [await turn(page, 0, 0), await turn(page, 3, 50)] : [];
+      found.push({ file: opened.description.file, checked: opened.checked, answers, pictures });
+    }
+    return { found };
+  },
+
+  async draw() {
+    const page = await open();
+    await page.click("#clear");
+    const hint = await page.$eval("#hint", (element) => !element.hidden);
+    const one = await reply(page, "predict", () => strokes(page, [[[0.5, 0.2], [0.5, 0.8]]]));
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    const said = await text(page, "live");
+    const two = await reply(page, "predict", () => strokes(page, [[[0.25, 0.25], [0.75, 0.25], [0.45, 0.85]]]));
+    await reply(page, "predict", () => page.click("#undo"));
+    await page.click("#clear");
+    const box = await (await page.$("#draw")).boundingBox();
+    const touched = await reply(page, "predict", () => page.touchscreen.touchStart(box.x + 150, box.y + 60)
+      .then(async (touch) => { for (let y = 60; y < 260; y += 20) await touch.move(box.x + 150, box.y + y); await touch.end(); }));
+    return { hint, one, said, two, touched };
+  },
+
+  async tabs() {
+    const [first, second] = [await open(), await open()];
+    const found = [];
+    for (const page of [first, second, first]) {
+      await page.bringToFront();
+      found.push(await example(page, 3));
+    }
+    return { found };
+  },
+
+  async files() {
+    const page = await open();
+    const [chooser] = await Promise.all([page.waitForFileChooser(), page.click("#open")]);
+    const opened = await reply(page, "open", () => chooser.accept([options.model]));
+    const image = await reply(page, "predict", () => drop(page, options.image, "photo.png"));
+    await drop(page, "capsedge.json", "text.png");
+    await page.waitForSelector("#message:not([hidden])");
+    return { opened: opened.description, image, message: await text(page, "message") };
+  },
+
+  async hostile() {
+    const page = await open();
+    const found = [];
+    for (const [path, called] of options.files) {
+      const { problem, description } = await reply(page, "open", () => drop(page, path, called));
+      await settled(page);
+      if (description) await example(page, 1);
+      found.push({ problem, description, message: await text(page, "message") });
+    }
+    const still = await example(page, 2);
+    const elements = await page.$$eval("#classes img, #message img, #model *:not(option), #status *, script:not([src])", (all) => all.length);
+    const labels = await page.$$eval(".line .name", (all) => all.map((each) => each.textContent));
+    return { found, still, elements, labels, intruded: await page.evaluate(() => globalThis.intruded) };
+  },
+
+  async exchanged() {
+    const page = await open();
+    return { problem: (await choose(page, options.model)).problem };
+  },
+
+  async keyboard() {
+    const page = await open();
+    const reached = [];
+    for (let k = 0; k < 80; k++) {
+      await page.keyboard.press("Tab");
+      const found = await page.evaluate(() => {
+        const { id, className, type, tagName } = document.activeElement;
+        return tagName === "BODY" ? null : id || className || `${type}`;
+      });
+      if (found === null) break;
+      reached.push(found);
+    }
+    await page.focus(".line input:checked");
+    const before = await page.$eval(".line input:checked", (radio) => radio.parentElement.textContent);
+    await reply(page, "decode", () => page.keyboard.press("ArrowDown"));
+    const after = await page.$eval(".line input:checked", (radio) => radio.parentElement.textContent);
+    await page.focus("#sliders input");
+    const value = await page.$eval("#sliders output", (output) => output.textContent);
+    await reply(page, "decode", () => page.keyboard.press("PageUp"));
+    const turned = await page.$eval("#sliders output", (output) => output.textContent);
+    const nameless = await page.evaluate(() => {
+      const named = (e) => e.getAttribute("aria-label") || e.getAttribute("aria-labelledby") || e.labels?.length || e.textContent.trim();
+      return [...document.querySelectorAll("button, input, select, canvas, a")].filter((e) => !named(e)).map((e) => e.outerHTML);
+    });
+    return { reached, before, after, value, turned, nameless };
+  },
+
+  async offline() {
+    const page = await open();
+    await page.waitForFunction(() => document.getElementById("offline").textContent.includes("works offline"));
+    const first = await page.evaluate(() => crossOriginIsolated);
+    const kept = await page.evaluate(async () => (await (await caches.open((await caches.keys())[0])).keys()).map(({ url }) => new URL(url).pathname));
+    process.stdout.write("ready\n");
+    await lines.next(); // the server is gone
+    await page.reload();
+    await answered(page, 1);
+    const answer = await example(page, 5);
+    return { first, second: await page.evaluate(() => crossOriginIsolated), kept, answer, status: await text(page, "status") };
+  },
+
+  async speed() {
+    const start = performance.now();
+    const page = await open();
+    const loading = await page.evaluate(() => globalThis.firstAnswer); // since the navigation began
+    const turns = await page.evaluate(async (count) => {
+      const sliders = [...document.querySelectorAll("#sliders input")];
+      const paint = CanvasRenderingContext2D.prototype.putImageData;
+      let painted = () => undefined;
+      CanvasRenderingContext2D.prototype.putImageData = function (...args) {
+        paint.apply(this, args);
+        if (this.canvas.closest("#pictures")) painted();
+      };
+      const times = [];
+      for (let k = 0; k < count; k++) {
+        const slider = sliders[k % sliders.length];
+        const done = new Promise((resolve) => (painted = resolve));
+        const begin = performance.now();
+        slider.value = String(((k * 37) % 200) - 100);
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        await done;
+        times.push(performance.now() - begin);
+        await new Promise((resolve) => setTimeout(resolve, 4));
+      }
+      return times;
+    }, options.turns);
+    return { loading, turns, whole: performance.now() - start };
+  },
+
+  async pictures() {
+    const page = await open();
+    await example(page, 10);
+    await turn(page, 4, 60);
+    await settled(page);
+    for (const width of [1280, 400]) {
+      for (const scheme of ["light", "dark"]) {
+        await page.setViewport({ width, height: 900 });
+        await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
+        await new Promise((resolve) => setTimeout(resolve, 600));
+        await page.screenshot({ path: `${options.into}/page-${width}-${scheme}.png`, fullPage: true });
+      }
+    }
+    return {};
+  },
+
+  async widths() {
+    const page = await open();
+    const found = [];
+    for (const width of [320, 360, 400, 768, 1024, 1280, 1920]) {
+      await page.setViewport({ width, height: 900 });
+      found.push([width, await page.evaluate(() => document.documentElement.scrollWidth)]);
+    }
+    return { found };
+  },
+};
+
+try {
+  const found = await cases[name]();
+  const pages = await browser.pages();
+  const violations = (await Promise.all(pages.map((page) => page.evaluate(() => globalThis.violations ?? [])))).flat();
+  process.stdout.write(`${JSON.stringify({ ...found, violations, complaints })}\n`);
+} finally {
+  await browser.close();
+}
+process.exit(0);
