@@ -82,6 +82,7 @@ function checkInput(metadata: Metadata, inputs: readonly Port[]): void {
   if (inputs.length !== 1 || input?.shape.length !== 4) {
     throw unfit(`the graph has ${inputs.length} inputs, not one, images [N, C, H, W]`);
   }
+  if (input.shape[0] === 0) throw unfit(`the input is ${shapeText(input.shape)}, for no image`);
   const p = metadata.preprocessing;
   if (!p) return;
   const image = p.layout === "NCHW" ? [p.channels, p.height, p.width] : [p.height, p.width, p.channels];

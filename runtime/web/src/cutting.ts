@@ -72,7 +72,7 @@ function between(graph: Graph, start: string, end: string): { nodes: GraphNode[]
     if (maker?.holdsGraphs) throw new Uncuttable(`its ${maker.type} node holds a graph`);
     if (maker) {
       nodes.add(maker);
-      wanted.push(...maker.inputs);
+      for (const input of maker.inputs) wanted.push(input);
     } else if (!graph.tensors.has(name)) throw new Uncuttable(`it also depends on '${name}'`);
   }
   return { nodes: graph.nodes.filter((node) => nodes.has(node)), read };
@@ -114,7 +114,7 @@ function assembled(
   ];
   const model: Uint8Array[] = [];
   for (const field of graph.fields(0, graph.data.length)) {
-    if (field.number === MODEL_GRAPH) model.push(...lengthDelimited(MODEL_GRAPH, content));
+    if (field.number === MODEL_GRAPH) model.push(joined(lengthDelimited(MODEL_GRAPH, content)));
     else if (field.number !== MODEL_METADATA) model.push(graph.data.subarray(field.at, field.end));
   }
   return joined(model);

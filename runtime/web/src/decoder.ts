@@ -40,15 +40,17 @@ export class Decoder {
    * @param poses the output with a pose for each class.
    */
   static of(graph: Graph, poses: Port | undefined, opening: Opening): Decoder | string {
-    if (!poses || !graph.outputs().some((port) => port.name === RECONSTRUCTION))
+    if (!poses || !graph.outputs.some((port) => port.name === RECONSTRUCTION))
       return `it has no output '${RECONSTRUCTION}'`;
     const classes = poses.shape[1];
     const all = elements(poses);
     if (typeof classes !== "number" || all === null) return "it leaves the number of its poses open";
     try {
       const part = cut(graph, poses.name, RECONSTRUCTION);
-      const [port] = new Graph(part.file, opening.limits).inputs();
-      if (!port || elements(port) !== all) return "its decoder reads another number of poses";
+      const [port] = new Graph(part.file, opening.limits).inputs;
+      if (!port || elements(port) !== all || !fitsRun(port, 4 * all, opening.limits)) {
+        return "its decoder reads another number of poses";
+      }
       return new Decoder(part, port, classes, all / classes, opening);
     } catch (error) {
       if (error instanceof Uncuttable) return `its pictures are not computed from the poses alone: ${error.message}`;
@@ -153,6 +155,12 @@ export class Decoder {
     const engine = await this.engine?.catch(() => null);
     await engine?.close();
   }
+}
+
+/** Whether a batch, if it is fixed, can be run. */
+function fitsRun(port: Port, bytes: number, limits: Limits): boolean {
+  const [batch = null] = port.shape;
+  return batch === null || (batch > 0 && batch * bytes <= limits.runBytes);
 }
 
 /** The error for a file that cannot decode poses. */

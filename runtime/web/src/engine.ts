@@ -107,8 +107,8 @@ export class Engine {
         `The input '${short(port.name)}' has the type ${port.type || "of no tensor"}.`,
         "Export the model again.",
       );
-    const tensor = new this.runtime.Tensor(port.type as "float32", cast(batch.data) as Float32Array, batch.dims);
     try {
+      const tensor = new this.runtime.Tensor(port.type as "float32", cast(batch.data) as Float32Array, batch.dims);
       const found = await inTurn(() => this.session.run({ [port.name]: tensor }, [...new Set(outputs)]));
       return new Map(Object.entries(found));
     } catch (error) {

@@ -79,25 +79,21 @@ export class Graph extends Wire {
   readonly values = new Map<string, Span>();
   /** The node that computes each value. */
   readonly makers = new Map<string, GraphNode>();
+  /** The inputs without those that have stored values. */
+  readonly inputs: readonly Port[];
+  readonly outputs: readonly Port[];
   private readonly inputSpans: Span[] = [];
   private readonly outputSpans: Span[] = [];
 
-  /** Throws `Malformed` where a name is not UTF-8. */
+  /** Throws `Malformed` where a name is not UTF-8, or a shape fits no memory. */
   constructor(data: Uint8Array, limits: Limits) {
     super(data, limits.fields);
     for (const graph of this.fields(0, data.length)) {
       if (graph.number !== MODEL_GRAPH) continue;
       for (const field of this.fields(graph.start, graph.end)) this.take(field);
     }
-  }
-
-  /** The inputs without those that have stored values. */
-  inputs(): Port[] {
-    return this.inputSpans.map((span) => this.port(span)).filter((port) => !this.tensors.has(port.name));
-  }
-
-  outputs(): Port[] {
-    return this.outputSpans.map((span) => this.port(span));
+    this.inputs = this.inputSpans.map((span) => this.port(span)).filter((port) => !this.tensors.has(port.name));
+    this.outputs = this.outputSpans.map((span) => this.port(span));
   }
 
   /** The content of fields of one number in a message. */

@@ -80,10 +80,9 @@ export function judge(bytes: Uint8Array, limits: Limits) {
   checkBodies(summary);
   const metadata = readMetadata(summary.metadata, limits);
   const graph = graphOf(bytes, limits);
-  const inputs = graph.inputs();
-  const outputs = graph.outputs();
+  const { inputs, outputs } = graph;
   const [input] = inputs;
-  if (!metadata || !input) throw undescribed(metadata, inputs[0]?.shape);
+  if (!metadata || !input) throw undescribed(metadata, input?.shape);
   return { summary, metadata, graph, input, outputs, answers: answersOf(metadata, inputs, outputs, limits) };
 }
 

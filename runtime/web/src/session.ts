@@ -274,10 +274,11 @@ export class Session {
     const found = answers.values.flatMap((name) => {
       const { data } = outputs.get(name) as FloatArray;
       checkFinite(data, name);
-      return [...data];
+      return Array.from(data);
     });
-    if (found.length !== description.values.length)
+    if (found.length !== description.values.length) {
       throw otherSize({ dims: [found.length] }, description.values.length, "values");
+    }
     return {
       label: null,
       index: null,
