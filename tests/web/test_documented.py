@@ -115,3 +115,46 @@ def test_the_runtime_is_the_only_package_needed() -> None:
     assert "dependencies" not in stated
     locked = (package.WEB / "package-lock.json").read_text()
     assert '"resolved"' not in locked  # no registry is named; npm asks the one that it is set to
+
+
+CONSUMER = """
+import { CapsedgeError, LIMITS, load, type Answer, type Description, type Session } from "capsedge";
+import * as ort from "onnxruntime-web";
+
+export async function run(file: File, canvas: HTMLCanvasElement): Promise<string> {
+  const session: Session = await load(file, {
+    runtime: ort, providers: ["webgpu", "wasm"], threads: 2, limits: { fileBytes: LIMITS.fileBytes / 2 },
+  });
+  const description: Description = session.description;
+  const answer: Answer = await session.predict(canvas, { top: 3, trace: description.trace !== null });
+  const coupled: number | undefined = answer.trace?.[0]?.couplings.data[0];
+  const pictures = await session.decode(answer.poses);
+  const prepared: Float32Array = await session.prepare(new ImageData(2, 2), { invert: true });
+  // @ts-expect-error a model is no image
+  await session.predict(session);
+  // @ts-expect-error there is no such provider
+  await load(file, { providers: ["cuda"] });
+  await session.close();
+  return [answer.label ?? "none", coupled, pictures.dims.length, prepared.length].join(" ");
+}
+
+export function code(error: unknown): "file" | "metadata" | "limit" | "input" | "runtime" | null {
+  return error instanceof CapsedgeError ? error.code : null;
+}
+"""
+
+
+@pytest.mark.parametrize("modules", ["nodenext", "bundler"])
+def test_types(compiled: Path, modules: str) -> None:
+    """A program in TypeScript is checked against the declared types."""
+    (compiled / "consumer.mts").write_text(CONSUMER)
+    options = {
+        "target": "es2022", "lib": "es2022,dom", "types": "", "moduleResolution": modules,
+        "module": {"nodenext": "nodenext", "bundler": "esnext"}[modules],
+    }  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    compiler = ["node", "node_modules/typescript/bin/tsc", "--noEmit", "--strict", "--skipLibCheck"]
+    done = subprocess.run(
+        [*compiler, *words, "consumer.mts"], cwd=compiled, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
