@@ -128,14 +128,30 @@ def test_mutated_files(web: Package) -> None:
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"PK\x03\x04" + bytes(100), "not a complete ONNX file"),
+        (b"PK\x03\x04" + bytes(100), "it is a zip archive, such as a PyTorch checkpoint"),
+        (b"\x30\0\0\0\0\0\0\0{" + b" " * 47 + bytes(9), "other weights .safetensors."),
+        (b"<!DOCTYPE html><title>404</title>", "it is a web page"),
+        (b"\x18\0\0\0ORTM" + bytes(40), "ONNX Runtime's own format"),
+        (b"\x08\x0a\x12" + b"\xff" * 40, "not a complete ONNX file"),
         (model(field(1, b"") * 100_001), "more than 100,000 nodes"),
         (model(field(13, b"") * 500_001), "more than 500,000 messages"),
         (model(field(1, NODE), b"\x42\x00" * 4_000_001), "more than"),
         (capsule_model(function=False).SerializeToString(), "no function body"),
         (capsule_model(properties={}).SerializeToString(), "neither its classes"),
     ],
-    ids=["empty", "zip", "nodes", "messages", "fields", "bodies", "no metadata"],
+    ids=[
+        "empty",
+        "zip",
+        "weights",
+        "web page",
+        "ort",
+        "cut off",
+        "nodes",
+        "messages",
+        "fields",
+        "bodies",
+        "no metadata",
+    ],
 )
 def test_what_is_refused_in_words(web: Package, data: bytes, message: str) -> None:
     with pytest.raises(Refused, match=message) as error:
