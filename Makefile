@@ -41,6 +41,7 @@ runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, 
 
 web: ## Build the npm package and the page of `capsedge deploy web` (needs Node.js 20.19 or later)
 	npm ci --prefix runtime/web --ignore-scripts
+	npm run lint --prefix runtime/web
 	npm run build --prefix runtime/web
 	npm ci --prefix runtime/web/page --ignore-scripts
 	npm run build --prefix runtime/web/page
@@ -72,4 +73,4 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the outputs of the targets
-	rm -rf $(VENV) build out dist
+	rm -rf $(VENV) build out dist runtime/web/dist runtime/web/node_modules runtime/web/page/node_modules

@@ -1,9 +1,10 @@
-// Opens the page that is named, calls functions of its `suite`, and prints what they return as JSON.
-// Standard input: { chromium, url, calls: [[name, ...arguments], ...] }.
+// Opens the page that is named, calls functions of its `suite`, and prints what they return as JSON; or, with `text`,
+// prints the text of that element once it is no longer "loading".
+// Standard input: { chromium, url, calls: [[name, ...arguments], ...], text }.
 import { text } from "node:stream/consumers";
 import puppeteer from "puppeteer-core";
 
-const { chromium, url, calls } = JSON.parse(await text(process.stdin));
+const { chromium, url, calls, text: selector } = JSON.parse(await text(process.stdin));
 const browser = await puppeteer.launch({
   executablePath: chromium,
   args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
@@ -20,8 +21,9 @@ try {
     if (!["blob:", "data:"].includes(address.protocol) && address.origin !== new URL(url).origin) outside.push(address.href);
   });
   await page.goto(url);
-  await page.waitForFunction("globalThis.suite", { timeout: 120_000 });
-  const results = [];
+  const ready = selector ? `document.querySelector(${JSON.stringify(selector)}).textContent !== "loading"` : "globalThis.suite";
+  await page.waitForFunction(ready, { timeout: 120_000 });
+  const results = selector ? [await page.$eval(selector, (element) => element.textContent)] : [];
   for (const [name, ...given] of calls) {
     results.push(await page.evaluate((called, args) => globalThis.suite[called](...args), name, given));
   }

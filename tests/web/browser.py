@@ -41,15 +41,19 @@ def missing() -> str:
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Static files under a strict Content-Security-Policy, isolated, so that WebAssembly has threads."""
+    """Static files under a Content-Security-Policy, isolated, so that WebAssembly has threads."""
 
     extensions_map = {  # noqa: RUF012 - as the base class has it
         "": "application/octet-stream", ".html": "text/html", ".js": "text/javascript", ".png": "image/png",
         ".mjs": "text/javascript", ".wasm": "application/wasm", ".jpg": "image/jpeg",
     }  # fmt: skip
 
+    def __init__(self, *args: Any, policy: str, directory: str) -> None:
+        self.policy = policy
+        super().__init__(*args, directory=directory)
+
     def end_headers(self) -> None:
-        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("Content-Security-Policy", self.policy)
         self.send_header("Cross-Origin-Opener-Policy", "same-origin")
         self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
         super().end_headers()
@@ -59,11 +63,10 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, policy: str = _POLICY) -> Iterator[str]:
     """The address of a folder, served on loopback."""
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder))
-    )
+    handler = functools.partial(_Handler, policy=policy, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -79,15 +82,26 @@ def calls(folder: Path, *named: tuple[Any, ...]) -> list[Any]:
     The page must not complain, and must ask no other server for anything.
     """
     shutil.copy(HERE / "suite.js", folder)
-    shutil.copy(HERE / "browser.mjs", folder)
     (folder / "index.html").write_text(_PAGE)
-    (folder / "favicon.ico").touch()  # browsers ask for it
     with served(folder) as address:
-        asked = {"chromium": chromium(), "url": f"{address}/index.html", "calls": named}
-        done = subprocess.run(
-            ["node", "browser.mjs"], cwd=folder, input=json.dumps(asked), text=True, timeout=570,
-            stdout=subprocess.PIPE, check=True,
-        )  # fmt: skip
+        return _opened(folder, url=f"{address}/index.html", calls=named)
+
+
+def text_of(folder: Path, page: str, element: str) -> str:
+    """The text of an element in a page of the folder, which may have scripts of its own."""
+    policy = f"{_POLICY}; script-src-elem 'self' 'unsafe-inline'"
+    with served(folder, policy) as address:
+        (found,) = _opened(folder, url=f"{address}/{page}", calls=[], text=element)
+    return str(found)
+
+
+def _opened(folder: Path, **asked: Any) -> list[Any]:
+    shutil.copy(HERE / "browser.mjs", folder)
+    (folder / "favicon.ico").touch()  # browsers ask for it
+    done = subprocess.run(
+        ["node", "browser.mjs"], cwd=folder, input=json.dumps({"chromium": chromium(), **asked}),
+        text=True, timeout=570, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
     answer = json.loads(done.stdout)
     assert answer["complaints"] == []
     assert answer["outside"] == []

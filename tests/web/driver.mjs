@@ -2,6 +2,7 @@
 import * as ort from "onnxruntime-web";
 import { CapsedgeError, LIMITS, load } from "capsedge";
 import { cut } from "./capsedge/dist/cutting.js";
+import { Decoder } from "./capsedge/dist/decoder.js";
 import { Graph } from "./capsedge/dist/graph.js";
 import { parseJson } from "./capsedge/dist/json.js";
 import { judge } from "./capsedge/dist/load.js";
@@ -72,8 +73,8 @@ const OPERATIONS = {
   printable: ({ text }) => ({ text: printable(text) }),
   toHalf: (_, payload) => [{}, Uint16Array.from(numbers("float32", payload), toHalf)],
   fromHalf: (_, payload) => [{}, Float32Array.from(numbers("uint16", payload), fromHalf)],
-  load: async ({ id, limits, providers }, payload) => {
-    sessions.set(id, await load(payload, { runtime: ort, threads: 1, limits, ...(providers ? { providers } : {}) }));
+  load: async ({ id, url, op: _, ...options }, payload) => {
+    sessions.set(id, await load(url ?? payload, { runtime: ort, threads: 1, ...options }));
     const { description, provider, fallback } = sessions.get(id);
     return { description, provider, fallback };
   },
@@ -81,6 +82,23 @@ const OPERATIONS = {
   decode: async ({ id, classIndex }, payload) => {
     const found = await sessions.get(id).decode(numbers("float32", payload), classIndex);
     return [{ dims: found.dims }, found.data];
+  },
+  decoder: (_, payload) => {
+    const { graph, answers, outputs } = judge(payload, LIMITS);
+    const poses = outputs.find(({ name }) => name === answers.poses);
+    const found = Decoder.of(graph, poses, { limits: LIMITS });
+    return { lacking: typeof found === "string" ? found : "" };
+  },
+  together: async ({ id, count, width, height }, payload) => {
+    const session = sessions.get(id);
+    const image = { data: numbers("uint8", payload), width, height, channels: 1 };
+    const answers = Array.from({ length: count }, () => session.predict(image));
+    const poses = (await answers[0]).poses;
+    const pictures = session.description.hasDecoder ? [session.decode(poses), session.decode(poses)] : [];
+    const closed = session.close();
+    const labels = (await Promise.all(answers)).map(({ label }) => label);
+    await Promise.all([...pictures, closed, session.close()]);
+    return { labels };
   },
   close: async ({ id }) => {
     await sessions.get(id).close();

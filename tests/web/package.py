@@ -113,11 +113,12 @@ class Session:
     """A loaded model.
 
     Attributes:
+        number: its name in questions.
         known: ``description``, ``provider`` and ``fallback``.
     """
 
     def __init__(self, package: Package, number: int, known: dict[str, Any]) -> None:
-        self._package, self._number, self.known = package, number, known
+        self._package, self.number, self.known = package, number, known
 
     def predict(
         self, image: NDArray[Any], pixels: bool = True, **options: Any
@@ -129,7 +130,7 @@ class Session:
         answer, data = self._package.ask(
             "predict",
             image.tobytes(),
-            id=self._number,
+            id=self.number,
             kind=str(image.dtype),
             options=options,
             **size,
@@ -141,9 +142,9 @@ class Session:
     def decode(self, poses: NDArray[np.float32], index: int | None = None) -> NDArray[np.float32]:
         """Pictures of poses."""
         given = {} if index is None else {"classIndex": index}
-        answer, data = self._package.ask("decode", poses.tobytes(), id=self._number, **given)
+        answer, data = self._package.ask("decode", poses.tobytes(), id=self.number, **given)
         return np.frombuffer(data, "<f4").reshape(answer["dims"])
 
     def close(self) -> None:
         """Free it."""
-        self._package.ask("close", id=self._number)
+        self._package.ask("close", id=self.number)

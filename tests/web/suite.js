@@ -42,15 +42,18 @@ globalThis.suite = {
     return found;
   },
 
-  /** Largest difference of a level between each picture and the RGBA pixels at another address. */
+  /** Largest difference of a level between each picture, on black, and the float32 levels RGB at another address. */
   async differences(pairs) {
     const found = [];
     for (const [url, expected] of pairs) {
-      const wanted = new Uint8Array(await (await blobOf(expected)).arrayBuffer());
+      const wanted = new Float32Array(await (await blobOf(expected)).arrayBuffer());
       const { data, width, height } = await pixels(await blobOf(url));
-      let most = data.length === wanted.length ? 0 : 256;
-      for (let k = 0; k < data.length && most < 256; k++) most = Math.max(most, Math.abs(data[k] - wanted[k]));
-      found.push({ most, width, height });
+      let most = wanted.length === 3 * width * height ? 0 : Infinity;
+      for (let k = 0; k < width * height; k++) {
+        const cover = data[4 * k + 3] / 255;
+        for (let c = 0; c < 3; c++) most = Math.max(most, Math.abs(data[4 * k + c] * cover - wanted[3 * k + c]));
+      }
+      found.push(most);
     }
     return found;
   },

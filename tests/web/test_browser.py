@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import struct
-import zlib
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.vision.images import prepare
+from capsedge.runtime.vision.decoding import read_pixels
+from capsedge.runtime.vision.images import _to_channels, prepare
 from capsedge.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
 from tests.native.test_walkers import HIDDEN
 
 from . import browser
-from .pictures import RULES, written
+from .pictures import ODD, RULES, chunk, odd_pictures, written
 
 pytest.importorskip("onnxruntime")
 pytestmark = [
@@ -55,18 +56,33 @@ def test_five_hundred_png_files(compiled: Path) -> None:
     assert of_bitmaps == wanted[:60]
 
 
-def test_jpeg_within_two_levels(compiled: Path) -> None:
-    from PIL import Image
+def differences(folder: Path, pictures: Iterable[Path]) -> list[float]:
+    """Largest difference of a level to Python for each picture below ``folder``."""
+    pairs = []
+    for path in pictures:
+        levels = _to_channels(np.atleast_3d(read_pixels(path, path.name)), 3, invert=False)
+        path.with_suffix(".levels").write_bytes(levels.astype("<f4").tobytes())
+        name = f"/{path.relative_to(folder).as_posix()}"
+        pairs.append([name, f"{name.rsplit('.', 1)[0]}.levels"])
+    found: list[float] = browser.calls(folder, ("differences", pairs))[0]
+    return found
 
+
+def test_jpeg_within_two_levels(compiled: Path) -> None:
     folder = compiled / "photographs"
     folder.mkdir()
-    pairs = []
-    for path in written(folder, 120, "jpg"):
-        rgba = np.asarray(Image.open(path).convert("RGBA"))
-        path.with_suffix(".rgba").write_bytes(rgba.tobytes())
-        pairs.append([f"/photographs/{path.name}", f"/photographs/{path.stem}.rgba"])
-    (found,) = browser.calls(compiled, ("differences", pairs))
-    assert max(each["most"] for each in found) <= 2
+    assert max(differences(compiled, written(folder, 120, "jpg"))) <= 2
+
+
+def test_what_else_pictures_have(compiled: Path) -> None:
+    """docs/how-to/browser.md lists it: less than a level for alpha and 16 bits, nothing for the rest."""
+    folder = compiled / "odd"
+    folder.mkdir()
+    found = dict(zip(ODD, differences(compiled, odd_pictures(folder)), strict=True))
+    assert 0 < max(found["alpha"], found["grey16"]) < 1
+    assert {name: most for name, most in found.items() if name not in ("alpha", "grey16")} == {
+        name: 0 for name in ODD if name not in ("alpha", "grey16")
+    }
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -96,10 +112,6 @@ def test_the_zoo_on_all_samples(compiled: Path, name: str) -> None:
             np.testing.assert_allclose(found["pictures"], pictures.ravel(), **CLOSE)
     for found, same in zip(two["found"], one["found"], strict=False):
         np.testing.assert_allclose(found["scores"], same["scores"], **CLOSE)
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def test_strangers_are_refused(compiled: Path) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 import capsedge
 from capsedge import zoo
+from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.reading.cutting import cut
 from capsedge.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
@@ -122,7 +124,7 @@ def test_a_file_without_decoder_says_so(web: Package, name: str) -> None:
 def test_pictures_that_depend_on_more_than_poses(web: Package) -> None:
     """Here the scores are computed from the poses, so this one can be cut."""
     data = capsule_model(reconstruction=True).SerializeToString()
-    python, session = capsedge.runtime.loading.load_bytes(data), web.load(data)
+    python, session = load_bytes(data), web.load(data)
     poses = np.random.default_rng(2).normal(0, 1, (3, CLASSES, POSE)).astype(np.float32)
     np.testing.assert_allclose(session.decode(poses), python.decode(poses), **CLOSE)
     session.close()
@@ -131,7 +133,7 @@ def test_pictures_that_depend_on_more_than_poses(web: Package) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_fixed_batch_is_filled(web: Package, batch: int) -> None:
     data = capsule_model(batch=batch, reconstruction=True).SerializeToString()
-    python, session = capsedge.runtime.loading.load_bytes(data), web.load(data)
+    python, session = load_bytes(data), web.load(data)
     image = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 1)).astype(np.uint8)
     compare(python, session, image)
     poses = np.random.default_rng(2).normal(0, 1, (5, CLASSES, POSE)).astype(np.float32)
@@ -144,7 +146,7 @@ def test_a_fixed_batch_is_filled(web: Package, batch: int) -> None:
 def test_tasks_and_scores(web: Package, task: str, scores: str) -> None:
     said = metadata(task=task).to_properties()
     data = capsule_model(properties=said, scores=scores).SerializeToString()
-    python, session = capsedge.runtime.loading.load_bytes(data), web.load(data)
+    python, session = load_bytes(data), web.load(data)
     rng = np.random.default_rng(4)
     for _ in range(5):
         image = rng.integers(0, 256, (SIDE, SIDE, 1)).astype(np.uint8)
@@ -163,7 +165,7 @@ def test_a_regression(web: Package) -> None:
     outputs = capsedge.Outputs(values=("angles",), names=("yaw", "pitch"), units=("degrees", ""))
     said = metadata(task="regression", class_names=(), outputs=outputs).to_properties()
     data = foreign_model({"angles": [2]}, properties=said).SerializeToString()
-    python, session = capsedge.runtime.loading.load_bytes(data), web.load(data)
+    python, session = load_bytes(data), web.load(data)
     image = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 1)).astype(np.uint8)
     wanted = python.predict(image)[0].values
     answer, _ = session.predict(image)
@@ -212,7 +214,7 @@ def test_other_precisions(web: Package, precision: str) -> None:
     rng = np.random.default_rng(6)
     images = rng.integers(0, 256, (12, 28, 28)).astype(np.uint8)
     made = capsedge.quantize(zoo.default_model(), calib_data=images, precision=precision)
-    python, session = capsedge.runtime.loading.load_bytes(made.model), web.load(made.model)
+    python, session = load_bytes(made.model), web.load(made.model)
     for sample in SAMPLES[:10]:
         wanted = python.predict(sample)[0]
         answer, (scores, poses, *_) = session.predict(pixels_of(sample))
@@ -233,3 +235,58 @@ def test_the_first_choice_is_named_where_it_is_not_taken(web: Package) -> None:
     assert error.value.code == "runtime"
     with pytest.raises(Refused, match="provider is cuda"):
         web.load(zoo.default_model().read_bytes(), providers=["cuda"])
+
+
+def test_calls_may_overlap(web: Package) -> None:
+    """Predictions and pictures at once, and the session closed behind them."""
+    data = zoo.default_model().read_bytes()
+    other, session = web.load(data), web.load(data)
+    seven = np.asarray(pixels_of(SAMPLES[7])[:, :, 0])
+    answer, _ = web.ask(
+        "together", seven.tobytes(), id=session.number, count=5, width=28, height=28
+    )
+    assert answer["labels"] == ["7"] * 5
+    with pytest.raises(Refused, match="session is closed"):
+        session.predict(pixels_of(SAMPLES[7]))
+    assert other.predict(pixels_of(SAMPLES[7]))[0]["label"] == "7"
+    other.close()
+
+
+@pytest.mark.parametrize("kind", ["FLOAT16", "DOUBLE", "UINT8"])
+def test_inputs_of_other_types(web: Package, kind: str) -> None:
+    """What is prepared is cast when it runs."""
+    model = capsule_model(gain=400.0 if kind == "UINT8" else 4.0)
+    model.graph.input[0].type.tensor_type.elem_type = getattr(TensorProto, kind)
+    for node in model.graph.node:
+        node.input[:] = ["floats" if name == "images" else name for name in node.input]
+    model.graph.node.insert(
+        0, helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT)
+    )
+    data = model.SerializeToString()
+    python, session = load_bytes(data), web.load(data)
+    image = np.random.default_rng(8).integers(0, 256, (SIDE, SIDE, 1)).astype(np.uint8)
+    image[:3] = 255  # 1 once prepared, which whole numbers hold
+    compare(python, session, image)
+    session.close()
+
+
+def test_a_model_that_computes_nan(web: Package) -> None:
+    session = web.load(capsule_model(gain=float("nan")).SerializeToString())
+    with pytest.raises(Refused, match="NaN or infinite") as error:
+        session.predict(np.zeros((SIDE, SIDE, 1), np.uint8))
+    assert error.value.code == "file"
+    session.close()
+
+
+@pytest.mark.parametrize(("batch", "fine"), [("N", True), (2, True), (0, False), (2**40, False)])
+def test_decoders_with_strange_batches(web: Package, batch: int | str, fine: bool) -> None:
+    """The value behind the poses is what the decoder reads, in the shape that the file states."""
+    model = capsule_model(reconstruction=True)
+    for node in model.graph.node:
+        node.output[:] = ["inner" if name == "poses" else name for name in node.output]
+        node.input[:] = ["inner" if name == "poses" else name for name in node.input]
+    model.graph.node.append(helper.make_node("Identity", ["inner"], ["poses"]))
+    stated = helper.make_tensor_value_info("inner", TensorProto.FLOAT, [batch, CLASSES, POSE])
+    model.graph.value_info.append(stated)
+    answer, _ = web.ask("decoder", model.SerializeToString())
+    assert fine == (not answer["lacking"])

@@ -23,13 +23,22 @@ export interface Answers {
  *
  * @throws CapsedgeError `metadata` where the two do not fit, `limit` where the file fixes sizes that are too large.
  */
-export function answersOf(metadata: Metadata, inputs: readonly Port[], outputs: readonly Port[], limits: Limits): Answers {
+export function answersOf(
+  metadata: Metadata,
+  inputs: readonly Port[],
+  outputs: readonly Port[],
+  limits: Limits,
+): Answers {
   checkBytes("inputs", inputs, limits);
   checkBytes("outputs", outputs, limits);
   checkInput(metadata, inputs);
   const ports = new Map(outputs.map((port) => [port.name, port]));
   const found = stated(metadata, ports);
-  if (metadata.task === "regression") checkValues(metadata, found.values.map((name) => portOf(ports, name)));
+  if (metadata.task === "regression")
+    checkValues(
+      metadata,
+      found.values.map((name) => portOf(ports, name)),
+    );
   else checkClasses(metadata, portOf(ports, found.scores), found.poses ? portOf(ports, found.poses) : null);
   for (const layer of metadata.trace ?? []) for (const name of layer.outputs.values()) portOf(ports, name);
   if (!metadata.cascade) return found;
@@ -60,7 +69,11 @@ function portOf(ports: ReadonlyMap<string, Port>, name: string): Port {
 function checkBytes(what: string, ports: readonly Port[], limits: Limits): void {
   const bytes = ports.map((port) => port.shape.reduce<number>((size, d) => size * (d || 1), port.width));
   if (bytes.reduce((a, b) => a + b, 0) > limits.runBytes) {
-    throw new CapsedgeError("limit", `One run of the file would take over ${grouped(limits.runBytes)} bytes of ${what}.`, "Export it with a free batch, or a smaller one.");
+    throw new CapsedgeError(
+      "limit",
+      `One run of the file would take over ${grouped(limits.runBytes)} bytes of ${what}.`,
+      "Export it with a free batch, or a smaller one.",
+    );
   }
 }
 
@@ -69,6 +82,7 @@ function checkInput(metadata: Metadata, inputs: readonly Port[]): void {
   if (inputs.length !== 1 || input?.shape.length !== 4) {
     throw unfit(`the graph has ${inputs.length} inputs, not one, images [N, C, H, W]`);
   }
+  if (input.shape[0] === 0) throw unfit(`the input is ${shapeText(input.shape)}, for no image`);
   const p = metadata.preprocessing;
   if (!p) return;
   const image = p.layout === "NCHW" ? [p.channels, p.height, p.width] : [p.height, p.width, p.channels];
@@ -96,7 +110,9 @@ function checkValues(metadata: Metadata, ports: readonly Port[]): void {
   const known = counts.reduce<number>((sum, count) => sum + (count ?? 0), 0);
   const wrong = counts.includes(null) ? known > named : known !== named;
   if (wrong || ports.some((port) => port.shape.length === 0)) {
-    throw unfit(`it names ${named} values, the outputs have ${ports.map((port) => `${short(port.name)} ${shapeText(port.shape)}`).join(", ")}`);
+    throw unfit(
+      `it names ${named} values, the outputs have ${ports.map((port) => `${short(port.name)} ${shapeText(port.shape)}`).join(", ")}`,
+    );
   }
 }
 
@@ -115,5 +131,9 @@ function listed(names: Iterable<string>): string {
 }
 
 function unfit(why: string): CapsedgeError {
-  return new CapsedgeError("metadata", `The metadata of the file does not fit its graph: ${why}.`, "Export the model again with `capsedge export`, or describe it again with `capsedge optimize`.");
+  return new CapsedgeError(
+    "metadata",
+    `The metadata of the file does not fit its graph: ${why}.`,
+    "Export the model again with `capsedge export`, or describe it again with `capsedge optimize`.",
+  );
 }

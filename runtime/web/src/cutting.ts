@@ -72,7 +72,7 @@ function between(graph: Graph, start: string, end: string): { nodes: GraphNode[]
     if (maker?.holdsGraphs) throw new Uncuttable(`its ${maker.type} node holds a graph`);
     if (maker) {
       nodes.add(maker);
-      wanted.push(...maker.inputs);
+      for (const input of maker.inputs) wanted.push(input);
     } else if (!graph.tensors.has(name)) throw new Uncuttable(`it also depends on '${name}'`);
   }
   return { nodes: graph.nodes.filter((node) => nodes.has(node)), read };
@@ -88,11 +88,19 @@ function description(graph: Graph, name: string, start: string, nodes: readonly 
   const views = chain.slice(0, chain.indexOf(name)).map((value) => graph.makers.get(value)?.type);
   const shown = graph.values.get(start);
   if (!reshaped || views.includes("Cast") || !shown) return null;
-  const types = [...graph.within(shown, VALUE_TYPE)].flatMap((type) => lengthDelimited(VALUE_TYPE, [bytes(graph, type)]));
+  const types = [...graph.within(shown, VALUE_TYPE)].flatMap((type) =>
+    lengthDelimited(VALUE_TYPE, [bytes(graph, type)]),
+  );
   return [...lengthDelimited(VALUE_NAME, [new TextEncoder().encode(name)]), ...types];
 }
 
-function assembled(graph: Graph, nodes: readonly GraphNode[], read: ReadonlySet<string>, described: Uint8Array[], end: string): Uint8Array {
+function assembled(
+  graph: Graph,
+  nodes: readonly GraphNode[],
+  read: ReadonlySet<string>,
+  described: Uint8Array[],
+  end: string,
+): Uint8Array {
   const output = graph.values.get(end);
   if (!output) throw new Uncuttable(`there is no ${end}`);
   const piece = (number: number, span: Span) => lengthDelimited(number, [bytes(graph, span)]);
@@ -106,7 +114,7 @@ function assembled(graph: Graph, nodes: readonly GraphNode[], read: ReadonlySet<
   ];
   const model: Uint8Array[] = [];
   for (const field of graph.fields(0, graph.data.length)) {
-    if (field.number === MODEL_GRAPH) model.push(...lengthDelimited(MODEL_GRAPH, content));
+    if (field.number === MODEL_GRAPH) model.push(joined(lengthDelimited(MODEL_GRAPH, content)));
     else if (field.number !== MODEL_METADATA) model.push(graph.data.subarray(field.at, field.end));
   }
   return joined(model);

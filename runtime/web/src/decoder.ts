@@ -40,14 +40,17 @@ export class Decoder {
    * @param poses the output with a pose for each class.
    */
   static of(graph: Graph, poses: Port | undefined, opening: Opening): Decoder | string {
-    if (!poses || !graph.outputs().some((port) => port.name === RECONSTRUCTION)) return `it has no output '${RECONSTRUCTION}'`;
+    if (!poses || !graph.outputs.some((port) => port.name === RECONSTRUCTION))
+      return `it has no output '${RECONSTRUCTION}'`;
     const classes = poses.shape[1];
     const all = elements(poses);
     if (typeof classes !== "number" || all === null) return "it leaves the number of its poses open";
     try {
       const part = cut(graph, poses.name, RECONSTRUCTION);
-      const [port] = new Graph(part.file, opening.limits).inputs();
-      if (!port || elements(port) !== all) return "its decoder reads another number of poses";
+      const [port] = new Graph(part.file, opening.limits).inputs;
+      if (!port || elements(port) !== all || !fitsRun(port, 4 * all, opening.limits)) {
+        return "its decoder reads another number of poses";
+      }
       return new Decoder(part, port, classes, all / classes, opening);
     } catch (error) {
       if (error instanceof Uncuttable) return `its pictures are not computed from the poses alone: ${error.message}`;
@@ -73,14 +76,26 @@ export class Decoder {
 
   private check(poses: Float32Array, each: number, classIndex: number | null): void {
     if (classIndex !== null && !(Number.isInteger(classIndex) && classIndex >= 0 && classIndex < this.classes)) {
-      throw new CapsedgeError("input", `The class is ${classIndex}.`, `Classes are whole numbers from 0 to ${this.classes - 1}.`);
+      throw new CapsedgeError(
+        "input",
+        `The class is ${classIndex}.`,
+        `Classes are whole numbers from 0 to ${this.classes - 1}.`,
+      );
     }
     if (!(poses instanceof Float32Array) || !poses.length || poses.length % each) {
       const wanted = classIndex === null ? `[N, ${this.classes}, ${this.size}]` : `[N, ${this.size}] of one class`;
-      throw new CapsedgeError("input", `The poses have ${grouped(poses?.length ?? 0)} values.`, `Pass a Float32Array ${wanted}.`);
+      throw new CapsedgeError(
+        "input",
+        `The poses have ${grouped(poses?.length ?? 0)} values.`,
+        `Pass a Float32Array ${wanted}.`,
+      );
     }
     if (!poses.every((value) => Math.abs(value) < LARGEST)) {
-      throw new CapsedgeError("input", "The poses have values that are NaN, infinite, or of 2^60 and more.", "Pass finite numbers.");
+      throw new CapsedgeError(
+        "input",
+        "The poses have values that are NaN, infinite, or of 2^60 and more.",
+        "Pass finite numbers.",
+      );
     }
   }
 
@@ -96,7 +111,11 @@ export class Decoder {
   private picked({ data, dims }: FloatArray, classIndex: number): FloatArray {
     const [count = 0, classes, ...picture] = dims;
     if (dims.length !== 5 || classes !== this.classes) {
-      throw new CapsedgeError("input", `The file has no picture for each class: its reconstruction is [${dims.join(", ")}].`, "Leave the class out, and pass the poses of all classes.");
+      throw new CapsedgeError(
+        "input",
+        `The file has no picture for each class: its reconstruction is [${dims.join(", ")}].`,
+        "Leave the class out, and pass the poses of all classes.",
+      );
     }
     const size = picture.reduce((a, b) => a * b, 1);
     const found = new Float32Array(count * size);
@@ -119,7 +138,9 @@ export class Decoder {
     const parts: FloatArray[] = [];
     for (let at = 0; at < count; at += step) {
       const some = Math.min(step, count - at);
-      const found = await runItems(engine, this.port, poses.subarray(at * each, (at + some) * each), some, item, [RECONSTRUCTION]);
+      const found = await runItems(engine, this.port, poses.subarray(at * each, (at + some) * each), some, item, [
+        RECONSTRUCTION,
+      ]);
       parts.push(found.get(RECONSTRUCTION) as FloatArray);
     }
     return joined(parts, count);
@@ -134,6 +155,12 @@ export class Decoder {
     const engine = await this.engine?.catch(() => null);
     await engine?.close();
   }
+}
+
+/** Whether a batch, if it is fixed, can be run. */
+function fitsRun(port: Port, bytes: number, limits: Limits): boolean {
+  const [batch = null] = port.shape;
+  return batch === null || (batch > 0 && batch * bytes <= limits.runBytes);
 }
 
 /** The error for a file that cannot decode poses. */

@@ -2,6 +2,7 @@
 import type { Answers } from "./answers.js";
 import type { Decoder } from "./decoder.js";
 import type { Port } from "./graph.js";
+import { WIDTH } from "./limits.js";
 import type { Metadata, Task } from "./metadata.js";
 import type { OnnxSummary } from "./onnx-file.js";
 import { declaredRange, type Preprocessing } from "./preprocessing.js";
@@ -26,7 +27,7 @@ export interface Description {
   readonly precision: string;
   /** Of the checkpoint; empty if there was none. */
   readonly checkpointSha256: string;
-  /** A label for each class, its number where the file names none; empty for a regression. */
+  /** A label for each class, its number where the file names none; empty for a regression, and over 65,536 numbers. */
   readonly labels: readonly string[];
   /** What a regression estimates. */
   readonly values: readonly { readonly name: string; readonly unit: string }[];
@@ -80,7 +81,10 @@ export function describe(known: Known): Description {
     precision: printable(m.precision),
     checkpointSha256: printable(m.checkpointSha256),
     labels: labelsOf(m, outputOf(known, answers.scores)),
-    values: (m.outputs?.names ?? []).map((name, k) => ({ name: printable(name), unit: printable(m.outputs?.units[k] ?? "") })),
+    values: (m.outputs?.names ?? []).map((name, k) => ({
+      name: printable(name),
+      unit: printable(m.outputs?.units[k] ?? ""),
+    })),
     scoreKind: answers.kind === "logits" ? "probability" : answers.kind,
     input: { name: printable(known.input.name), type: known.input.type, shape: known.input.shape },
     preprocessing: m.preprocessing,
@@ -102,7 +106,8 @@ function outputOf(known: Known, name: string): Port | undefined {
 
 function labelsOf(m: Metadata, scores: Port | undefined): string[] {
   if (m.classNames.length) return m.classNames.map(printable);
-  return Array.from({ length: scores?.shape[1] ?? 0 }, (_, k) => String(k));
+  const count = scores?.shape[1] ?? 0;
+  return Array.from({ length: count > WIDTH ? 0 : count }, (_, k) => String(k));
 }
 
 function capsulesOf(poses: Port | undefined): Description["capsules"] {
@@ -110,4 +115,3 @@ function capsulesOf(poses: Port | undefined): Description["capsules"] {
   if (typeof classes !== "number" || pose.includes(null)) return null;
   return { classes, size: pose.reduce<number>((size, d) => size * (d ?? 1), 1) };
 }
-

@@ -32,7 +32,10 @@ function inTurn<T>(task: () => Promise<T>): Promise<T> {
 
 /** The first of the providers that takes a model, and the model in it. */
 export async function open(
-  runtime: Runtime, file: Uint8Array, providers: readonly Provider[], limits: Limits,
+  runtime: Runtime,
+  file: Uint8Array,
+  providers: readonly Provider[],
+  limits: Limits,
 ): Promise<Chosen & { engine: Engine }> {
   const refused: string[] = [];
   for (const provider of providers) {
@@ -98,13 +101,23 @@ export class Engine {
    */
   async run(port: Port, batch: FloatArray, outputs: readonly string[]): Promise<ReadonlyMap<string, Tensor>> {
     const cast = CASTS[port.type];
-    if (!cast) throw new CapsedgeError("file", `The input '${short(port.name)}' has the type ${port.type || "of no tensor"}.`, "Export the model again.");
-    const tensor = new this.runtime.Tensor(port.type as "float32", cast(batch.data) as Float32Array, batch.dims);
+    if (!cast)
+      throw new CapsedgeError(
+        "file",
+        `The input '${short(port.name)}' has the type ${port.type || "of no tensor"}.`,
+        "Export the model again.",
+      );
     try {
+      const tensor = new this.runtime.Tensor(port.type as "float32", cast(batch.data) as Float32Array, batch.dims);
       const found = await inTurn(() => this.session.run({ [port.name]: tensor }, [...new Set(outputs)]));
       return new Map(Object.entries(found));
     } catch (error) {
-      throw new CapsedgeError("runtime", `ONNX Runtime cannot run the model: ${short(messageOf(error), MESSAGE)}`, "Run `capsedge verify` on the file.", { cause: error });
+      throw new CapsedgeError(
+        "runtime",
+        `ONNX Runtime cannot run the model: ${short(messageOf(error), MESSAGE)}`,
+        "Run `capsedge verify` on the file.",
+        { cause: error },
+      );
     }
   }
 

@@ -29,8 +29,18 @@ const DIMENSION_SIZE = 1;
 
 // TensorProto.DataType, by the names of ONNX Runtime's tensors, with the bytes of an element.
 const TYPES: Record<number, [name: string, bytes: number]> = {
-  1: ["float32", 4], 2: ["uint8", 1], 3: ["int8", 1], 4: ["uint16", 2], 5: ["int16", 2], 6: ["int32", 4],
-  7: ["int64", 8], 8: ["string", 1], 9: ["bool", 1], 10: ["float16", 2], 11: ["float64", 8], 12: ["uint32", 4],
+  1: ["float32", 4],
+  2: ["uint8", 1],
+  3: ["int8", 1],
+  4: ["uint16", 2],
+  5: ["int16", 2],
+  6: ["int32", 4],
+  7: ["int64", 8],
+  8: ["string", 1],
+  9: ["bool", 1],
+  10: ["float16", 2],
+  11: ["float64", 8],
+  12: ["uint32", 4],
   13: ["uint64", 8],
 };
 
@@ -69,25 +79,21 @@ export class Graph extends Wire {
   readonly values = new Map<string, Span>();
   /** The node that computes each value. */
   readonly makers = new Map<string, GraphNode>();
+  /** The inputs without those that have stored values. */
+  readonly inputs: readonly Port[];
+  readonly outputs: readonly Port[];
   private readonly inputSpans: Span[] = [];
   private readonly outputSpans: Span[] = [];
 
-  /** Throws `Malformed` where a name is not UTF-8. */
+  /** Throws `Malformed` where a name is not UTF-8, or a shape fits no memory. */
   constructor(data: Uint8Array, limits: Limits) {
     super(data, limits.fields);
     for (const graph of this.fields(0, data.length)) {
       if (graph.number !== MODEL_GRAPH) continue;
       for (const field of this.fields(graph.start, graph.end)) this.take(field);
     }
-  }
-
-  /** The inputs without those that have stored values. */
-  inputs(): Port[] {
-    return this.inputSpans.map((span) => this.port(span)).filter((port) => !this.tensors.has(port.name));
-  }
-
-  outputs(): Port[] {
-    return this.outputSpans.map((span) => this.port(span));
+    this.inputs = this.inputSpans.map((span) => this.port(span)).filter((port) => !this.tensors.has(port.name));
+    this.outputs = this.outputSpans.map((span) => this.port(span));
   }
 
   /** The content of fields of one number in a message. */
@@ -115,7 +121,8 @@ export class Graph extends Wire {
       else if (field.number === NODE_TYPE) node.type = this.text(field.start, field.end);
       else if (field.number === NODE_DOMAIN) node.domain = this.text(field.start, field.end);
       else if (field.number === NODE_ATTRIBUTE) {
-        for (const inner of this.fields(field.start, field.end)) node.holdsGraphs ||= ATTRIBUTE_GRAPHS.includes(inner.number);
+        for (const inner of this.fields(field.start, field.end))
+          node.holdsGraphs ||= ATTRIBUTE_GRAPHS.includes(inner.number);
       }
     }
     this.nodes.push(node);
@@ -140,7 +147,8 @@ export class Graph extends Wire {
       if (field.number === TENSOR_ELEMENT) [port.type, port.width] = TYPES[field.value] ?? ["", 1];
       else if (field.number === TENSOR_SHAPE) {
         for (const dimension of this.within(field, SHAPE_DIMENSION)) port.shape.push(this.size(dimension));
-        if (port.shape.length > DIMENSIONS) throw new Malformed(`'${short(port.name)}' has over ${DIMENSIONS} dimensions`, true);
+        if (port.shape.length > DIMENSIONS)
+          throw new Malformed(`'${short(port.name)}' has over ${DIMENSIONS} dimensions`, true);
       }
     }
   }

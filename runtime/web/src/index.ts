@@ -1,9 +1,7 @@
 /** Capsule networks exported by capsedge, in browsers and Node.js. */
 export { load, type LoadOptions } from "./load.js";
 export type { Source } from "./source.js";
-export {
-  Session, type Answer, type PredictOptions, type PrepareOptions,
-} from "./session.js";
+export { Session, type Answer, type PredictOptions, type PrepareOptions } from "./session.js";
 export { CapsedgeError, type ErrorCode } from "./errors.js";
 export { LIMITS, type Limits } from "./limits.js";
 export type { Description } from "./description.js";

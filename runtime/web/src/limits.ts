@@ -1,3 +1,5 @@
+import { CapsedgeError } from "./errors.js";
+
 const KIB = 2 ** 10;
 const MIB = 2 ** 20;
 
@@ -50,6 +52,25 @@ export const LIMITS: Readonly<Limits> = Object.freeze({
   inputValues: 2 ** 26,
   runBytes: 256 * MIB,
 });
+
+/**
+ * The limits, with smaller ones in place of some.
+ *
+ * @throws CapsedgeError `input` where one is unknown, no whole number, or larger.
+ */
+export function limitsOf(given: Partial<Limits> = {}): Limits {
+  for (const [name, value] of Object.entries(given)) {
+    const most = Object.hasOwn(LIMITS, name) ? LIMITS[name as keyof Limits] : 0;
+    if (!Number.isInteger(value) || value < 0 || value > most) {
+      throw new CapsedgeError(
+        "input",
+        `The limit ${name} is ${value}.`,
+        `Limits are whole numbers, not larger than those of LIMITS: ${Object.keys(LIMITS).join(", ")}.`,
+      );
+    }
+  }
+  return { ...LIMITS, ...given };
+}
 
 // Fixed: what they bound is small, and nobody needs less.
 export const MESSAGE_DEPTH = 100;

@@ -5,7 +5,7 @@ import { describe } from "./description.js";
 import { open, useThreads, type Provider, type Runtime } from "./engine.js";
 import { CapsedgeError, Malformed, messageOf } from "./errors.js";
 import { Graph } from "./graph.js";
-import { LIMITS, type Limits } from "./limits.js";
+import { limitsOf, type Limits } from "./limits.js";
 import { readMetadata, type Metadata } from "./metadata.js";
 import { checkBodies, checkHarmless, summarize } from "./onnx-file.js";
 import { Session } from "./session.js";
@@ -35,7 +35,7 @@ const MOST_THREADS = 1024;
 export async function load(source: Source, options: LoadOptions = {}): Promise<Session> {
   const providers = options.providers ?? ["wasm"];
   checkOptions(providers, options.threads);
-  const limits = { ...LIMITS, ...options.limits };
+  const limits = limitsOf(options.limits);
   const { bytes, name } = await readSource(source, limits);
   const judged = judge(bytes, limits);
   const runtime = options.runtime ?? (await importRuntime());
@@ -44,8 +44,29 @@ export async function load(source: Source, options: LoadOptions = {}): Promise<S
   const { metadata, answers, graph, input, outputs, summary } = judged;
   const poses = outputs.find((port) => port.name === answers.poses);
   const decoder = Decoder.of(graph, poses, { runtime, provider, limits });
-  const description = describe({ file: name, bytes: bytes.length, summary, metadata, answers, input, outputs, decoder });
-  return new Session({ engine, provider, fallback, threads, description, metadata, answers, input, outputs, decoder, limits });
+  const description = describe({
+    file: name,
+    bytes: bytes.length,
+    summary,
+    metadata,
+    answers,
+    input,
+    outputs,
+    decoder,
+  });
+  return new Session({
+    engine,
+    provider,
+    fallback,
+    threads,
+    description,
+    metadata,
+    answers,
+    input,
+    outputs,
+    decoder,
+    limits,
+  });
 }
 
 /**
@@ -59,10 +80,9 @@ export function judge(bytes: Uint8Array, limits: Limits) {
   checkBodies(summary);
   const metadata = readMetadata(summary.metadata, limits);
   const graph = graphOf(bytes, limits);
-  const inputs = graph.inputs();
-  const outputs = graph.outputs();
+  const { inputs, outputs } = graph;
   const [input] = inputs;
-  if (!metadata || !input) throw undescribed(metadata, inputs[0]?.shape);
+  if (!metadata || !input) throw undescribed(metadata, input?.shape);
   return { summary, metadata, graph, input, outputs, answers: answersOf(metadata, inputs, outputs, limits) };
 }
 
@@ -71,12 +91,22 @@ function graphOf(bytes: Uint8Array, limits: Limits): Graph {
     return new Graph(bytes, limits);
   } catch (error) {
     if (!(error instanceof Malformed)) throw error;
-    throw new CapsedgeError("file", `The file is not a complete ONNX file: ${error.message}.`, "Export the model again with `capsedge export`.", { cause: error });
+    throw new CapsedgeError(
+      "file",
+      `The file is not a complete ONNX file: ${error.message}.`,
+      "Export the model again with `capsedge export`.",
+      { cause: error },
+    );
   }
 }
 
 function undescribed(metadata: Metadata | null, shape: readonly (number | null)[] | undefined): CapsedgeError {
-  if (metadata) return new CapsedgeError("file", "The graph of the file has no input.", "Export the model again with `capsedge export`.");
+  if (metadata)
+    return new CapsedgeError(
+      "file",
+      "The graph of the file has no input.",
+      "Export the model again with `capsedge export`.",
+    );
   return new CapsedgeError(
     "metadata",
     `The file states neither its classes nor its preprocessing; its input is ${shape ? shapeText(shape) : "missing"}.`,
@@ -90,7 +120,11 @@ function checkOptions(providers: readonly string[], threads: number | undefined)
     throw new CapsedgeError("input", `The provider is ${unknown ?? "missing"}.`, `Known: ${PROVIDERS.join(", ")}.`);
   }
   if (threads !== undefined && !(Number.isInteger(threads) && threads >= 1 && threads <= MOST_THREADS)) {
-    throw new CapsedgeError("input", `threads is ${threads}.`, `It is a whole number from 1 to ${MOST_THREADS}; leave it out for a choice.`);
+    throw new CapsedgeError(
+      "input",
+      `threads is ${threads}.`,
+      `It is a whole number from 1 to ${MOST_THREADS}; leave it out for a choice.`,
+    );
   }
 }
 
@@ -98,6 +132,11 @@ async function importRuntime(): Promise<Runtime> {
   try {
     return await import("onnxruntime-web");
   } catch (error) {
-    throw new CapsedgeError("runtime", `ONNX Runtime cannot be imported: ${messageOf(error)}`, "`npm install onnxruntime-web`, or pass it as the option runtime.", { cause: error });
+    throw new CapsedgeError(
+      "runtime",
+      `ONNX Runtime cannot be imported: ${messageOf(error)}`,
+      "`npm install onnxruntime-web`, or pass it as the option runtime.",
+      { cause: error },
+    );
   }
 }

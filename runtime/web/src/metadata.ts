@@ -5,8 +5,16 @@ import { parseJson, type Json } from "./json.js";
 import { NAME_CHARACTERS, WIDTH, type Limits } from "./limits.js";
 import { oneOf, readPreprocessing, type Preprocessing } from "./preprocessing.js";
 import {
-  PROPERTIES, characters, readCascade, readCriterion, readOrigin, readTrace,
-  type Cascade, type Criterion, type Origin, type TraceLayer,
+  PROPERTIES,
+  characters,
+  readCascade,
+  readCriterion,
+  readOrigin,
+  readTrace,
+  type Cascade,
+  type Criterion,
+  type Origin,
+  type TraceLayer,
 } from "./stated.js";
 
 const PREFIX = "capsedge.";
@@ -108,11 +116,27 @@ function checked(values: Map<string, Json>, limits: Limits) {
   const preprocessing: Decoder<Preprocessing> = (value, name) => readPreprocessing(value, name, limits);
   const m = object(
     {
-      architecture: string, configuration: unread, routing: string, iterations: integer,
-      class_names: list(className), preprocessing: nullable(preprocessing), task: string, precision: string,
-      calibration: unread, checkpoint_sha256: string, parity: unread, outputs: nullable(outputsOf),
+      architecture: string,
+      configuration: unread,
+      routing: string,
+      iterations: integer,
+      class_names: list(className),
+      preprocessing: nullable(preprocessing),
+      task: string,
+      precision: string,
+      calibration: unread,
+      checkpoint_sha256: string,
+      parity: unread,
+      outputs: nullable(outputsOf),
     },
-    { task: "single-label", precision: "fp32", calibration: undefined, checkpoint_sha256: "", parity: undefined, outputs: null },
+    {
+      task: "single-label",
+      precision: "fp32",
+      calibration: undefined,
+      checkpoint_sha256: "",
+      parity: undefined,
+      outputs: null,
+    },
   )(values, "");
   const task = oneOf(TASKS, m.task, "task");
   if (Math.abs(m.iterations + 0.5) > 2 ** 31) throw new Malformed(`iterations ${m.iterations}`);
@@ -166,7 +190,9 @@ function checkWhole(m: Metadata, schema: number): void {
     throw new Malformed(`schema ${schema} has no 'outputs', 'per_image', 'layout' and 'order'`);
   }
   if (m.criterion && (p === null || Math.min(p.height, p.width) < LEAST_SIDE)) {
-    throw new Malformed(`a criterion for nothing to see needs the preprocessing of images, from ${LEAST_SIDE} pixels a side on`);
+    throw new Malformed(
+      `a criterion for nothing to see needs the preprocessing of images, from ${LEAST_SIDE} pixels a side on`,
+    );
   }
   if (m.cascade && m.task === "regression") throw new Malformed("a regression has no classes to be in doubt between");
 }

@@ -61,7 +61,11 @@ export function reason(criterion: Criterion, found: Measurements): string | null
  * @param score of the best class; 0 if the image has nothing to see.
  */
 export function advice(
-  image: Float32Array, p: Preprocessing, score: number, criterion: Criterion | null, inverted: boolean,
+  image: Float32Array,
+  p: Preprocessing,
+  score: number,
+  criterion: Criterion | null,
+  inverted: boolean,
 ): string | null {
   if (score >= CONFIDENT || p.channels !== 1 || !mostlyLight(image)) return null;
   const found = measure(image, p);
@@ -71,7 +75,8 @@ export function advice(
 
 function fitsInverted(criterion: Criterion, found: Measurements): boolean {
   const has = (name: Name, value: number) => within(criterion, name, value);
-  const same = has("contrast", found.contrast) && has("roughness", found.roughness) && has("frameLevel", -found.frameLevel);
+  const same =
+    has("contrast", found.contrast) && has("roughness", found.roughness) && has("frameLevel", -found.frameLevel);
   return same && !has("frameLevel", found.frameLevel);
 }
 

@@ -61,7 +61,11 @@ export interface OnnxSummary {
  */
 export function summarize(data: Uint8Array, limits: Limits): OnnxSummary {
   if (data.length > limits.fileBytes) {
-    throw new CapsedgeError("limit", `The file has ${grouped(data.length)} bytes; the limit is ${grouped(limits.fileBytes)}.`, "Check that it is the right file.");
+    throw new CapsedgeError(
+      "limit",
+      `The file has ${grouped(data.length)} bytes; the limit is ${grouped(limits.fileBytes)}.`,
+      "Check that it is the right file.",
+    );
   }
   if (data.length === 0) {
     throw new CapsedgeError("file", "The file is empty.", "Fetch it again, or export it again with `capsedge export`.");
@@ -94,10 +98,16 @@ export function checkHarmless(summary: OnnxSummary): void {
     );
   }
   if (summary.operators.some((node) => node.type === COMPILED)) {
-    throw new CapsedgeError("file", `The file has ${COMPILED} nodes, which hold or name code compiled for one device.`, "Take the ONNX file that they were compiled from.");
+    throw new CapsedgeError(
+      "file",
+      `The file has ${COMPILED} nodes, which hold or name code compiled for one device.`,
+      "Take the ONNX file that they were compiled from.",
+    );
   }
   const own = new Set(summary.functions.map((f) => `${f.domain}\0${f.type}`));
-  const foreign = summary.operators.filter((node) => !DOMAINS.includes(node.domain) && !own.has(`${node.domain}\0${node.type}`));
+  const foreign = summary.operators.filter(
+    (node) => !DOMAINS.includes(node.domain) && !own.has(`${node.domain}\0${node.type}`),
+  );
   const first = foreign[0];
   if (first) {
     throw new CapsedgeError(
@@ -115,10 +125,16 @@ export function checkHarmless(summary: OnnxSummary): void {
  */
 export function checkBodies(summary: OnnxSummary): void {
   const bodies = new Set(summary.functions.map((f) => `${f.domain}\0${f.type}\0${f.overload}`));
-  const bare = summary.operators.filter((n) => n.domain === DOMAIN && !bodies.has(`${n.domain}\0${n.type}\0${n.overload}`));
+  const bare = summary.operators.filter(
+    (n) => n.domain === DOMAIN && !bodies.has(`${n.domain}\0${n.type}\0${n.overload}`),
+  );
   if (bare.length) {
     const names = [...new Set(bare.map((n) => short(n.type)))].sort().slice(0, 8).join(", ");
-    throw new CapsedgeError("file", `The file runs only with the operator library of capsedge: its ${names} nodes have no function body.`, "Export it again with `capsedge export --ops auto`.");
+    throw new CapsedgeError(
+      "file",
+      `The file runs only with the operator library of capsedge: its ${names} nodes have no function body.`,
+      "Export it again with `capsedge export --ops auto`.",
+    );
   }
 }
 
@@ -188,7 +204,8 @@ class Walker extends Wire {
   }
 
   private node(found: Found): void {
-    if (++this.nodes > this.limits.nodes) throw new Malformed(`it has more than ${grouped(this.limits.nodes)} nodes`, true);
+    if (++this.nodes > this.limits.nodes)
+      throw new Malformed(`it has more than ${grouped(this.limits.nodes)} nodes`, true);
     const domain = this.textOf(found, NODE_DOMAIN);
     const node = {
       domain: domain === "ai.onnx" ? "" : domain,
@@ -221,6 +238,7 @@ class Walker extends Wire {
 function typeOf(message: MessageType, field: Field): FieldType {
   const type = message.fields.get(field.number * 8 + field.wire);
   if (type) return type;
-  throw new Malformed(`a ${message.name} has a field ${field.number} of wire type ${field.wire} at byte ${field.start}, which the format lacks`);
+  throw new Malformed(
+    `a ${message.name} has a field ${field.number} of wire type ${field.wire} at byte ${field.start}, which the format lacks`,
+  );
 }
-

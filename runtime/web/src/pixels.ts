@@ -16,11 +16,11 @@ export interface RawImage {
 
 /** What `predict` and `prepare` take; a `Blob` holds a PNG or JPEG file, which a browser decodes. */
 export type ImageSource =
-  | RawImage | ImageData | HTMLImageElement | HTMLCanvasElement | HTMLVideoElement | ImageBitmap | OffscreenCanvas | Blob;
+  RawImage | ImageData | HTMLImageElement | HTMLCanvasElement | HTMLVideoElement | ImageBitmap | OffscreenCanvas | Blob;
 
 /** Checked pixels `[height, width, channels]`. */
 export interface Pixels {
-  data: ArrayLike<number>;
+  data: RawImage["data"];
   width: number;
   height: number;
   channels: number;
@@ -49,17 +49,29 @@ export async function pixelsOf(image: ImageSource, p: Preprocessing, limits: Lim
 
 function checkedPixels(image: unknown, p: Preprocessing, limits: Limits): Pixels {
   if (!isRaw(image)) {
-    throw new CapsedgeError("input", `The image ${typeName(image)}.`, "Images are ImageData, image and canvas elements, ImageBitmap, Blob, or { data, width, height, channels }.");
+    throw new CapsedgeError(
+      "input",
+      `The image ${typeName(image)}.`,
+      "Images are ImageData, image and canvas elements, ImageBitmap, Blob, or { data, width, height, channels }.",
+    );
   }
   const { data, width, height } = image;
   const channels = image.channels ?? 4;
   checkSize(width, height, limits);
   const allowed = p.channels === 1 || p.channels === 3 ? [1, 2, 3, 4] : [p.channels];
   if (!allowed.includes(channels)) {
-    throw new CapsedgeError("input", `The image has ${channels} channels, the model takes ${allowed.join(", ")}.`, "Drop the channels that the model does not use.");
+    throw new CapsedgeError(
+      "input",
+      `The image has ${channels} channels, the model takes ${allowed.join(", ")}.`,
+      "Drop the channels that the model does not use.",
+    );
   }
   if (data.length !== width * height * channels) {
-    throw new CapsedgeError("input", `The image has ${grouped(data.length)} values; ${width} x ${height} pixels of ${channels} channels have ${grouped(width * height * channels)}.`, "Pass rows without gaps, and state channels.");
+    throw new CapsedgeError(
+      "input",
+      `The image has ${grouped(data.length)} values; ${width} x ${height} pixels of ${channels} channels have ${grouped(width * height * channels)}.`,
+      "Pass rows without gaps, and state channels.",
+    );
   }
   return { data, width, height, channels, divisor: divisorOf(data) };
 }
@@ -68,17 +80,29 @@ function divisorOf(data: RawImage["data"]): number {
   if (data instanceof Uint16Array) return 257;
   if (!(data instanceof Float32Array)) return 1;
   if (!data.every((value) => value >= 0 && value <= 1)) {
-    throw new CapsedgeError("input", "The image has values outside 0 to 1, or NaN.", "Floating-point pixels go from 0 to 1; pass levels from 0 to 255 as a Uint8Array.");
+    throw new CapsedgeError(
+      "input",
+      "The image has values outside 0 to 1, or NaN.",
+      "Floating-point pixels go from 0 to 1; pass levels from 0 to 255 as a Uint8Array.",
+    );
   }
   return 1 / 255;
 }
 
 function checkSize(width: number, height: number, limits: Limits): void {
   if (![width, height].every((side) => Number.isSafeInteger(side) && side > 0)) {
-    throw new CapsedgeError("input", `The image has ${String(width)} x ${String(height)} pixels.`, "Wait until it is loaded.");
+    throw new CapsedgeError(
+      "input",
+      `The image has ${String(width)} x ${String(height)} pixels.`,
+      "Wait until it is loaded.",
+    );
   }
   if (Math.max(width, height) > limits.imageSide || width * height > limits.imagePixels) {
-    throw new CapsedgeError("limit", `The image has ${grouped(width)} x ${grouped(height)} pixels; the limit is ${grouped(limits.imagePixels)}, and ${grouped(limits.imageSide)} a side.`, "Scale it down.");
+    throw new CapsedgeError(
+      "limit",
+      `The image has ${grouped(width)} x ${grouped(height)} pixels; the limit is ${grouped(limits.imagePixels)}, and ${grouped(limits.imageSide)} a side.`,
+      "Scale it down.",
+    );
   }
 }
 
@@ -108,7 +132,11 @@ const HEAD = 33; // a PNG's signature and header
 /** A PNG or JPEG file as the browser decodes it: oriented by EXIF, without colour conversion. */
 async function decoded(file: Blob, limits: Limits): Promise<ImageBitmap> {
   if (file.size > limits.imageFileBytes) {
-    throw new CapsedgeError("limit", `The image file has ${grouped(file.size)} bytes; the limit is ${grouped(limits.imageFileBytes)}.`, "Scale it down.");
+    throw new CapsedgeError(
+      "limit",
+      `The image file has ${grouped(file.size)} bytes; the limit is ${grouped(limits.imageFileBytes)}.`,
+      "Scale it down.",
+    );
   }
   const head = new Uint8Array(await file.slice(0, HEAD).arrayBuffer());
   const isPng = PNG.every((byte, k) => head[k] === byte);
@@ -120,12 +148,21 @@ async function decoded(file: Blob, limits: Limits): Promise<ImageBitmap> {
     checkSize(view.getUint32(16), view.getUint32(20), limits); // before it is decoded
   }
   if (typeof createImageBitmap !== "function") {
-    throw new CapsedgeError("input", "Image files are decoded by a browser, and this is none.", "Decode it, and pass { data, width, height, channels }.");
+    throw new CapsedgeError(
+      "input",
+      "Image files are decoded by a browser, and this is none.",
+      "Decode it, and pass { data, width, height, channels }.",
+    );
   }
   try {
     return await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   } catch (error) {
-    throw new CapsedgeError("input", `The browser cannot decode the image: ${messageOf(error)}`, "Check that the file is complete.", { cause: error });
+    throw new CapsedgeError(
+      "input",
+      `The browser cannot decode the image: ${messageOf(error)}`,
+      "Check that the file is complete.",
+      { cause: error },
+    );
   }
 }
 
@@ -135,13 +172,23 @@ function drawn(image: Drawable, limits: Limits): ImageData {
   checkSize(width, height, limits);
   const canvas = typeof OffscreenCanvas === "function" ? new OffscreenCanvas(width, height) : elementOf(width, height);
   const context = canvas.getContext("2d", { willReadFrequently: true, colorSpace: "srgb" }) as
-    | CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D | null;
-  if (!context) throw new CapsedgeError("input", "The browser gives no canvas to read the image from.", "Close other pages, and try again.");
+    CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D | null;
+  if (!context)
+    throw new CapsedgeError(
+      "input",
+      "The browser gives no canvas to read the image from.",
+      "Close other pages, and try again.",
+    );
   context.drawImage(image, 0, 0);
   try {
     return context.getImageData(0, 0, width, height);
   } catch (error) {
-    throw new CapsedgeError("input", `The page may not read the image: ${messageOf(error)}`, "Serve it from the page's own origin, or with crossorigin and CORS headers.", { cause: error });
+    throw new CapsedgeError(
+      "input",
+      `The page may not read the image: ${messageOf(error)}`,
+      "Serve it from the page's own origin, or with crossorigin and CORS headers.",
+      { cause: error },
+    );
   }
 }
 

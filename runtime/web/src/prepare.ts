@@ -51,37 +51,66 @@ function fitted(height: number, width: number, targetHeight: number, targetWidth
 }
 
 /** A row of pixels as levels 0..255 in the model's channels: inverted, on black, grey or RGB. */
-function levels(pixels: Pixels, row: number, left: number, width: number, wanted: number, invert: boolean): Float32Array {
-  const { channels, divisor } = pixels;
-  const alpha = channels !== wanted && (channels === 2 || channels === 4);
-  const colours = alpha ? channels - 1 : channels;
-  const result = new Float32Array(width * wanted);
-  const colour = new Float32Array(colours);
-  for (let x = 0; x < width; x++) {
-    const at = (row * pixels.width + left + x) * channels;
-    const cover = alpha ? round(level(pixels, at + colours, divisor) / 255) : 1;
-    for (let c = 0; c < colours; c++) {
-      const value = level(pixels, at + c, divisor);
-      const turned = invert ? round(255 - value) : value;
-      colour[c] = alpha ? turned * cover : turned;
-    }
-    for (let c = 0; c < wanted; c++) result[x * wanted + c] = channel(colour, c, wanted);
+function levels(
+  pixels: Pixels,
+  row: number,
+  left: number,
+  width: number,
+  wanted: number,
+  invert: boolean,
+): Float32Array {
+  const { channels } = pixels;
+  const values = scaled(pixels, (row * pixels.width + left) * channels, width * channels);
+  const hasAlpha = channels !== wanted && (channels === 2 || channels === 4);
+  if (invert) turn(values, channels, hasAlpha);
+  const colours = hasAlpha ? onBlack(values, channels) : values;
+  const count = hasAlpha ? channels - 1 : channels;
+  if (count === wanted) return colours;
+  return count === 1 ? repeated(colours, wanted) : luma(colours);
+}
+
+/** Values as levels 0..255 in float32. */
+function scaled({ data, divisor }: Pixels, start: number, count: number): Float32Array {
+  const values = new Float32Array(count);
+  values.set(data.subarray(start, start + count));
+  if (divisor > 1) for (let k = 0; k < count; k++) values[k] = (values[k] as number) / divisor;
+  if (divisor < 1) for (let k = 0; k < count; k++) values[k] = (values[k] as number) * 255;
+  return values;
+}
+
+/** Inverted in place, but for the alpha channel. */
+function turn(values: Float32Array, channels: number, hasAlpha: boolean): void {
+  const alpha = hasAlpha ? channels - 1 : channels;
+  for (let k = 0; k < values.length; k++) if (k % channels !== alpha) values[k] = 255 - (values[k] as number);
+}
+
+/** Without the alpha channel, by which the others are multiplied. */
+function onBlack(values: Float32Array, channels: number): Float32Array {
+  const colours = channels - 1;
+  const result = new Float32Array((values.length / channels) * colours);
+  for (let from = 0, to = 0; from < values.length; from += channels, to += colours) {
+    const cover = round((values[from + colours] as number) / 255);
+    for (let c = 0; c < colours; c++) result[to + c] = (values[from + c] as number) * cover;
   }
   return result;
 }
 
-/** One value as a level 0..255 in float32. */
-function level(pixels: Pixels, at: number, divisor: number): number {
-  const value = pixels.data[at] as number;
-  return divisor === 1 ? value : round(divisor < 1 ? value * 255 : value / divisor);
+function repeated(grey: Float32Array, wanted: number): Float32Array {
+  const result = new Float32Array(grey.length * wanted);
+  for (let k = 0; k < result.length; k++) result[k] = grey[Math.floor(k / wanted)] as number;
+  return result;
 }
 
-function channel(colour: Float32Array, c: number, wanted: number): number {
-  if (colour.length === wanted) return colour[c] as number;
-  if (colour.length === 1) return colour[0] as number;
-  const [red = 0, green = 0, blue = 0] = colour;
-  const sum = round(round(round(RED * red) + round(GREEN * green)) + round(BLUE * blue));
-  return round(sum / LUMA_UNIT);
+/** RGB to grey. */
+function luma(rgb: Float32Array): Float32Array {
+  const result = new Float32Array(rgb.length / 3);
+  for (let from = 0, to = 0; from < rgb.length; from += 3, to++) {
+    const red = round(RED * (rgb[from] as number));
+    const green = round(GREEN * (rgb[from + 1] as number));
+    const blue = round(BLUE * (rgb[from + 2] as number));
+    result[to] = round(round(red + green) + blue) / LUMA_UNIT;
+  }
+  return result;
 }
 
 /** `[innerHeight, innerWidth, C]` as planes `[C, H, W]`, centred on black, in the order of the input's channels. */

@@ -70,7 +70,10 @@ function checkSize(p: Preprocessing, limits: Limits): void {
   const size = `${p.channels}x${p.height}x${p.width}`;
   if (Math.min(p.height, p.width, p.channels) < 1) throw new Malformed(`input size ${size} is not positive`);
   if (Math.max(p.height, p.width) > limits.imageSide || p.height * p.width * p.channels > limits.inputValues) {
-    throw new Malformed(`input size ${size} is over ${limits.inputValues} values or ${limits.imageSide} pixels a side`, true);
+    throw new Malformed(
+      `input size ${size} is over ${limits.inputValues} values or ${limits.imageSide} pixels a side`,
+      true,
+    );
   }
 }
 
@@ -78,7 +81,10 @@ function checkNumbers(p: Preprocessing): void {
   if (![p.scale, ...p.mean, ...p.std].every(Number.isFinite) || p.std.includes(0)) {
     throw new Malformed("scale, mean and std must be finite numbers, and std not zero");
   }
-  for (const [name, values] of [["mean", p.mean], ["std", p.std]] as const) {
+  for (const [name, values] of [
+    ["mean", p.mean],
+    ["std", p.std],
+  ] as const) {
     if (values.length !== 1 && values.length !== p.channels) {
       throw new Malformed(`${name} has ${values.length} values for ${p.channels} channels`);
     }

@@ -21,7 +21,12 @@ export type Rows = (row: number) => Float32Array;
  * @param rows the source, of `height` rows; a row is read when it is needed.
  */
 export function resize(
-  rows: Rows, height: number, width: number, channels: number, targetHeight: number, targetWidth: number,
+  rows: Rows,
+  height: number,
+  width: number,
+  channels: number,
+  targetHeight: number,
+  targetWidth: number,
 ): Float32Array {
   const result = new Float32Array(targetHeight * targetWidth * channels);
   const columns = Array.from({ length: targetWidth }, (_, i) => taps(width, targetWidth, i));

@@ -15,7 +15,12 @@ export type Outputs = ReadonlyMap<string, FloatArray>;
  * @param count at most the fixed batch, where there is one.
  */
 export async function runItems(
-  engine: Engine, port: Port, data: Float32Array, count: number, item: readonly number[], outputs: readonly string[],
+  engine: Engine,
+  port: Port,
+  data: Float32Array,
+  count: number,
+  item: readonly number[],
+  outputs: readonly string[],
 ): Promise<Outputs> {
   const batch = port.shape[0] ?? count;
   let fed = data;
@@ -29,7 +34,11 @@ export async function runItems(
 
 function firstOf(tensor: Tensor | undefined, name: string, count: number, batch: number): FloatArray {
   if (!tensor || tensor.dims[0] !== batch) {
-    throw new CapsedgeError("file", `The model computed '${short(name)}' [${tensor?.dims.join(", ") ?? ""}] of ${batch} images.`, "Export the model again with `capsedge export`.");
+    throw new CapsedgeError(
+      "file",
+      `The model computed '${short(name)}' [${tensor?.dims.join(", ") ?? ""}] of ${batch} images.`,
+      "Export the model again with `capsedge export`.",
+    );
   }
   const all = floats(tensor);
   const dims = [count, ...tensor.dims.slice(1)];

@@ -27,7 +27,12 @@ function sigmoid(value: number): number {
 }
 
 /** Classes with a score of at least `threshold`, best first, ties by their numbers, at most `top`. */
-export function ranked(scores: Float64Array, label: (index: number) => string, top: number | null, threshold: number | null): Ranked[] {
+export function ranked(
+  scores: Float64Array,
+  label: (index: number) => string,
+  top: number | null,
+  threshold: number | null,
+): Ranked[] {
   const all = Array.from(scores, (score, index) => ({ index, label: label(index), score }));
   const chosen = threshold === null ? all : all.filter((each) => each.score >= threshold);
   return chosen.sort((a, b) => b.score - a.score || a.index - b.index).slice(0, top ?? undefined);
@@ -36,5 +41,9 @@ export function ranked(scores: Float64Array, label: (index: number) => string, t
 /** Refuse an answer that is no number. */
 export function checkFinite(values: Float32Array, name: string): void {
   if (values.every(Number.isFinite)) return;
-  throw new CapsedgeError("file", `The model computed '${short(name)}' with values that are NaN or infinite.`, "The weights may be damaged: run `capsedge verify` on the file.");
+  throw new CapsedgeError(
+    "file",
+    `The model computed '${short(name)}' with values that are NaN or infinite.`,
+    "The weights may be damaged: run `capsedge verify` on the file.",
+  );
 }

@@ -168,7 +168,11 @@ export class Session {
   private preprocessing(): Preprocessing {
     const p = this.parts.metadata.preprocessing;
     if (p) return p;
-    throw new CapsedgeError("metadata", "The file does not say how an image becomes its input.", "Describe it with `capsedge optimize --size`, or pass a prepared Float32Array.");
+    throw new CapsedgeError(
+      "metadata",
+      "The file does not say how an image becomes its input.",
+      "Describe it with `capsedge optimize --size`, or pass a prepared Float32Array.",
+    );
   }
 
   private choice({ top, threshold }: PredictOptions): { top: number | null; threshold: number | null } {
@@ -182,13 +186,23 @@ export class Session {
     if (top === undefined && threshold === undefined) {
       return task === "multi-label" ? { top: null, threshold: DEFAULT_THRESHOLD } : { top: 1, threshold: null };
     }
-    if (task === "regression") throw new CapsedgeError("input", "top and threshold choose among classes, and a regression has none.", "Leave them out.");
+    if (task === "regression")
+      throw new CapsedgeError(
+        "input",
+        "top and threshold choose among classes, and a regression has none.",
+        "Leave them out.",
+      );
     return { top: top ?? null, threshold: threshold ?? null };
   }
 
   private traceLayers() {
     const { metadata, outputs, limits } = this.parts;
-    if (!metadata.trace) throw new CapsedgeError("input", "The file has no trace of its routing.", "Export the model again with `capsedge export --with trace`.");
+    if (!metadata.trace)
+      throw new CapsedgeError(
+        "input",
+        "The file has no trace of its routing.",
+        "Export the model again with `capsedge export --with trace`.",
+      );
     checkTrace(metadata.trace, outputs, limits);
     return metadata.trace;
   }
@@ -198,7 +212,12 @@ export class Session {
     const p = this.parts.metadata.preprocessing;
     const stated = p ? (p.layout === "NCHW" ? [p.channels, p.height, p.width] : [p.height, p.width, p.channels]) : null;
     const shape = stated ?? this.parts.input.shape.slice(1);
-    if (shape.includes(null)) throw new CapsedgeError("metadata", "The file leaves the size of its input open.", "Describe it with `capsedge optimize --size`.");
+    if (shape.includes(null))
+      throw new CapsedgeError(
+        "metadata",
+        "The file leaves the size of its input open.",
+        "Describe it with `capsedge optimize --size`.",
+      );
     return shape as number[];
   }
 
@@ -207,11 +226,20 @@ export class Session {
     const shape = this.imageShape();
     const count = shape.reduce((a, b) => a * b, 1);
     if (image.length !== count) {
-      throw new CapsedgeError("input", `The prepared input has ${grouped(image.length)} values.`, `Pass ${grouped(count)}, [${shape.join(", ")}], as prepare gives them.`);
+      throw new CapsedgeError(
+        "input",
+        `The prepared input has ${grouped(image.length)} values.`,
+        `Pass ${grouped(count)}, [${shape.join(", ")}], as prepare gives them.`,
+      );
     }
-    if (options.invert) throw new CapsedgeError("input", "A prepared input cannot be inverted.", "Pass invert to prepare.");
+    if (options.invert)
+      throw new CapsedgeError("input", "A prepared input cannot be inverted.", "Pass invert to prepare.");
     if (!image.every((value) => Math.abs(value) < LARGEST)) {
-      throw new CapsedgeError("input", "The prepared input has values that are NaN, infinite, or of 2^60 and more.", "Pass finite numbers.");
+      throw new CapsedgeError(
+        "input",
+        "The prepared input has values that are NaN, infinite, or of 2^60 and more.",
+        "Pass finite numbers.",
+      );
     }
     const p = this.parts.metadata.preprocessing;
     if (p) checkDeclared(image, p);
@@ -246,9 +274,11 @@ export class Session {
     const found = answers.values.flatMap((name) => {
       const { data } = outputs.get(name) as FloatArray;
       checkFinite(data, name);
-      return [...data];
+      return Array.from(data);
     });
-    if (found.length !== description.values.length) throw otherSize({ dims: [found.length] }, description.values.length, "values");
+    if (found.length !== description.values.length) {
+      throw otherSize({ dims: [found.length] }, description.values.length, "values");
+    }
     return {
       label: null,
       index: null,
@@ -286,5 +316,9 @@ function checkDeclared(image: Float32Array, p: Preprocessing): void {
 }
 
 function otherSize(found: { dims: readonly number[] }, named: number, what: string): CapsedgeError {
-  return new CapsedgeError("metadata", `The model computed ${what} [${found.dims.join(", ")}]; its metadata names ${named}.`, "Describe the file again with `capsedge optimize`.");
+  return new CapsedgeError(
+    "metadata",
+    `The model computed ${what} [${found.dims.join(", ")}]; its metadata names ${named}.`,
+    "Describe the file again with `capsedge optimize`.",
+  );
 }

@@ -23,14 +23,23 @@ export async function readSource(source: Source, limits: Limits): Promise<Conten
   if (source instanceof ArrayBuffer) return { bytes: new Uint8Array(source), name: "" };
   if (typeof source === "string" || source instanceof URL) return fetched(String(source), limits);
   if (!(source instanceof Blob)) {
-    throw new CapsedgeError("input", "The source of the model is no address, no bytes and no Blob.", "In Node.js, pass the bytes: load(await readFile(path)).");
+    throw new CapsedgeError(
+      "input",
+      "The source of the model is no address, no bytes and no Blob.",
+      "In Node.js, pass the bytes: load(await readFile(path)).",
+    );
   }
   checkBytes(source.size, limits);
   const name = "name" in source && typeof source.name === "string" ? source.name : "";
   try {
     return { bytes: new Uint8Array(await source.arrayBuffer()), name };
   } catch (error) {
-    throw new CapsedgeError("runtime", `The file cannot be read: ${messageOf(error)}`, "Choose it again; it may have changed.", { cause: error });
+    throw new CapsedgeError(
+      "runtime",
+      `The file cannot be read: ${messageOf(error)}`,
+      "Choose it again; it may have changed.",
+      { cause: error },
+    );
   }
 }
 
@@ -40,9 +49,19 @@ async function fetched(address: string, limits: Limits): Promise<Content> {
   try {
     response = await fetch(address);
   } catch (error) {
-    throw new CapsedgeError("runtime", `${shown} cannot be fetched: ${messageOf(error)}`, "Check the address; in Node.js, pass the bytes of a file: load(await readFile(path)).", { cause: error });
+    throw new CapsedgeError(
+      "runtime",
+      `${shown} cannot be fetched: ${messageOf(error)}`,
+      "Check the address; in Node.js, pass the bytes of a file: load(await readFile(path)).",
+      { cause: error },
+    );
   }
-  if (!response.ok) throw new CapsedgeError("runtime", `${shown} cannot be fetched: the server answers ${response.status}.`, "Check the address.");
+  if (!response.ok)
+    throw new CapsedgeError(
+      "runtime",
+      `${shown} cannot be fetched: the server answers ${response.status}.`,
+      "Check the address.",
+    );
   checkBytes(Number(response.headers.get("content-length") ?? 0), limits);
   const name = new URL(response.url || address, "http://localhost").pathname.split("/").pop() ?? "";
   return { bytes: await received(response, shown, limits), name: decoded(name) };
@@ -53,7 +72,7 @@ async function received(response: Response, shown: string, limits: Limits): Prom
   const pieces: Uint8Array[] = [];
   let size = 0;
   try {
-    for (const reader = response.body?.getReader(); reader; ) {
+    for (const reader = response.body?.getReader(); reader;) {
       const { done, value } = await reader.read();
       if (done) break;
       size += value.length;
@@ -76,7 +95,11 @@ async function received(response: Response, shown: string, limits: Limits): Prom
 
 function checkBytes(size: number, limits: Limits): void {
   if (size <= limits.fileBytes) return;
-  throw new CapsedgeError("limit", `The file has ${grouped(size)} bytes or more; the limit is ${grouped(limits.fileBytes)}.`, "Check that it is the right file.");
+  throw new CapsedgeError(
+    "limit",
+    `The file has ${grouped(size)} bytes or more; the limit is ${grouped(limits.fileBytes)}.`,
+    "Check that it is the right file.",
+  );
 }
 
 function decoded(name: string): string {

@@ -2,7 +2,15 @@
 import { integer, list, mapping, nullable, object, pair, real, scalar, string } from "./decode.js";
 import { Malformed } from "./errors.js";
 import { parseJson } from "./json.js";
-import { ITERATIONS, LAYERS, NAME_CHARACTERS, ORIGIN_CHARACTERS, ORIGIN_ENTRIES, WIDTH, type Limits } from "./limits.js";
+import {
+  ITERATIONS,
+  LAYERS,
+  NAME_CHARACTERS,
+  ORIGIN_CHARACTERS,
+  ORIGIN_ENTRIES,
+  WIDTH,
+  type Limits,
+} from "./limits.js";
 import { oneOf } from "./preprocessing.js";
 import { printable, short } from "./text.js";
 
@@ -77,8 +85,15 @@ const ROUTINGS = ["dynamic", "em", "attention", "self-attention"] as const;
 
 const originOf = object(
   {
-    family: string, source: string, licence: string, dialect: string, differences: list(string), file: string,
-    file_sha256: string, notes: list(string), compared: nullable(mapping(scalar)),
+    family: string,
+    source: string,
+    licence: string,
+    dialect: string,
+    differences: list(string),
+    file: string,
+    file_sha256: string,
+    notes: list(string),
+    compared: nullable(mapping(scalar)),
   },
   { notes: [], compared: null },
 );
@@ -107,15 +122,21 @@ export function readOrigin(properties: ReadonlyMap<string, string>): Origin | nu
     file: printable(o.file),
     fileSha256: printable(file_sha256),
     notes: o.notes.map(printable),
-    compared: compared === null ? null : Object.fromEntries(entries.map(([key, value]) => [printable(key), plain(value)])),
+    compared:
+      compared === null ? null : Object.fromEntries(entries.map(([key, value]) => [printable(key), plain(value)])),
   };
 }
 
 const span = pair(real);
 const criterionOf = object(
   {
-    contrast: span, level: span, roughness: span, frame_level: span, frame_contrast: span,
-    images: integer, data_sha256: string,
+    contrast: span,
+    level: span,
+    roughness: span,
+    frame_level: span,
+    frame_contrast: span,
+    images: integer,
+    data_sha256: string,
   },
   { images: 0, data_sha256: "" },
 );
@@ -126,7 +147,8 @@ export function readCriterion(properties: ReadonlyMap<string, string>, limits: L
   if (text === undefined) return null;
   const c = criterionOf(parseJson(text), "");
   for (const [low, high] of [c.contrast, c.level, c.roughness, c.frame_level, c.frame_contrast]) {
-    if (!Number.isFinite(low) || !Number.isFinite(high) || low > high) throw new Malformed(`a span is ${low} to ${high}`);
+    if (!Number.isFinite(low) || !Number.isFinite(high) || low > high)
+      throw new Malformed(`a span is ${low} to ${high}`);
   }
   if (c.contrast[0] <= 0) throw new Malformed("the span of contrast begins at 0, where every image is blank");
   if (c.images < 0 || characters(c.data_sha256) > 64) {
@@ -141,8 +163,17 @@ const parentOf = object(
   { precision: "fp32", checkpoint_sha256: "" },
 );
 const cascadeOf = object({
-  small: parentOf, large: parentOf, margin: real, score: nullable(real), min_agreement: real, agreement: real,
-  agreement_at_least: real, share: real, images: integer, data_sha256: string, cost: real,
+  small: parentOf,
+  large: parentOf,
+  margin: real,
+  score: nullable(real),
+  min_agreement: real,
+  agreement: real,
+  agreement_at_least: real,
+  share: real,
+  images: integer,
+  data_sha256: string,
+  cost: real,
 });
 
 /** The two networks of a cascade; null if the file is none. Throws `Malformed`. */
@@ -173,8 +204,14 @@ const layersOf = object({
   layers: list(
     object(
       {
-        name: string, routing: string, iterations: integer, outputs: mapping(string), grid: pair(integer),
-        child_grid: side, kernel: side, strides: side,
+        name: string,
+        routing: string,
+        iterations: integer,
+        outputs: mapping(string),
+        grid: pair(integer),
+        child_grid: side,
+        kernel: side,
+        strides: side,
       },
       { grid: [1, 1], child_grid: null, kernel: null, strides: null },
     ),
@@ -197,8 +234,14 @@ export function readTrace(properties: ReadonlyMap<string, string>, limits: Limit
     const { iterations, grid, kernel, strides } = layer;
     const kinds = layer.outputs as ReadonlyMap<TraceKind, string>;
     return {
-      name: printable(layer.name), routing: oneOf(ROUTINGS, layer.routing, "routing"), iterations, outputs: kinds,
-      grid, childGrid: layer.child_grid, kernel, strides,
+      name: printable(layer.name),
+      routing: oneOf(ROUTINGS, layer.routing, "routing"),
+      iterations,
+      outputs: kinds,
+      grid,
+      childGrid: layer.child_grid,
+      kernel,
+      strides,
     };
   });
 }
@@ -211,7 +254,8 @@ function checkLayer(layer: ReturnType<typeof layersOf>["layers"][number]): void 
     throw new Malformed(`outputs for ${short(kinds.join(", "))}; known: ${TRACE_KINDS.join(", ")}`);
   }
   const sides = [layer.grid, layer.child_grid, layer.kernel, layer.strides].flatMap((each) => each ?? []);
-  if (sides.some((each) => each < 1 || each > WIDTH)) throw new Malformed(`a side of '${short(layer.name)}' is not 1 to ${WIDTH}`);
+  if (sides.some((each) => each < 1 || each > WIDTH))
+    throw new Malformed(`a side of '${short(layer.name)}' is not 1 to ${WIDTH}`);
   if ([layer.name, ...layer.outputs.values()].some((each) => characters(each) > NAME_CHARACTERS)) {
     throw new Malformed(`a name has over ${NAME_CHARACTERS} characters`, true);
   }

@@ -41,7 +41,11 @@ export function checkTrace(layers: readonly TraceLayer[], outputs: readonly Port
   const names = new Set(tracedOutputs(layers));
   const values = outputs.filter((port) => names.has(port.name)).reduce((sum, port) => sum + (elements(port) ?? 0), 0);
   if (4 * values > limits.tracedBytes) {
-    throw new CapsedgeError("limit", `The trace of an image takes ${grouped(4 * values)} bytes; the limit is ${grouped(limits.tracedBytes)}.`, "Trace a smaller model.");
+    throw new CapsedgeError(
+      "limit",
+      `The trace of an image takes ${grouped(4 * values)} bytes; the limit is ${grouped(limits.tracedBytes)}.`,
+      "Trace a smaller model.",
+    );
   }
 }
 
@@ -49,7 +53,11 @@ export function checkTrace(layers: readonly TraceLayer[], outputs: readonly Port
 export function tracedLayers(layers: readonly TraceLayer[], outputs: Outputs): TracedLayer[] {
   return layers.map(({ outputs: names, ...layer }) => {
     const values = [...names].map(([kind, name]) => [kind, ofImage(outputs.get(name) as FloatArray)]);
-    return { ...layer, ...(Object.fromEntries(values) as Record<"couplings" | "poses" | "agreement", FloatArray> & Partial<Record<TraceKind, FloatArray>>) };
+    return {
+      ...layer,
+      ...(Object.fromEntries(values) as Record<"couplings" | "poses" | "agreement", FloatArray> &
+        Partial<Record<TraceKind, FloatArray>>),
+    };
   });
 }
 

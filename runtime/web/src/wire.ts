@@ -83,7 +83,12 @@ function parseSchema(): MessageType {
       const [number = "", kind = ""] = entry.split(" ");
       const plain = kind.replace(/[*|]$/, "");
       const once = kind.endsWith("*") ? 0 : kind.endsWith("|") ? 1 : 1 << (k + 1); // the first bit is the oneof's
-      const type = { number: Number(number), once, narrow: plain === "int32" && once !== 0, message: messages.get(plain) };
+      const type = {
+        number: Number(number),
+        once,
+        narrow: plain === "int32" && once !== 0,
+        message: messages.get(plain),
+      };
       const fields = messages.get(name)?.fields;
       fields?.set((type.number << 3) | (WIRES[plain] ?? BYTES), type);
       if (once === 0) fields?.set((type.number << 3) | BYTES, type); // numbers may be packed
@@ -151,7 +156,9 @@ export class Wire {
       const length = this.varint(found.start, end);
       found.start = this.next;
       if (length > end - found.start) {
-        throw new Malformed(`a field at byte ${found.start} needs ${grouped(length)} bytes and ${grouped(end - found.start)} are left`);
+        throw new Malformed(
+          `a field at byte ${found.start} needs ${grouped(length)} bytes and ${grouped(end - found.start)} are left`,
+        );
       }
       found.end = found.start + length;
     } else if (wire === FIXED32 || wire === FIXED64) {
@@ -167,7 +174,8 @@ export class Wire {
   private tag(at: number, end: number): number {
     const tag = this.varint(at, end);
     const bytes = this.next - at;
-    if (tag >= 2 ** 32 || (bytes > 1 && tag < 2 ** (7 * (bytes - 1)))) throw new Malformed(`the tag at byte ${at} is too long`);
+    if (tag >= 2 ** 32 || (bytes > 1 && tag < 2 ** (7 * (bytes - 1))))
+      throw new Malformed(`the tag at byte ${at} is too long`);
     return tag;
   }
 
