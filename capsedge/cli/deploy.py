@@ -24,7 +24,7 @@ _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
 HELP = "Put models where people use them."
 
 Models = Annotated[
-    list[str],
+    list[Path],
     typer.Argument(
         metavar="MODEL...", help="ONNX files of `capsedge export`, or names of the zoo (digits-em)."
     ),
