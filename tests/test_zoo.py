@@ -34,11 +34,11 @@ def routing(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def model(routing: str) -> CapsuleModel:
-    return load_checkpoint(zoo_checkpoint(routing))
+    return load_checkpoint(zoo_checkpoint(f"digits-{routing}"))
 
 
 def test_the_card_tells_of_this_file(routing: str) -> None:
-    checkpoint = zoo_checkpoint(routing)
+    checkpoint = zoo_checkpoint(f"digits-{routing}")
     card = checkpoint.with_suffix(".md").read_text()
     assert sha256(checkpoint) in card
     accuracy = re.search(r"\*\*([\d.]+) %\*\* of all 10,000", card)
@@ -47,7 +47,7 @@ def test_the_card_tells_of_this_file(routing: str) -> None:
 
 
 def test_weights_are_small_enough() -> None:
-    sizes = {r: zoo_checkpoint(r).stat().st_size for r in ROUTINGS}
+    sizes = {r: zoo_checkpoint(f"digits-{r}").stat().st_size for r in ROUTINGS}
     assert sum(sizes.values()) <= 8_000_000
     assert sum(Path(str(zoo_model(name))).stat().st_size for name in MODELS) <= 5_000_000
 
@@ -59,7 +59,7 @@ def test_the_file_is_the_export_of_its_checkpoint(
     with capsedge.load(name, ops="portable") as shipped:
         metadata = shipped.metadata
         assert metadata is not None
-        assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(routing))
+        assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(f"digits-{routing}"))
         assert metadata.routing == routing
         again = tmp_path / "again.onnx"
         extra = ("reconstruction",) if routing == "dynamic" else ()
