@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -55,20 +56,17 @@ def test_weights_are_small_enough() -> None:
 def test_the_file_is_the_export_of_its_checkpoint(
     routing: str, model: CapsuleModel, tmp_path: Path
 ) -> None:
+    """Node by node: what other options of the export add, such as a trace, is not in a file without them."""
     name = f"digits-{routing}"
     with capsedge.load(name, ops="portable") as shipped:
         metadata = shipped.metadata
-        assert metadata is not None
-        assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(f"digits-{routing}"))
-        assert metadata.routing == routing
-        again = tmp_path / "again.onnx"
-        extra = ("reconstruction",) if routing == "dynamic" else ()
-        export(model, again, extra_outputs=extra)
-        x = np.random.default_rng(0).random((3, 1, 28, 28), dtype=np.float32)
-        new, old = capsedge.load(again, ops="portable").run(x), shipped.run(x)
-    assert new.keys() == old.keys()
-    for name in new:
-        np.testing.assert_array_equal(new[name], old[name])
+    assert metadata is not None
+    assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(name))
+    assert metadata.routing == routing
+    again = tmp_path / "again.onnx"
+    extra = ("reconstruction",) if routing == "dynamic" else ()
+    export(model, again, extra_outputs=extra)
+    assert onnx.load(again).graph == onnx.load(str(zoo_model(name))).graph
 
 
 def reference(model: CapsuleModel, data: ImageSet) -> tuple[torch.Tensor, Scores]:
