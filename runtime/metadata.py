@@ -192,6 +192,10 @@ class ModelMetadata:
             raise ValueError(f"task '{self.task}', known: {', '.join(TASKS)}")
         if self.iterations not in range(-(2**31), 2**31):
             raise ValueError(f"iterations {self.iterations}")
+        if len(self.class_names) > limits.WIDTH:
+            raise ValueError(f"there are over {limits.WIDTH} classes")
+        if max(map(len, self.class_names), default=0) > limits.NAME_CHARACTERS:
+            raise ValueError(f"a class name has over {limits.NAME_CHARACTERS} characters")
         if self.outputs is not None or self.task == REGRESSION:
             _check_outputs(self.outputs or Outputs(), self.task, self.class_names)
         if self.nothing is not None:

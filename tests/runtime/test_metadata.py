@@ -167,6 +167,14 @@ def test_the_origin_has_one_place():
         ModelMetadata.from_properties(metadata().to_properties() | {"capsedge.origin": "null"})
 
 
+def test_class_names_have_limits():
+    properties = metadata(class_names=("x" * 1024,)).to_properties()
+    assert ModelMetadata.from_properties(properties) is not None
+    for names, why in ((["x" * 1025], "1024 characters"), (["x"] * 65537, "65536 classes")):
+        with pytest.raises(ArtefactError, match=why):
+            ModelMetadata.from_properties(properties | {"capsedge.class_names": json.dumps(names)})
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

@@ -139,6 +139,8 @@ function checked(values: Map<string, Json>, limits: Limits) {
     },
   )(values, "");
   const task = oneOf(TASKS, m.task, "task");
+  if (m.class_names.length > WIDTH) throw new Malformed(`there are over ${WIDTH} classes`, true);
+  checkNames(m.class_names, "a class name");
   if (Math.abs(m.iterations + 0.5) > 2 ** 31) throw new Malformed(`iterations ${m.iterations}`);
   return {
     architecture: m.architecture,
@@ -167,9 +169,7 @@ function statedOutputs(found: Outputs | null, task: Task, classNames: readonly s
     throw new Malformed("an output is named twice, or has no name");
   }
   if (o.names.length > WIDTH) throw new Malformed(`there are over ${WIDTH} values`, true);
-  if ([...o.names, ...o.units].some((text) => characters(text) > NAME_CHARACTERS)) {
-    throw new Malformed(`a name or unit has over ${NAME_CHARACTERS} characters`, true);
-  }
+  checkNames([...o.names, ...o.units], "a name or unit");
   return { ...o, kind: task === "regression" ? "" : oneOf(KINDS, o.kind, "kind of scores") };
 }
 
@@ -179,6 +179,12 @@ function checkRegression(o: Outputs, ofClasses: boolean): void {
   }
   if (!o.names.length || o.units.length !== o.names.length) {
     throw new Malformed(`the values have ${o.names.length} names and ${o.units.length} units`);
+  }
+}
+
+function checkNames(names: readonly string[], what: string): void {
+  if (names.some((name) => characters(name) > NAME_CHARACTERS)) {
+    throw new Malformed(`${what} has over ${NAME_CHARACTERS} characters`, true);
   }
 }
 
