@@ -411,6 +411,8 @@ def test_weights_in_other_files_are_refused(small_model: bytes) -> None:
         ("class_names", '["a", "b", 3.5]', "a string is wanted"),
         ("class_names", '["a", "b"]', "names 2 classes"),
         ("class_names", '["\\ud800", "b", "c"]', "lone surrogate"),
+        ("class_names", '["' + "é" * 1025 + '"]', "over 1024 characters"),
+        ("class_names", '["a"' + ', "b"' * 2**16 + "]", "over 65536 classes"),
         ("class_names", '["\t", "b", "c"]', "not JSON"),
         ("class_names", "[" * 70 + "]" * 70, "nested over 32"),
         ("class_names", '["' + "x" * 2**23 + '"]', "over 8 MiB"),

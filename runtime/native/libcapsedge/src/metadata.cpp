@@ -181,6 +181,10 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     if (m.task != "single-label" && m.task != "multi-label" && !m.regression()) throw JsonError("task '" + m.task.substr(0, 80) + "'");
     for (const Json& name : values.at("class_names").items)  // older files name classes by number, too
       m.class_names.push_back(name.kind == Json::kInteger ? std::to_string(name.integer) : name.string());
+    if (m.class_names.size() > kMostNames) throw JsonError("there are over " + std::to_string(kMostNames) + " classes");
+    for (const std::string& name : m.class_names)
+      if (characters(name) > kMostCharacters)
+        throw JsonError("a class name has over " + std::to_string(kMostCharacters) + " characters");
     const Json& preprocessing = values.at("preprocessing");
     if (preprocessing.kind != Json::kNull) m.preprocessing = preprocessing_of(preprocessing);
     const auto outputs = values.find("outputs");
