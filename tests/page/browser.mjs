@@ -262,7 +262,7 @@ const cases = {
   async pictures() {
     const page = await open();
     await example(page, 10);
-    await turn(page, 4, 60);
+    await turn(page, 8, 30);
     await settled(page);
     for (const width of [1280, 400]) {
       for (const scheme of ["light", "dark"]) {
