@@ -77,10 +77,10 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> None:
     from capsedge.exporters.to_onnx import export
     from capsedge.graph.rewrites import Rewrites
     from capsedge.models import build
-    from capsedge.zoo import ROUTINGS, zoo_checkpoint
+    from capsedge.zoo import zoo_checkpoints
 
     torch.manual_seed(0)
-    trained = {zoo_checkpoint(r).stem: zoo_checkpoint(r) for r in ROUTINGS}
+    trained = {path.stem: path for path in zoo_checkpoints()}
     model = load_checkpoint(trained[name]) if name in trained else build(name).eval()
     export(model, folder / "fp32.onnx")
     export(model, folder / "plain.onnx", ops="portable", rewrites=Rewrites.none())

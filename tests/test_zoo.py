@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -34,11 +35,11 @@ def routing(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def model(routing: str) -> CapsuleModel:
-    return load_checkpoint(zoo_checkpoint(routing))
+    return load_checkpoint(zoo_checkpoint(f"digits-{routing}"))
 
 
 def test_the_card_tells_of_this_file(routing: str) -> None:
-    checkpoint = zoo_checkpoint(routing)
+    checkpoint = zoo_checkpoint(f"digits-{routing}")
     card = checkpoint.with_suffix(".md").read_text()
     assert sha256(checkpoint) in card
     accuracy = re.search(r"\*\*([\d.]+) %\*\* of all 10,000", card)
@@ -47,7 +48,7 @@ def test_the_card_tells_of_this_file(routing: str) -> None:
 
 
 def test_weights_are_small_enough() -> None:
-    sizes = {r: zoo_checkpoint(r).stat().st_size for r in ROUTINGS}
+    sizes = {r: zoo_checkpoint(f"digits-{r}").stat().st_size for r in ROUTINGS}
     assert sum(sizes.values()) <= 8_000_000
     assert sum(Path(str(zoo_model(name))).stat().st_size for name in MODELS) <= 5_000_000
 
@@ -55,20 +56,17 @@ def test_weights_are_small_enough() -> None:
 def test_the_file_is_the_export_of_its_checkpoint(
     routing: str, model: CapsuleModel, tmp_path: Path
 ) -> None:
+    """Node by node: what other options of the export add, such as a trace, is not in a file without them."""
     name = f"digits-{routing}"
     with capsedge.load(name, ops="portable") as shipped:
         metadata = shipped.metadata
-        assert metadata is not None
-        assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(routing))
-        assert metadata.routing == routing
-        again = tmp_path / "again.onnx"
-        extra = ("reconstruction",) if routing == "dynamic" else ()
-        export(model, again, extra_outputs=extra)
-        x = np.random.default_rng(0).random((3, 1, 28, 28), dtype=np.float32)
-        new, old = capsedge.load(again, ops="portable").run(x), shipped.run(x)
-    assert new.keys() == old.keys()
-    for name in new:
-        np.testing.assert_array_equal(new[name], old[name])
+    assert metadata is not None
+    assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(name))
+    assert metadata.routing == routing
+    again = tmp_path / "again.onnx"
+    extra = ("reconstruction",) if routing == "dynamic" else ()
+    export(model, again, extra_outputs=extra)
+    assert onnx.load(again).graph == onnx.load(str(zoo_model(name))).graph
 
 
 def reference(model: CapsuleModel, data: ImageSet) -> tuple[torch.Tensor, Scores]:

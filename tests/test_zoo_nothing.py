@@ -14,7 +14,7 @@ from capsedge.datasets import nothing_from, read_split
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.nothing import measure_all
 from capsedge.runtime.session import Session
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.zoo import default_model, zoo_checkpoints
 from tests.conftest import ROOT
 
 BLOBS = "blobs"  # and patches: a few strokes in the middle, as those of digits
@@ -30,7 +30,7 @@ def test_every_model_states_it(session: Session) -> None:
     criterion = session.metadata.nothing
     assert criterion is not None
     assert criterion.images == 60_000
-    assert all(load_checkpoint(zoo_checkpoint(r)).nothing == criterion for r in ROUTINGS)
+    assert all(load_checkpoint(path).nothing == criterion for path in zoo_checkpoints())
 
 
 def test_the_samples_are_to_be_seen(session: Session) -> None:

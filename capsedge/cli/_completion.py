@@ -79,9 +79,9 @@ def _models() -> Iterable[str]:
 
 
 def _trained() -> Iterable[str]:
-    from capsedge.zoo import ROUTINGS, zoo_checkpoint
+    from capsedge.zoo import zoo_checkpoints
 
-    return [path.stem for path in map(zoo_checkpoint, ROUTINGS) if path.is_file()]
+    return [path.stem for path in zoo_checkpoints()]
 
 
 def _routings() -> Iterable[str]:

@@ -110,6 +110,6 @@ def _check_readable(path: Path) -> None:
 
 def _package() -> list[Path]:
     """The files that verbs read by default."""
-    from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+    from capsedge.zoo import default_model, zoo_checkpoints
 
-    return [default_model(), *map(zoo_checkpoint, ROUTINGS)]
+    return [default_model(), *zoo_checkpoints()]

@@ -117,7 +117,7 @@ def _of_zoo(
     from capsedge.checkpoint import load_checkpoint
     from capsedge.exporters.to_onnx import export
 
-    checkpoint = zoo.zoo_checkpoint(name.removeprefix("digits-"))
+    checkpoint = zoo.zoo_checkpoint(name)
     model = load_checkpoint(checkpoint)
     decoder = EXTRA_OUTPUTS if model.decoder is not None else EXTRA_OUTPUTS[1:]
     with temporary_folder() as folder:

@@ -190,7 +190,7 @@ MODELS: dict[str, ModelConfig] = {
         primary_types=16,
         primary_kernel=3,
         primary_stride=2,
-        decoder=(128, 256),
+        decoder=(128, 80),
         task="multi-label",
     ),
     "digits-em": MatrixCapsulesConfig(

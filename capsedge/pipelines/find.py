@@ -57,7 +57,7 @@ def find_model(
         config = get_config(name)
         checkpoint = zoo.checkpoint_of_model(name)
     elif checkpoint is None:
-        checkpoint = zoo.zoo_checkpoint(routing or "dynamic")
+        checkpoint = zoo.checkpoint_of_routing(routing or zoo.ROUTINGS[0])
         if not checkpoint.is_file():
             raise EnvironmentProblem(
                 "The trained models are not in this installation.",

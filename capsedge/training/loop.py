@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.checkpoint import save_checkpoint
-from capsedge.datasets import ImageSet, nothing_from
+from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.config import ModelConfig
@@ -34,6 +34,7 @@ from capsedge.training.losses import (
 )
 from capsedge.training.run_files import HISTORY, MODEL, STATE, files
 from capsedge.training.state import fill, read_state
+from capsedge.training.typical import criterion
 
 SCHEDULES = ("one-cycle", "exponential", "multistep")
 PAIRS = ("none", "overlap", "diverse")
@@ -174,7 +175,7 @@ def train(
             f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
         )
     run = _Run.new(config, recipe, folder, steps, initial)
-    run.nothing = _criterion(data, config)
+    run.nothing = criterion(data, config, recipe.pairs)
     make_folder(folder)
     for file in files(folder):
         check_writable(file)
@@ -198,14 +199,6 @@ def train(
         if epoch_done:
             epoch_done(line)
     return run.average.eval()
-
-
-def _criterion(data: ImageSet, config: ModelConfig) -> Nothing | None:
-    """What the training images span, before augmentation; None where they are too few or blank."""
-    try:
-        return nothing_from(data, config.preprocessing)
-    except UsageError:
-        return None
 
 
 @dataclass

@@ -17,7 +17,6 @@ from capsedge.exporters.own_modules import default_double, named
 from capsedge.exporters.traced import traced_routing
 from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.trace import PREFIX
 
@@ -149,11 +148,10 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
         UsageError: the file names no checkpoint, or one that is not in the package.
     """
     stated = metadata.checkpoint_sha256 if metadata is not None else ""
-    if metadata is not None and stated:
-        from capsedge.zoo import zoo_checkpoint
+    if stated:
+        from capsedge.zoo import checkpoint_by_sha256
 
-        path = zoo_checkpoint(metadata.routing)
-        if path.is_file() and sha256(path) == stated:
+        if (path := checkpoint_by_sha256(stated)) is not None:
             return path
     why = f"It was exported from a checkpoint with the SHA-256 {stated}, which is not in the zoo."
     raise UsageError(

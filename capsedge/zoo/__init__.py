@@ -1,4 +1,4 @@
-"""The trained models that come with the package: small networks for digits, one a routing."""
+"""The trained models that come with the package: small networks for digits."""
 
 from __future__ import annotations
 
@@ -7,35 +7,49 @@ from pathlib import Path
 
 from capsedge.errors import UsageError
 
-ROUTINGS = ("dynamic", "em", "attention")
+ROUTINGS = ("dynamic", "em", "attention")  # each with a model, digits-<routing>
 MODELS = tuple(f"digits-{routing}" for routing in ROUTINGS)
 DEFAULT = MODELS[0]
 _HERE = Path(__file__).parent
 
 
-def zoo_checkpoint(routing: str) -> Path:
-    """The trained checkpoint of a routing, ``digits-<routing>.safetensors``.
+def zoo_checkpoint(name: str) -> Path:
+    """The trained checkpoint of a model of the zoo, such as ``digits-em``.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if name not in MODELS:
+        raise unknown_model(name)
+    return _HERE / f"{name}.safetensors"
+
+
+def checkpoint_of_routing(routing: str) -> Path:
+    """The trained checkpoint of a routing, such as ``em``.
 
     Raises:
         UsageError: there is no such routing.
     """
     if routing not in ROUTINGS:
         raise UsageError(f"There is no routing '{routing}'.", "", f"Known: {', '.join(ROUTINGS)}.")
-    return _HERE / f"digits-{routing}.safetensors"
+    return zoo_checkpoint(f"digits-{routing}")
+
+
+def zoo_checkpoints() -> list[Path]:
+    """The trained checkpoints that this installation holds."""
+    return [path for path in map(zoo_checkpoint, MODELS) if path.is_file()]
 
 
 def checkpoint_of_model(name: str) -> Path | None:
     """The trained checkpoint of a model by its name, such as ``digits-em``; None where there is none."""
-    paths = map(zoo_checkpoint, ROUTINGS)
-    return next((path for path in paths if path.stem == name and path.is_file()), None)
+    return next((path for path in zoo_checkpoints() if path.stem == name), None)
 
 
 def checkpoint_by_sha256(sha256: str) -> Path | None:
     """The trained checkpoint with this checksum; None where there is none."""
     from capsedge.runtime.files.writing import sha256 as checksum
 
-    paths = map(zoo_checkpoint, ROUTINGS)
-    return next((path for path in paths if path.is_file() and checksum(path) == sha256), None)
+    return next((path for path in zoo_checkpoints() if checksum(path) == sha256), None)
 
 
 def zoo_model(name: str) -> Path | None:

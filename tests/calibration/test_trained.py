@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.data]
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_against_pytorch(routing: str, mnist: Path, tmp_path: Path) -> None:
-    model = load_checkpoint(zoo_checkpoint(routing))
+    model = load_checkpoint(zoo_checkpoint(f"digits-{routing}"))
     test = read_split(mnist, "test", model.config.preprocessing)
     eager = predict_all(model, test).argmax(1).numpy()
     right = float((eager == test.labels).mean())

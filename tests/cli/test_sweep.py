@@ -29,7 +29,7 @@ from capsedge.pipelines.sweep_state import STATE
 from capsedge.zoo import zoo_checkpoint
 from tests.exporters.nets import network
 
-ZOO = zoo_checkpoint("dynamic")
+ZOO = zoo_checkpoint("digits-dynamic")
 
 
 def _run(*arguments: object) -> tuple[int, str, str]:

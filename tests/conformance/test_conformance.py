@@ -23,26 +23,38 @@ from .dump import decode, encode
 from .tolerance import tolerance
 
 # What no machine can run is not collected; `python -m tests.conformance support` lists it with the reasons.
-TYPED = [
-    pytest.param(
-        name, case, dtype,
-        id=f"{name}-{case}-{dtype}", marks=[pytest.mark.slow] if case.heavy else [],
-    )
-    for name, backend in BACKENDS.items()
-    for case in CASES
-    for dtype in case.dtypes
-    if not backend.unsupported(case, dtype)
-]  # fmt: skip
+# One test for all cases of an operator: a test each would take longer than what it tests.
+GROUPS: dict[tuple[str, str, str, bool], list[Case]] = {}
+for name, kernels in BACKENDS.items():
+    for each in CASES:
+        for dtype in each.dtypes:
+            if not kernels.unsupported(each, dtype):
+                GROUPS.setdefault((name, each.operator, dtype, each.heavy), []).append(each)
 # First input value of the first case.
 FIRST = -0.9436763096825815
 
 
-@pytest.mark.parametrize(("backend", "case", "dtype"), TYPED)
-def test_case(backend: str, case: Case, dtype: str) -> None:
-    row = modes.check(BACKENDS[backend], case, dtype)
-    if row.verdict == "skipped":
-        pytest.skip(row.detail)
-    assert row.verdict == "ok", row.detail
+@pytest.mark.parametrize(
+    ("backend", "operator", "dtype", "heavy"),
+    [
+        pytest.param(
+            *key,
+            id="-".join((*key[:3], *["heavy"] * key[3])),
+            marks=[pytest.mark.slow] if key[3] else [],
+        )
+        for key in GROUPS
+    ],
+)
+def test_operator(backend: str, operator: str, dtype: str, heavy: bool) -> None:
+    """`python -m tests.conformance test` runs a single case."""
+    rows = [
+        modes.check(BACKENDS[backend], case, dtype)
+        for case in GROUPS[backend, operator, dtype, heavy]
+    ]
+    failed = [f"{row.case}: {row.detail}" for row in rows if row.verdict not in ("ok", "skipped")]
+    assert not failed, "\n".join(failed[:20])
+    if all(row.verdict == "skipped" for row in rows):
+        pytest.skip(rows[0].detail)
 
 
 def _big(case: Case) -> bool:

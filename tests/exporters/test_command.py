@@ -91,7 +91,7 @@ def test_untrained_weights_are_said(
 def test_the_default_is_the_zoo(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("capsedge.zoo.zoo_checkpoint", lambda routing: checkpoint)
+    monkeypatch.setattr("capsedge.zoo.checkpoint_of_routing", lambda routing: checkpoint)
     target = checkpoint.with_name("m.onnx")
     assert _run(monkeypatch, "--routing", "dynamic", "--iters", "3", "-o", target) == 0
     assert str(checkpoint) in capsys.readouterr().out

@@ -28,7 +28,7 @@ def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     from capsedge.exporters.to_onnx import export
 
     path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
-    export(load_checkpoint(zoo_checkpoint(request.param)), path)
+    export(load_checkpoint(zoo_checkpoint(f"digits-{request.param}")), path)
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import random
 import re
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from capsedge.errors import CapsedgeError  # noqa: E402
 from capsedge.runtime.reading import onnx_file  # noqa: E402
 from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
 from tests.runtime.models import capsule_model  # noqa: E402
-from tests.runtime.wire import Writer, field, long_tag, messages, model, varint  # noqa: E402
+from tests.runtime.wire import Writer, field, long_tag, messages, model, mutated, varint  # noqa: E402
 
 from .builds import NATIVE, ROOT  # noqa: E402
 
@@ -150,22 +149,9 @@ def test_random_files(tricks: float, in_c: Walk) -> None:
 
 
 def test_mutated_files(in_c: Walk) -> None:
-    r = random.Random(1)
     seeds = [capsule_model().SerializeToString()] + [Writer(s, 0.0).model() for s in range(6)]
-    for _ in range(1500):
-        data = bytearray(r.choice(seeds))
-        for _ in range(r.randint(1, 4)):
-            at = r.randrange(len(data))
-            kind = r.random()
-            if kind < 0.5:
-                data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), 0x80, 0xFF))
-            elif kind < 0.75:
-                del data[at : at + r.randint(1, 9)]
-            else:
-                data[at:at] = bytes(data[(b := r.randrange(len(data))) : b + r.randint(1, 30)])
-            if not data:
-                data = bytearray(b"\x08")
-        check(bytes(data), in_c)
+    for data in mutated(seeds, 1500):
+        check(data, in_c)
 
 
 EXTERNAL = (

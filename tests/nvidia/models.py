@@ -29,7 +29,7 @@ _IMAGES = 8  # enough for ranges; accuracy is no matter here
 def zoo(routing: str, folder: Path, iterations: int = 3) -> Path:
     """A model of the zoo, exported and proven equal."""
     path = folder / f"{routing}.onnx"
-    export(load_checkpoint(zoo_checkpoint(routing)), path, iterations=iterations)
+    export(load_checkpoint(zoo_checkpoint(f"digits-{routing}")), path, iterations=iterations)
     return path
 
 

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import ROOT
+from tests.web import browser, package
 
 SCRIPT = Path(__file__).with_name("browser.mjs")
-MODULES = ROOT / "runtime" / "web"
 SITE = ROOT / "capsedge" / "deploy" / "site"
 SECONDS = 500
 
 
-def executable() -> str | None:
-    """The browser of this machine."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    return next(filter(None, map(shutil.which, names)), None)
-
-
 def missing() -> str:
     """What the tests lack, and the command that installs it; empty if they can run."""
-    if shutil.which("node") is None:
-        return "needs Node.js: https://nodejs.org, or apt-get install nodejs"
-    if executable() is None:
-        return "needs a browser: apt-get install chromium"
-    if not (SITE / "index.html").is_file():
-        return "needs the built page: make web"
-    if not (MODULES / "node_modules" / "puppeteer-core").is_dir():
-        return "needs puppeteer-core in runtime/web: make web"
-    return ""
+    built = (SITE / "index.html").is_file()
+    return (
+        package.missing()
+        or browser.missing()
+        or ("" if built else "needs the built page: make web")
+    )
 
 
 def play(name: str, url: str, ready: Callable[[], None] | None = None, **options: Any) -> Any:
@@ -42,7 +32,7 @@ def play(name: str, url: str, ready: Callable[[], None] | None = None, **options
     Args:
         ready: called when the case says that it is; it goes on afterwards.
     """
-    given = {"url": url, "browser": executable(), "modules": str(MODULES), **options}
+    given = {"url": url, "browser": browser.chromium(), "modules": str(package.WEB), **options}
     with subprocess.Popen(
         ["node", str(SCRIPT), name, json.dumps(given)],
         stdin=subprocess.PIPE,

@@ -41,7 +41,7 @@ def test_it_verifies_against_the_large_network(made: Path, pictures: np.ndarray,
     certificate.check()
     links = certificate.to_dict()["chain"]
     assert [link["kind"] for link in links] == ["checkpoint", "quantized", "onnx", "cascade"]
-    assert links[0]["file"] == zoo_checkpoint("dynamic").name
+    assert links[0]["file"] == zoo_checkpoint("digits-dynamic").name
     assert [link["file"] for link in links[1:3]] == ["small.int8.onnx", "digits-dynamic.onnx"]
     assert certificate.limits["min_agreement"] <= 0.95
     assert "the large network decides" in _link(links[-1])[2]
@@ -57,7 +57,7 @@ def test_both_kinds_of_operators_decide_alike(made: Path):
 
 def test_couplings_that_both_have(pictures: np.ndarray, tmp_path: Path):
     """Routing in standard operators is found in the branch too."""
-    model = load_checkpoint(zoo_checkpoint("dynamic"))
+    model = load_checkpoint(zoo_checkpoint("digits-dynamic"))
     capsedge.export(model, tmp_path / "with.onnx", extra_outputs=["couplings"])
     made = capsedge.cascade(
         tmp_path / "with.onnx", tmp_path / "with.onnx", data=pictures, min_agreement=0.95

@@ -116,6 +116,7 @@ def killed_everywhere(
     assert steps >= 3 * writes  # a temporary file, its end and its name for each
 
 
+@pytest.mark.slow
 def test_train(server: Server, tmp_path: Path) -> None:
     data = honest(tmp_path / "honest")["train"]["data"][1]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.places.table import IMAGE, ZOO
+from tests.places.table import IMAGE, honest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -98,22 +98,28 @@ def test_signal_amid_a_write(moment: str, number: signal.Signals, tmp_path: Path
     ids=lambda s: s.name,
 )
 def test_temporary_folders_go(number: signal.Signals, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="sweep needs torch")
     (tmp_path / "tmp").mkdir()
+    data = honest(tmp_path / "honest")["sweep"]["data"][1]
+    (tmp_path / "new").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "capsedge", "profile", ZOO / "digits-dynamic.onnx", "--no-operators",
-         "--duration", "600", "--warmup", "0", "--html", tmp_path / "r.html"],
+        [sys.executable, "-m", "capsedge", "sweep", "--model", "digits-em", "--data", data,
+         "-o", tmp_path / "new" / "s.json"],
         env=os.environ | {"TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE, text=True,
         preexec_fn=heard,
     )  # fmt: skip
     for _ in range(600):
-        if any((tmp_path / "tmp").iterdir()) or process.poll() is not None:
+        if any((tmp_path / "tmp").glob("capsedge-*")) or process.poll() is not None:
             break
         time.sleep(0.05)
+    was_there = any((tmp_path / "tmp").glob("capsedge-*"))
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
+    assert was_there, said
     assert process.returncode == 128 + number, said
     assert "terminated: no unfinished file is left behind" in said
-    assert [p.name for p in tmp_path.rglob("*")] == ["tmp"]
+    assert not any((tmp_path / "tmp").glob("capsedge-*"))  # PyTorch's own folder stays
+    assert not any((tmp_path / "new").iterdir())
 
 
 def test_ignored_signals_stay_ignored() -> None:

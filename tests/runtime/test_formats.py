@@ -47,7 +47,7 @@ def _safetensors(**metadata: str) -> bytes:
 # As the tools write them; those of PyTorch itself are below.
 FILES = {
     "onnx": default_model().read_bytes(),
-    "checkpoint": zoo_checkpoint("em").read_bytes(),
+    "checkpoint": zoo_checkpoint("digits-em").read_bytes(),
     "safetensors": _safetensors(),
     "hdf5": b"\x89HDF\r\n\x1a\n" + bytes(40),
     "keras": _zip("metadata.json", "config.json", "model.weights.h5"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -143,3 +143,22 @@ def messages(root: Message, kind: str) -> Iterator[Any]:
             continue
         for inner in value if one.is_repeated else (value,):
             yield from messages(inner, kind)
+
+
+def mutated(seeds: Sequence[bytes], count: int, seed: int = 1) -> Iterator[bytes]:
+    """Files with bytes changed, lost or doubled; none is empty."""
+    r = random.Random(seed)
+    for _ in range(count):
+        data = bytearray(r.choice(seeds))
+        for _ in range(r.randint(1, 4)):
+            at = r.randrange(len(data))
+            kind = r.random()
+            if kind < 0.5:
+                data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), 0x80, 0xFF))
+            elif kind < 0.75:
+                del data[at : at + r.randint(1, 9)]
+            else:
+                data[at:at] = bytes(data[(b := r.randrange(len(data))) : b + r.randint(1, 30)])
+            if not data:
+                data = bytearray(b"\x08")
+        yield bytes(data)

@@ -58,7 +58,7 @@ def make(folder: Path) -> None:
     """Write the files, ``<name>.onnx``, and ``<name>.npz`` with an input ``x`` and the outputs wanted."""
     x = np.random.default_rng(0).random((BATCH, 1, 28, 28), dtype=np.float32)
     for routing in ROUTINGS:
-        model = load_checkpoint(zoo_checkpoint(routing))
+        model = load_checkpoint(zoo_checkpoint(f"digits-{routing}"))
         path = folder / f"{routing}.onnx"
         export(model, path)
         portable = folder / f"{routing}-portable.onnx"
@@ -70,7 +70,7 @@ def make(folder: Path) -> None:
     # The file that the package ships.
     shipped = folder / "shipped.onnx"
     shipped.write_bytes(default_model().read_bytes())
-    _wanted(shipped, x, _torch(load_checkpoint(zoo_checkpoint("dynamic")), shipped, x))
+    _wanted(shipped, x, _torch(load_checkpoint(zoo_checkpoint("digits-dynamic")), shipped, x))
     # Two bodies of equal shapes; more bodies than the library has names for by default.
     u = np.random.default_rng(1).standard_normal((BATCH, 6, 4), dtype=np.float32)
     for name, iterations in (("two", (3, 2)), ("many", range(1, 20))):

@@ -162,7 +162,7 @@ def test_fused_engine(
 def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of the zoo, its operators with bodies."""
     path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
-    export(load_checkpoint(zoo_checkpoint(request.param)), path)
+    export(load_checkpoint(zoo_checkpoint(f"digits-{request.param}")), path)
     return path
 
 

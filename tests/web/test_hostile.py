@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,7 +20,7 @@ from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
 from tests.fuzz import hostile  # noqa: E402
 from tests.native.test_walkers import HIDDEN, NODE, in_python  # noqa: E402
 from tests.runtime.models import capsule_model, metadata  # noqa: E402
-from tests.runtime.wire import Writer, field, model  # noqa: E402
+from tests.runtime.wire import Writer, field, model, mutated  # noqa: E402
 
 from .package import WEB, Package, Refused  # noqa: E402
 
@@ -97,29 +96,12 @@ def test_random_files(web: Package, tricks: float) -> None:
     assert taken == 200 if tricks == 0 else taken < 200
 
 
-def mutated(count: int) -> Iterator[bytes]:
-    """Files with bytes changed, lost or doubled."""
-    r = random.Random(2)
-    seeds = [capsule_model().SerializeToString()] + [Writer(s, 0.0).model() for s in range(6)]
-    for _ in range(count):
-        data = bytearray(r.choice(seeds))
-        for _ in range(r.randint(1, 4)):
-            at = r.randrange(len(data))
-            kind = r.random()
-            if kind < 0.5:
-                data[at] = r.choice((r.randrange(256), data[at] ^ 1 << r.randrange(8), 0x80, 0xFF))
-            elif kind < 0.75:
-                del data[at : at + r.randint(1, 9)]
-            else:
-                data[at:at] = bytes(data[(b := r.randrange(len(data))) : b + r.randint(1, 30)])
-        yield bytes(data)
-
-
 def test_mutated_files(web: Package) -> None:
-    taken = [check(web, data) for data in mutated(800)]
+    seeds = [capsule_model().SerializeToString()] + [Writer(s, 0.0).model() for s in range(6)]
+    taken = [check(web, data) for data in mutated(seeds, 800)]
     assert any(taken)
     assert not all(taken)
-    for data in mutated(200):
+    for data in mutated(seeds, 200, seed=2):
         error = web.refused("judge", data)
         assert error is None or error.code in CODES, str(error)
 
@@ -128,14 +110,30 @@ def test_mutated_files(web: Package) -> None:
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"PK\x03\x04" + bytes(100), "not a complete ONNX file"),
+        (b"PK\x03\x04" + bytes(100), "it is a zip archive, such as a PyTorch checkpoint"),
+        (b"\x30\0\0\0\0\0\0\0{" + b" " * 47 + bytes(9), "other weights .safetensors."),
+        (b"<!DOCTYPE html><title>404</title>", "it is a web page"),
+        (b"\x18\0\0\0ORTM" + bytes(40), "ONNX Runtime's own format"),
+        (b"\x08\x0a\x12" + b"\xff" * 40, "not a complete ONNX file"),
         (model(field(1, b"") * 100_001), "more than 100,000 nodes"),
         (model(field(13, b"") * 500_001), "more than 500,000 messages"),
         (model(field(1, NODE), b"\x42\x00" * 4_000_001), "more than"),
         (capsule_model(function=False).SerializeToString(), "no function body"),
         (capsule_model(properties={}).SerializeToString(), "neither its classes"),
     ],
-    ids=["empty", "zip", "nodes", "messages", "fields", "bodies", "no metadata"],
+    ids=[
+        "empty",
+        "zip",
+        "weights",
+        "web page",
+        "ort",
+        "cut off",
+        "nodes",
+        "messages",
+        "fields",
+        "bodies",
+        "no metadata",
+    ],
 )
 def test_what_is_refused_in_words(web: Package, data: bytes, message: str) -> None:
     with pytest.raises(Refused, match=message) as error:

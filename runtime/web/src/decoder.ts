@@ -82,11 +82,18 @@ export class Decoder {
         `Classes are whole numbers from 0 to ${this.classes - 1}.`,
       );
     }
-    if (!(poses instanceof Float32Array) || !poses.length || poses.length % each) {
+    if (!(poses instanceof Float32Array)) {
+      throw new CapsedgeError(
+        "input",
+        "The poses are no Float32Array.",
+        "Pass `poses` of an answer, or numbers in their place.",
+      );
+    }
+    if (!poses.length || poses.length % each) {
       const wanted = classIndex === null ? `[N, ${this.classes}, ${this.size}]` : `[N, ${this.size}] of one class`;
       throw new CapsedgeError(
         "input",
-        `The poses have ${grouped(poses?.length ?? 0)} values.`,
+        `The poses have ${grouped(poses.length)} values.`,
         `Pass a Float32Array ${wanted}.`,
       );
     }

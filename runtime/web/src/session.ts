@@ -149,7 +149,7 @@ export class Session {
     this.checkOpen();
     const { decoder } = this.parts;
     if (typeof decoder === "string") throw noDecoder(decoder);
-    return decoder.decode(poses instanceof Float32Array ? poses : poses.data, classIndex ?? null);
+    return decoder.decode(poses instanceof Float32Array ? poses : poses?.data, classIndex ?? null);
   }
 
   /** Free the model; a second call does nothing. */
