@@ -23,6 +23,7 @@ const complaints = [];
 function watch() {
   globalThis.violations = [];
   globalThis.replies = [];
+  globalThis.waiting = 0; // requests without a reply
   globalThis.intruded = false;
   addEventListener("securitypolicyviolation", (event) => globalThis.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
   globalThis.Worker = class extends Worker {
@@ -31,12 +32,14 @@ function watch() {
       super(...args);
       this.addEventListener("message", ({ data }) => {
         const name = this.names.get(data.id);
+        globalThis.waiting--;
         if (name === "predict") globalThis.firstAnswer ??= performance.now();
         globalThis.replies.push({ name, ...data });
       });
     }
     postMessage(message, ...rest) {
       this.names.set(message.id, message.name);
+      globalThis.waiting++;
       super.postMessage(message, ...rest);
     }
   };
@@ -62,19 +65,29 @@ async function answered(page, count, call = "predict") {
   await page.waitForFunction((wanted, least) => globalThis.replies.filter(({ name }) => name === wanted).length >= least, {}, call, count);
 }
 
-/** What one reply of the worker said, after the action that asks for it. */
+/** What the worker said last to a call. */
+const valueOf = (page, call) => page.evaluate((wanted) => {
+  const { value, problem } = globalThis.replies.filter((each) => each.name === wanted).at(-1);
+  if (problem) return { problem };
+  if (wanted === "open") return value;
+  if (wanted === "decode") return value.map(({ data, dims }) => ({ data: [...data], dims }));
+  const { label, scores, poses } = value.answer;
+  return { label, scores: [...scores], poses: [...poses.data], input: [...value.input] };
+}, call);
+
+/** What the worker said to a call, after the action that asks for it. */
 async function reply(page, call, action) {
   const before = await countOf(page, call);
   await action();
   await answered(page, before + 1, call);
-  return page.evaluate((wanted) => {
-    const { value, problem } = globalThis.replies.filter((each) => each.name === wanted).at(-1);
-    if (problem) return { problem };
-    if (wanted === "open") return value;
-    if (wanted === "decode") return value.map(({ data, dims }) => ({ data: [...data], dims }));
-    const { label, scores, poses } = value.answer;
-    return { label, scores: [...scores], poses: [...poses.data], input: [...value.input] };
-  }, call);
+  return valueOf(page, call);
+}
+
+/** The last answer once everything is shown, after an action that asks several times. */
+async function last(page, action) {
+  await action();
+  await settled(page);
+  return valueOf(page, "predict");
 }
 
 const text = (page, id) => page.$eval(`#${id}`, (element) => element.textContent);
@@ -86,11 +99,11 @@ const choose = (page, k) => reply(page, "open", () => page.evaluate((place) => {
 
 /** Wait until the page has shown everything that was asked for. */
 async function settled(page) {
-  await page.waitForFunction(() => !document.body.hasAttribute("aria-busy"));
   await page.waitForFunction((least) => {
-    const count = globalThis.replies.length;
+    const idle = globalThis.waiting === 0 && !document.body.hasAttribute("aria-busy");
+    const count = idle ? globalThis.replies.length : -1;
     if (globalThis.seen?.count !== count) globalThis.seen = { count, since: performance.now() };
-    return performance.now() - globalThis.seen.since > least;
+    return idle && performance.now() - globalThis.seen.since > least;
   }, { polling: 50 }, QUIET);
 }
 
@@ -138,15 +151,18 @@ const cases = {
   async draw() {
     const page = await open();
     await page.click("#clear");
+    await settled(page);
     const hint = await page.$eval("#hint", (element) => !element.hidden);
-    const one = await reply(page, "predict", () => strokes(page, [[[0.5, 0.2], [0.5, 0.8]]]));
-    await new Promise((resolve) => setTimeout(resolve, 500));
+    const one = await last(page, () => strokes(page, [[[0.5, 0.2], [0.5, 0.8]]]));
+    await settled(page);
     const said = await text(page, "live");
-    const two = await reply(page, "predict", () => strokes(page, [[[0.25, 0.25], [0.75, 0.25], [0.45, 0.85]]]));
+    const two = await last(page, () => strokes(page, [[[0.25, 0.25], [0.75, 0.25], [0.45, 0.85]]]));
     await reply(page, "predict", () => page.click("#undo"));
+    await settled(page);
     await page.click("#clear");
+    await settled(page);
     const box = await (await page.$("#draw")).boundingBox();
-    const touched = await reply(page, "predict", () => page.touchscreen.touchStart(box.x + 150, box.y + 60)
+    const touched = await last(page, () => page.touchscreen.touchStart(box.x + 150, box.y + 60)
       .then(async (touch) => { for (let y = 60; y < 260; y += 20) await touch.move(box.x + 150, box.y + y); await touch.end(); }));
     return { hint, one, said, two, touched };
   },
@@ -165,6 +181,7 @@ const cases = {
     const page = await open();
     const [chooser] = await Promise.all([page.waitForFileChooser(), page.click("#open")]);
     const opened = await reply(page, "open", () => chooser.accept([options.model]));
+    await settled(page);
     const image = await reply(page, "predict", () => drop(page, options.image, "photo.png"));
     await drop(page, "capsedge.json", "text.png");
     await page.waitForSelector("#message:not([hidden])");
@@ -262,7 +279,7 @@ const cases = {
   async pictures() {
     const page = await open();
     await example(page, 10);
-    await turn(page, 4, 60);
+    await turn(page, 8, 30);
     await settled(page);
     for (const width of [1280, 400]) {
       for (const scheme of ["light", "dark"]) {

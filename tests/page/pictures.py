@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.page import browser
 
 PLACE = ROOT / "docs" / "how-to" / "page"
-COLOURS = 64  # of the palette, which keeps the files small
+COLOURS = 128  # of the palette, which keeps the files small
 
 
 def main() -> None:

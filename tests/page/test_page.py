@@ -97,7 +97,7 @@ def test_hostile_files(server: FolderServer, tmp_path: Path) -> None:
         "cut.onnx": data[:-1000],
         "plain.onnx": with_properties(data, {}, ("capsedge",)),
         "long.onnx": with_properties(
-            data, {"capsedge.class_names": json.dumps(["x" * 2000] * 10)}, ("capsedge.class_names",)
+            data, {"capsedge.class_names": json.dumps(["x" * 9_000_000])}, ("capsedge.class_names",)
         ),
         "label.onnx": with_properties(
             data, {"capsedge.class_names": names}, ("capsedge.class_names",)

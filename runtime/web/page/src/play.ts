@@ -14,6 +14,8 @@ import { Sliders } from "./ui/sliders.js";
 import { Stages } from "./ui/stages.js";
 import { statusOf } from "./ui/status.js";
 
+const SAID = 4; // classes or values that a screen reader is told
+
 export class Play {
   private readonly pad = new Pad((ended) => this.drawn(ended));
   private readonly classes = new Classes((index) => this.choose(index));
@@ -85,6 +87,7 @@ export class Play {
     byId("main").hidden = false;
     this.answer = null;
     this.chosen = null;
+    this.speaking = true;
     this.classes.reset(model.description);
     this.routing.reset(model.description);
     byId("status").textContent = statusOf(model);
@@ -143,6 +146,8 @@ export class Play {
 
   private show(answer: Answer): void {
     if (!this.model) return;
+    byId("advice").textContent = adviceOf(answer);
+    this.announce(answer);
     if (this.model.description.task === "regression") {
       this.classes.values(answer);
       return;
@@ -153,7 +158,6 @@ export class Play {
     if (answer.trace) this.routing.show(answer.trace, chosen);
     if (answer.poses.data.length) this.sliders.show(poseOf(answer, chosen));
     if (this.model.description.hasDecoder) void this.decode();
-    this.announce(answer);
   }
 
   /** The class that is shown, and another that is there. */
@@ -184,9 +188,11 @@ export class Play {
   private announce(answer: Answer): void {
     if (!this.speaking || this.pad.empty) return;
     this.speaking = false;
-    const there = answer.ranking.filter(({ score }, k) => k === 0 || score >= PRESENT).slice(0, 3);
-    const said = there.map(({ label, score }) => `${label}, ${decimal(score)}`).join("; ");
-    byId("live").textContent = answer.nothing ? `Nothing to see: ${answer.nothing}` : said;
+    const there = answer.ranking.filter(({ score }, k) => k === 0 || score >= PRESENT);
+    const classes = there.map(({ label, score }) => `${label}, ${decimal(score)}`);
+    const values = answer.values.map(({ name, value, unit }) => `${name}, ${Number(value.toPrecision(4))} ${unit}`);
+    const said = [...classes, ...values].slice(0, SAID).join("; ");
+    byId("live").textContent = `${answer.nothing ? adviceOf(answer) : ""} ${said}`.trim();
   }
 
   /** Draw everything in the colours that the page has now. */
@@ -196,6 +202,12 @@ export class Play {
     this.routing.draw();
     void this.decode();
   }
+}
+
+/** What a person should know of an answer: that the image has nothing to see, or that it seems inverted. */
+function adviceOf({ nothing, hint }: Answer): string {
+  const said = [nothing === null ? "" : `nothing to see: ${nothing}`, hint ?? ""].filter(Boolean);
+  return said.map((text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`).join(" ");
 }
 
 function poseOf(answer: Answer, index: number): Float32Array {

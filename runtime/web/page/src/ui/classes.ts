@@ -42,6 +42,7 @@ export class Classes {
 
   /** Show an answer, and the chosen class. */
   show(answer: Answer, chosen: number | null): void {
+    this.list.classList.toggle("nothing", answer.nothing !== null);
     if (answer.scores.length > MOST) this.shown = answer.ranking.slice(0, MOST).map(({ index }) => index);
     const labels = new Map(answer.ranking.map(({ index, label }) => [index, label]));
     for (const [k, line] of this.lines.entries()) {

@@ -54,7 +54,7 @@ export class Routing {
     const most = Math.max(...maps.flatMap(({ values }) => [...values]), 1e-9);
     const tallest = Math.max(...found.flatMap((row) => [...row]), strengthName(layer) === "mean coupling" ? 1e-9 : 1);
     this.note.textContent =
-      `Squares, with root scaling: what the capsules of each place add to ${ofClasses ? `“${name(parent)}”` : `${name(parent)}, the strongest`}. ` +
+      `Squares, on a root scale: what the capsules of each place add to ${ofClasses ? `“${name(parent)}”` : `${name(parent)}, the strongest`}. ` +
       `Columns: ${strengthName(layer)} of ${ofClasses ? "each class" : "each type"} after the iteration.`;
     const figures = found.map((row, t) => {
       const map = maps[t] ?? { height: 1, width: 1, values: new Float32Array(1) };
