@@ -16,8 +16,8 @@ from capsedge.training.typical import criterion
 CONFIG = get_config("digits-overlap")
 
 
-def digits(seed: int) -> ImageSet:
-    drawn = draw.many(each=12, seed=seed)
+def digits(each: int, seed: int) -> ImageSet:
+    drawn = draw.many(each=each, seed=seed)
     labels = np.array([int(key.split("-")[1]) for key in drawn])
     return ImageSet("drawn", np.stack(list(drawn.values()))[..., None], labels)
 
@@ -28,9 +28,9 @@ def refused(found: Nothing, images: torch.Tensor) -> int:
 
 
 def test_pairs_and_single_digits_are_to_be_seen() -> None:
-    found = criterion(digits(1), CONFIG, "overlap")
+    found = criterion(digits(6, seed=1), CONFIG, "overlap")
     assert found is not None
-    data = digits(2)
+    data = digits(3, seed=2)
     canvases, _, each = augment.overlap(
         to_input(data.images, CONFIG), torch.as_tensor(data.classes), (36, 36),
         torch.Generator().manual_seed(5), diverse=False,
