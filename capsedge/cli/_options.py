@@ -9,6 +9,7 @@ import typer
 
 from capsedge.cli._places import READS
 from capsedge.errors import UsageError
+from capsedge.runtime.files import limits
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Model = Annotated[
@@ -64,6 +65,30 @@ def batch_sizes(text: str) -> list[int]:
             "They must be whole numbers.",
             "Use for example --batch 1,8.",
         ) from None
+
+
+def iteration_counts(text: str) -> list[int]:
+    """The numbers of routing iterations of an option such as ``1..5`` or ``1,3,5``.
+
+    Raises:
+        UsageError: it has another form, or a number is not from 1 to `limits.ITERATIONS`.
+    """
+    possible = range(1, limits.ITERATIONS + 1)
+    try:
+        if ".." in text:
+            first, last = (int(v) for v in text.split(".."))
+            found = list(range(first, last + 1)) if {first, last} <= {*possible} else []
+        else:
+            found = list(dict.fromkeys(int(v) for v in text.split(",")))
+    except ValueError:
+        found = []
+    if not found or not {*found} <= {*possible}:
+        raise UsageError(
+            f"Bad --iters {text}.",
+            f"It takes whole numbers from 1 to {limits.ITERATIONS}.",
+            "Use for example 1..5 or 1,3.",
+        )
+    return found
 
 
 def words(text: str) -> list[str]:

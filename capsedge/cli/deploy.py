@@ -61,9 +61,10 @@ def web(
     """Write a folder with a page that runs models in the browser; any server of static files can host it."""
     from capsedge.deploy.web import deploy_web
 
-    made = deploy_web(
-        models, output, iterations=_iterations(iters), note=lambda text: log(f"note: {text}")
-    )
+    if port and not serve:
+        raise UsageError("--port is for --open.", "", "Add --open, or leave --port out.")
+    counts = _options.iteration_counts(iters) if iters else None
+    made = deploy_web(models, output, iterations=counts, note=lambda text: log(f"note: {text}"))
     if as_json:
         print_json(made.to_dict())
     else:
@@ -85,17 +86,6 @@ def show(made: WebDeployment) -> None:
         routing = f"{model.routing} routing, iterations {iterations}, " if model.routing else ""
         rows.append((model.name, f"{routing}{model.precision}"))
     print_table("Deployed", ("", ""), rows)
-
-
-def _iterations(text: str) -> list[int] | None:
-    if not text:
-        return None
-    try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(
-            f"'{text}' is no list of iterations.", "", "For example --iters 1,2,3."
-        ) from None
 
 
 def _serve(made: WebDeployment, port: int) -> None:

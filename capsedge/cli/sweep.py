@@ -80,7 +80,7 @@ def command(
     as_json: _options.Json = False,
 ) -> None:
     """Search iterations, couplings, precisions and checkpoints for the best accuracy, latency and size."""
-    iterations = _iterations(iters)
+    iterations = _options.iteration_counts(iters)
     require(
         "onnx", "onnxruntime", "torch",
         what="A sweep exports the model, which needs PyTorch and ONNX.",
@@ -123,29 +123,6 @@ def _check_picture(path: Path) -> None:
         raise UsageError(
             f"{path} is neither a .png nor a .svg.", "", "Use for example --picture front.svg."
         )
-
-
-def _iterations(text: str) -> list[int]:
-    """The numbers of, for example, ``1..5`` or ``1,3,5``.
-
-    Raises:
-        UsageError: it has another form, or a number is below 1.
-    """
-    try:
-        if ".." in text:
-            first, last = (int(v) for v in text.split(".."))
-            found = list(range(first, last + 1))
-        else:
-            found = list(dict.fromkeys(int(v) for v in text.split(",")))
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise UsageError(
-            f"Bad --iters {text}.",
-            "It takes whole numbers from 1 on.",
-            "Use for example 1..5 or 1,3.",
-        )
-    return found
 
 
 def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:

@@ -118,13 +118,10 @@ def _of_zoo(
     from capsedge.exporters.to_onnx import export
 
     checkpoint = zoo.zoo_checkpoint(name)
-    model = load_checkpoint(checkpoint)
+    model, checksum = load_checkpoint(checkpoint), sha256(checkpoint)
     decoder = EXTRA_OUTPUTS if model.decoder is not None else EXTRA_OUTPUTS[1:]
     with temporary_folder() as folder:
         for count in iterations or range(1, model.config.iterations + 1):
             path = folder / f"{name}.onnx"
-            export(
-                model, path, iterations=count, extra_outputs=decoder,
-                checkpoint_sha256=sha256(checkpoint),
-            )  # fmt: skip
+            export(model, path, iterations=count, extra_outputs=decoder, checkpoint_sha256=checksum)
             yield _read(path, name)

@@ -42,7 +42,8 @@ def zoo_checkpoints() -> list[Path]:
 
 def checkpoint_of_model(name: str) -> Path | None:
     """The trained checkpoint of a model by its name, such as ``digits-em``; None where there is none."""
-    return next((path for path in zoo_checkpoints() if path.stem == name), None)
+    path = zoo_checkpoint(name) if name in MODELS else None
+    return path if path is not None and path.is_file() else None
 
 
 def checkpoint_by_sha256(sha256: str) -> Path | None:

@@ -53,13 +53,20 @@ def test_open_serves_that_folder_until_it_is_interrupted(
     }
 
 
-@pytest.mark.parametrize("iterations", ["x", "1,,2", "0"])
+@pytest.mark.parametrize("iterations", ["x", "1,,2", "0", "3..1", "1..999999999", "101"])
 def test_bad_iterations(
     iterations: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     words = ["deploy", "web", "digits-em", "-o", str(tmp_path / "out"), "--iters", iterations]
     assert run(words, monkeypatch) == 2
-    assert "For example --iters 1,2,3." in capsys.readouterr().err
+    assert f"Bad --iters {iterations}." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_port_of_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    words = ["deploy", "web", "digits-em", "-o", str(tmp_path / "out"), "--port", "8080"]
+    assert run(words, monkeypatch) == 2
+    assert "--port is for --open." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

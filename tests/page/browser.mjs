@@ -71,8 +71,8 @@ const valueOf = (page, call) => page.evaluate((wanted) => {
   if (problem) return { problem };
   if (wanted === "open") return value;
   if (wanted === "decode") return value.map(({ data, dims }) => ({ data: [...data], dims }));
-  const { label, scores, poses } = value.answer;
-  return { label, scores: [...scores], poses: [...poses.data], input: [...value.input] };
+  const { label, scores, poses, input } = value;
+  return { label, scores: [...scores], poses: [...poses.data], input: [...input] };
 }, call);
 
 /** What the worker said to a call, after the action that asks for it. */

@@ -54,6 +54,8 @@ export interface Answer {
   hint: string | null;
   /** Of a cascade, whether its large network decided; null for other models. */
   longWay: boolean | null;
+  /** What the model was given: the prepared image `[C, H, W]`, or `[H, W, C]` if it has that layout. */
+  input: Float32Array;
   /** The routed layers, the class capsules last; only if asked for. */
   trace?: TracedLayer[];
   /** Time taken by the two stages. */
@@ -133,7 +135,7 @@ export class Session {
     const milliseconds = { prepare: between - start, run: performance.now() - between };
     const found = metadata.task === "regression" ? this.estimated(outputs) : this.classified(outputs, choice);
     const seen = this.seen(prepared, found.scores, options.invert ?? false);
-    const answer: Answer = { ...found, ...seen, milliseconds };
+    const answer: Answer = { ...found, ...seen, input: prepared, milliseconds };
     return options.trace ? { ...answer, trace: tracedLayers(layers, outputs) } : answer;
   }
 

@@ -28,7 +28,6 @@ export class Play {
   private model: Opened | null = null;
   private image: Blob | null = null;
   private answer: Answer | null = null;
-  private input: Float32Array | null = null;
   private chosen: number | null = null;
   private speaking = false;
 
@@ -132,14 +131,13 @@ export class Play {
     const image = this.pixels();
     if (!model || !image) return;
     // What is drawn is drawn in the ink that the model wants; an image is inverted on request.
-    const { answer, input } = await this.engine.call("predict", image, image instanceof Blob && this.invert.checked);
+    const answer = await this.engine.call("predict", image, image instanceof Blob && this.invert.checked);
     if (model !== this.model) return;
     this.answer = answer;
-    this.input = input;
     this.stages.show("prepare", answer.milliseconds.prepare);
     this.stages.show("run", answer.milliseconds.run);
     const start = performance.now();
-    showSeen(input, model.description);
+    showSeen(answer.input, model.description);
     this.show(answer);
     this.stages.show("draw", performance.now() - start);
   }
@@ -198,7 +196,7 @@ export class Play {
   /** Draw everything in the colours that the page has now. */
   private redraw(): void {
     this.pad.draw();
-    if (this.model && this.input) showSeen(this.input, this.model.description);
+    if (this.model && this.answer) showSeen(this.answer.input, this.model.description);
     this.routing.draw();
     void this.decode();
   }

@@ -17,16 +17,10 @@ export interface Opened {
   checked: boolean;
 }
 
-export interface Predicted {
-  answer: Answer;
-  /** The prepared input, in the layout of the model. */
-  input: Float32Array;
-}
-
 /** The worker's functions. */
 export interface Calls {
   open(source: ModelSource, provider: Provider): Promise<Opened>;
-  predict(image: PageImage, invert: boolean): Promise<Predicted>;
+  predict(image: PageImage, invert: boolean): Promise<Answer>;
   /** Pictures of one pose each of some classes: `[C, H, W]` of each. */
   decode(poses: Float32Array[], classes: number[]): Promise<FloatArray[]>;
 }

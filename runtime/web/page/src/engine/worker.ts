@@ -21,8 +21,7 @@ const calls: Calls = {
     const current = open();
     const trace = current.description.trace !== null;
     const top = current.description.labels.length;
-    const answer = await current.predict(image, { invert, trace, ...(top > 0 && { top }) });
-    return { answer, input: await current.prepare(image, { invert }) };
+    return current.predict(image, { invert, trace, ...(top > 0 && { top }) });
   },
 
   async decode(poses, classes) {
