@@ -37,3 +37,16 @@ def statistics(seconds: Sequence[float]) -> dict[str, float]:
         "min_ms": float(values.min()),
         "runs": len(values),
     }
+
+
+def replace_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Put text between two markers of a page.
+
+    Raises:
+        ValueError: the page does not have them.
+    """
+    before, found, rest = path.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{path} has no {begin} ... {end}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")

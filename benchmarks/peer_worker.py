@@ -68,7 +68,8 @@ def _openvino(path: Path, threads: int, precision: str) -> tuple[Run, str]:
     return run, f"openvino {openvino.__version__.split('-')[0]}, {used}"
 
 
-def _torch(checkpoint: Path, threads: int, compiled: bool) -> tuple[Run, str]:
+def torch_model(checkpoint: Path, threads: int, compiled: bool) -> tuple[Run, str]:
+    """A checkpoint in PyTorch, eager or through ``torch.compile``."""
     import torch
 
     from capsedge.checkpoint import load_checkpoint
@@ -106,8 +107,8 @@ def load(peer: str, folder: Path, threads: int) -> tuple[Run, str]:
         "openvino fp32, plain export": lambda: _openvino(plain, threads, "f32"),
         "openvino default, plain export": lambda: _openvino(plain, threads, "default"),
         "openvino fp32, rewritten export": lambda: _openvino(rewritten, threads, "f32"),
-        "torch eager": lambda: _torch(checkpoint, threads, compiled=False),
-        "torch.compile": lambda: _torch(checkpoint, threads, compiled=True),
+        "torch eager": lambda: torch_model(checkpoint, threads, compiled=False),
+        "torch.compile": lambda: torch_model(checkpoint, threads, compiled=True),
     }[peer]()
 
 

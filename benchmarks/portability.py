@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import machine
+from benchmarks.common import machine, replace_between
 
 WORKER = Path(__file__).with_name("portability_worker.py")
 RUNTIMES = (
@@ -197,13 +197,9 @@ def row(
 
 def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     """Export a model in both precisions; the INT8 files of untrained weights are made without a gate."""
-    import torch
-
     import capsedge
-    from capsedge.calibration.source import Source, uniform
     from capsedge.datasets import from_iterable
     from capsedge.exporters.to_onnx import export
-    from capsedge.ops import decompositions
     from capsedge.pipelines.find import find_model
     from capsedge.runtime.profiling.measure import Limits, take_times
 
@@ -220,23 +216,38 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     samples = take_times(lambda: session.run(images[:1]), Limits(0.2, 1.0, 3))
     ours = 1e3 * float(np.median(samples))
 
-    program = folder / f"{model}.pt2"
-    exported = torch.export.export(_outputs_of(source), (torch.from_numpy(images[:1]),))
-    torch.export.save(exported.run_decompositions(decompositions()), program)
+    program = write_program(source, images[:1], folder / f"{model}.pt2")
     found = {
         "fp32": Prepared(
             {"": portable, "executorch": program}, inputs, _answers(portable, images), ours
         )
     }
     calibration = from_iterable(iter(rng.random((64, *shape)).astype(np.float32)), None)
-    quantized = Source(fused, runtime="litert")
-    table = quantized.calibrate(calibration, "mse", None)
-    units = quantized.quantizable("litert")
-    int8, _ = quantized.emit(uniform(units, "int8"), table, "litert")
-    file = folder / f"{model}.int8.onnx"
-    file.write_bytes(int8.SerializeToString())
+    file = write_int8(fused, folder / f"{model}.int8.onnx", calibration, "litert")
     found["int8"] = Prepared({"": file}, inputs, _answers(file, images), ours)
     return found
+
+
+def write_int8(model: Path, output: Path, calibration: Any, target: str) -> Path:
+    """A file with everything that the target's runtime can take in INT8, without a gate."""
+    from capsedge.calibration.source import Source, uniform
+
+    source = Source(model, runtime=None if target == "ort-cpu" else target)
+    table = source.calibrate(calibration, "mse", None)
+    made, _ = source.emit(uniform(source.quantizable(target), "int8"), table, target)
+    output.write_bytes(made.SerializeToString())
+    return output
+
+
+def write_program(source: Any, images: NDArray[np.float32], output: Path) -> Path:
+    """The program of ``torch.export`` for images of one batch, in standard operators."""
+    import torch
+
+    from capsedge.ops import decompositions
+
+    exported = torch.export.export(_outputs_of(source), (torch.from_numpy(images),))
+    torch.export.save(exported.run_decompositions(decompositions()), output)
+    return output
 
 
 def _outputs_of(source: Any) -> Any:
@@ -301,12 +312,7 @@ def write_table(text: str, path: Path = DOCUMENT) -> None:
     Raises:
         ValueError: the document has no markers.
     """
-    page = path.read_text()
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no {BEGIN} ... {END}")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    replace_between(path, BEGIN, END, text)
 
 
 def order(r: dict[str, Any]) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import capsedge
 from benchmarks.common import machine
 from capsedge.checkpoint import load_checkpoint
-from capsedge.datasets import ImageSet, read_split
+from capsedge.datasets import ImageSet, read_images
 from capsedge.graph.rewrites import Rewrites
 from capsedge.runtime.session import Session
 
@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     images = np.random.default_rng(0).random((64, *shape), np.float32)
     data: ImageSet | None = None
     if options.data:
-        data = read_split(options.data, "test", model.config.preprocessing)
+        data = read_images(options.data, model.config.preprocessing, "test")
         images = np.stack(list(data.inputs()))
     results: list[dict[str, Any]] = [
         {

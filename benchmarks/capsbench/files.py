@@ -1,0 +1,175 @@
+"""The models, and the files that each runtime gets of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.capsbench import rules
+from benchmarks.portability import write_int8, write_program
+
+DATA: Final = {
+    "digits-dynamic": "mnist",
+    "digits-em": "mnist",
+    "digits-attention": "mnist",
+    "capsnet-mnist": "mnist",
+    "em-smallnorb": "",
+    "attention-cifar10-simple": "cifar10",
+}
+"""The models, and the data set that each is measured on; random images where there is none."""
+
+RANDOM = 256  # images, where there is no data set
+CALIBRATION = 512
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a runtime is given.
+
+    Attributes:
+        form: the FP32 file: ``fused`` (capsule operators), ``plain`` (standard operators, no rewrites),
+            ``single`` (standard operators, batch 1), ``program`` (of ``torch.export``, batch 1),
+            ``checkpoint`` or ``engine``.
+        int8: the target of the INT8 file; empty where it takes none.
+    """
+
+    form: str
+    int8: str = ""
+
+    @property
+    def free(self) -> bool:
+        """Whether it takes batches of any size."""
+        return self.form not in ("single", "program")
+
+
+RUNTIMES: Final = {
+    "capsedge": Runtime("fused", "ort-cpu"),
+    "onnxruntime": Runtime("plain", "ort-cpu"),
+    "openvino": Runtime("plain", "openvino"),
+    "torch": Runtime("checkpoint"),
+    "torch.compile": Runtime("checkpoint"),
+    "litert": Runtime("single", "litert"),
+    "mnn": Runtime("single"),
+    "ncnn": Runtime("single"),
+    "tract": Runtime("single", "litert"),
+    "executorch": Runtime("program"),
+    "tensorrt": Runtime("engine", "tensorrt"),
+}
+PRECISIONS: Final = ("fp32", "int8")
+
+
+class Files:
+    """The files of one model, each made when it is first asked for.
+
+    Args:
+        name: in the registry.
+        checkpoint: its weights; None for those of the package, or random ones.
+        data: the folder of its data set, if it has one.
+        folder: where the files are written.
+        limit: the number of images.
+    """
+
+    def __init__(
+        self, name: str, checkpoint: Path | None, data: Path | None, folder: Path, limit: int | None
+    ) -> None:
+        import torch
+
+        from capsedge.checkpoint import save_checkpoint
+        from capsedge.pipelines.find import find_model
+
+        torch.manual_seed(0)
+        found = find_model(None if checkpoint else name, checkpoint)
+        self.model, self.trained = found.model, found.trained
+        self._data, self._folder = data, folder
+        self.checkpoint = folder / "model.safetensors"
+        save_checkpoint(self.model, self.checkpoint)
+        self.images, self.labels = self._images(limit)
+        self.inputs = folder / "images.npz"
+        np.savez(self.inputs, images=self.images)
+        self.outputs = [self.model.score_name, "poses"]
+
+    def _images(self, limit: int | None) -> tuple[NDArray[np.float32], NDArray[Any] | None]:
+        preprocessing = self.model.config.preprocessing
+        if self._data is None:
+            count = RANDOM if limit is None else min(limit, RANDOM)
+            return _random(count, preprocessing.shape), None
+        from capsedge.datasets import read_images
+
+        test = read_images(self._data, preprocessing, "test", limit)
+        return np.stack(list(test.inputs())), test.classes
+
+    def reference(self) -> NDArray[np.float32]:
+        """Scores ``[N, classes]`` of PyTorch, in FP32."""
+        import torch
+
+        found = []
+        with torch.inference_mode():
+            for start in range(0, len(self.images), 64):
+                found.append(self.model(torch.from_numpy(self.images[start : start + 64])).scores)
+        return torch.cat(found).numpy()
+
+    def of(self, runtime: str, precision: str) -> Path:
+        """The file that a runtime gets.
+
+        Raises:
+            CapsedgeError: it cannot be made; INT8 of a trained model that loses too much cannot.
+        """
+        kind = RUNTIMES[runtime]
+        if kind.form == "engine":
+            return self._engine(precision, kind.int8)
+        if precision == "int8":
+            return self._int8(kind.int8)
+        return self._fp32(kind.form)
+
+    def _fp32(self, form: str) -> Path:
+        from capsedge.exporters.to_onnx import export
+        from capsedge.graph.rewrites import Rewrites
+
+        path = self._folder / f"{form}{'.pt2' if form == 'program' else '.onnx'}"
+        if form == "checkpoint":
+            return self.checkpoint
+        if path.exists():
+            return path
+        if form == "fused":
+            export(self.model, path)
+        elif form == "plain":
+            export(self.model, path, ops="portable", rewrites=Rewrites.none())
+        elif form == "single":
+            export(self.model, path, target="litert")
+        else:
+            write_program(self.model, self.images[:1], path)
+        return path
+
+    def _int8(self, target: str) -> Path:
+        """Trained weights must pass the gate; random ones have no answers to lose."""
+        import capsedge
+        from capsedge.datasets import from_iterable
+
+        path = self._folder / f"{target}.int8.onnx"
+        if path.exists():
+            return path
+        fused = self._fp32("fused")
+        if self.trained and self._data is not None:
+            capsedge.quantize(
+                fused, path, calib_data=self._data, calib_images=CALIBRATION, target=target
+            )
+            return path
+        images = _random(CALIBRATION // 8, self.images.shape[1:], seed=1)
+        return write_int8(fused, path, from_iterable(iter(images), None), target)
+
+    def _engine(self, precision: str, target: str) -> Path:
+        import capsedge
+
+        source = self._int8(target) if precision == "int8" else self._fp32("fused")
+        path = self._folder / f"{precision}.engine"
+        if not path.exists():
+            capsedge.build(source, path, precision=precision, batch=(1, rules.BATCH, rules.BATCH))
+        return path
+
+
+def _random(count: int, shape: tuple[int, ...], seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).random((count, *shape), np.float32)
