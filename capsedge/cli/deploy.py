@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsedge.cli import _options, _signals
+from capsedge.cli import _deploy_servers, _options, _signals
 from capsedge.cli._common import log, print_json
 from capsedge.cli._places import READS, Role
 from capsedge.cli._tables import print_table
@@ -74,7 +75,11 @@ def web(
 
 
 # Each target and its function.
-TARGETS = {"web": web}
+TARGETS: dict[str, Callable[..., None]] = {
+    "web": web,
+    "triton": _deploy_servers.triton,
+    "kserve": _deploy_servers.kserve,
+}
 
 
 def show(made: WebDeployment) -> None:
