@@ -14,7 +14,7 @@ from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
 Models = Annotated[
-    list[str],
+    list[Path],
     typer.Argument(
         metavar="MODEL...", help="ONNX files, TensorRT engines, or names of the zoo (digits-em)."
     ),
