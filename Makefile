@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia runtimes triton-client web test-web wheels docs fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,10 +38,6 @@ test-nvidia: $(READY) ## Test with NVIDIA's parser, builder and plugin registry,
 
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes
-
-triton-client: ## Install Triton's client, which has its schema, in build/triton-client, for the tests
-	$(BIN)/python -m venv build/triton-client
-	build/triton-client/bin/pip install -q 'tritonclient[grpc]>=2.50' packaging
 
 web: ## Build the npm package and the page of `capsedge deploy web` (needs Node.js 20.19 or later)
 	npm ci --prefix runtime/web --ignore-scripts

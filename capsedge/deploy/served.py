@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
-from capsedge import samples, zoo
+from capsedge import zoo
 from capsedge.deploy.grouping import unused
 from capsedge.deploy.models import harmless_name
+from capsedge.deploy.trial import Note, Trial, run_again, tried
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.runtime import passport
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files import opening
-from capsedge.runtime.inputs import fits
 from capsedge.runtime.loading import load_bytes
-from capsedge.runtime.profiling.profiler import random_inputs
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.session import Session
 
-Arrays = Mapping[str, NDArray[Any]]
-Note = Callable[[str], None]
 TWIN = "-portable"  # at the end of its name
-_SAMPLE = "digit-7.png"
-_CHANNELS = (1, 3)  # of images that can be read
 
 
 @dataclass(frozen=True)
@@ -37,27 +29,23 @@ class ServedModel:
     Attributes:
         name: of its folder, unlike that of any other.
         data: its bytes.
-        inputs, outputs: with the batch as their first dimension where ``batched``.
-        batched: whether inputs and outputs begin with one free dimension, the batch.
+        inputs, outputs: with the batch as their first dimension where it is batched.
         library: the operator library for its capsule operators; None runs their function bodies.
-        portable: whether it runs without the library.
+        twin: whether it gets a portable twin, which runs without the library.
         scores: the output that decides the class; empty for other models.
         classes: their names.
-        sample: one prepared image; None for a model of other inputs.
-        noise: inputs drawn from a fixed seed, of one row; None where sizes besides the batch are free.
+        trial: what it has run.
     """
 
     name: str
     data: bytes
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    batched: bool
     library: Path | None
-    portable: bool
+    twin: bool
     scores: str
     classes: tuple[str, ...]
-    sample: Arrays | None
-    noise: Arrays | None
+    trial: Trial
 
 
 @dataclass(frozen=True)
@@ -100,18 +88,35 @@ def served(name: str, given: str, ops: str, on_gpu: bool, note: Note) -> ServedM
     with load_bytes(data, path, ops="portable" if on_gpu else ops) as session:
         _check_types(session)
         fused = session.ops != "portable"
-        noise = _noise(session, note)
-        batched = _first_is_batch(session) and _runs_batches(session, noise, note)
-        if summary.overloaded and not fused:
+        if summary.capsedge_nodes and not fused and not on_gpu and ops == "auto":
             note(
-                f"{name} has functions that ONNX Runtime tells apart from 1.26 on: Triton 26.07 or later"
+                f"{name} runs its function bodies: the operator library is not in this installation"
             )
-        classes = session.metadata.class_names if session.metadata else ()
-        return ServedModel(
-            name, data, session.inputs, session.outputs, batched,
-            find_library() if fused else None, not summary.missing_functions,
-            (session.score_output or "") if classes else "", classes, _sample(session), noise,
-        )  # fmt: skip
+        trial = tried(session, note)
+        stated, scores = session.metadata, session.score_output or ""
+        inputs, outputs = session.inputs, session.outputs
+    twin = fused and ops == "auto" and _runs_portably(name, data, path, trial, note)
+    if summary.overloaded and (twin or not fused):
+        note(
+            f"{name}{TWIN if twin else ''} has functions that only ONNX Runtime 1.26 and later tell apart: "
+            "it needs Triton 26.07 or later"
+        )
+    classes = stated.class_names if stated else ()
+    library = find_library() if fused else None
+    return ServedModel(
+        name, data, inputs, outputs, library, twin, scores if classes else "", classes, trial
+    )
+
+
+def _runs_portably(name: str, data: bytes, path: Path, trial: Trial, note: Note) -> bool:
+    """Whether a model runs without the operator library."""
+    try:
+        with load_bytes(data, path, ops="portable") as session:
+            run_again(session, trial)
+    except CapsedgeError as error:
+        note(f"{name} gets no portable twin: {error.what} {error.why}")
+        return False
+    return True
 
 
 def names_of(given: Sequence[str]) -> list[str]:
@@ -152,49 +157,3 @@ TYPES = {
     "tensor(bfloat16)": "TYPE_BF16",
     **{f"{sign}int{bits}": f"TYPE_{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
-
-
-def _first_is_batch(session: Session) -> bool:
-    """Whether every input and output begins with the same free dimension."""
-    ports = (*session.inputs, *session.outputs)
-    if not all(port.shape and not isinstance(port.shape[0], int) for port in ports):
-        return False
-    return len({port.shape[0] for port in ports if port.shape[0] is not None}) <= 1
-
-
-def _noise(session: Session, note: Note) -> Arrays | None:
-    try:
-        found = random_inputs(session, session.batch or 1)
-        session.run(found)
-    except CapsedgeError as error:
-        note(f"{session.path} gets no warm-up with random inputs: {error.what} {error.why}")
-        return None
-    return found
-
-
-def _runs_batches(session: Session, noise: Arrays | None, note: Note) -> bool:
-    """Whether a batch of two gives two rows; what the file declares may not be what it computes."""
-    if noise is None:
-        return True
-    try:
-        found = session.run(random_inputs(session, 2))
-    except CapsedgeError as error:
-        note(
-            f"{session.path} does not run a batch of two, and is served without batching: {error.why}"
-        )
-        return False
-    wrong = [name for name, values in found.items() if values.shape[:1] != (2,)]
-    if wrong:
-        note(
-            f"{session.path} is served without batching: '{wrong[0]}' of two inputs has not two rows"
-        )
-    return not wrong
-
-
-def _sample(session: Session) -> Arrays | None:
-    prepared = session.metadata.preprocessing if session.metadata else None
-    if prepared is None or prepared.channels not in _CHANNELS or len(session.inputs) != 1:
-        return None
-    (port,) = session.inputs
-    image = session.prepare(samples.folder() / _SAMPLE)[None].repeat(session.batch or 1, 0)
-    return {port.name: image.astype(port.dtype)} if fits(image.shape, port.shape) else None

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from capsedge.deploy import triton_config
 from capsedge.deploy.manifest import MANIFEST, earlier_files, listed
 from capsedge.deploy.pbtxt import text_format
 from capsedge.deploy.repository_report import ServedTensor, TritonDeployment, TritonModel
-from capsedge.deploy.served import TWIN, TYPES, Note, ServedEngine, ServedModel, names_of, served
+from capsedge.deploy.served import TWIN, TYPES, ServedEngine, ServedModel, names_of, served
+from capsedge.deploy.trial import Note
 from capsedge.deploy.triton_config import Serving
 from capsedge.errors import UsageError
 from capsedge.runtime.backends import providers
@@ -23,10 +25,10 @@ from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files.folders import check_replaceable, write_folder
 from capsedge.runtime.files.given import MODEL, as_path
 from capsedge.runtime.files.text import printable
+from capsedge.runtime.loading import OPS
 
 KIND = "triton"  # in the manifest
 MOUNT = "/models"
-OPS = ("auto", "fused", "portable")
 _MOST = 2**31 - 1  # int32 of the protocol
 _PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
 Contents = dict[str, "bytes | Path"]
@@ -102,7 +104,7 @@ def deploy_triton(
         if isinstance(model, ServedEngine):
             found.append(_add_engine(contents, model, serving, device, noted))
         else:
-            found += _add_model(contents, model, serving, mount if ops != "portable" else "", ops)
+            found += _add_model(contents, model, serving, mount)
     architecture = platform.machine() if any(map(_uses_library, found)) else ""
     files = [listed(path, contents[path]) for path in sorted(contents)]
     made = TritonDeployment(target, mount, architecture, tuple(found), tuple(files), tuple(notes))
@@ -118,6 +120,12 @@ def _check(given: Sequence[str], serving: Serving, ops: str, mount: str) -> None
         raise UsageError("There is no model.", "", f"Name ONNX files, or {', '.join(zoo.MODELS)}.")
     if ops not in OPS:
         raise UsageError(f"There is no ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+    if ops == "fused" and serving.gpu is not None:
+        raise UsageError(
+            "ops is 'fused' on a GPU.",
+            "The operator library of ONNX Runtime has kernels for the CPU.",
+            "Leave ops out, or deploy an engine of `capsedge build --plugin fused`.",
+        )
     for what, least, value in (
         ("max_batch", 1, serving.max_batch),
         ("queue_delay", 0, serving.queue_delay),
@@ -141,14 +149,13 @@ def _check(given: Sequence[str], serving: Serving, ops: str, mount: str) -> None
 
 
 def _add_model(
-    contents: Contents, model: ServedModel, serving: Serving, mount: str, ops: str
+    contents: Contents, model: ServedModel, serving: Serving, mount: str
 ) -> list[TritonModel]:
-    """Add a model, and its twin where it uses the operator library and can do without."""
-    library = model.library
+    """Add a model, and its portable twin where it gets one."""
     found = [_add_variant(contents, model, model.name, serving, mount)]
-    if library is not None and ops == "auto" and model.portable:
+    if model.twin:
         twin = _add_variant(contents, model, f"{model.name}{TWIN}", serving, "")
-        found.append(TritonModel(**{**vars(twin), "twin_of": model.name}))
+        found.append(replace(twin, twin_of=model.name))
     return found
 
 
@@ -170,8 +177,8 @@ def _add_variant(
         contents[f"{name}/{triton_config.WARMUP}/{file}"] = data
     return TritonModel(
         name, "onnxruntime", "fused" if library else "portable",
-        "cpu" if serving.gpu is None else "cuda", serving.max_batch if model.batched else 0,
-        _tensors(model.inputs, model.batched), _tensors(model.outputs, model.batched),
+        "cpu" if serving.gpu is None else "cuda", serving.max_batch if model.trial.batched else 0,
+        _tensors(model.inputs, model.trial.batched), _tensors(model.outputs, model.trial.batched),
     )  # fmt: skip
 
 

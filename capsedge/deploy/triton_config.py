@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from capsedge.deploy.pbtxt import Message, Symbol
-from capsedge.deploy.served import TYPES, Arrays, ServedEngine, ServedModel
+from capsedge.deploy.served import TYPES, ServedEngine, ServedModel
+from capsedge.deploy.trial import Arrays
 from capsedge.runtime.backends.onnxruntime_backend import Port
 
 LABELS, WARMUP = "labels.txt", "warmup"
@@ -45,7 +46,7 @@ def onnx_config(model: ServedModel, name: str, serving: Serving, library: str) -
         name: of its folder, which for a twin is not the model's own.
         library: path of the operator library where the server runs; empty for none.
     """
-    most = serving.max_batch if model.batched else 0
+    most = serving.max_batch if model.trial.batched else 0
     config: dict[str, Any] = {
         **_head(name, "onnxruntime", "onnxruntime_onnx", MODEL_FILE, most),
         "input": [_port(port, most) for port in model.inputs],
@@ -79,7 +80,7 @@ def engine_config(engine: ServedEngine, serving: Serving) -> Message:
 
 def warmup_files(model: ServedModel) -> Iterator[tuple[str, bytes]]:
     """Name and content of the files with the inputs of the warm-up; one row each where batches are free."""
-    for kind, arrays in (("sample", model.sample), ("noise", model.noise)):
+    for kind, arrays in (("sample", model.trial.sample), ("noise", model.trial.noise)):
         for number, port in enumerate(model.inputs):
             if arrays is not None:
                 array = np.ascontiguousarray(arrays[port.name])
@@ -128,12 +129,12 @@ def _port(port: Port, most: int) -> dict[str, Any]:
 
 def _warmups(model: ServedModel, most: int) -> Iterator[tuple[str, str, int, ServedModel, Arrays]]:
     """Name, file prefix and batch of each warm-up: a sample alone, and the largest batch."""
-    if model.sample is not None:
-        yield "sample", "sample", 1, model, model.sample
-    if model.noise is not None:
-        yield "noise", "noise", 1, model, model.noise
+    if model.trial.sample is not None:
+        yield "sample", "sample", 1, model, model.trial.sample
+    if model.trial.noise is not None:
+        yield "noise", "noise", 1, model, model.trial.noise
         if most > 1:
-            yield "largest batch", "noise", most, model, model.noise
+            yield "largest batch", "noise", most, model, model.trial.noise
 
 
 def _warmup(name: str, file: str, batch: int, model: ServedModel, arrays: Arrays) -> dict[str, Any]:
@@ -142,7 +143,7 @@ def _warmup(name: str, file: str, batch: int, model: ServedModel, arrays: Arrays
             "key": port.name,
             "value": {
                 "data_type": Symbol(TYPES[port.dtype]),
-                "dims": list(arrays[port.name].shape[1 if model.batched else 0 :]) or [1],
+                "dims": list(arrays[port.name].shape[1 if model.trial.batched else 0 :]) or [1],
                 "input_data_file": f"{file}-{number}",
             },
         }

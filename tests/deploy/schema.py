@@ -1,41 +1,40 @@
-"""Triton's own schema of config.pbtxt, from its client, in an interpreter of its own.
-
-The client asks for older versions of protobuf and ml_dtypes than the rest of the tests.
-"""
+"""Triton's own schema of config.pbtxt, from its client."""
 
 from __future__ import annotations
 
-import json
-import subprocess
+import importlib.util
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.conftest import ROOT
-
-PYTHON = ROOT / "build/triton-client/bin/python"
-_PARSE = """
-import json, sys
 from google.protobuf import json_format, text_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig
-texts = json.load(sys.stdin)
-parsed = [text_format.Parse(text, ModelConfig()) for text in texts]
-print(json.dumps([json_format.MessageToDict(m, preserving_proto_field_name=True) for m in parsed]))
-"""
 
 
-def parsed(*files: Path) -> list[dict[str, Any]]:
-    """The configurations, as protobuf reads them; the test is skipped where the client is missing."""
-    if not PYTHON.is_file():
-        pytest.skip("Triton's client is not in build/triton-client: make triton-client")
-    done = subprocess.run(
-        [PYTHON, "-c", _PARSE],
-        input=json.dumps([file.read_text() for file in files]),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
+@cache
+def _schema() -> Any:
+    """The module of the messages, by its file: its package would also import gRPC."""
+    package = importlib.util.find_spec("tritonclient")
+    if package is None or not package.submodule_search_locations:
+        return None
+    (folder,) = package.submodule_search_locations
+    file = Path(folder, "grpc", "model_config_pb2.py")
+    spec = importlib.util.spec_from_file_location("model_config_pb2", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def config(folder: Path, name: str) -> dict[str, Any]:
+    """The configuration of a model of a repository, as protobuf reads it.
+
+    Numbers of 64 bits are strings, and what is zero is left out.
+    """
+    schema = _schema()
+    if schema is None:
+        pytest.skip("Triton's schema is not installed: pip install tritonclient")
+    parsed = text_format.Parse((folder / name / "config.pbtxt").read_text(), schema.ModelConfig())
+    found: dict[str, Any] = json_format.MessageToDict(parsed, preserving_proto_field_name=True)
     return found

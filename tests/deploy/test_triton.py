@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -21,35 +19,14 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelE
 from capsedge.runtime import passport
 from capsedge.runtime.backends.native_library import NAME, find_library
 from capsedge.runtime.files.writing import sha256
-from tests.deploy.schema import parsed
+from tests.deploy.graphs import graph
+from tests.deploy.schema import config
 from tests.places.table import ZOO, run
 from tests.runtime.models import capsule_model, foreign_model, metadata, save
 
 LIBRARY = find_library()
 needs_library = pytest.mark.skipif(LIBRARY is None, reason="the operator library is not built")
 EM = "digits-em"
-
-
-def config(folder: Path, name: str) -> dict[str, Any]:
-    (found,) = parsed(folder / name / "config.pbtxt")
-    return found
-
-
-def graph(
-    path: Path,
-    inputs: Mapping[str, tuple[int, list[int | str]]],
-    outputs: Mapping[str, tuple[int, list[int | str]]],
-    nodes: list[onnx.NodeProto],
-) -> Path:
-    """A file of another tool."""
-    ports = [
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in each.items()]
-        for each in (inputs, outputs)
-    ]
-    made = helper.make_graph(nodes, "g", *ports)
-    model = helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
-    onnx.save(model, path)
-    return path
 
 
 @needs_library
