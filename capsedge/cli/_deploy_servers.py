@@ -60,7 +60,7 @@ Storage = Annotated[
     str,
     typer.Option(
         "--storage",
-        help="Address of a copy of the folder that the cluster can read: s3://, gs://, pvc://, https:// ...",
+        help="Where the cluster finds a copy of the folder: s3://bucket/models, gs://..., pvc://...",
     ),
 ]
 Name = Annotated[
@@ -137,7 +137,7 @@ def kserve(
     release: Release = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Write an InferenceService of KServe that runs a model repository in Triton."""
+    """Write an InferenceService of KServe that runs a folder of `capsedge deploy triton`."""
     from capsedge.deploy.kserve import TRITON, deploy_kserve
 
     made = deploy_kserve(

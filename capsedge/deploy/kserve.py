@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from capsedge import zoo
 from capsedge.deploy.manifest import MANIFEST, read_manifest
 from capsedge.deploy.repository_report import KServeDeployment
 from capsedge.deploy.triton import KIND
@@ -69,7 +70,8 @@ def deploy_kserve(
         The service's name, its models and the document.
 
     Raises:
-        UsageError: an option does not fit, or the file cannot be written.
+        UsageError: there is no such folder, an option does not fit, KServe could not run a model, or the file
+            cannot be written.
         ArtefactError: the folder is no repository of `deploy_triton`.
 
     Example:
@@ -91,6 +93,7 @@ def deploy_kserve(
             f"Write it again with mount='{MOUNT}'.",
             command=f"Write it again: capsedge deploy triton ... --mount {MOUNT}.",
         )
+    _check_plugins(loaded)
     service = _service_name(name, loaded[0].name)
     predictor: dict[str, Any] = dict(_replicas(replicas))
     if uses_library and architecture in _ARCHITECTURES:
@@ -116,6 +119,14 @@ def deploy_kserve(
 
 def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     """Mount, architecture and models of a repository, from its manifest."""
+    if str(folder) in zoo.MODELS or opening.kind(folder) == opening.FILE:
+        raise UsageError(
+            f"{folder} is no model repository.",
+            "KServe runs a folder of models that lies in its storage.",
+            f"Write one with deploy_triton(..., mount='{MOUNT}') and give its folder.",
+            command=f"Write one, and name its folder: capsedge deploy triton {folder} -o repository "
+            f"--mount {MOUNT}",
+        )
     if opening.kind(folder) is None:
         raise UsageError(
             f"There is no folder {folder}.", "", "Write one with `capsedge deploy triton`."
@@ -146,6 +157,17 @@ def _chosen(listed: Sequence[_Model], names: Sequence[str]) -> list[_Model]:
             f"It has {', '.join(m.name for m in listed)}.",
         )
     return [m for m in listed if (m.name in names if names else not m.twin_of)]
+
+
+def _check_plugins(loaded: Sequence[_Model]) -> None:
+    fused = [m.name for m in loaded if m.ops == "fused" and m.device != "cpu"]
+    if fused:
+        raise UsageError(
+            f"KServe's Triton runtime cannot run {fused[0]}.",
+            "It is an engine with fused routing, and the runtime has no plugin library for it.",
+            "Build the engine with plugin 'native', or choose other models.",
+            command="Build the engine with `capsedge build --plugin native`, or name other models: --load",
+        )
 
 
 def _check_storage(storage: str) -> None:

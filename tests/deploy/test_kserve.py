@@ -11,6 +11,7 @@ import pytest
 import capsedge
 from capsedge.deploy.yaml import block_style
 from capsedge.errors import ArtefactError, UsageError
+from tests.deploy.kserve_schema import faults
 from tests.places.table import repository, run
 
 STORAGE = "s3://models/digits"
@@ -65,6 +66,21 @@ def test_the_manifest(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_schema_of_kserve(device: str, tmp_path: Path) -> None:
+    given = folder(tmp_path / "r", {"name": "a", "device": device})
+    made = capsedge.deploy_kserve(
+        given, tmp_path / "s.yaml", storage=STORAGE, cpus=4, memory="4Gi", replicas=(0, 3)
+    )
+    assert faults(made.manifest) == []
+    model = made.manifest["spec"]["predictor"]["model"]
+    model["storage-uri"], model["args"] = model.pop("storageUri"), "--load-model=a"
+    assert faults(made.manifest) == [
+        ".spec.predictor.model.args: str is no array",
+        ".spec.predictor.model.storage-uri: unknown",
+    ]
+
+
 def test_a_repository_of_deploy_triton(tmp_path: Path) -> None:
     capsedge.deploy_triton("digits-em", tmp_path / "r", mount="/mnt/models")
     made = capsedge.deploy_kserve(tmp_path / "r", tmp_path / "s.yaml", storage=STORAGE)
@@ -81,7 +97,7 @@ def test_portable_models_run_on_any_node(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_asked_for(tmp_path: Path) -> None:
-    given = folder(tmp_path / "r", {"name": "a", "device": "cuda", "ops": "fused"})
+    given = folder(tmp_path / "r", {"name": "a", "device": "cuda"})
     made = capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
     predictor = made.manifest["spec"]["predictor"]
     assert predictor["model"]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
@@ -138,6 +154,28 @@ def test_no_repository(content: str, tmp_path: Path) -> None:
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
     with pytest.raises(UsageError, match="There is no folder"):
         capsedge.deploy_kserve(tmp_path / "none", tmp_path / "s.yaml", storage=STORAGE)
+
+
+def test_a_model_in_place_of_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    net = tmp_path / "net.onnx"
+    net.write_bytes(b"model")
+    for model in ("digits-em", str(net)):
+        with pytest.raises(UsageError, match="is no model repository"):
+            capsedge.deploy_kserve(model, tmp_path / "s.yaml", storage=STORAGE)
+        words = ["deploy", "kserve", model, "-o", str(tmp_path / "s.yaml"), "--storage", STORAGE]
+        assert run(words, monkeypatch) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"deploy triton {model} -o repository --mount /mnt/models" in said
+
+
+def test_an_engine_with_plugins(tmp_path: Path) -> None:
+    given = folder(tmp_path / "r", {"name": "a", "device": "cuda", "ops": "fused"}, {"name": "b"})
+    with pytest.raises(UsageError, match="cannot run a"):
+        capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
+    made = capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE, models=["b"])
+    assert made.models == ("b",)
 
 
 def test_names_of_models_become_names_of_services(tmp_path: Path) -> None:
