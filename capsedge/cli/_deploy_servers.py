@@ -9,7 +9,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
-from capsedge.cli._places import READS, WRITES, Role
+from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
@@ -19,11 +19,6 @@ Models = Annotated[
         metavar="MODEL...", help="ONNX files, TensorRT engines, or names of the zoo (digits-em)."
     ),
     READS,
-]
-Repository = Annotated[
-    Path,
-    typer.Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
-    Role(written=lambda folder: [folder / "capsedge.json"]),
 ]
 Ops = Annotated[
     str,
@@ -89,7 +84,7 @@ Release = Annotated[
 
 def triton(
     models: Models,
-    output: Repository,
+    output: _options.DeployedFolder,
     device: _options.Device = None,
     ops: Ops = "auto",
     max_batch: MaxBatch = 32,
@@ -104,13 +99,14 @@ def triton(
     from capsedge.deploy.repository_report import described
     from capsedge.deploy.triton import deploy_triton
 
+    sizes = _options.batch_sizes(preferred_batch, "--preferred-batch") if preferred_batch else ()
     made = deploy_triton(
         models,
         output,
         device=device,
         ops=ops,
         max_batch=max_batch,
-        preferred_batches=_options.batch_sizes(preferred_batch) if preferred_batch else (),
+        preferred_batches=sizes,
         queue_delay=queue_delay,
         instances=instances,
         threads=threads,

@@ -13,7 +13,7 @@ import typer
 
 from capsedge.cli import _deploy_servers, _options, _signals
 from capsedge.cli._common import log, print_json
-from capsedge.cli._places import READS, Role
+from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.quantities import size
@@ -30,11 +30,6 @@ Models = Annotated[
         metavar="MODEL...", help="ONNX files of `capsedge export`, or names of the zoo (digits-em)."
     ),
     READS,
-]
-Output = Annotated[
-    Path,
-    typer.Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
-    Role(written=lambda folder: [folder / "capsedge.json"]),
 ]
 Iterations = Annotated[
     str,
@@ -53,7 +48,7 @@ Port = Annotated[
 
 def web(
     models: Models,
-    output: Output,
+    output: _options.DeployedFolder,
     iters: Iterations = "",
     serve: Open = False,
     port: Port = 0,

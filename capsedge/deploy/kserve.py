@@ -119,7 +119,8 @@ def deploy_kserve(
 
 def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     """Mount, architecture and models of a repository, from its manifest."""
-    if str(folder) in zoo.MODELS or opening.kind(folder) == opening.FILE:
+    there = opening.kind(folder)
+    if there == opening.FILE or (there is None and str(folder) in zoo.MODELS):
         raise UsageError(
             f"{folder} is no model repository.",
             "KServe runs a folder of models that lies in its storage.",
@@ -127,7 +128,7 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
             command=f"Write one, and name its folder: capsedge deploy triton {folder} -o repository "
             f"--mount {MOUNT}",
         )
-    if opening.kind(folder) is None:
+    if there is None:
         raise UsageError(
             f"There is no folder {folder}.", "", "Write one with `capsedge deploy triton`."
         )

@@ -156,6 +156,14 @@ def test_no_repository(content: str, tmp_path: Path) -> None:
         capsedge.deploy_kserve(tmp_path / "none", tmp_path / "s.yaml", storage=STORAGE)
 
 
+def test_a_repository_that_is_called_as_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    repository(Path("digits-em"))
+    assert capsedge.deploy_kserve("digits-em", "s.yaml", storage=STORAGE).models == ("model",)
+
+
 def test_a_model_in_place_of_a_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

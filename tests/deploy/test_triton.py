@@ -314,3 +314,4 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert run(words, monkeypatch) == 0
     assert "portable operators, cpu, batches up to 32" in capsys.readouterr().out
     assert run([*words, "--preferred-batch", "x"], monkeypatch) == 2
+    assert "--preferred-batch 1,8" in capsys.readouterr().err
