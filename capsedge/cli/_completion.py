@@ -176,6 +176,7 @@ def _pictures() -> Iterable[str]:
 
 
 # By the name of a parameter; where verbs differ, by verb and parameter.
+_deployed = files()  # of an option that the verbs of `deploy` share
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
     "calib_data": files(".npz"),
@@ -240,10 +241,10 @@ SOURCES: Mapping[str, Source] = {
     "deploy kserve output": files(".yaml", ".yml"),
     "deploy kserve repository": files(),
     "deploy triton models": _loadable,
-    "deploy triton output": files(),
+    "deploy triton output": _deployed,
     "deploy web iters": words(),
     "deploy web models": _deployable,
-    "deploy web output": files(),
+    "deploy web output": _deployed,
     "export model": names(_models),
     "import output": files(CHECKPOINT),
     "infer model": _loadable,
