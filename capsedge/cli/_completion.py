@@ -175,8 +175,8 @@ def _pictures() -> Iterable[str]:
     return KINDS
 
 
-# By the name of a parameter; where verbs differ, by verb and parameter.
 _deployed = files()  # of an option that the verbs of `deploy` share
+# By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
     "calib_data": files(".npz"),
