@@ -138,8 +138,7 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
             raise Malformed("it is of another kind of folder")
         mount, architecture = (decode(str, values.get(k), k) for k in ("mount", "architecture"))
         found = decode(list[_Model], values.get("models"), "models")
-        if not found or not all(_MODEL_NAME.fullmatch(m.name) for m in found):
-            raise Malformed("its models have no names")
+        _check_models(found)
     except (Malformed, UsageError) as error:
         raise ArtefactError(
             f"{folder} is no model repository of capsedge.",
@@ -147,6 +146,25 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
             "Write the folder with `capsedge deploy triton`.",
         ) from error
     return mount, architecture, found
+
+
+def _check_models(found: Sequence[_Model]) -> None:
+    """Refuse models that `deploy_triton` would not have listed.
+
+    Raises:
+        Malformed: there is none, or one of them is such.
+    """
+    own = {m.name for m in found if not m.twin_of}
+    if not own or len({m.name for m in found}) < len(found):
+        raise Malformed("its models have no names of their own")
+    for model in found:
+        if not (
+            _MODEL_NAME.fullmatch(model.name)
+            and model.device in ("cpu", "cuda")
+            and model.ops in ("fused", "portable")
+            and model.twin_of in ("", *own)
+        ):
+            raise Malformed("it lists what is no model")
 
 
 def _chosen(listed: Sequence[_Model], names: Sequence[str]) -> list[_Model]:
