@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,9 @@ def _warmups(
             batched = told.get("max_batch_size")
             found[port["name"]] = np.stack([row] * warm["batch_size"]) if batched else row
         yield warm, found
+
+
+if __name__ == "__main__":  # for an ONNX Runtime that is first on PYTHONPATH
+    print(onnxruntime.__version__)
+    for given in Path(sys.argv[1]).glob("*/config.pbtxt"):
+        check_model(given.parent.parent, given.parent.name)
