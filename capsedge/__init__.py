@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from capsedge.calibration.api import quantize
     from capsedge.calibration.report import QuantizationReport
     from capsedge.checkpoint import load_checkpoint
+    from capsedge.deploy.kserve import deploy_kserve
     from capsedge.deploy.report import WebDeployment
+    from capsedge.deploy.repository_report import KServeDeployment, TritonDeployment
+    from capsedge.deploy.triton import deploy_triton
     from capsedge.deploy.web import deploy_web
     from capsedge.errors import (
         ArtefactError,
@@ -87,6 +90,10 @@ _HOMES = {
     "BuildReport": "capsedge.exporters.tensorrt.engine_file",
     "deploy_web": "capsedge.deploy.web",
     "WebDeployment": "capsedge.deploy.report",
+    "deploy_triton": "capsedge.deploy.triton",
+    "TritonDeployment": "capsedge.deploy.repository_report",
+    "deploy_kserve": "capsedge.deploy.kserve",
+    "KServeDeployment": "capsedge.deploy.repository_report",
     "verify": "capsedge.verification.compare",
     "Certificate": "capsedge.verification.certificate",
     "verify_ensemble": "capsedge.verification.ensemble",
@@ -123,6 +130,7 @@ __all__ = [
     "ExportReport",
     "ImportReport",
     "Inspection",
+    "KServeDeployment",
     "OptimizationReport",
     "Outputs",
     "ParityError",
@@ -135,6 +143,7 @@ __all__ = [
     "ShapeError",
     "Trace",
     "TracedLayer",
+    "TritonDeployment",
     "UnsupportedModelError",
     "UsageError",
     "WebDeployment",
@@ -142,6 +151,8 @@ __all__ = [
     "build",
     "cascade",
     "datasets",
+    "deploy_kserve",
+    "deploy_triton",
     "deploy_web",
     "export",
     "import_checkpoint",

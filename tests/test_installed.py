@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
 
 from tests.conftest import ROOT  # noqa: E402
 from tests.families.networks import XifengGuo  # noqa: E402
-from tests.places.table import callbacks  # noqa: E402
+from tests.places.table import callbacks, repository  # noqa: E402
 
 pytestmark = pytest.mark.slow
 SAMPLE = "capsedge/samples/digit-7.png"
@@ -66,6 +66,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         images = rng.integers(0, 256, (64, 28, 28), dtype=np.uint8)
         np.savez(folder / f"{split}.npz", images=images, labels=np.arange(64) % 10)
     torch.save(XifengGuo().state_dict(), folder / "weights.pth")
+    repository(folder / "repository")
     return folder
 
 
@@ -104,6 +105,11 @@ VERBS: dict[str, tuple[list[str], int]] = {
     ),
     # A checkout has no page before `make web`.
     "deploy web": (["deploy", "web", MODEL, "-o", "{out}/page"], 0 if BUILT else 3),
+    "deploy triton": (["deploy", "triton", MODEL, "-o", "{out}/repository"], 0),
+    "deploy kserve": (
+        ["deploy", "kserve", "{data}/repository", "-o", "{out}/service.yaml", "--storage", "s3://bucket/models"],
+        0,
+    ),
     "build": (["build", MODEL, "-o", "{out}/model.engine"], 3),  # no TensorRT, or no GPU
 }  # fmt: skip
 

@@ -175,6 +175,7 @@ def _pictures() -> Iterable[str]:
     return KINDS
 
 
+_deployed = files()  # of an option that the verbs of `deploy` share
 # By the name of a parameter; where verbs differ, by verb and parameter.
 SOURCES: Mapping[str, Source] = {
     "against": files(".py"),
@@ -236,9 +237,14 @@ SOURCES: Mapping[str, Source] = {
     "build output": files(ENGINE),
     "cascade large": files(ONNX),
     "cascade small": files(ONNX),
+    "deploy kserve name": words(),
+    "deploy kserve output": files(".yaml", ".yml"),
+    "deploy kserve repository": files(),
+    "deploy triton models": _loadable,
+    "deploy triton output": _deployed,
     "deploy web iters": words(),
     "deploy web models": _deployable,
-    "deploy web output": files(),
+    "deploy web output": _deployed,
     "export model": names(_models),
     "import output": files(CHECKPOINT),
     "infer model": _loadable,

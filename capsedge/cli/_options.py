@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from capsedge.cli._places import READS
+from capsedge.cli._places import READS, Role
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
 
@@ -45,13 +45,18 @@ Device = Annotated[
     ),
 ]
 BatchSizes = Annotated[str, typer.Option("--batch", help="Batch sizes, for example 1,8.")]
+DeployedFolder = Annotated[
+    Path,
+    typer.Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
+    Role(written=lambda folder: [folder / "capsedge.json"]),
+]
 Limit = Annotated[
     int | None,
     typer.Option("--limit", min=1, help="Use only N evaluation images, chosen at random."),
 ]
 
 
-def batch_sizes(text: str) -> list[int]:
+def batch_sizes(text: str, option: str = "--batch") -> list[int]:
     """The batch sizes of an option such as ``1,8``, without duplicates and in ascending order.
 
     Raises:
@@ -63,7 +68,7 @@ def batch_sizes(text: str) -> list[int]:
         raise UsageError(
             f"Bad batch sizes '{text}'.",
             "They must be whole numbers.",
-            "Use for example --batch 1,8.",
+            f"Use for example {option} 1,8.",
         ) from None
 
 

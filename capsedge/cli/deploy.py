@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capsedge.cli import _options, _signals
+from capsedge.cli import _deploy_servers, _options, _signals
 from capsedge.cli._common import log, print_json
-from capsedge.cli._places import READS, Role
+from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.quantities import size
@@ -29,11 +30,6 @@ Models = Annotated[
         metavar="MODEL...", help="ONNX files of `capsedge export`, or names of the zoo (digits-em)."
     ),
     READS,
-]
-Output = Annotated[
-    Path,
-    typer.Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
-    Role(written=lambda folder: [folder / "capsedge.json"]),
 ]
 Iterations = Annotated[
     str,
@@ -52,7 +48,7 @@ Port = Annotated[
 
 def web(
     models: Models,
-    output: Output,
+    output: _options.DeployedFolder,
     iters: Iterations = "",
     serve: Open = False,
     port: Port = 0,
@@ -74,7 +70,11 @@ def web(
 
 
 # Each target and its function.
-TARGETS = {"web": web}
+TARGETS: dict[str, Callable[..., None]] = {
+    "web": web,
+    "triton": _deploy_servers.triton,
+    "kserve": _deploy_servers.kserve,
+}
 
 
 def show(made: WebDeployment) -> None:

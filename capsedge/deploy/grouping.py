@@ -21,7 +21,7 @@ def grouped(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
         groups.setdefault(key, {})[model.metadata.iterations] = model
     found: list[tuple[str, Files]] = []
     for group in groups.values():
-        name = _unused(_common_name([m.name for m in group.values()]), [n for n, _ in found])
+        name = unused(_common_name([m.name for m in group.values()]), [n for n, _ in found])
         several = len(group) > 1
         found.append(
             (
@@ -53,7 +53,7 @@ def _common_name(names: Sequence[str]) -> str:
     return common or names[0]
 
 
-def _unused(name: str, taken: Sequence[str]) -> str:
+def unused(name: str, taken: Sequence[str]) -> str:
     """The name, with a number where another model has it already."""
     lower = {other.lower() for other in taken}
     found, number = name, 2

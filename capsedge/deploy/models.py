@@ -67,7 +67,12 @@ def _read(path: Path, name: str) -> PageModel:
     metadata = ModelMetadata.from_properties(summary.metadata)
     _check_runnable(str(path), summary, metadata)
     assert metadata is not None
-    return PageModel(_NOT_IN_NAMES.sub("-", name).strip("-.")[:_NAME] or "model", data, metadata)
+    return PageModel(harmless_name(name), data, metadata)
+
+
+def harmless_name(name: str) -> str:
+    """The name of a file, as part of an address and of a path."""
+    return _NOT_IN_NAMES.sub("-", name).strip("-.")[:_NAME] or "model"
 
 
 def _check_runnable(

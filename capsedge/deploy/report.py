@@ -14,7 +14,7 @@ ON_DEMAND = "webgpu/"  # what lies there is fetched when it is first used
 
 
 @dataclass(frozen=True)
-class WebFile:
+class DeployedFile:
     """A file of the folder: its path in it, ``/`` between names, bytes, and SHA-256 in hexadecimal."""
 
     path: str
@@ -57,7 +57,7 @@ class WebDeployment(Summarized):
 
     output: Path
     models: tuple[WebModel, ...]
-    files: tuple[WebFile, ...]
+    files: tuple[DeployedFile, ...]
     notes: tuple[str, ...] = ()
 
     @property

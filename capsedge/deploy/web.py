@@ -6,21 +6,18 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from capsedge import zoo
 from capsedge.deploy.grouping import grouped
+from capsedge.deploy.manifest import MANIFEST, earlier_files, listed
 from capsedge.deploy.models import page_models
-from capsedge.deploy.report import WebDeployment, WebFile, WebModel
-from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
-from capsedge.runtime.files import limits, opening
-from capsedge.runtime.files.documents import decode, parse
+from capsedge.deploy.report import DeployedFile, WebDeployment, WebModel
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files import limits
 from capsedge.runtime.files.folders import check_replaceable, write_folder
 from capsedge.runtime.files.given import MODEL, as_path
 
-MANIFEST = "capsedge.json"
 WORKER = "worker.js"  # the service worker, which keeps the folder's files for use without a network
 _SITE = Path(__file__).parent / "site"
 _VERSION = b"@capsedge-version@"  # in the service worker
@@ -64,7 +61,8 @@ def deploy_web(
     target = as_path(output, "the path of a folder to write")
     _check(paths, iterations)
     site = _site()
-    earlier = _earlier(target)
+    earlier = earlier_files(target)
+    earlier += [WORKER] if earlier else []
     check_replaceable(target, earlier)
     notes: list[str] = []
 
@@ -87,27 +85,14 @@ def deploy_web(
         )
         for name, files in chosen
     )
-    listed = [_listed(path, contents[path]) for path in sorted(contents) if path != WORKER]
-    manifest = _manifest(offered, listed)
+    named = [listed(path, contents[path]) for path in sorted(contents) if path != WORKER]
+    manifest = _manifest(offered, named)
     version = hashlib.sha256(manifest).hexdigest()[:16]
     worker = site[WORKER].read_bytes().replace(_VERSION, version.encode())
     written = {**contents, MANIFEST: manifest, WORKER: worker}
     write_folder(target, written, earlier)
-    listed += [_listed(MANIFEST, manifest), _listed(WORKER, worker)]
-    return WebDeployment(target, offered, tuple(listed), tuple(notes))
-
-
-def folder_files(folder: Path) -> list[str]:
-    """The paths of all files that a deployed folder consists of, by its own manifest.
-
-    Raises:
-        UsageError: the manifest cannot be read.
-        Malformed: it is none.
-    """
-    with opening.opened(folder / MANIFEST) as file:
-        document = parse(file.read(limits.JSON_BYTES + 1).decode(errors="replace"))
-    listed = decode(dict[str, Any], document).get("files")
-    return [*decode(dict[str, Any], listed, "files"), MANIFEST, WORKER]
+    named += [listed(MANIFEST, manifest), listed(WORKER, worker)]
+    return WebDeployment(target, offered, tuple(named), tuple(notes))
 
 
 def _check(given: Sequence[str], iterations: Sequence[int] | None) -> None:
@@ -145,20 +130,7 @@ def _site() -> dict[str, Path]:
     return found
 
 
-def _earlier(target: Path) -> list[str]:
-    """The files of the folder that is there, if an earlier call wrote it."""
-    if opening.kind(target) == opening.FOLDER:
-        with suppress(CapsedgeError, ValueError):
-            return folder_files(target)
-    return []
-
-
-def _listed(path: str, content: bytes | Path) -> WebFile:
-    data = content if isinstance(content, bytes) else content.read_bytes()
-    return WebFile(path, len(data), hashlib.sha256(data).hexdigest())
-
-
-def _manifest(models: Sequence[WebModel], files: Sequence[WebFile]) -> bytes:
+def _manifest(models: Sequence[WebModel], files: Sequence[DeployedFile]) -> bytes:
     document = {
         "schema": 1,
         "models": [model.to_dict() for model in models],

@@ -64,7 +64,7 @@ def starting(names: Iterable[str], start: str) -> list[str]:
         ("capsedge build --target ", ["tensorrt", "tensorrt-rtx"]),
         ("capsedge export --with rec", ["reconstruction"]),
         ("capsedge export --ops ", ["auto", "fused", "portable"]),
-        ("capsedge deploy ", ["web"]),
+        ("capsedge deploy ", ["web", "triton", "kserve"]),
         ("capsedge export --resize ", ["stretch", "pad", "crop", "center"]),
     ],
 )
@@ -118,6 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("capsedge quantize .h", [".hidden.onnx"]),
         ("capsedge quantize missing/", []),
         ("capsedge deploy web ", [*TRAINED, "a.onnx", "nets/"]),
+        ("capsedge deploy triton ", [*TRAINED, "a.onnx", "b.engine", "nets/"]),
     ],
 )
 def test_files(line: str, wanted: list[str], folder: Path) -> None:

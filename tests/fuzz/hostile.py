@@ -510,9 +510,34 @@ def key_maps() -> dict[str, bytes]:
     }
 
 
+def repository() -> dict[str, bytes]:
+    """Manifests of model repositories."""
+    good = json.loads(next(iter(readers.READERS["repository"].seeds())))
+    own, twin = good["models"]
+
+    def with_(**changes: Any) -> bytes:
+        return json.dumps({**good, **changes}).encode()
+
+    return {
+        "nested": NESTED.encode(),
+        "40 MiB": b" " * (40 << 20),
+        "UTF-16": json.dumps(good).encode("utf-16"),
+        "no models": with_(models=[]),
+        "twins alone": with_(models=[twin]),
+        "a twin of itself": with_(models=[own, {**twin, "twin_of": "a-portable"}]),
+        "a model twice": with_(models=[own, own]),
+        "a name with escapes": with_(models=[{**own, "name": "\x1b[2J"}]),
+        "a name that is a list": with_(models=[{**own, "name": ["a"]}]),
+        "a name of 1,000,000 letters": with_(models=[{**own, "name": "a" * 1_000_000}]),
+        "a mount with escapes": with_(mount="/\x1b[2J"),
+        "an architecture that is a number": with_(architecture=64),
+        "a list": b"[1]",
+    }
+
+
 HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "state": state,
     "safetensors": safetensors, "weights": weights, "module": torch,
     "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "passport": passport,
-    "metadata": metadata, "table": table,
+    "metadata": metadata, "table": table, "repository": repository,
 }  # fmt: skip

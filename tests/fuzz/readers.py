@@ -526,6 +526,23 @@ def _tables() -> Iterable[bytes]:
     yield path.read_bytes()
 
 
+def _read_repository(data: bytes) -> None:
+    from capsedge.deploy.kserve import deploy_kserve
+
+    folder = _file("repository", b"").with_suffix(".d")
+    folder.mkdir(exist_ok=True)
+    (folder / "capsedge.json").write_bytes(data)
+    deploy_kserve(folder, folder / "service.yaml", storage="s3://bucket/models")
+
+
+def _repositories() -> Iterable[bytes]:
+    own = {"name": "a", "device": "cpu", "ops": "fused", "twin_of": ""}
+    twin = {"name": "a-portable", "device": "cpu", "ops": "portable", "twin_of": "a"}
+    stated = {"schema": 1, "kind": "triton", "architecture": "x86_64", "models": [own, twin]}
+    for mount in ("/models", "/mnt/models"):
+        yield json.dumps({**stated, "mount": mount, "files": {}}).encode()
+
+
 _JSON = ("capsedge.runtime.files.documents",)
 READERS: dict[str, Reader] = {
     "images": Reader(
@@ -569,5 +586,8 @@ READERS: dict[str, Reader] = {
     ),
     "passport": Reader(_read_passport, _passports, ("capsedge.runtime.passport", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
+    "repository": Reader(
+        _read_repository, _repositories, ("capsedge.deploy.kserve", "capsedge.deploy.manifest", *_JSON)
+    ),
     "table": Reader(_read_table, _tables, ("capsedge.calibration.table", *_JSON)),
 }  # fmt: skip

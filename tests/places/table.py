@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import shutil
 import socket
@@ -123,11 +124,31 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
         },
         "build": {"model": [model], "output": ["-o", out / "new.engine"]},
         "deploy web": {"models": [model], "output": ["-o", out / "page"]},
+        "deploy triton": {"models": [model], "output": ["-o", out / "repository"]},
+        "deploy kserve": {
+            "repository": [repository(folder / "repository")], "output": ["-o", out / "service.yaml"],
+            "storage": ["--storage", "s3://bucket/models"],
+        },
         "infer": {"images": [image], "model": ["-m", model]},
         "see": {"model": [model], "images": [image], "output": ["-o", out / "seen.png"]},
         "profile": {"models": [model], "duration": ["--duration", "0.1", "--warmup", "0"]},
         "inspect": {"file": [model]},
     }  # fmt: skip
+
+
+def repository(folder: Path) -> Path:
+    """A model repository, as far as `deploy kserve` reads one."""
+    folder.mkdir(exist_ok=True)
+    model = {"name": "model", "device": "cpu", "ops": "portable", "twin_of": ""}
+    document = {
+        "schema": 1,
+        "kind": "triton",
+        "mount": "/models",
+        "architecture": "",
+        "models": [model],
+    }
+    (folder / "capsedge.json").write_text(json.dumps(document))
+    return folder
 
 
 def command(
