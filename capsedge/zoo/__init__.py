@@ -8,7 +8,7 @@ from pathlib import Path
 from capsedge.errors import UsageError
 
 ROUTINGS = ("dynamic", "em", "attention")  # each with a model, digits-<routing>
-MODELS = tuple(f"digits-{routing}" for routing in ROUTINGS)
+MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap")
 DEFAULT = MODELS[0]
 _HERE = Path(__file__).parent
 

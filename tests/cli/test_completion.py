@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from capsedge import families
+from capsedge import families, zoo
 from capsedge.cli import _completion, app
 from capsedge.models.registry import MODELS
 from capsedge.runtime.backends.providers import PROVIDERS
@@ -22,7 +22,7 @@ from capsedge.zoo import ROUTINGS
 from tests.places.table import callbacks
 
 VERBS = callbacks()
-TRAINED = [f"digits-{routing}" for routing in ROUTINGS]
+TRAINED = list(zoo.MODELS)
 
 
 def offered(line: str) -> list[str]:

@@ -1,0 +1,95 @@
+"""The three small siblings for single digits, one for each routing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import capsedge
+from capsedge.checkpoint import load_checkpoint
+from capsedge.datasets import read_split
+from capsedge.runtime.files.writing import sha256, write_text
+from capsedge.training.evaluation import predict_all
+from capsedge.zoo import zoo_checkpoint
+from tools.zoo.runs import commands, facts, is_in, recipe, stages, write_checkpoint
+
+__all__ = ["confusion", "export", "is_in", "write"]
+
+CARD = """# {name}
+
+A small capsule network for handwritten digits: {family}.
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| routing | {routing}, {iterations} iterations |
+| data | MNIST, all 60,000 training images; no other |
+| accuracy | **{accuracy:.2f} %** of all 10,000 MNIST test images ({errors} wrong) |
+| seed | {seed} |
+| file | `{name}.safetensors`, SHA-256 `{checksum}` |
+
+Trained with
+
+{command}
+on a CPU, with PyTorch {torch}. The weights are those of the last epoch; no epoch was chosen by its accuracy
+on the test images.{again}
+Input: white ink on black, the digit 20 pixels high, centred in 28x28.
+
+Confusion table (rows: true class, columns: predicted):
+
+{table}
+
+MNIST: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998.
+"""
+AGAIN = " Each run except the first continued from the previous one, whose accuracy fell short of the goal."
+FAMILIES = {
+    "dynamic": "CapsNet with dynamic routing (Sabour, Frosst, Hinton 2017) and a reconstruction decoder",
+    "em": "matrix capsules with EM routing (Hinton, Sabour, Frosst 2018)",
+    "attention": "inverted dot-product attention routing (Tsai et al. 2020)",
+}
+
+
+def confusion(truth: np.ndarray, found: np.ndarray) -> str:
+    """A Markdown table of counts."""
+    counts = np.zeros((10, 10), int)
+    np.add.at(counts, (truth, found), 1)
+    lines = ["| | " + " | ".join(map(str, range(10))) + " |", "|---" * 11 + "|"]
+    lines += [f"| **{k}** | " + " | ".join(map(str, row)) + " |" for k, row in enumerate(counts)]
+    return "\n".join(lines)
+
+
+def write(name: str, runs: Path, data: Path) -> None:
+    """Write the checkpoint of a run, and its card."""
+    source, routing = runs / name / "model.safetensors", name.removeprefix("digits-")
+    target = write_checkpoint(source, name, data)
+    model = load_checkpoint(target)
+    test = read_split(data, "test", model.config.preprocessing)
+    found = predict_all(model, test).argmax(1).numpy()
+    right = int((found == test.labels).sum())
+    card = CARD.format(
+        routing=routing,
+        family=FAMILIES[routing],
+        accuracy=right / len(test) * 100,
+        errors=len(test) - right,
+        seed=recipe(source)["seed"],
+        command=commands(runs, name, name),
+        again=AGAIN if len(stages(runs, name)) > 1 else "",
+        table=confusion(test.labels, found),
+        **facts(target),
+    )
+    write_text(target.with_suffix(".md"), card)
+    print(name, right, target.stat().st_size)
+
+
+def export(name: str, data: Path) -> None:
+    """Write the ONNX file of a checkpoint; dynamic routing has a decoder."""
+    checkpoint = zoo_checkpoint(name)
+    model = load_checkpoint(checkpoint)
+    decoder = bool(getattr(model.config, "decoder", ()))
+    capsedge.export(
+        model,
+        checkpoint.with_suffix(".onnx"),
+        extra_outputs=("reconstruction",) if decoder else (),
+        checkpoint_sha256=sha256(checkpoint),
+    )

@@ -1,0 +1,110 @@
+"""Trained runs: the commands that made them, and their checkpoints in the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from capsedge.checkpoint import load_checkpoint, save_checkpoint
+from capsedge.datasets import read_split
+from capsedge.models import CapsuleModel
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.lineage import PRUNING_KEY
+from capsedge.runtime.nothing import NOTHING_KEY
+from capsedge.training.recipe_of import TRAINING_KEY
+from capsedge.training.typical import criterion
+from capsedge.zoo import zoo_checkpoint
+
+_KEPT = (TRAINING_KEY, PRUNING_KEY)
+_WIDTH = 100
+
+
+def stages(runs: Path, name: str) -> list[Path]:
+    """The folders of a model's runs, each continued from the previous one."""
+    return [*sorted(runs.glob(f"{name}-[0-9]")), runs / name]
+
+
+def is_in(runs: Path, name: str) -> bool:
+    """Whether RUNS holds the model."""
+    return (runs / name / "model.safetensors").is_file()
+
+
+def metadata(checkpoint: Path) -> dict[str, str]:
+    """What a checkpoint says of itself."""
+    with safetensors.safe_open(checkpoint, framework="pt") as file:
+        found: dict[str, str] = file.metadata()
+    return found
+
+
+def recipe(checkpoint: Path) -> dict[str, Any]:
+    """How a checkpoint was trained."""
+    found: dict[str, Any] = json.loads(metadata(checkpoint)[TRAINING_KEY])["recipe"]
+    return found
+
+
+def commands(runs: Path, name: str, model: str) -> str:
+    """The commands that trained the network ``model`` in the runs of ``name``, in order, indented."""
+    text, init = "", ""
+    for run in stages(runs, name):
+        known = recipe(run / "model.safetensors")
+        words = [f"capsedge train --model {model} --data mnist --epochs {known['epochs']}"]
+        words += [f"--lr {known['learning_rate']} --average {known['average']}"]
+        words += [f"--seed {known['seed']}"]
+        if known.get("pairs", "none") != "none":
+            words += [f"--pairs {known['pairs']}"]
+        elif known["shift"] != 2:
+            words += [f"--shift {known['shift']}"]
+        words += [f"--{k} {known[k]}" for k in ("rotate", "zoom") if known.get(k)]
+        words += ["--fast"] if known.get("fast") else []
+        words += [init] if init else []
+        text += indented([*words, f"-o runs/{run.name}"])
+        init = f"--init runs/{run.name}/model.safetensors"
+    return text
+
+
+def indented(words: list[str]) -> str:
+    """A command in as few lines as fit, as Markdown shows it."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + len(word) < _WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}")
+    return "    " + " \\\n    ".join(lines) + "\n"
+
+
+def write_checkpoint(
+    source: Path, name: str, data: Path, model: CapsuleModel | None = None, *, half: bool = False
+) -> Path:
+    """The package's checkpoint: weights and history of ``source``, and the criterion of ``data``.
+
+    Args:
+        model: its network, if the package has another form of it.
+        half: round the weights to FP16 and store them so.
+    """
+    model, target = model or load_checkpoint(source), zoo_checkpoint(name)
+    known = metadata(source)
+    extra = {k: v for k, v in known.items() if k in _KEPT}
+    pairs = recipe(source).get("pairs", "none") if TRAINING_KEY in known else "none"
+    images = read_split(data, "train", model.config.preprocessing)
+    nothing = criterion(images, model.config, pairs)
+    assert nothing is not None
+    extra[NOTHING_KEY] = json.dumps(nothing.to_dict())
+    save_checkpoint(model.half() if half else model, target, extra)
+    return target
+
+
+def facts(target: Path) -> dict[str, Any]:
+    """What every card tells of its file."""
+    model = load_checkpoint(target)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "iterations": model.config.iterations,
+        "name": target.stem,
+        "checksum": sha256(target),
+        "torch": torch.__version__,
+    }
