@@ -135,9 +135,6 @@ def connected(address: str) -> Iterator[Any]:
         EnvironmentProblem: Ray is not installed, or there is no such cluster.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its maker otherwise
-    os.environ.setdefault(
-        "RAY_BACKEND_LOG_LEVEL", "fatal"
-    )  # it warns of what this module provides for
     try:
         import ray
         import ray.data

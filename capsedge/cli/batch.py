@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -100,7 +100,8 @@ def command(
     """
     from capsedge.batches.api import batch
 
-    with _progress() as progress, _resumable():
+    # Ray prints messages of the cluster, and standard output is for the result.
+    with redirect_stdout(sys.stderr), _progress() as progress, _resumable():
         report = batch(
             model, source, output, column=column, outputs=_options.words(outputs), invert=invert,
             resume=resume, cluster=cluster, threads=threads, ops=ops, device=device, provider=provider,

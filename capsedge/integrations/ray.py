@@ -92,8 +92,9 @@ class Predictor:
         return kept | {name: self._values(name, rows) for name in self._names()}
 
     def _names(self) -> list[str]:
-        names = [name for name in self._blank if name != "image"]
-        return [*names, *(name for name in _TEXTS[1:] if name not in names)]
+        numbers = [name for name in self._blank if name not in ("image", *_TEXTS)]
+        label = ["label"] if "label" in self._blank else []
+        return [*label, *numbers, "nothing", "error"]
 
     def _values(self, name: str, rows: Sequence[Row]) -> NDArray[Any]:
         """A column of the answers ``[N, ...]``."""
