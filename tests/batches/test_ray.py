@@ -32,11 +32,23 @@ def cluster() -> Iterator[Any]:
     found = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
-            found.add_node(num_cpus=1, object_store_memory=STORE)
+            add_node(found)
         yield found
     finally:
         ray.shutdown()
         found.shutdown()
+
+
+def add_node(cluster: Any) -> None:
+    """Start a node; Ray gives one 30 seconds for that, which a busy machine may not keep."""
+    for _ in range(4):
+        try:
+            cluster.add_node(num_cpus=1, object_store_memory=STORE)
+            return
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+    pytest.fail("no node started in two minutes")
 
 
 @pytest.fixture
@@ -87,20 +99,20 @@ def after(counts: dict[int, Callable[[], None]]) -> Callable[[int, int | None], 
 
 @pytest.mark.usefixtures("larger_parts")
 def test_nothing_is_lost_and_nothing_twice(cluster: Any, tmp_path: Path) -> None:
-    source = KINDS["npy"](pixels(6000), tmp_path)
+    source = KINDS["npy"](pixels(4000), tmp_path)
     whole = capsedge.batch(MODEL, source, tmp_path / "whole.parquet", threads=1)
     last = [*cluster.worker_nodes][-1]
     deeds = {
-        4: kill_a_worker,
-        10: lambda: cluster.remove_node(last, allow_graceful=False),
-        14: kill_a_worker,
+        3: kill_a_worker,
+        7: lambda: cluster.remove_node(last, allow_graceful=False),
+        11: kill_a_worker,
     }
     report = capsedge.batch(
         MODEL, source, tmp_path / "out.parquet", cluster=cluster.address, progress=after(deeds)
     )
-    assert (report.images, report.parts) == (whole.images, whole.parts) == (6000, 30)
+    assert (report.images, report.parts) == (whole.images, whole.parts) == (4000, 20)
     names = pq.read_table(tmp_path / "out.parquet", columns=["image"])["image"].to_pylist()
-    assert names == [str(k) for k in range(6000)]
+    assert names == [str(k) for k in range(4000)]
     assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
     assert not ray.is_initialized()  # the command leaves no connection open
 
