@@ -12,6 +12,8 @@ import typer
 
 from capsedge.cli import _common, _options
 from capsedge.cli._places import Role
+from capsedge.cli._progress import bar
+from capsedge.cli.infer import Invert, Provider
 from capsedge.errors import ExitCode
 
 _LINES = 10_000  # images between lines of progress, where their number is not known
@@ -62,9 +64,6 @@ Column = Annotated[
 Outputs = Annotated[
     str, typer.Option("--outputs", help="More columns of answers: scores, poses or both.")
 ]
-Invert = Annotated[
-    bool, typer.Option("--invert", help="Dark ink on a light background, as on paper.")
-]
 Resume = Annotated[
     bool,
     typer.Option("--resume", help="Go on with an interrupted run of the same model and source."),
@@ -72,10 +71,6 @@ Resume = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option("--cluster", help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto."),
-]
-Provider = Annotated[
-    str,
-    typer.Option("--provider", help="ONNX Runtime's provider on a GPU: auto, cuda or tensorrt."),
 ]
 
 
@@ -151,16 +146,5 @@ def _progress() -> Iterator[Callable[[int, int | None], None]]:
 
         yield line
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = TextColumn("classifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with bar("classifying") as update:
+        yield update

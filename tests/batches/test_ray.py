@@ -29,26 +29,25 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-    found = Cluster(initialize_head=True, head_node_args=head)
+    found = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
     try:
         for _ in range(2):
-            add_node(found)
+            patiently(lambda: found.add_node(num_cpus=1, object_store_memory=STORE))
         yield found
     finally:
         ray.shutdown()
         found.shutdown()
 
 
-def add_node(cluster: Any) -> None:
+def patiently(start: Callable[[], Any]) -> Any:
     """Start a node; Ray gives one 30 seconds for that, which a busy machine may not keep."""
-    for _ in range(4):
+    for _ in range(6):
         try:
-            cluster.add_node(num_cpus=1, object_store_memory=STORE)
-            return
+            return start()
         except Exception as error:
             if "timed out during startup" not in str(error):
                 raise
-    pytest.fail("no node started in two minutes")
+    return pytest.fail("no node started in three minutes")
 
 
 @pytest.fixture
