@@ -48,7 +48,7 @@ class Answerer:
         invert: bool = False,
         threads: int | None = None,
     ) -> None:
-        self._session, self._invert = session, invert
+        self.session, self._invert = session, invert
         self._preprocessing = _preprocessing(session)
         assert session.metadata is not None  # it states the preprocessing
         self.task = session.metadata.task
@@ -109,7 +109,7 @@ class Answerer:
             return []
         stacked = np.stack(images)
         try:
-            return list(self._session.predict(stacked, prepared=True, batch_size=GROUP))
+            return list(self.session.predict(stacked, prepared=True, batch_size=GROUP))
         except CapsedgeError as error:
             if len(images) == 1:
                 return [f"{error.what} {error.why}"]

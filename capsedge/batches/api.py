@@ -169,9 +169,12 @@ def _produced(
 ) -> Iterator[tuple[int, bytes, Counts]]:
     """The parts as parquet, with their numbers and counts, in any order."""
     if options.cluster is not None:
-        from capsedge.batches.cluster import Work, answer_parts
+        from capsedge.batches.cluster import Work, answer_parts, versions
 
-        work = Work(source, options.threads or 1, options.ops, options.outputs, options.invert)
+        work = Work(
+            source, options.threads or 1, options.ops, options.outputs, options.invert,
+            versions(answerer.session),
+        )  # fmt: skip
         yield from answer_parts(options.cluster, read_model(model), work, parts)
         return
     for part in parts:

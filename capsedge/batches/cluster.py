@@ -20,6 +20,8 @@ from capsedge.batches.columns import Counts, part_bytes, schema_of
 from capsedge.batches.items import Part, Source
 from capsedge.batches.model_bytes import ModelBytes
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.session import Session
 
 INSTALL = "pip install 'capsedge[ray]'"
 
@@ -32,6 +34,7 @@ class Work:
         source: of the parts.
         threads: CPUs of one worker.
         ops, outputs, invert: as for `capsedge.batch`.
+        versions: of what computes, as `versions` tells them; workers must have the same.
     """
 
     source: Source
@@ -39,6 +42,7 @@ class Work:
     ops: str
     outputs: tuple[str, ...]
     invert: bool
+    versions: str
 
 
 def answer_parts(
@@ -88,7 +92,9 @@ class PartWorker:
 
     Raises:
         UsageError: this machine cannot reach the source.
-        EnvironmentProblem, ArtefactError: the model cannot be loaded here.
+        EnvironmentProblem: the model cannot be loaded here, or by other versions than on the machine of the
+            command.
+        ArtefactError: the model is damaged.
     """
 
     def __init__(self, model: Any, work: Work) -> None:
@@ -102,6 +108,7 @@ class PartWorker:
             )
         content: ModelBytes = ray.get(model)
         session = content.load(work.threads, work.ops)
+        _check_versions(versions(session), work.versions)
         self._answerer = Answerer(session, work.outputs, work.invert, work.threads)
         self._schema = schema_of(self._answerer)
         self._source = work.source
@@ -125,6 +132,33 @@ class PartWorker:
             done["table"].append(content)
             done["counts"].append(json.dumps(counts.to_dict()))
         return done
+
+
+def versions(session: Session) -> str:
+    """What decides the last bits of an answer: versions of packages, and who runs the operators."""
+    import numpy
+    import PIL
+
+    from capsedge import __version__
+
+    return (
+        f"capsedge {__version__}, ONNX Runtime {import_onnxruntime().__version__}, "
+        f"NumPy {numpy.__version__}, Pillow {PIL.__version__}, {session.ops} operators"
+    )
+
+
+def _check_versions(here: str, wanted: str) -> None:
+    """Refuse a worker whose answers may differ from those of the others.
+
+    Raises:
+        EnvironmentProblem: it has other versions.
+    """
+    if here != wanted:
+        raise EnvironmentProblem(
+            f"{platform.node()} differs from the machine of the command.",
+            f"It has {here}; wanted: {wanted}.",
+            "Install the same versions on all machines.",
+        )
 
 
 @contextmanager

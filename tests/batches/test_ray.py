@@ -53,9 +53,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def larger_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from capsedge.batches import arrays, tables
+    from capsedge.batches import arrays, columns, tables
 
-    for module in (arrays, tables):
+    for module in (arrays, columns, tables):
         monkeypatch.setattr(module, "PART_ROWS", 200)
 
 
@@ -156,6 +156,16 @@ def _at_a_place_of_the_driver(address: str, place: Path) -> None:
     with fsspec.open("memory://gone/a.npy", "wb") as file:
         np.save(file, pixels(4))
     capsedge.batch(MODEL, "memory://gone/a.npy", place / "b.parquet", cluster=address)
+
+
+def test_workers_with_other_versions_are_refused() -> None:
+    from capsedge.batches.cluster import _check_versions, versions
+
+    with capsedge.load(MODEL, threads=1) as session:
+        here = versions(session)
+    _check_versions(here, here)
+    with pytest.raises(EnvironmentProblem, match="Install the same versions"):
+        _check_versions(here, here.replace("fused", "portable").replace("NumPy ", "NumPy 9"))
 
 
 def test_there_is_no_cluster(tmp_path: Path) -> None:
