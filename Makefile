@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia test-ray runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,12 @@ test-nvidia: $(READY) ## Test with NVIDIA's parser, builder and plugin registry,
 	@echo "Installing TensorRT-RTX (96 MB): proprietary NVIDIA software; the package contains its licence."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/nvidia/requirements.txt
 	CAPSEDGE_REQUIRE_NVIDIA=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/nvidia
+
+test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machine; installs Ray in build/ray
+	@echo "Installing Ray (240 MB) and pandas, beside the packages of the tests, in build/ray."
+	$(PYTHON) -m venv build/ray
+	build/ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/batches/requirements.txt -e '.[dev]'
+	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/batches -m "slow or not slow"
 
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from capsedge import datasets, models, ops, viz
+    from capsedge.batches.api import batch
+    from capsedge.batches.report import BatchReport
     from capsedge.calibration.api import quantize
     from capsedge.calibration.report import QuantizationReport
     from capsedge.checkpoint import load_checkpoint
@@ -69,6 +71,8 @@ _HOMES = {
     "Prediction": "capsedge.runtime.vision.prediction",
     "Trace": "capsedge.runtime.trace",
     "TracedLayer": "capsedge.runtime.trace",
+    "batch": "capsedge.batches.api",
+    "BatchReport": "capsedge.batches.report",
     "profile": "capsedge.runtime.profiling.profiler",
     "ProfileReport": "capsedge.runtime.profiling.profile_report",
     "inspect": "capsedge.runtime.inspect",
@@ -118,6 +122,7 @@ _HOMES = {
 
 __all__ = [
     "ArtefactError",
+    "BatchReport",
     "BuildReport",
     "CapsedgeError",
     "CascadeReport",
@@ -148,6 +153,7 @@ __all__ = [
     "UsageError",
     "WebDeployment",
     "__version__",
+    "batch",
     "build",
     "cascade",
     "datasets",

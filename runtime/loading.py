@@ -105,8 +105,8 @@ def load(
     """
     if isinstance(path, (list, tuple)):
         options = {"device": device, "ops": ops, "provider": provider, "contexts": contexts}
-        return _load_ensemble([_named(each) for each in path], threads, options)
-    path = _named(path)  # type: ignore[arg-type]
+        return _load_ensemble([model_path(each) for each in path], threads, options)
+    path = model_path(path)  # type: ignore[arg-type]
     if ops not in OPS:
         raise UsageError(f"ops is '{ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them.")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -184,8 +184,12 @@ def _check_different(paths: Sequence[Path]) -> None:
         seen[checksum] = path
 
 
-def _named(given: str | os.PathLike[str]) -> Path:
-    """The file that ``load`` was given, by its path or by its name in the zoo."""
+def model_path(given: str | os.PathLike[str]) -> Path:
+    """The file that `load` is given, by its path or by its name in the zoo.
+
+    Raises:
+        UsageError: there is no such model.
+    """
     path = as_path(given, MODEL)
     if not isinstance(given, str):
         return path

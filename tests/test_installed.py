@@ -73,6 +73,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BUILT = (ROOT / "capsedge/deploy/site/index.html").is_file()
 VERBS: dict[str, tuple[list[str], int]] = {
     "infer": (["infer", SAMPLE, "--json"], 0),
+    "batch": (["batch", MODEL, "capsedge/samples", "-o", "{out}/answers.parquet", "--json"], 0),
     "inspect": (["inspect", MODEL, "--forecast"], 0),
     "see": (["see", MODEL, SAMPLE, "-o", "{out}/seen.png"], 0),
     "doctor": (["doctor"], 0),

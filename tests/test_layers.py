@@ -53,6 +53,8 @@ ROOMS = (
     "runtime.profiling",
     "samples",
     "datasets",
+    "batches",
+    "integrations",
     "viz",
     "judging",
     "graph",
@@ -108,6 +110,9 @@ HEAVY = {
     "safetensors": {"checkpoint", "weights"},
     "h5py": {"formats.hdf5_worker"},
     "matplotlib": {"runtime.charts", "viz"},
+    "pyarrow": {"batches"},
+    "fsspec": {"batches.storage"},
+    "ray": {"batches.cluster", "integrations.ray"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
         "runtime.backends.onnxruntime_backend",

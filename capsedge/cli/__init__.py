@@ -16,6 +16,7 @@ from capsedge.cli import (
     _places,
     _signals,
     _streams,
+    batch,
     build,
     cascade,
     config,
@@ -108,7 +109,7 @@ LOOK = "Information"
 for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
     SMALLER: (prune, quantize, sweep, cascade, build),
-    DEVICE: (infer, see, profile),
+    DEVICE: (infer, batch, see, profile),
     LOOK: (inspect, config, doctor),
 }.items():
     for verb in verbs:

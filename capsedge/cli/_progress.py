@@ -24,6 +24,13 @@ def comparing() -> Iterator[Callable[[int, int], None]]:
 
         yield line
         return
+    with bar("comparing") as update:
+        yield update
+
+
+@contextmanager
+def bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal, with the time that is left where the whole is known."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -34,7 +41,7 @@ def comparing() -> Iterator[Callable[[int, int], None]]:
     )
 
     with Progress(
-        TextColumn("comparing"),
+        TextColumn(label),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

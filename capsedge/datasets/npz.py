@@ -92,7 +92,7 @@ def read_array(
     Raises:
         UsageError: it is damaged, too large, or of another type.
     """
-    dtype, fortran, shape = _header(path, member, name)
+    dtype, fortran, shape = header(path, member, name)
     partly = bool(shape) and count is not None and count < shape[0] and not fortran
     if partly and count is not None:
         shape = (count, *shape[1:])
@@ -110,9 +110,7 @@ def read_array(
     return native if count is None else native[:count] if native.ndim else native
 
 
-def _header(
-    path: Path, member: IO[bytes], name: str
-) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+def header(path: Path, member: IO[bytes], name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
     head = member.read(8)
     wide = len(head) == 8 and head[6] > 1
     packed = member.read(4 if wide else 2)

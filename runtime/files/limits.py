@@ -60,3 +60,9 @@ MEMBERS = 64  # of one ensemble
 # The process in which `capsedge optimize` takes a file apart.
 OPTIMIZE_SECONDS = 900
 OPTIMIZE_BYTES = 16 * GIB  # of address space, of which libraries take a part
+
+# Sources of `capsedge batch`.
+TAR_MEMBERS = 10_000_000  # of one archive
+TAR_HEADER_BYTES = 64 * KIB  # of one extended header, such as one with a long name
+PARQUET_FOOTER_BYTES = 64 * MIB
+PARQUET_COLUMNS = 10_000

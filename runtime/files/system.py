@@ -34,6 +34,18 @@ def lock(handle: int) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX)
 
 
+def try_lock(handle: int) -> bool:
+    """Lock a file until it is closed; False if another process has locked it."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system without locks
+    return True
+
+
 def remove_unused(path: str) -> None:
     """Remove a plain file of our own user that no process has locked, and no other.
 

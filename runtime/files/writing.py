@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from capsedge.errors import ArtefactError, CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files import opening, system
@@ -36,11 +37,22 @@ def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
         UsageError: its folder does not exist or is not writable, or the target is not a plain file.
         EnvironmentProblem: the disk is full or failing; nothing is left behind.
     """
+    with written(target) as file:
+        file.write(data)
+
+
+@contextmanager
+def written(target: Path | str) -> Iterator[BinaryIO]:
+    """A file to write piece by piece; it takes its place when the block ends, and not if the block fails.
+
+    Raises:
+        UsageError, EnvironmentProblem: as ``write_bytes``.
+    """
     place, older = _place(target)
     _remove_stale(place.parent)
     with failing(target), _replacing(place, older is None) as handle:
         with open(handle, "wb", closefd=False) as file:
-            file.write(data)
+            yield file
         if older is not None:
             system.take_over(handle, older)
 

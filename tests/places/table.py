@@ -93,6 +93,9 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
     for split in ("train", "test"):
         pixels = rng.integers(0, 256, (48, 28, 28), dtype=np.uint8)
         np.savez(data / f"{split}.npz", images=pixels, labels=np.arange(48) % 10)
+    images = folder / "images"
+    images.mkdir(exist_ok=True)
+    shutil.copy(IMAGE, images)
     weights = folder / "weights.pth"
     torch.save(XifengGuo().state_dict(), weights)
     out = folder / "out"
@@ -130,6 +133,10 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
             "storage": ["--storage", "s3://bucket/models"],
         },
         "infer": {"images": [image], "model": ["-m", model]},
+        "batch": {
+            "model": [model], "source": [images],
+            "output": ["-o", out / "answers.parquet"],
+        },
         "see": {"model": [model], "images": [image], "output": ["-o", out / "seen.png"]},
         "profile": {"models": [model], "duration": ["--duration", "0.1", "--warmup", "0"]},
         "inspect": {"file": [model]},
@@ -160,7 +167,9 @@ def command(
         assert parameter.verb == verb
         key = "data" if (verb, parameter.name) == ("sweep", "calib_data") else parameter.name
         words[key] = [*([parameter.flag] if parameter.flag else []), path]
-    positional = [k for k in words if k in ("model", "models", "images", "file", "small", "large")]
+    positional = [
+        k for k in words if k in ("model", "models", "source", "images", "file", "small", "large")
+    ]
     order = [k for k in words if k not in positional] + positional
     return [*verb.split(), *(str(w) for k in order for w in words[k])]
 

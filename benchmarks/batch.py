@@ -1,0 +1,103 @@
+"""``capsedge batch`` on one machine against Ray with the same cores: ``python -m benchmarks.batch``.
+
+The same command runs in one process with N cores, and on a cluster of N workers with one core each, on
+this machine. The sizes of the source show where a cluster begins to pay; the ratio is of the least times of
+runs in turns. The cluster runs already, as clusters do: its start is not measured, that of the workers is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import capsedge
+from benchmarks.common import machine
+from capsedge.runtime.backends.cores import usable_cores
+
+LOCAL, CLUSTER = "one process", "Ray"
+
+
+def main() -> None:
+    """Print a table, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["digits-em", "digits-attention"])
+    parser.add_argument("--cores", type=int, default=usable_cores())
+    parser.add_argument("--images", type=int, nargs="+", default=[1_000, 10_000, 60_000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    print("| model | images | one process, images/s | Ray, images/s | efficiency |")
+    print("|---|---|---|---|---|")
+    with _cluster(options.cores) as address, tempfile.TemporaryDirectory() as folder:
+        for model in options.models:
+            for count in options.images:
+                row = _measured(model, count, options.rounds, options.cores, address, Path(folder))
+                rows.append(row)
+                print(
+                    f"| {model} | {count:,} | {row[LOCAL]:,.0f} | {row[CLUSTER]:,.0f} "
+                    f"| {row['efficiency']:.2f} |",
+                    flush=True,
+                )
+    if options.json is not None:
+        document = {"machine": machine(), "cores": options.cores, "runs": rows}
+        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _cluster(cores: int) -> Iterator[str]:
+    """A cluster of one node on this machine."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": cores, "object_store_memory": 200 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def _measured(
+    model: str, count: int, rounds: int, cores: int, address: str, folder: Path
+) -> dict[str, Any]:
+    """Images per second of both ways, and their ratio."""
+    with capsedge.load(model) as session:
+        metadata = session.metadata
+        assert metadata is not None
+        assert metadata.preprocessing is not None
+        p = metadata.preprocessing
+    source = folder / "images.npy"
+    shape = (count, p.height, p.width, p.channels)
+    np.save(source, np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    ways: dict[str, dict[str, Any]] = {
+        LOCAL: {"threads": cores}, CLUSTER: {"threads": 1, "cluster": address}
+    }  # fmt: skip
+    least = dict.fromkeys(ways, float("inf"))
+    tables: set[bytes] = set()
+    for _ in range(rounds):
+        for way, options in ways.items():
+            start = time.perf_counter()
+            capsedge.batch(model, source, folder / "out.parquet", **options)
+            least[way] = min(least[way], time.perf_counter() - start)
+            tables.add((folder / "out.parquet").read_bytes())
+    return {
+        "model": model,
+        "images": count,
+        **{way: count / seconds for way, seconds in least.items()},
+        "efficiency": least[LOCAL] / least[CLUSTER],
+        "same_bytes": len(tables) == 1,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""``capsedge.batch``: answers for any number of images."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from capsedge.batches.answering import Answerer
+from capsedge.batches.columns import Counts, part_bytes, schema_of
+from capsedge.batches.finding import find_source
+from capsedge.batches.items import Part, Source
+from capsedge.batches.journal import Journal
+from capsedge.batches.model_bytes import read_model
+from capsedge.batches.parquet_file import import_parquet
+from capsedge.batches.report import BatchReport
+from capsedge.batches.storage import is_remote
+from capsedge.batches.store import apart
+from capsedge.errors import UsageError
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.loading import load
+from capsedge.runtime.session import Session
+
+FORMAT = 1  # of the table: an unfinished run of another format is not resumed
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How images become rows."""
+
+    threads: int | None
+    ops: str
+    device: str | None
+    provider: str
+    invert: bool
+    outputs: tuple[str, ...]
+    cluster: str | None
+
+
+def batch(
+    model: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    column: str = "",
+    outputs: Sequence[str] = (),
+    invert: bool = False,
+    resume: bool = False,
+    cluster: str | None = None,
+    threads: int | None = None,
+    ops: str = "auto",
+    device: str | None = None,
+    provider: str = "auto",
+    progress: Progress = lambda _done, _total: None,
+) -> BatchReport:
+    """Classify any number of images, or compute the values of a regression, into a parquet table.
+
+    The table has one row for each image, in the order of the source; an image that cannot be read has the
+    error in its row. Only a part of the source is in memory at a time.
+
+    Args:
+        model: as for `load`, or an address of fsspec such as ``s3://bucket/model.onnx``.
+        source: a folder of PNG and JPEG files, with its subfolders; a parquet file, tar archive, or a folder
+            of them; an idx, npz or npy file; by its path or an address of fsspec.
+        output: a file ``*.parquet``, or a folder of parts, which may be an address of fsspec.
+        column: the column of parquet files, or the array of an npz file, that holds the images; needed where
+            several can be.
+        outputs: further columns: ``scores`` of all classes, ``poses`` of all classes.
+        invert: for dark ink on a light background.
+        resume: go on with an unfinished run of the same model, source and options. The table is the same, bit
+            for bit, as that of a run that was not interrupted.
+        cluster: address of a running Ray cluster, or ``auto`` for the one that this machine belongs to; None
+            runs on this machine alone, without Ray. Its machines reach the source by the same path.
+        threads: threads of one inference; on a cluster, the CPUs of one worker (1 by default).
+        ops, device, provider: as for `load`.
+        progress: called with (images done, all images; None where only reading tells).
+
+    Returns:
+        The counts, and where the table is.
+
+    Raises:
+        UsageError: the source or the model cannot be read, the output lies in the source or holds something
+            else, or an argument is wrong.
+        EnvironmentProblem: pyarrow, Ray or a package for an address is missing, or the disk is full.
+        ArtefactError: the model's file is damaged, or does not state its classes and its preprocessing.
+
+    Example:
+        >>> capsedge.batch("digits-em", "photos/", "answers.parquet").images
+        60000
+    """
+    import_parquet()
+    where, target = os.fspath(source), os.fspath(output)
+    if not apart(target, where):
+        raise UsageError(
+            f"{target} lies in the source {where}.",
+            "The next run would read it.",
+            "Name an output outside of the source.",
+        )
+    options = _Options(
+        threads, ops, device, provider, invert, tuple(dict.fromkeys(outputs)), cluster
+    )
+    begun = time.monotonic()
+    with _session(model, options) as session:
+        found = find_source(where, column)
+        answerer = Answerer(session, options.outputs, invert, threads)
+        schema = schema_of(answerer)
+        parts = found.parts()
+        journal = Journal(target, _plan(session, model, found, options), parts)
+        try:
+            done = journal.begin(resume)
+            if not journal.complete:
+                left = [part for part in parts if part.number not in done]
+                produced = _produced(answerer, schema, found, left, model, options)
+                _keep(journal, produced, parts, progress)
+                _check_not_empty(journal, where)
+                journal.finish(schema)
+        finally:
+            journal.close()
+    seconds = time.monotonic() - begun
+    counts = journal.counts
+    return BatchReport(
+        str(model), where, target, found.kind, counts.images, counts.failed, counts.nothing,
+        len(parts), len(done), seconds,
+    )  # fmt: skip
+
+
+def _session(model: Any, options: _Options) -> Session:
+    """The session of this process, which on a cluster tells what the table looks like."""
+    if options.cluster is not None and options.device not in (None, "cpu"):
+        raise UsageError(
+            f"device is '{options.device}' on a cluster.",
+            "Its workers compute on CPUs.",
+            "Leave it out; or use capsedge.integrations.ray.Predictor, which takes a device.",
+        )
+    if is_remote(str(model)) or options.cluster is not None:
+        return read_model(model).load(options.threads, options.ops)
+    session: Session = load(
+        model, device=options.device, threads=options.threads, ops=options.ops,
+        provider=options.provider,
+    )  # fmt: skip
+    return session
+
+
+def _plan(session: Session, model: Any, source: Source, options: _Options) -> dict[str, Any]:
+    """What decides every bit of the table, besides the parts."""
+    checksum = read_model(model).sha256 if is_remote(str(model)) else sha256(session.path)
+    return {
+        "format": FORMAT,
+        "model": checksum,
+        "ops": session.ops,
+        "gpu": session.gpu is not None,
+        "kind": source.kind,
+        "column": getattr(source, "column", getattr(source, "name", "")),
+        "outputs": options.outputs,
+        "invert": options.invert,
+    }
+
+
+def _produced(
+    answerer: Answerer,
+    schema: Any,
+    source: Source,
+    parts: Sequence[Part],
+    model: Any,
+    options: _Options,
+) -> Iterator[tuple[int, bytes, Counts]]:
+    """The parts as parquet, with their numbers and counts, in any order."""
+    if options.cluster is not None:
+        from capsedge.batches.cluster import Work, answer_parts, versions
+
+        work = Work(
+            source, options.threads or 1, options.ops, options.outputs, options.invert,
+            versions(answerer.session),
+        )  # fmt: skip
+        yield from answer_parts(options.cluster, read_model(model), work, parts)
+        return
+    for part in parts:
+        yield (part.number, *part_bytes(answerer.rows(source.read(part)), schema))
+
+
+def _keep(
+    journal: Journal,
+    produced: Iterator[tuple[int, bytes, Counts]],
+    parts: Sequence[Part],
+    progress: Progress,
+) -> None:
+    known = [part.rows for part in parts]
+    total = None if None in known else sum(rows for rows in known if rows is not None)
+    if journal.counts.images:
+        progress(journal.counts.images, total)
+    for number, content, counts in produced:
+        journal.put(number, content, counts)
+        progress(journal.counts.images, total)
+
+
+def _check_not_empty(journal: Journal, source: str) -> None:
+    if journal.counts.images == 0:
+        journal.abandon()
+        raise UsageError(f"{source} holds no images.", "", "Name a source with images.")

@@ -1,0 +1,58 @@
+"""Folders of images, with their subfolders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from capsedge.batches.items import PART_ROWS, Item, Part
+from capsedge.batches.storage import Storage
+from capsedge.errors import UsageError
+from capsedge.runtime.files import limits
+from capsedge.runtime.vision.decoding import SUFFIXES
+
+# Other formats become rows with an error instead of being left out.
+IMAGES = (*SUFFIXES, ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is an image by its name."""
+    return name.lower().endswith(IMAGES)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The images of a folder, or of one file.
+
+    Attributes:
+        storage: the place.
+        names: the files, relative to it.
+    """
+
+    storage: Storage
+    kind: str = "folder"
+
+    def parts_of(self, names: Sequence[str]) -> list[Part]:
+        """The files in parts of equal size."""
+        starts = range(0, len(names), PART_ROWS)
+        chosen = (tuple(names[start : start + PART_ROWS]) for start in starts)
+        return [Part(k, rows=len(few), names=few) for k, few in enumerate(chosen)]
+
+    def parts(self) -> list[Part]:
+        """The parts, of the images sorted by their names.
+
+        Raises:
+            UsageError: the folder cannot be read.
+        """
+        return self.parts_of([name for name in self.storage.names() if is_image(name)])
+
+    def read(self, part: Part) -> Iterator[Item]:
+        """The files of a part."""
+        for name in part.names:
+            try:
+                with self.storage.opened(name) as file:
+                    # One byte over the limit lets the decoder refuse the file.
+                    yield Item(name, file.read(limits.IMAGE_FILE_BYTES + 1))
+            except (UsageError, OSError) as error:
+                why = error.why if isinstance(error, UsageError) else str(error)
+                yield Item(name, error=f"The file cannot be read. {why}")

@@ -1,0 +1,150 @@
+"""``capsedge batch``: answers for any number of images, on one machine or on a cluster, in one table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsedge.cli import _common, _options
+from capsedge.cli._places import Role
+from capsedge.cli._progress import bar
+from capsedge.cli.infer import Invert, Provider
+from capsedge.errors import ExitCode
+
+_LINES = 10_000  # images between lines of progress, where their number is not known
+
+
+def _local(text: str) -> Path | None:
+    """The path of a place on this machine."""
+    return None if "://" in text else Path(text)
+
+
+def _file(text: str) -> Path | None:
+    """The path of an output that is one file."""
+    return Path(text) if text.endswith(".parquet") and "://" not in text else None
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="ONNX file, TensorRT engine, name of the zoo (digits-em), or address."
+    ),
+    Role(reads=True, named=_local),
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Folder of images, parquet files or tar archives; or one parquet, tar, idx, npz or npy file; or "
+        "an address such as s3://bucket/folder.",
+    ),
+    Role(reads=True, named=_local),
+]
+Output = Annotated[
+    str,
+    typer.Option(
+        "-o",
+        "--output",
+        help="A file *.parquet, or a folder (or an address) for a folder of parts.",
+    ),
+    Role(written=lambda path: [path], named=_file),
+]
+Column = Annotated[
+    str,
+    typer.Option(
+        "--column",
+        help="The column (of an npz file, the array) with the images; needed where several can be.",
+    ),
+]
+Outputs = Annotated[
+    str, typer.Option("--outputs", help="More columns of answers: scores, poses or both.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with an interrupted run of the same model and source."),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto."),
+]
+
+
+def command(
+    model: Model,
+    source: Source,
+    output: Output,
+    column: Column = "",
+    outputs: Outputs = "",
+    invert: Invert = False,
+    resume: Resume = False,
+    cluster: Cluster = None,
+    threads: _options.Threads = None,
+    ops: _options.Ops = "auto",
+    device: _options.Device = None,
+    provider: Provider = "auto",
+    as_json: _options.Json = False,
+) -> None:
+    """Classify any number of images into a parquet table, on this machine or on a Ray cluster.
+
+    If an image cannot be read, its row says why, the others are classified, and the exit code is 2.
+    """
+    from capsedge.batches.api import batch
+
+    # Ray prints messages of the cluster, and standard output is for the result.
+    with redirect_stdout(sys.stderr), _progress() as progress, _resumable():
+        report = batch(
+            model, source, output, column=column, outputs=_options.words(outputs), invert=invert,
+            resume=resume, cluster=cluster, threads=threads, ops=ops, device=device, provider=provider,
+            progress=progress,
+        )  # fmt: skip
+    if as_json:
+        _common.print_json(report.to_dict())
+    else:
+        resumed = (
+            f", {report.resumed} of {report.parts} parts from before" if report.resumed else ""
+        )
+        _common.say(
+            f"wrote {report.output}: {report.images:,} images, {report.nothing:,} with nothing to see, "
+            f"{report.failed:,} with an error{resumed}"
+        )
+    if report.failed:
+        _common.log(
+            f"{report.failed:,} of {report.images:,} images could not be read: see the column 'error'"
+        )
+        raise typer.Exit(int(ExitCode.USAGE))
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say how an interrupted run goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _common.log("what is finished is kept: continue with the same command and --resume")
+        raise
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal; elsewhere a line after every tenth, or after every `_LINES` images."""
+    if not sys.stderr.isatty():
+        shown = 0
+
+        def line(done: int, total: int | None) -> None:
+            nonlocal shown
+            reached = done // _LINES if total is None else 10 * done // max(total, 1)
+            if reached > shown:
+                shown = reached
+                _common.log(
+                    f"{done:,} images" if total is None else f"{done:,} of {total:,} images"
+                )
+
+        yield line
+        return
+    with bar("classifying") as update:
+        yield update

@@ -1,0 +1,1 @@
+"""capsedge inside other frameworks. Nothing here is imported unless it is asked for."""
