@@ -104,6 +104,7 @@ VERBS: dict[str, tuple[list[str], int]] = {
     ),
     # A checkout has no page before `make web`.
     "deploy web": (["deploy", "web", MODEL, "-o", "{out}/page"], 0 if BUILT else 3),
+    "serve": (["serve", MODEL, "--batch", "4"], 2),  # it would go on; --wait is missing
     "build": (["build", MODEL, "-o", "{out}/model.engine"], 3),  # no TensorRT, or no GPU
 }  # fmt: skip
 

@@ -69,6 +69,8 @@ ROOMS = (
     "exporters",
     "pipelines",
     "deploy",
+    "serving",
+    "integrations",
     "verification",
     "importing",
     "training",
@@ -108,6 +110,9 @@ HEAVY = {
     "safetensors": {"checkpoint", "weights"},
     "h5py": {"formats.hdf5_worker"},
     "matplotlib": {"runtime.charts", "viz"},
+    "mlserver": {"serving"},
+    "grpc": {"serving"},
+    "uvicorn": {"serving"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
         "runtime.backends.onnxruntime_backend",

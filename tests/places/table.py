@@ -123,6 +123,7 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
         },
         "build": {"model": [model], "output": ["-o", out / "new.engine"]},
         "deploy web": {"models": [model], "output": ["-o", out / "page"]},
+        "serve": {"models": [model], "port": ["--port", "0"]},
         "infer": {"images": [image], "model": ["-m", model]},
         "see": {"model": [model], "images": [image], "output": ["-o", out / "seen.png"]},
         "profile": {"models": [model], "duration": ["--duration", "0.1", "--warmup", "0"]},
