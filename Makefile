@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia test-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,12 @@ test-nvidia: $(READY) ## Test with NVIDIA's parser, builder and plugin registry,
 	@echo "Installing TensorRT-RTX (96 MB): proprietary NVIDIA software; the package contains its licence."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/nvidia/requirements.txt
 	CAPSEDGE_REQUIRE_NVIDIA=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/nvidia
+
+test-serve: ## Test `capsedge serve` on MLServer, in an environment of its own in .venv-serve (Python 3.10 to 3.12)
+	$(PYTHON) -m venv $(VENV)-serve
+	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -c tests/serving/constraints.txt \
+		-e '.[cpu,build,serve]' pytest pytest-timeout 'tritonclient[http,grpc]'
+	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving -m "slow or not slow"
 
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes
@@ -73,4 +79,4 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the outputs of the targets
-	rm -rf $(VENV) build out dist runtime/web/dist runtime/web/node_modules runtime/web/page/node_modules
+	rm -rf $(VENV) $(VENV)-serve build out dist runtime/web/dist runtime/web/node_modules runtime/web/page/node_modules

@@ -11,6 +11,8 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import mlserver.metrics.registry
+import prometheus_client
 import uvicorn
 from fastapi.exceptions import RequestValidationError
 from mlserver import MLServer, ModelSettings, Settings
@@ -132,6 +134,9 @@ class Engine(MLServer):
                 model_repository_root="", grpc_max_message_length=limits.REQUEST_BYTES,
             )
         )  # fmt: skip
+        with contextlib.suppress(ValueError):  # it is there already
+            # Otherwise MLServer shows what it measures of batches only where it has worker processes.
+            prometheus_client.REGISTRY.register(mlserver.metrics.registry.REGISTRY)
         self.address = self._bind()
 
     def _create_model_registry(self) -> MultiModelRegistry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,17 +52,18 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        held = 0
+        held, parts = 0, _parts(receive)
         try:
             self._check(scope)
             body = bytearray()
-            async for part in _parts(receive):
+            async for part in parts:
                 held += len(part)
                 self._held += len(part)
                 self._check_body(held)
                 body += part
         except _Refused as refusal:
             self._held -= held
+            await _discard(parts)
             await _answer(send, refusal.status, str(refusal))
             return
         try:
@@ -120,14 +121,21 @@ def _host(header: str) -> str:
         return ""
 
 
-async def _parts(receive: Receive) -> Any:
-    """The parts of a request's body."""
-    while True:
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """The parts of a request's body, as far as the client sends them."""
+    more = True
+    while more:
         message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Refused(400, "The client went away.")
+        more = bool(message.get("more_body"))
         yield message.get("body", b"")
-        if not message.get("more_body"):
+
+
+async def _discard(parts: AsyncIterator[bytes]) -> None:
+    """Read what a client still sends: otherwise the connection breaks, and it never sees the answer."""
+    left = 4 * limits.REQUEST_BYTES
+    async for part in parts:
+        left -= len(part)
+        if left < 0:
             return
 
 

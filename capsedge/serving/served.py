@@ -99,9 +99,9 @@ class Serving:
         return frozenset(pair for m in self.models for pair in ((m.name, ""), (m.name, m.version)))
 
 
-def file_of(given: str) -> Path:
+def file_of(given: str | Path) -> Path:
     """The file that an argument such as ``digits=model.onnx`` names."""
-    return Path(_parsed(given).file)
+    return Path(_parsed(str(given)).file)
 
 
 def named(given: Sequence[str]) -> list[Named]:
