@@ -78,17 +78,6 @@ class CapsedgeModel(MLModel):
         self._options = {key: extra[key] for key in _OPTIONS if key in extra}
         self._threads = int(self._options.setdefault("threads", 1))
 
-    @property
-    def session(self) -> Session:
-        """The loaded model.
-
-        Raises:
-            MLServerError: it is not loaded.
-        """
-        if self._session is None:
-            raise MLServerError(f"Model {self.name} is not loaded.", 503)
-        return self._session
-
     async def load(self) -> bool:
         """Load the file, and run it once.
 
@@ -133,7 +122,7 @@ class CapsedgeModel(MLModel):
         found = await super().metadata()
         found.platform = PLATFORM
         found.versions = [self.version] if self.version else []
-        found.parameters = Parameters(**parameters_of(self.session))
+        found.parameters = Parameters(**parameters_of(self._loaded()))
         return found
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
@@ -173,6 +162,12 @@ class CapsedgeModel(MLModel):
         async for payload in payloads:
             yield await self.predict(payload)
 
+    def _loaded(self) -> Session:
+        # No property: MLServer reads all attributes before it loads the model.
+        if self._session is None:
+            raise MLServerError(f"Model {self.name} is not loaded.", 503)
+        return self._session
+
     async def _in_thread(self, function: Any, *arguments: Any, **options: Any) -> Any:
         """Run a function beside the event loop, when a core is free."""
         loop = asyncio.get_running_loop()
@@ -181,10 +176,10 @@ class CapsedgeModel(MLModel):
         )
 
     def _answer(self, payload: InferenceRequest) -> InferenceResponse:
-        return self._run(read_request(payload, self.session))
+        return self._run(read_request(payload, self._loaded()))
 
     def _run(self, request: Request) -> InferenceResponse:
-        session = self.session
+        session = self._loaded()
         found = compute(session, request.arrays, request.computed(session))
         return respond(session, request, found, self.name, self.version)
 
@@ -192,7 +187,7 @@ class CapsedgeModel(MLModel):
         self, batcher: AdaptiveBatcher, payload: InferenceRequest
     ) -> InferenceResponse:
         """Answer a request as part of a batch, which only small requests without errors reach."""
-        session = self.session
+        session = self._loaded()
         request: Request = await self._in_thread(read_request, payload, session)
         images = check_images(session, request.arrays)
         if len(images) > self._batching[0]:
@@ -230,7 +225,7 @@ class CapsedgeModel(MLModel):
     def _compute_batch(self, payload: InferenceRequest) -> dict[str, Any]:
         images = np.concatenate(payload.inputs[0].data.root)
         names = [output.name for output in payload.outputs or []]
-        return compute(self.session, {payload.inputs[0].name: images}, names, math.inf)
+        return compute(self._loaded(), {payload.inputs[0].name: images}, names, math.inf)
 
 
 def can_batch(session: Session) -> bool:
