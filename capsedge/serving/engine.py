@@ -89,6 +89,7 @@ class _Web:
     async def start(self) -> None:
         config = uvicorn.Config(
             self._app,
+            http="h11",  # limits the size of headers, which httptools does not
             log_config=None,
             access_log=False,
             server_header=False,
