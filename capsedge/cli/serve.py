@@ -11,9 +11,13 @@ import typer
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
 from capsedge.cli._places import Role
+from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
     from capsedge.serving.served import Address, Serving
+
+
+LAST_PORT = 65535
 
 
 def _file(given: Any) -> Path:
@@ -31,17 +35,21 @@ Models = Annotated[
     ),
     Role(reads=True, named=_file),
 ]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Of REST; 0 takes a free one.")]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=LAST_PORT, help="Of REST; 0 takes a free one.")
+]
 GrpcPort = Annotated[
     int | None,
-    typer.Option("--grpc-port", min=0, max=65535, help="Of gRPC; by default the one after --port."),
+    typer.Option(
+        "--grpc-port", min=0, max=LAST_PORT, help="Of gRPC; by default the one after --port."
+    ),
 ]
 MetricsPort = Annotated[
     int | None,
     typer.Option(
         "--metrics-port",
         min=0,
-        max=65535,
+        max=LAST_PORT,
         help="Of Prometheus metrics; by default two after --port.",
     ),
 ]
@@ -111,14 +119,18 @@ def command(
 def _more_ports(port: int, grpc: int | None, metrics: int | None) -> tuple[int, int]:
     """The ports of gRPC and of metrics."""
     after = [0, 0] if port == 0 else [port + 1, port + 2]
+    if max(after) > LAST_PORT and None in (grpc, metrics):
+        raise UsageError(
+            f"No port follows {port}.", "", "Give --grpc-port and --metrics-port as well."
+        )
     return after[0] if grpc is None else grpc, after[1] if metrics is None else metrics
 
 
 def _document(serving: Serving, address: Address) -> dict[str, Any]:
     return {
-        "rest": f"http://{address.host}:{address.rest}",
-        "grpc": f"{address.host}:{address.grpc}",
-        "metrics": f"http://{address.host}:{address.metrics}/metrics",
+        "rest": f"http://{address.host}:{address.ports.rest}",
+        "grpc": f"{address.host}:{address.ports.grpc}",
+        "metrics": f"http://{address.host}:{address.ports.metrics}/metrics",
         "threads": serving.threads,
         "batch": serving.batch,
         "wait_ms": serving.wait_ms,

@@ -27,7 +27,7 @@ from capsedge.runtime.files import limits
 from capsedge.serving.grpc_server import GrpcServer
 from capsedge.serving.guard import PATHS, Guard
 from capsedge.serving.model import CapsedgeModel
-from capsedge.serving.served import Address, Serving
+from capsedge.serving.served import Address, Ports, Serving
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _GRACE = 10  # seconds that running requests have to end
@@ -177,7 +177,7 @@ class Engine(MLServer):
                 taken.append(server.socket.getsockname()[1])
         with _named("--grpc-port"):
             grpc = self._grpc_server.bind(f"{_bracketed(host)}:{ports.grpc}")
-        return Address(_bracketed(host), taken[0], grpc, taken[1])
+        return Address(_bracketed(host), Ports(taken[0], grpc, taken[1]))
 
     def _add_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -97,13 +98,13 @@ def _require() -> None:
 
 
 def _not_bound(error: OSError, host: str) -> EnvironmentProblem:
-    option = error.filename
-    fix = (
-        "Choose another with --host."
-        if error.errno and error.errno < 0
-        else f"Choose another with {option}."
+    unknown = (error.errno or 0) < 0 or error.errno == errno.EADDRNOTAVAIL  # of names, below 0
+    option = "--host" if unknown else str(error.filename)
+    return EnvironmentProblem(
+        f"Cannot serve on {host} ({option}).",
+        f"{error.strerror}.",
+        f"Choose another with {option}.",
     )
-    return EnvironmentProblem(f"Cannot serve on {host} ({option}).", f"{error.strerror}.", fix)
 
 
 def _loop(run: Callable[[], Any]) -> int:

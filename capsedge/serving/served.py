@@ -59,13 +59,11 @@ class Address:
 
     Attributes:
         host: IPv6 addresses in brackets.
-        rest, grpc, metrics: ports.
+        ports: that were taken.
     """
 
     host: str
-    rest: int
-    grpc: int
-    metrics: int
+    ports: Ports
 
 
 @dataclass(frozen=True)

@@ -153,3 +153,9 @@ def test_wrong_words() -> None:
     with served(DIGITS, f"digits-dynamic={DIGITS}") as server:
         assert server.wait() == 2
         assert "digits-dynamic:2=" in server.said
+    with served(DIGITS, "--port", "65534") as server:
+        assert server.wait() == 2
+        assert "--grpc-port" in server.said
+    with served(DIGITS, "--host", "nowhere.invalid") as server:
+        assert server.wait() == 3
+        assert "--host" in server.said
