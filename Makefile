@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia test-ray runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia test-ray test-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machi
 	$(PYTHON) -m venv build/ray
 	build/ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/batches/requirements.txt -e '.[dev]'
 	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/batches -m "slow or not slow"
+
+test-serve: ## Test `capsedge serve` on MLServer, in an environment of its own in .venv-serve (Python 3.10 to 3.12)
+	$(PYTHON) -m venv $(VENV)-serve
+	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -c tests/serving/constraints.txt \
+		-e '.[cpu,build,serve]' pytest pytest-timeout 'tritonclient[http,grpc]'
+	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving -m "slow or not slow"
 
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes
@@ -79,4 +85,4 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the outputs of the targets
-	rm -rf $(VENV) build out dist runtime/web/dist runtime/web/node_modules runtime/web/page/node_modules
+	rm -rf $(VENV) $(VENV)-serve build out dist runtime/web/dist runtime/web/node_modules runtime/web/page/node_modules

@@ -100,6 +100,11 @@ class Session(Explaining, Predictor):
         return self._answers.long_way
 
     @property
+    def answer_outputs(self) -> tuple[str, ...]:
+        """The outputs that a prediction is made of."""
+        return tuple(self._answers.all)
+
+    @property
     def multi_label(self) -> bool:
         """Whether an image may have any number of classes; also False if the file does not state it."""
         return self.metadata is not None and self.metadata.task == "multi-label"
@@ -119,19 +124,62 @@ class Session(Explaining, Predictor):
         **reading: Any,
     ) -> Iterator[Prediction]:
         top_k, threshold = self._choice(top_k, threshold)
-        outputs = self._metadata().outputs
-        estimated = outputs if outputs is not None and outputs.values else None
         batches = self._batches(images, batch_size, invert, **reading)
 
         def answered(batch: NDArray[Any]) -> Iterator[Prediction]:
             found = self._run_batch(batch, self._answers.all)
-            if estimated is not None:
-                read = self._estimate(estimated, found)
-            else:
-                read = self._read(found, top_k, threshold)
-            return seen(read, batch, self._metadata(), invert)
+            return self._interpreted(batch, found, top_k, threshold, invert)
 
         return chain.from_iterable(answered(batch) for batch in batches)
+
+    def predictions_of(
+        self,
+        images: NDArray[Any],
+        outputs: Mapping[str, NDArray[Any]],
+        top_k: int | None = None,
+        threshold: float | None = None,
+        invert: bool = False,
+    ) -> list[Prediction]:
+        """The predictions that outputs of the model mean, as `predict` returns them.
+
+        Args:
+            images: what was run, prepared: ``[N, C, H, W]`` in the model's layout.
+            outputs: at least `answer_outputs`, each ``[N, ...]``.
+            top_k, threshold: as for `predict`.
+            invert: whether the images were inverted when they were prepared.
+
+        Returns:
+            One prediction per image.
+
+        Raises:
+            UsageError, ArtefactError: as `predict`.
+        """
+        top_k, threshold = self._choice(top_k, threshold)
+        return list(self._interpreted(images, outputs, top_k, threshold, invert))
+
+    def check_choice(self, top_k: int | None, threshold: float | None) -> None:
+        """Refuse a choice of labels that `predict` would refuse.
+
+        Raises:
+            UsageError: a number is wrong, or the model has no classes to choose from.
+            ArtefactError: the file does not state what its answer is.
+        """
+        self._choice(top_k, threshold)
+
+    def _interpreted(
+        self,
+        batch: NDArray[Any],
+        found: Mapping[str, NDArray[Any]],
+        top_k: int | None,
+        threshold: float | None,
+        invert: bool,
+    ) -> Iterator[Prediction]:
+        outputs = self._metadata().outputs
+        if outputs is not None and outputs.values:
+            read = self._estimate(outputs, found)
+        else:
+            read = self._read(found, top_k, threshold)
+        return seen(read, batch, self._metadata(), invert)
 
     def _choice(
         self, top_k: int | None, threshold: float | None

@@ -71,6 +71,8 @@ ROOMS = (
     "exporters",
     "pipelines",
     "deploy",
+    "serving",
+    "integrations",
     "verification",
     "importing",
     "training",
@@ -113,6 +115,9 @@ HEAVY = {
     "pyarrow": {"batches"},
     "fsspec": {"batches.storage"},
     "ray": {"batches.cluster", "integrations.ray"},
+    "mlserver": {"serving"},
+    "grpc": {"serving"},
+    "uvicorn": {"serving"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
         "runtime.backends.onnxruntime_backend",

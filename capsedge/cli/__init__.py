@@ -31,6 +31,7 @@ from capsedge.cli import (
     prune,
     quantize,
     see,
+    serve,
     sweep,
     train,
     verify,
@@ -110,6 +111,7 @@ for panel, verbs in {
     MODELS: (train, import_, export, optimize, verify),
     SMALLER: (prune, quantize, sweep, cascade, build),
     DEVICE: (infer, batch, see, profile),
+    ELSEWHERE: (serve,),
     LOOK: (inspect, config, doctor),
 }.items():
     for verb in verbs:

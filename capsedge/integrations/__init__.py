@@ -1,1 +1,1 @@
-"""capsedge inside other frameworks. Nothing here is imported unless it is asked for."""
+"""capsedge inside other frameworks, one module each; none is imported before it is used."""

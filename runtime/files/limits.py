@@ -55,6 +55,12 @@ DIMENSIONS = 64
 # One run of an ONNX file: inputs and outputs, as far as the file fixes their sizes.
 RUN_BYTES = 256 * MIB
 
+# Requests to a server of models.
+REQUEST_BYTES = 32 * MIB  # of one body, or one gRPC message
+REQUEST_VALUES = 2**23  # of all inputs of one request, and of all outputs of its answer
+HELD_BYTES = 512 * MIB  # of all bodies that are read at the same time
+REQUESTS = 2048  # at the same time, and open connections
+
 MEMBERS = 64  # of one ensemble
 
 # The process in which `capsedge optimize` takes a file apart.

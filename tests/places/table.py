@@ -132,6 +132,7 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
             "repository": [repository(folder / "repository")], "output": ["-o", out / "service.yaml"],
             "storage": ["--storage", "s3://bucket/models"],
         },
+        "serve": {"models": [model], "port": ["--port", "0"]},
         "infer": {"images": [image], "model": ["-m", model]},
         "batch": {
             "model": [model], "source": [images],

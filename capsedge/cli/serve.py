@@ -1,0 +1,155 @@
+"""``capsedge serve``: models behind the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capsedge.cli import _options
+from capsedge.cli._common import log, print_json
+from capsedge.cli._places import Role
+from capsedge.errors import UsageError
+
+if TYPE_CHECKING:
+    from capsedge.serving.served import Address, Serving
+
+
+LAST_PORT = 65535
+
+
+def _file(given: Any) -> Path:
+    from capsedge.serving.served import file_of
+
+    return file_of(given)
+
+
+Models = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="MODEL...",
+        help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE or NAME:VERSION=FILE "
+        "sets the name that clients use.",
+    ),
+    Role(reads=True, named=_file),
+]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=LAST_PORT, help="Of REST; 0 takes a free one.")
+]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        "--grpc-port", min=0, max=LAST_PORT, help="Of gRPC; by default the one after --port."
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=LAST_PORT,
+        help="Of Prometheus metrics; by default two after --port.",
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        help="Address to listen on. There is no authentication: everyone who reaches it is answered.",
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        min=1,
+        help="Threads of one inference; as many run at once as there are cores for.",
+    ),
+]
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--batch", min=0, help="Gather up to N requests into one inference (with --wait)."
+    ),
+]
+Wait = Annotated[
+    float,
+    typer.Option("--wait", min=0, help="Milliseconds that every batch waits for more requests."),
+]
+
+
+def command(
+    models: Models,
+    port: Port = 8080,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    host: Host = "127.0.0.1",
+    threads: Threads = 1,
+    batch: Batch = 0,
+    wait: Wait = 0.0,
+    ops: _options.Ops = "auto",
+    device: _options.Device = None,
+    as_json: _options.Json = False,
+) -> None:
+    """Serve models over REST and gRPC by the Open Inference Protocol, on MLServer.
+
+    Ctrl-C ends it. With --json, the document is printed when requests are answered.
+    """
+    from capsedge.serving.serve import serve
+    from capsedge.serving.served import Ports
+
+    def ready(serving: Serving, address: Address) -> None:
+        if as_json:
+            print_json(_document(serving, address))
+            sys.stdout.flush()
+        else:
+            _show(serving, address)
+
+    number = serve(
+        [str(model) for model in models], ready, log,
+        host=host, ports=Ports(port, *_more_ports(port, grpc_port, metrics_port)),
+        threads=threads, batch=batch, wait_ms=wait, device=device, ops=ops,
+    )  # fmt: skip
+    log("ended")
+    raise typer.Exit(128 + number)
+
+
+def _more_ports(port: int, grpc: int | None, metrics: int | None) -> tuple[int, int]:
+    """The ports of gRPC and of metrics."""
+    after = [0, 0] if port == 0 else [port + 1, port + 2]
+    if max(after) > LAST_PORT and None in (grpc, metrics):
+        raise UsageError(
+            f"No port follows {port}.", "", "Give --grpc-port and --metrics-port as well."
+        )
+    return after[0] if grpc is None else grpc, after[1] if metrics is None else metrics
+
+
+def _document(serving: Serving, address: Address) -> dict[str, Any]:
+    return {
+        "rest": f"http://{address.host}:{address.ports.rest}",
+        "grpc": f"{address.host}:{address.ports.grpc}",
+        "metrics": f"http://{address.host}:{address.ports.metrics}/metrics",
+        "threads": serving.threads,
+        "batch": serving.batch,
+        "wait_ms": serving.wait_ms,
+        "models": [
+            {
+                "name": model.name,
+                "version": model.version or None,
+                "file": str(model.session.path),
+                "operators": model.session.ops,
+            }
+            for model in serving.models
+        ],
+    }
+
+
+def _show(serving: Serving, address: Address) -> None:
+    document = _document(serving, address)
+    for model in serving.models:
+        version = f", version {model.version}" if model.version else ""
+        log(f"serving {model.session.path} as {model.name}{version}")
+    log(f"REST {document['rest']}/v2, gRPC {document['grpc']}, metrics {document['metrics']}")
+    log("Ctrl-C ends it")

@@ -1,0 +1,162 @@
+"""What a request of the Open Inference Protocol asks of a session."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files import limits
+from capsedge.serving.tensors import BYTES, array_of, encoded_images
+
+if TYPE_CHECKING:
+    from mlserver.types import InferenceRequest
+
+    from capsedge.runtime.session import Session
+
+# Parameters of a request.
+PREDICTIONS, TOP_K, THRESHOLD, INVERT = "predictions", "top_k", "threshold", "invert"
+CLASSIFICATION = "classification"  # of an output: Triton's extension, which is not supported
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which labels of a prediction are asked for; None leaves the choice to the task."""
+
+    top_k: int | None
+    threshold: float | None
+    invert: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that has been checked.
+
+    Attributes:
+        arrays: the model's inputs by name; images are prepared.
+        outputs: the names of the outputs to send.
+        choice: of the labels, where predictions are asked for; otherwise None.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    outputs: tuple[str, ...]
+    choice: Choice | None
+
+    def computed(self, session: Session) -> list[str]:
+        """The outputs to compute: those to send, and those that a prediction needs."""
+        more = session.answer_outputs if self.choice is not None else ()
+        return list(dict.fromkeys((*self.outputs, *more)))
+
+
+def read_request(payload: InferenceRequest, session: Session) -> Request:
+    """Check a request, and prepare its images.
+
+    Raises:
+        UsageError: a tensor, an image, an output or a parameter is wrong.
+    """
+    parameters = _parameters(payload)
+    invert = _truth(parameters, INVERT)
+    given: dict[str, NDArray[Any]] = {}
+    for tensor in payload.inputs:
+        if tensor.name in given:
+            raise UsageError(f"Input '{tensor.name}' is given twice.")
+        given[tensor.name] = _array(tensor, session, invert)
+    if sum(array.size for array in given.values()) > limits.REQUEST_VALUES:
+        raise UsageError(
+            "The request is too large.",
+            f"Its inputs have over {limits.REQUEST_VALUES:,} values.",
+            "Send fewer images at a time.",
+        )
+    wanted = [port.name for port in session.inputs]
+    if set(given) != set(wanted):
+        raise UsageError(
+            f"The request has the inputs {', '.join(sorted(given)) or 'none'}.",
+            f"The model takes {', '.join(wanted)}.",
+        )
+    return Request(given, _outputs(payload, session), _choice(parameters, invert, session))
+
+
+def _parameters(owner: Any) -> dict[str, Any]:
+    return {} if owner.parameters is None else dict(owner.parameters.model_dump())
+
+
+def _array(tensor: Any, session: Session, invert: bool) -> NDArray[Any]:
+    data = getattr(tensor.data, "root", tensor.data)
+    if tensor.datatype != BYTES:
+        return array_of(tensor.name, str(tensor.datatype), tensor.shape, data)
+    files = encoded_images(tensor.name, tensor.shape, data)
+    preprocessing = session.metadata.preprocessing if session.metadata else None
+    if preprocessing is None:
+        raise UsageError(
+            "The model does not take images.",
+            "Its file does not say how to prepare them.",
+            "Send tensors.",
+        )
+    # Refused before they are decoded.
+    most = max(1, limits.REQUEST_VALUES // math.prod(preprocessing.shape))
+    if len(files) > most:
+        raise UsageError(
+            f"Input '{tensor.name}' has {len(files)} images.",
+            f"A request for this model takes {most}.",
+            "Send fewer images at a time.",
+        )
+    return np.stack([_prepared(k, file, session, invert) for k, file in enumerate(files)])
+
+
+def _prepared(number: int, file: bytes, session: Session, invert: bool) -> NDArray[Any]:
+    try:
+        return session.prepare(file, invert)
+    except UsageError as error:
+        what = f"Element {number} of the images: {error.what}"
+        raise UsageError(what, error.why, error.fix) from error
+
+
+def _outputs(payload: InferenceRequest, session: Session) -> tuple[str, ...]:
+    known = [port.name for port in session.outputs]
+    if not payload.outputs:
+        return tuple(known)
+    for output in payload.outputs:
+        if output.name not in known:
+            raise UsageError(
+                f"The model has no output '{output.name[:80]}'.",
+                f"Its outputs: {', '.join(known)}.",
+            )
+        if CLASSIFICATION in _parameters(output):
+            raise UsageError(
+                "The parameter 'classification' is not supported.",
+                "",
+                f"Set the parameter '{PREDICTIONS}' of the request; its answer has labels and scores.",
+            )
+    return tuple(dict.fromkeys(output.name for output in payload.outputs))
+
+
+def _choice(parameters: Mapping[str, Any], invert: bool, session: Session) -> Choice | None:
+    if not _truth(parameters, PREDICTIONS):
+        return None
+    if session.metadata is None:
+        raise UsageError(
+            "The model has no predictions.", "Its file does not say what its outputs mean."
+        )
+    top_k, threshold = parameters.get(TOP_K), _fraction(parameters.get(THRESHOLD))
+    session.check_choice(top_k, threshold)
+    return Choice(top_k, threshold, invert)
+
+
+def _fraction(value: Any) -> Any:
+    """A number, also one that is text: parameters of gRPC have no type for fractions."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise UsageError(f"threshold is '{value[:20]}'.", "Scores go from 0 to 1.") from None
+
+
+def _truth(parameters: Mapping[str, Any], name: str) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"The parameter '{name}' is {str(value)[:20]!r}.", "It is true or false.")
+    return value

@@ -1,0 +1,116 @@
+"""``capsedge serve``: loaded models behind MLServer, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from typing import Any
+
+from capsedge import __version__
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.loading import load
+from capsedge.runtime.session import Session
+from capsedge.serving.served import Address, Ports, Served, Serving, named
+
+INSTALL = "pip install 'capsedge[serve]'"
+
+
+def serve(
+    models: Sequence[str],
+    ready: Callable[[Serving, Address], None],
+    log: Callable[[str], None],
+    *,
+    host: str = "127.0.0.1",
+    ports: Ports = Ports(8080, 8081, 8082),  # noqa: B008 - frozen
+    threads: int = 1,
+    batch: int = 0,
+    wait_ms: float = 0.0,
+    device: str | None = None,
+    ops: str = "auto",
+) -> int:
+    """Serve models by the Open Inference Protocol, version 2, until a signal comes.
+
+    Args:
+        models: files, names of the zoo, or ``NAME=FILE`` and ``NAME:VERSION=FILE``.
+        ready: called when requests are answered.
+        log: gets messages of the engine.
+        host: name or address of this machine to listen on.
+        ports: to listen on; 0 takes a free one.
+        threads: of one inference; as many inferences run at once as cores allow.
+        batch: requests that are gathered at most; 0 gathers none.
+        wait_ms: milliseconds that a batch waits for more requests, a lone request too.
+        device, ops: as for `capsedge.load`.
+
+    Returns:
+        The number of the signal.
+
+    Raises:
+        UsageError: a file or a name is wrong.
+        EnvironmentProblem: MLServer is missing, or a port is taken.
+        CapsedgeError: as `capsedge.load`.
+    """
+    given = named(models)
+    if not given:
+        raise UsageError("There is no model to serve.", "", "Name an ONNX file.")
+    if (batch > 1) != (wait_ms > 0):
+        raise UsageError(
+            "A batch needs a size and a time.",
+            "It waits for requests.",
+            "Give both --batch and --wait.",
+        )
+    with ExitStack() as stack:
+        loaded = []
+        for model in given:
+            engine = model.file.endswith(".engine")
+            session = load(model.file, device=device, threads=None if engine else threads, ops=ops)
+            assert isinstance(session, Session)  # of one file
+            stack.enter_context(session)
+            loaded.append(Served(model.name, model.version, model.file, session))
+        _require()
+        from capsedge.serving.engine import Engine
+
+        serving = Serving(tuple(loaded), host, ports, threads, batch, wait_ms, __version__)
+
+        async def run() -> int:
+            try:
+                engine = Engine(serving, log)
+            except OSError as error:
+                raise _not_bound(error, host) from error
+            return await engine.run(lambda address: ready(serving, address))
+
+        return _loop(run)
+
+
+def _require() -> None:
+    try:
+        import_module("mlserver")
+    except ImportError as error:
+        old = sys.version_info < (3, 13)
+        raise EnvironmentProblem(
+            "`capsedge serve` needs MLServer.",
+            f"{error}." if old else "MLServer supports Python up to 3.12.",
+            INSTALL if old else f"Use Python 3.12: {INSTALL}",
+        ) from error
+
+
+def _not_bound(error: OSError, host: str) -> EnvironmentProblem:
+    unknown = (error.errno or 0) < 0 or error.errno == errno.EADDRNOTAVAIL  # of names, below 0
+    option = "--host" if unknown else str(error.filename)
+    return EnvironmentProblem(
+        f"Cannot serve on {host} ({option}).",
+        f"{error.strerror}.",
+        f"Choose another with {option}.",
+    )
+
+
+def _loop(run: Callable[[], Any]) -> int:
+    """Run in uvloop where it is installed, as MLServer does."""
+    try:
+        import uvloop
+    except ImportError:
+        return int(asyncio.run(run()))
+    return int(uvloop.run(run()))

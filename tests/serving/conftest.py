@@ -1,0 +1,101 @@
+"""MLServer and its client, and one server for the tests that change nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.serving import models
+from tests.serving.running import Server, served
+
+REQUIRED = "CAPSEDGE_REQUIRE_SERVE"  # `make test-serve` sets it: what is missing is then a failure
+Ask = Callable[..., Any]
+Answer = dict[str, NDArray[Any]]
+
+
+@pytest.fixture(scope="session")
+def engine() -> None:
+    """MLServer is installed."""
+    if importlib.util.find_spec("mlserver") is None:
+        words = "MLServer is not installed: make test-serve"
+        if os.environ.get(REQUIRED):
+            pytest.fail(words)
+        pytest.skip(words)
+
+
+@pytest.fixture(scope="module")
+def files(engine: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models of every kind by name."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "digits": models.DIGITS,
+        "fixed": models.fixed(folder),
+        "angles": models.regression(folder),
+        "two": models.two_inputs(folder),
+        "cascade": models.in_doubt(folder),
+    }
+
+
+@pytest.fixture(scope="module")
+def server(files: dict[str, Path]) -> Iterator[Server]:
+    """A server of them all."""
+    with served(*(f"{name}={path}" for name, path in files.items())) as running:
+        assert running.document, running.said
+        yield running
+
+
+def ask_http(server: Server, name: str, arrays: Answer, outputs: Any = (), **more: Any) -> Answer:
+    """A request over HTTP with NVIDIA's client; every output by name."""
+    import tritonclient.http as http
+
+    inputs = []
+    for key, array in arrays.items():
+        inputs.append(http.InferInput(key, list(array.shape), datatype(array)))
+        inputs[-1].set_data_from_numpy(array, binary_data=False)
+    wanted = [http.InferRequestedOutput(key, binary_data=False) for key in outputs]
+    with http.InferenceServerClient(server.rest.removeprefix("http://")) as client:
+        found = client.infer(name, inputs, outputs=wanted or None, **more)
+        return {o["name"]: found.as_numpy(o["name"]) for o in found.get_response()["outputs"]}
+
+
+def ask_grpc(server: Server, name: str, arrays: Answer, outputs: Any = (), **more: Any) -> Answer:
+    """The same over gRPC."""
+    import tritonclient.grpc as grpc
+
+    inputs = []
+    for key, array in arrays.items():
+        inputs.append(grpc.InferInput(key, list(array.shape), datatype(array)))
+        inputs[-1].set_data_from_numpy(array)
+    wanted = [grpc.InferRequestedOutput(key) for key in outputs]
+    with grpc.InferenceServerClient(server.grpc) as client:
+        found = client.infer(name, inputs, outputs=wanted or None, **more)
+        return {o.name: found.as_numpy(o.name) for o in found.get_response().outputs}
+
+
+def datatype(array: NDArray[Any]) -> str:
+    """NVIDIA's name of a type."""
+    from tritonclient.utils import np_to_triton_dtype
+
+    return str(np_to_triton_dtype(array.dtype))
+
+
+def tensor(name: str, array: NDArray[Any]) -> dict[str, Any]:
+    """A tensor of a request in JSON."""
+    return {
+        "name": name,
+        "shape": list(array.shape),
+        "datatype": datatype(array),
+        "data": array.ravel().tolist(),
+    }
+
+
+def images(count: int, *shape: int, seed: int = 0) -> NDArray[np.float32]:
+    """Prepared images."""
+    return np.random.default_rng(seed).random((count, *shape), np.float32)

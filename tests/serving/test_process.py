@@ -1,0 +1,161 @@
+"""The process: signals, ports, folders and environments of strangers, and batching."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import capsedge
+from tests.serving.conftest import ask_grpc, ask_http, images, tensor
+from tests.serving.models import DIGITS
+from tests.serving.running import SECONDS, Server, get, post, served
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_it_with_their_codes(number: signal.Signals) -> None:
+    with served("digits-em") as server:
+        assert get(f"{server.rest}/v2/health/ready")[0] == 200
+        idle = socket.create_connection(("127.0.0.1", int(server.rest.rpartition(":")[2])))
+        half = socket.create_connection(("127.0.0.1", int(server.rest.rpartition(":")[2])))
+        half.sendall(b"POST /v2/models/digits-em/infer HTTP/1.1\r\nContent-Length: 99\r\n\r\n{")
+        assert server.end(number) == 128 + number
+        assert "ended" in server.said
+        assert "Traceback" not in server.said
+        idle.close()
+        half.close()
+
+
+def test_requests_that_run_are_answered_before_it_ends() -> None:
+    with served(DIGITS) as server:
+        given = images(512, 1, 28, 28)
+        answers: list[Any] = []
+        client = threading.Thread(
+            target=lambda: answers.append(ask_grpc(server, "digits-dynamic", {"images": given}, ["lengths"]))
+        )  # fmt: skip
+        client.start()
+        until = time.monotonic() + SECONDS
+        while 'method="POST"' not in get(server.metrics)[1] and time.monotonic() < until:
+            if "ModelInfer" in get(server.metrics)[1]:
+                break
+        assert server.end() == 143
+        client.join()
+    with capsedge.load(DIGITS, threads=1) as session:
+        wanted = [found["lengths"] for _, found in session.run_batches(given)]
+    np.testing.assert_array_equal(answers[0]["lengths"], np.concatenate(wanted))
+
+
+@pytest.mark.parametrize("option", ["--port", "--grpc-port", "--metrics-port"])
+def test_a_port_that_is_taken(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with served("digits-em", "--port", "0", option, port) as server:
+            assert server.wait() == 3
+    assert option in server.said
+    assert "Traceback" not in server.said
+
+
+def test_a_strangers_folder_and_environment_change_nothing(tmp_path: Path) -> None:
+    settings = {"host": "0.0.0.0", "debug": True, "server_name": "stranger", "name": "stranger"}
+    model = {"name": "bad", "implementation": "stranger.Model"}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "model-settings.json").write_text(json.dumps(model))
+    (tmp_path / ".env").write_text("MLSERVER_SERVER_NAME=stranger\nMLSERVER_MODEL_NAME=stranger\n")
+    (tmp_path / "stranger.py").write_text("raise SystemExit(9)\n")
+    environment = {"MLSERVER_SERVER_NAME": "stranger", "MLSERVER_PARALLEL_WORKERS": "3",
+                   "MLSERVER_MODEL_PLATFORM": "stranger", "MLSERVER_TRACING_SERVER": "x:1"}  # fmt: skip
+    with served(DIGITS, folder=tmp_path, environment=environment) as server:
+        document = json.loads(get(f"{server.rest}/v2")[1])
+        assert (document["name"], document["version"]) == ("capsedge", capsedge.__version__)
+        assert "stranger" not in get(f"{server.rest}/v2/models/digits-dynamic")[1]
+        found = ask_http(server, "digits-dynamic", {"images": images(1, 1, 28, 28)})
+        assert found["lengths"].shape == (1, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".env", "model-settings.json", "settings.json", "stranger.py",
+    ]  # fmt: skip
+
+
+def test_versions_of_a_name() -> None:
+    em = DIGITS.with_name("digits-em.onnx")
+    with served(f"digits:1={DIGITS}", f"digits:2={em}") as server:
+        models = {m["version"]: m["file"] for m in server.document["models"]}
+        assert models == {"1": str(DIGITS), "2": str(em)}
+        given = {"images": images(1, 1, 28, 28)}
+        for version, path in (("1", DIGITS), ("2", em), ("", em)):  # the newest is the default
+            with capsedge.load(path, threads=1) as session:
+                wanted = session.run(given)["poses"]
+            for ask in (ask_http, ask_grpc):
+                found = ask(server, "digits", given, ["poses"], model_version=version)
+                np.testing.assert_array_equal(found["poses"], wanted)
+        assert get(f"{server.rest}/v2/models/digits/versions/3")[0] == 404
+
+
+def test_a_batch_keeps_answers_apart() -> None:
+    """Other outputs, other counts, wrong requests and clients that go away, all in the same batches."""
+    with served(DIGITS, "--batch", "8", "--wait", "20") as server:
+        given = [images(1 + k % 3, 1, 28, 28, seed=k) for k in range(48)]
+        with ThreadPoolExecutor(24) as clients:
+            found = list(clients.map(lambda k: _one_of_a_batch(server, k, given[k]), range(48)))
+        counted = get(server.metrics)[1]
+    assert "batch_request_queue" in counted
+    with capsedge.load(DIGITS, threads=1) as session:
+        for number, answer in enumerate(found):
+            if answer is None:
+                continue
+            wanted = session.run(given[number])
+            assert set(answer) == (set(wanted) if number % 2 else {"lengths"})
+            for name, array in answer.items():
+                # A matrix product of another height may differ in its last bits.
+                np.testing.assert_allclose(array, wanted[name], rtol=1e-4, atol=1e-6)
+
+
+def _one_of_a_batch(
+    server: Server, number: int, given: NDArray[np.float32]
+) -> dict[str, NDArray[Any]] | None:
+    from tritonclient.utils import InferenceServerException
+
+    if number % 6 == 0:
+        document = {"inputs": [{**tensor("images", given), "shape": [7]}]}
+        assert post(f"{server.rest}/v2/models/digits-dynamic/infer", document)[0] == 400
+        return None
+    if number % 6 == 2:
+        with pytest.raises(InferenceServerException, match="Deadline"):
+            ask_grpc(server, "digits-dynamic", {"images": given}, client_timeout=0.002)
+        return None
+    outputs = () if number % 2 else ("lengths",)
+    return (ask_grpc if number % 3 else ask_http)(
+        server, "digits-dynamic", {"images": given}, outputs
+    )
+
+
+def test_a_lone_request_waits_only_where_it_is_asked_for() -> None:
+    """Without --batch nothing is gathered, so nothing waits."""
+    with served(DIGITS) as server:
+        ask_http(server, "digits-dynamic", {"images": images(1, 1, 28, 28)})
+        assert "batch_request_queue" not in get(server.metrics)[1]
+
+
+def test_wrong_words() -> None:
+    with served(DIGITS, DIGITS.with_name("digits-em.onnx"), "--batch", "4") as server:
+        assert server.wait() == 2
+        assert "--wait" in server.said
+    with served(DIGITS, f"digits-dynamic={DIGITS}") as server:
+        assert server.wait() == 2
+        assert "digits-dynamic:2=" in server.said
+    with served(DIGITS, "--port", "65534") as server:
+        assert server.wait() == 2
+        assert "--grpc-port" in server.said
+    with served(DIGITS, "--host", "nowhere.invalid") as server:
+        assert server.wait() == 3
+        assert "--host" in server.said

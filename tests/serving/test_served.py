@@ -1,0 +1,264 @@
+"""Answers of the server are the bits of `Session.run`, over HTTP and gRPC, for every kind of model."""
+
+from __future__ import annotations
+
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import capsedge
+from capsedge.runtime.files import limits
+from tests.conftest import ROOT
+from tests.serving.conftest import Ask, ask_grpc, ask_http, images, tensor
+from tests.serving.running import Server, get, post
+
+IMAGE = (ROOT / "capsedge/samples/digit-7.png").read_bytes()
+ASKS = pytest.mark.parametrize("ask", [ask_http, ask_grpc])
+
+
+def same(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) -> None:
+    assert set(found) == set(wanted)
+    for name, array in wanted.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array, strict=True)
+
+
+@ASKS
+@pytest.mark.parametrize("count", [1, 3])
+def test_digits(ask: Ask, count: int, server: Server, files: dict[str, Path]) -> None:
+    given = images(count, 1, 28, 28)
+    with capsedge.load(files["digits"], threads=1) as session:
+        same(ask(server, "digits", {"images": given}), session.run(given))
+
+
+@ASKS
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_a_fixed_batch_takes_any_number(
+    ask: Ask, count: int, server: Server, files: dict[str, Path]
+) -> None:
+    given = images(count, 1, 8, 8)
+    with capsedge.load(files["fixed"], threads=1) as session:
+        parts = [found for _, found in session.run_batches(given)]
+    wanted = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    same(ask(server, "fixed", {"images": given}), wanted)
+
+
+@ASKS
+def test_a_regression(ask: Ask, server: Server, files: dict[str, Path]) -> None:
+    given = images(2, 1, 8, 8)
+    with capsedge.load(files["angles"], threads=1) as session:
+        wanted = session.run(given)
+    same(ask(server, "angles", {"images": given}), wanted)
+    same(ask(server, "angles", {"images": given}, ["tilt"]), {"tilt": wanted["tilt"]})
+
+
+@ASKS
+def test_several_inputs_of_other_types(ask: Ask, server: Server) -> None:
+    x, shift = np.array([[0.1, 2, -3]], np.float16), np.array([[1, -1, 2**11]], np.int64)
+    wanted = {"sum": x + shift.astype(np.float16), "more": np.zeros((1, 3), bool)}
+    same(ask(server, "two", {"shift": shift, "x": x}), wanted)
+
+
+@ASKS
+def test_a_cascade(ask: Ask, server: Server, files: dict[str, Path]) -> None:
+    given = images(5, 1, 8, 8)
+    with capsedge.load(files["cascade"], threads=1) as session:
+        wanted = session.run(given)
+    assert wanted["long_way"].dtype == bool
+    same(ask(server, "cascade", {"images": given}), wanted)
+
+
+def test_images_over_grpc(server: Server, files: dict[str, Path]) -> None:
+    with capsedge.load(files["digits"], threads=1) as session:
+        wanted = session.run(session.prepare(IMAGE)[None])
+        turned = session.run(session.prepare(IMAGE, invert=True)[None])
+    given = {"images": np.array([IMAGE], object)}
+    same(ask_grpc(server, "digits", given), wanted)
+    same(ask_grpc(server, "digits", given, parameters={"invert": True}), turned)
+
+
+def request(*files: bytes, **more: Any) -> dict[str, Any]:
+    data = [base64.b64encode(file).decode() for file in files]
+    return {
+        "inputs": [{"name": "images", "shape": [len(data)], "datatype": "BYTES", "data": data}],
+        **more,
+    }
+
+
+def test_images_in_json_and_their_predictions(server: Server, files: dict[str, Path]) -> None:
+    asked = {"predictions": True, "top_k": 2}
+    status, answer = post(
+        f"{server.rest}/v2/models/digits/infer",
+        request(IMAGE, IMAGE, parameters=asked, outputs=[{"name": "lengths"}], id="mine"),
+    )
+    assert (status, answer["id"], answer["model_name"]) == (200, "mine", "digits")
+    assert [output["name"] for output in answer["outputs"]] == ["lengths"]
+    with capsedge.load(files["digits"], threads=1) as session:
+        wanted = [p.to_dict() for p in session.predict([IMAGE, IMAGE], top_k=2)]
+    assert json.loads(answer["parameters"]["predictions"]) == wanted
+    assert wanted[0]["labels"][0]["label"] == "7"
+
+
+@pytest.mark.parametrize("name", ["angles", "cascade"])
+def test_predictions_of_other_models(name: str, server: Server, files: dict[str, Path]) -> None:
+    status, answer = post(
+        f"{server.rest}/v2/models/{name}/infer",
+        request(IMAGE, parameters={"predictions": True}, outputs=[]),
+    )
+    assert status == 200, answer
+    with capsedge.load(files[name], threads=1) as session:
+        wanted = [p.to_dict() for p in session.predict(IMAGE)]
+    assert json.loads(answer["parameters"]["predictions"]) == wanted
+
+
+def test_metadata(server: Server) -> None:
+    import tritonclient.grpc as grpc
+
+    document = json.loads(get(f"{server.rest}/v2/models/digits")[1])
+    assert document["inputs"][0]["shape"] == [-1, 1, 28, 28]
+    assert "PNG" in document["inputs"][0]["parameters"]["images"]
+    lengths = next(o for o in document["outputs"] if o["name"] == "lengths")
+    assert json.loads(lengths["parameters"]["labels"]) == list("0123456789")
+    assert document["parameters"]["routing"] == "dynamic"
+    said = json.loads(get(f"{server.rest}/v2/models/angles")[1])["outputs"]
+    assert json.loads(said[0]["parameters"]["values"]) == ["yaw", "pitch", "roll"]
+    with grpc.InferenceServerClient(server.grpc) as client:
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("two")
+        found = client.get_model_metadata("two")
+    assert {(t.name, t.datatype, *t.shape) for t in found.inputs} == {
+        ("x", "FP16", -1, -1),
+        ("shift", "INT64", -1, -1),
+    }
+    assert get(f"{server.rest}/v2/health/ready")[0] == 200
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {"inputs": [{**tensor("images", images(1, 1, 28, 28)), **changes}]}
+
+
+WRONG = {
+    "no request": ({}, "no inference request"),
+    "no JSON": (b"{", "no inference request"),
+    "no inputs": ({"inputs": []}, "The model takes images"),
+    "another input": (changed(name="x"), "The model takes images"),
+    "twice": ({"inputs": changed()["inputs"] * 2}, "given twice"),
+    "another shape": (changed(shape=[1, 28, 28, 1]), "Wanted: [N, 1, 28, 28]"),
+    "another size": (changed(shape=[2, 1, 28, 28]), "784 values"),
+    "negative": (changed(shape=[-1, 1, 28, 28]), "Sizes are whole numbers"),
+    "huge": (changed(shape=[2**40, 1, 28, 28]), "too large"),
+    "no images": (changed(shape=[0, 1, 28, 28], data=[]), "Its batch is 0"),
+    "another type": (changed(datatype="INT64"), "not values of type INT64"),
+    "text": (changed(data=["1"] * 784), "not values of type FP32"),
+    "null": (changed(data=[None] * 784), "not values of type FP32"),
+    "ragged": (changed(data=[[1], [1, 2]]), "not values of type FP32"),
+    "infinite": (changed(data=[1e39] * 784), "NaN or infinite"),
+    "unknown output": ({**changed(), "outputs": [{"name": "x"}]}, "Its outputs: lengths"),
+    "classification": (
+        {**changed(), "outputs": [{"name": "lengths", "parameters": {"classification": 1}}]},
+        "parameter 'predictions'",
+    ),
+    "top_k": ({**changed(), "parameters": {"predictions": True, "top_k": 0}}, "top_k is 0"),
+    "threshold": ({**changed(), "parameters": {"predictions": True, "threshold": "x"}}, "threshold"),
+    "no truth": ({**changed(), "parameters": {"predictions": 1}}, "true or false"),
+    "no image": (request(b"hello"), "not a readable image"),
+    "damaged image": (request(IMAGE, IMAGE[:99]), "Element 1 of the images"),
+    "no base64": ({"inputs": [{**request(b"")["inputs"][0], "data": ["%"]}]}, "nor base64"),
+    "no string": ({"inputs": [{**request(b"")["inputs"][0], "data": [7]}]}, "no string"),
+    "fewer files": ({"inputs": [{**request(IMAGE)["inputs"][0], "shape": [2]}]}, "1 elements"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_requests_are_the_clients_errors(case: str, server: Server) -> None:
+    document, says = WRONG[case]
+    status, answer = post(f"{server.rest}/v2/models/digits/infer", document)
+    assert status == 400, answer
+    assert says in answer["error"]
+    assert "Traceback" not in server.said
+
+
+def test_wrong_requests_over_grpc(server: Server) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for shape, datatype, raw in (
+            ([1, 1, 28, 28], "FP32", b"\0" * 9),
+            ([1, 1, 28, 28], "FP99", b"\0" * 3136),
+            ([2**62, 4], "FP32", b"\0" * 4),
+            ([-4], "FP32", b"\0" * 4),
+            ([1], "BYTES", b"\xff\xff\xff\xff1"),
+        ):
+            asked = service_pb2.ModelInferRequest(model_name="digits", raw_input_contents=[raw])
+            asked.inputs.add(name="images", datatype=datatype, shape=shape)
+            with pytest.raises(grpc.RpcError) as error:
+                stub.ModelInfer(asked)
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT, error.value
+        asked = service_pb2.ModelInferRequest(model_name="other")
+        with pytest.raises(grpc.RpcError) as error:
+            stub.ModelInfer(asked)
+        assert error.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_what_is_closed(server: Server) -> None:
+    import tritonclient.grpc as grpc
+    from tritonclient.utils import InferenceServerException
+
+    for path in ("repository/index", "repository/models/digits/unload", "models/digits/generate"):
+        assert post(f"{server.rest}/v2/{path}", {})[0] == 404
+    for path in ("/v2/docs", "/v2/models/digits/docs", "/openapi.json", "/docs"):
+        assert get(f"{server.rest}{path}")[0] == 404
+    assert get(server.metrics.replace("/metrics", "/docs"))[0] == 404
+    with grpc.InferenceServerClient(server.grpc) as client:
+        for act in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException, match="not loaded or unloaded remotely"):
+                act("digits")
+        with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
+            client.get_model_repository_index()
+        assert client.is_model_ready("digits")
+
+
+def test_limits_and_hosts(server: Server) -> None:
+    infer = f"{server.rest}/v2/models/digits/infer"
+    assert post(infer, b" " * (limits.REQUEST_BYTES + 1))[0] == 413
+    assert post(infer, b"x", {"Content-Encoding": "gzip"})[0] == 415
+    assert post(infer, b"{}x", {"Inference-Header-Content-Length": "2"})[0] == 400
+    assert post(infer, {}, {"Host": "example.org"})[0] == 421
+    assert post(infer, changed(), {"Host": "localhost:1"})[0] == 200
+    many = request(*[IMAGE] * 11_000)
+    assert post(infer, many)[0] == 400
+
+
+def test_metrics_do_not_grow_with_unknown_names(server: Server) -> None:
+    for number in range(20):
+        assert post(f"{server.rest}/v2/models/never-{number}/infer", {})[0] == 404
+        assert get(f"{server.rest}/v2/never-{number}")[0] == 404
+    post(f"{server.rest}/v2/models/digits/infer", changed())
+    text = get(server.metrics)[1]
+    assert "never-" not in text
+    assert 'model_infer_request_success_total{model="digits"' in text
+
+
+def test_requests_at_the_same_time_get_their_own_answers(
+    server: Server, files: dict[str, Path]
+) -> None:
+    given = [images(1 + k % 3, 1, 28, 28, seed=k) for k in range(40)]
+    with capsedge.load(files["digits"], threads=1) as session:
+        wanted = [session.run(array) for array in given]
+
+    def ask(number: int) -> dict[str, NDArray[Any]]:
+        how = ask_http if number % 2 else ask_grpc
+        return how(server, "digits", {"images": given[number]})
+
+    with ThreadPoolExecutor(16) as clients:
+        for found, right in zip(clients.map(ask, range(len(given))), wanted, strict=True):
+            same(found, right)
