@@ -54,7 +54,6 @@ ROOMS = (
     "samples",
     "datasets",
     "batches",
-    "integrations",
     "viz",
     "judging",
     "graph",
