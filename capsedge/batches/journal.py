@@ -22,7 +22,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.writing import check_writable, written
 
-_PLAN, _SUCCESS = "_plan.json", "_SUCCESS"
+_PLAN, SUCCESS = "_plan.json", "_SUCCESS"
 SUFFIX = ".parquet"
 BESIDE = ".parts"
 
@@ -68,7 +68,7 @@ class Journal:
         done = {part.number for part in self._parts if name_of(part.number) in names}
         for number in sorted(done):
             self.counts.add(self._counts(number))
-        self.complete = _SUCCESS in names
+        self.complete = SUCCESS in names
         return done
 
     def _merged(self) -> bool:
@@ -97,7 +97,7 @@ class Journal:
                 "Name a new folder, or a file *.parquet.",
             )
         if not resume:
-            state = "a finished" if _SUCCESS in names else "an unfinished"
+            state = "a finished" if SUCCESS in names else "an unfinished"
             raise UsageError(
                 f"The folder {where} holds {state} run.",
                 "",
@@ -140,7 +140,7 @@ class Journal:
         """
         names = [name_of(part.number) for part in self._parts]
         if self.file is None:
-            self._store.put(_SUCCESS, json.dumps(self.counts.to_dict()).encode())
+            self._store.put(SUCCESS, json.dumps(self.counts.to_dict()).encode())
             self._store.unlock_file()
             return
         opened = [functools.partial(self._store.opened, name) for name in names]

@@ -24,9 +24,11 @@ def _local(text: str) -> Path | None:
     return None if "://" in text else Path(text)
 
 
-def _file(text: str) -> Path | None:
-    """The path of an output that is one file."""
-    return Path(text) if text.endswith(".parquet") and "://" not in text else None
+def _written(output: Path) -> list[Path]:
+    """What is written last: the file, or the mark of a complete folder of parts."""
+    from capsedge.batches.journal import SUCCESS, is_file
+
+    return [output if is_file(str(output)) else output / SUCCESS]
 
 
 Model = Annotated[
@@ -52,7 +54,7 @@ Output = Annotated[
         "--output",
         help="A file *.parquet, or a folder (or an address) for a folder of parts.",
     ),
-    Role(written=lambda path: [path], named=_file),
+    Role(written=_written, named=_local),
 ]
 Column = Annotated[
     str,

@@ -178,6 +178,8 @@ MODELS: dict[str, ModelConfig] = {
     ),
     # Small siblings for 28x28 digits; their trained weights come with the package.
     "digits-dynamic": replace(_CAPSNET, stem=(Conv(64, 9),), primary_types=8, decoder=(128, 256)),
+    # What pruning left of capsnet-mnist, without its decoder.
+    "digits-small": replace(_CAPSNET, stem=(Conv(56, 9),), primary_types=7, decoder=()),
     "digits-overlap": CapsNetConfig(
         class_names=DIGITS,
         preprocessing=_DIVERSE,

@@ -8,7 +8,7 @@ from pathlib import Path
 from capsedge.errors import UsageError
 
 ROUTINGS = ("dynamic", "em", "attention")  # each with a model, digits-<routing>
-MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap")
+MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
 DEFAULT = MODELS[0]
 _HERE = Path(__file__).parent
 

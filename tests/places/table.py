@@ -31,7 +31,7 @@ IMAGE = ROOT / "capsedge/samples/digit-7.png"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a verb that is a path."""
+    """A parameter of a verb that is a path, or a text that names one."""
 
     verb: str
     name: str
@@ -54,13 +54,13 @@ def _is_path(annotation: Any) -> bool:
 
 
 def parameters() -> list[Parameter]:
-    """Every parameter of every verb that is a path."""
+    """Every parameter of every verb that is a path, or a text that names one."""
     found = []
     for verb, callback in callbacks().items():
         hints = typing.get_type_hints(callback, include_extras=True)
         for parameter in PARSERS[verb].params:
             hint = hints.get(parameter.name)
-            if hint is None or not _is_path(hint):
+            if hint is None or not (_is_path(hint) or role_of(hint)):
                 continue
             flag = parameter.opts[0] if parameter.opts[0].startswith("-") else ""
             found.append(Parameter(verb, parameter.name, flag, role_of(hint)))

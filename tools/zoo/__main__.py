@@ -7,12 +7,13 @@ from pathlib import Path
 
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.zoo import MODELS, ROUTINGS, zoo_checkpoint
-from tools.zoo import overlap, routed
+from tools.zoo import overlap, routed, small
 from tools.zoo.runs import write_checkpoint
 
 WRITERS = {
     **{f"digits-{routing}": routed for routing in ROUTINGS},
     "digits-overlap": overlap,
+    "digits-small": small,
 }
 
 
