@@ -41,7 +41,7 @@ from capsedge.runtime.lineage import PRUNING_KEY, Pruned, pruned_of
 from capsedge.runtime.nothing import NOTHING_KEY
 from capsedge.training.evaluation import to_input
 from capsedge.training.loop import Progress, Recipe, batch_loss, train
-from capsedge.training.recipe_of import recipe_of
+from capsedge.training.recipe_of import TRAINING_KEY, recipe_of, training_of
 
 EXACT = "exact"
 MAX_DROP = 0.1  # points
@@ -176,6 +176,7 @@ class _Pruning:
         self.parent = load_checkpoint(checkpoint)
         self.smaller, _ = remove_exactly(self.parent)
         self.warnings: list[str] = []
+        self._tuned: Path | None = None  # by the last round that counts
 
     def by_data(self, data: Path, limit: int | None, resume: bool) -> PruningReport:
         """Rounds of pruning and fine-tuning, and the gate."""
@@ -245,7 +246,7 @@ class _Pruning:
                 judged
             ):
                 break
-            best = model
+            best, self._tuned = model, work / f"round-{number}" / MODEL
         return best, rounds
 
     def _goals(self) -> Iterator[float]:
@@ -317,6 +318,8 @@ class _Pruning:
         extra = {PRUNING_KEY: json.dumps(lineage.to_dict())}
         if self.parent.nothing is not None:
             extra[NOTHING_KEY] = json.dumps(self.parent.nothing.to_dict())
+        if self._tuned is not None and (training := training_of(self._tuned)) is not None:
+            extra[TRAINING_KEY] = training
         save_checkpoint(model, place, extra)
         return PruningReport(
             place,

@@ -20,6 +20,13 @@ class _Training:
     last: Mapping[str, Any]
 
 
+def training_of(path: Path | str) -> str | None:
+    """How a checkpoint was trained, in the words of its metadata; None if it does not say."""
+    return read_metadata(
+        path, lambda found: found.get(TRAINING_KEY), "how it was trained", "Train it again."
+    )
+
+
 def recipe_of(path: Path | str) -> Recipe | None:
     """The recipe in a checkpoint's metadata; None if it states none.
 

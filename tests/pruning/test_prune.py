@@ -21,6 +21,7 @@ from capsedge.pruning.report import Round
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import PRUNING_KEY, pruned_of
 from capsedge.training.loop import Recipe, train
+from capsedge.training.recipe_of import recipe_of
 from tests.pruning.test_removal import DYNAMIC, EM
 from tests.training.test_training import some_images
 
@@ -94,6 +95,10 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     assert quantized.size < exported.size
     again = capsedge.prune(small, tmp_path / "smaller.safetensors", data=data, target_speedup=1.2,
                            max_drop=100, **FAST)  # fmt: skip
+    tuned = recipe_of(small)
+    assert tuned is not None
+    assert tuned.epochs == 2
+    assert not any("no recipe" in warning for warning in again.warnings)
     older = pruned_of(again.output)
     assert older is not None
     assert older.grandparent is not None
