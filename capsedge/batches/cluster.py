@@ -23,7 +23,7 @@ from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.session import Session
 
-INSTALL = "pip install 'capsedge[ray]'"
+INSTALL = "pip install 'capsedge[cpu,ray]'"
 
 
 @dataclass(frozen=True)

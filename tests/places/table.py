@@ -53,6 +53,11 @@ def _is_path(annotation: Any) -> bool:
     return any(_is_path(part) for part in typing.get_args(annotation))
 
 
+def _names_one(role: Role | None) -> bool:
+    """Whether any text is a path to a parameter, not only one of some form, such as ``file.py:Name``."""
+    return role is not None and role.named("x") is not None
+
+
 def parameters() -> list[Parameter]:
     """Every parameter of every verb that is a path, or a text that names one."""
     found = []
@@ -60,7 +65,7 @@ def parameters() -> list[Parameter]:
         hints = typing.get_type_hints(callback, include_extras=True)
         for parameter in PARSERS[verb].params:
             hint = hints.get(parameter.name)
-            if hint is None or not (_is_path(hint) or role_of(hint)):
+            if hint is None or not (_is_path(hint) or _names_one(role_of(hint))):
                 continue
             flag = parameter.opts[0] if parameter.opts[0].startswith("-") else ""
             found.append(Parameter(verb, parameter.name, flag, role_of(hint)))
