@@ -13,10 +13,10 @@ from capsedge.batches.columns import Counts, part_bytes, schema_of
 from capsedge.batches.finding import find_source
 from capsedge.batches.items import Part, Source
 from capsedge.batches.journal import Journal
-from capsedge.batches.model_bytes import read_model
+from capsedge.batches.model_bytes import ModelBytes, read_model
 from capsedge.batches.parquet_file import import_parquet
 from capsedge.batches.report import BatchReport
-from capsedge.batches.storage import is_remote
+from capsedge.batches.storage import is_remote, plain
 from capsedge.batches.store import apart
 from capsedge.errors import UsageError
 from capsedge.runtime.files.writing import sha256
@@ -103,17 +103,21 @@ def batch(
         threads, ops, device, provider, invert, tuple(dict.fromkeys(outputs)), cluster
     )
     begun = time.monotonic()
-    with _session(model, options) as session:
+    if isinstance(model, str):
+        model = plain(model)
+    # Read once: what computes is what the plan names and what is sent.
+    content = read_model(model) if is_remote(str(model)) or cluster is not None else None
+    with _session(model, content, options) as session:
         found = find_source(where, column)
         answerer = Answerer(session, options.outputs, invert, threads)
         schema = schema_of(answerer)
         parts = found.parts()
-        journal = Journal(target, _plan(session, model, found, options), parts)
+        journal = Journal(target, _plan(session, content, found, options), parts)
         try:
             done = journal.begin(resume)
             if not journal.complete:
                 left = [part for part in parts if part.number not in done]
-                produced = _produced(answerer, schema, found, left, model, options)
+                produced = _produced(answerer, schema, found, left, content, options)
                 _keep(journal, produced, parts, progress)
                 _check_not_empty(journal, where)
                 journal.finish(schema)
@@ -127,7 +131,7 @@ def batch(
     )  # fmt: skip
 
 
-def _session(model: Any, options: _Options) -> Session:
+def _session(model: Any, content: ModelBytes | None, options: _Options) -> Session:
     """The session of this process, which on a cluster tells what the table looks like."""
     if options.cluster is not None and options.device not in (None, "cpu"):
         raise UsageError(
@@ -135,8 +139,8 @@ def _session(model: Any, options: _Options) -> Session:
             "Its workers compute on CPUs.",
             "Leave it out; or use capsedge.integrations.ray.Predictor, which takes a device.",
         )
-    if is_remote(str(model)) or options.cluster is not None:
-        return read_model(model).load(options.threads, options.ops)
+    if content is not None:
+        return content.load(options.threads, options.ops)
     session: Session = load(
         model, device=options.device, threads=options.threads, ops=options.ops,
         provider=options.provider,
@@ -144,16 +148,17 @@ def _session(model: Any, options: _Options) -> Session:
     return session
 
 
-def _plan(session: Session, model: Any, source: Source, options: _Options) -> dict[str, Any]:
+def _plan(
+    session: Session, content: ModelBytes | None, source: Source, options: _Options
+) -> dict[str, Any]:
     """What decides every bit of the table, besides the parts."""
-    checksum = read_model(model).sha256 if is_remote(str(model)) else sha256(session.path)
     return {
         "format": FORMAT,
-        "model": checksum,
+        "model": sha256(session.path) if content is None else content.sha256,
         "ops": session.ops,
         "gpu": session.gpu is not None,
         "kind": source.kind,
-        "column": getattr(source, "column", getattr(source, "name", "")),
+        "column": source.column,
         "outputs": options.outputs,
         "invert": options.invert,
     }
@@ -164,18 +169,19 @@ def _produced(
     schema: Any,
     source: Source,
     parts: Sequence[Part],
-    model: Any,
+    content: ModelBytes | None,
     options: _Options,
 ) -> Iterator[tuple[int, bytes, Counts]]:
     """The parts as parquet, with their numbers and counts, in any order."""
     if options.cluster is not None:
+        assert content is not None  # read before
         from capsedge.batches.cluster import Work, answer_parts, versions
 
         work = Work(
             source, options.threads or 1, options.ops, options.outputs, options.invert,
             versions(answerer.session),
         )  # fmt: skip
-        yield from answer_parts(options.cluster, read_model(model), work, parts)
+        yield from answer_parts(options.cluster, content, work, parts)
         return
     for part in parts:
         yield (part.number, *part_bytes(answerer.rows(source.read(part)), schema))

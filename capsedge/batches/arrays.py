@@ -36,12 +36,12 @@ class Arrays:
     Attributes:
         storage: the file.
         kind: ``idx``, ``npy`` or ``npz``.
-        name: the array of an archive; empty for ``images``, or the only one.
+        column: the array of an archive; empty for ``images``, or the only one.
     """
 
     storage: Storage
     kind: str
-    name: str = ""
+    column: str = ""
 
     def parts(self) -> list[Part]:
         """The parts, of a fixed number of images.
@@ -84,7 +84,7 @@ class Arrays:
                 yield Item(str(k), row)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrays, (self.storage, self.kind, self.name)  # without what is in memory
+        return Arrays, (self.storage, self.kind, self.column)  # without what is in memory
 
     @cached_property
     def _copy(self) -> tempfile.TemporaryDirectory[str]:
@@ -126,7 +126,7 @@ class Arrays:
 
     def _chosen(self, arrays: npz.Arrays) -> str:
         names = [name for name in arrays.names if name != "labels"]
-        wanted = self.name or ("images" if "images" in names or len(names) != 1 else names[0])
+        wanted = self.column or ("images" if "images" in names or len(names) != 1 else names[0])
         if wanted not in arrays:
             raise UsageError(
                 f"{self.storage.address} has no array '{wanted}'.",

@@ -64,7 +64,7 @@ def _in_folder(storage: Storage, column: str) -> Source:
         )
     files = tuple(found[kinds[0]])
     if kinds == ["images"]:
-        return Folder(storage)
+        return Folder(storage, files)
     if kinds == ["tar archives"]:
         return Tars(storage, files)
     return Tables(storage, files, find_column(storage, files, column))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from capsedge.batches.items import PART_ROWS, Item, Part
 from capsedge.batches.storage import Storage
@@ -22,29 +23,26 @@ def is_image(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Folder:
-    """The images of a folder, or of one file.
+    """The images of a folder.
 
     Attributes:
         storage: the place.
-        names: the files, relative to it.
+        names: the images, relative to it, in their order.
     """
 
     storage: Storage
+    names: tuple[str, ...]
     kind: str = "folder"
+    column: str = ""
 
-    def parts_of(self, names: Sequence[str]) -> list[Part]:
-        """The files in parts of equal size."""
-        starts = range(0, len(names), PART_ROWS)
-        chosen = (tuple(names[start : start + PART_ROWS]) for start in starts)
-        return [Part(k, rows=len(few), names=few) for k, few in enumerate(chosen)]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Folder, (self.storage, ())  # other machines get the names with the parts
 
     def parts(self) -> list[Part]:
-        """The parts, of the images sorted by their names.
-
-        Raises:
-            UsageError: the folder cannot be read.
-        """
-        return self.parts_of([name for name in self.storage.names() if is_image(name)])
+        """The parts, of equal size."""
+        starts = range(0, len(self.names), PART_ROWS)
+        chosen = (self.names[start : start + PART_ROWS] for start in starts)
+        return [Part(k, rows=len(few), names=few) for k, few in enumerate(chosen)]
 
     def read(self, part: Part) -> Iterator[Item]:
         """The files of a part."""

@@ -68,6 +68,11 @@ class Source(Protocol):
         """The format, such as ``parquet``."""
         ...
 
+    @property
+    def column(self) -> str:
+        """The column or array that holds the images; empty where the format has none, or one."""
+        ...
+
     def parts(self) -> list[Part]:
         """The parts, which depend on nothing but the source.
 

@@ -16,7 +16,7 @@ from typing import Any
 from capsedge.batches.columns import PLAN, Counts, counts_of, merge
 from capsedge.batches.items import Part
 from capsedge.batches.parquet_file import import_parquet
-from capsedge.batches.storage import is_remote
+from capsedge.batches.storage import is_remote, plain
 from capsedge.batches.store import Store
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import opening
@@ -38,7 +38,7 @@ class Journal:
 
     def __init__(self, output: str, plan: dict[str, Any], parts: Sequence[Part]) -> None:
         self.output = output
-        self.file = Path(output) if is_file(output) else None
+        self.file = Path(plain(output)) if is_file(output) else None
         self._store = Store(f"{output}{BESIDE}" if self.file is not None else output)
         text = json.dumps(plan | {"parts": [part.to_dict() for part in parts]}, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()

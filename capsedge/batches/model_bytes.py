@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from capsedge.batches.storage import Storage, is_remote
+from capsedge.batches.storage import Storage, is_remote, plain
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
 from capsedge.runtime.loading import load_bytes, model_path
@@ -45,7 +45,7 @@ class ModelBytes:
         return load_bytes(self.data, self.name, threads=threads, ops=ops)
 
 
-def read_model(model: str | Path) -> ModelBytes:
+def read_model(model: str | os.PathLike[str]) -> ModelBytes:
     """An ONNX file, a model of the zoo, or an address of fsspec such as ``s3://bucket/model.onnx``.
 
     Raises:
@@ -57,7 +57,7 @@ def read_model(model: str | Path) -> ModelBytes:
         if len(data) > onnx_file.MAX_BYTES:
             raise ArtefactError(f"{model} is too large for an ONNX file.")
         return ModelBytes(model, data, hashlib.sha256(data).hexdigest())
-    path = model_path(model)
+    path = model_path(plain(model) if isinstance(model, str) else model)
     if passport.is_engine(path):
         raise UsageError(
             f"{path} is a TensorRT engine.",

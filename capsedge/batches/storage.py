@@ -37,6 +37,12 @@ def is_remote(address: str) -> bool:
     return found is not None and found[1].lower() not in ("file", "local")
 
 
+def plain(address: str) -> str:
+    """The path in an address of this machine's files, such as ``file:///photos``; any other as it is."""
+    scheme = _SCHEME.match(address)
+    return address if scheme is None or is_remote(address) else unquote(address[scheme.end() :])
+
+
 class Storage:
     """A file or a folder and what is below it, read through relative names.
 
@@ -55,9 +61,8 @@ class Storage:
                 "Name a file, a folder, or one address such as s3://bucket/folder.",
             )
         self.address = address
-        scheme = _SCHEME.match(address)
         self.remote = is_remote(address)
-        self._path = address if scheme is None or self.remote else unquote(address[scheme.end() :])
+        self._path = plain(address)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Storage, (self.address,)

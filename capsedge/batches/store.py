@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from capsedge.batches.storage import Storage, is_remote
+from capsedge.batches.storage import Storage, is_remote, plain
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files import opening, system
 from capsedge.runtime.files.writing import make_folder, write_bytes
@@ -27,7 +27,7 @@ class Store:
     def __init__(self, address: str) -> None:
         self.address = address
         self._remote = Storage(address) if is_remote(address) else None
-        self._folder = Path(address)
+        self._folder = Path(plain(address))
         self._lock = -1
 
     def names(self) -> set[str]:

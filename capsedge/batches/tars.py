@@ -34,6 +34,7 @@ class Tars:
     storage: Storage
     files: tuple[str, ...]
     kind: str = "tar"
+    column: str = ""
 
     def parts(self) -> list[Part]:
         """The parts: of plain archives on this machine a fixed number of images, others as a whole.

@@ -21,7 +21,9 @@ _LINES = 10_000  # images between lines of progress, where their number is not k
 
 def _local(text: str) -> Path | None:
     """The path of a place on this machine."""
-    return None if "://" in text else Path(text)
+    from capsedge.batches.storage import is_remote, plain
+
+    return None if is_remote(text) else Path(plain(text))
 
 
 def _written(output: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from capsedge.batches.answering import Answerer, Row
 from capsedge.batches.items import Item
 from capsedge.batches.model_bytes import ModelBytes, read_model
+from capsedge.batches.storage import is_remote, plain
 from capsedge.errors import UsageError
 from capsedge.runtime.loading import load
 from capsedge.runtime.session import Session
@@ -122,8 +123,8 @@ def _session(model: Any, threads: int | None, options: dict[str, Any]) -> Sessio
         import ray
 
         model = ray.get(model)
-    if isinstance(model, str) and "://" in model:
-        model = read_model(model)
+    if isinstance(model, str):
+        model = read_model(model) if is_remote(model) else plain(model)
     if isinstance(model, ModelBytes):
         if options["device"] not in (None, "cpu"):
             raise UsageError(

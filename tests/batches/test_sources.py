@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import capsedge
+from capsedge.batches import api
+from capsedge.batches.finding import find_source
+from capsedge.batches.model_bytes import read_model
+from capsedge.batches.storage import Storage
 from capsedge.errors import EnvironmentProblem, UsageError
 from tests.batches.sources import (
     COUNT,
@@ -153,6 +159,55 @@ def test_the_model_may_be_at_an_address(tmp_path: Path) -> None:
     capsedge.batch("memory://models/em.onnx", source, tmp_path / "a.parquet", threads=1)
     answer(source, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "parts"])
+def test_addresses_of_this_machine(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``file://`` means the path behind it, for the model and the output too."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    shutil.copy(MODEL, folder / "m.onnx")
+    source = write_folder(pixels(), tmp_path / "images")
+    output = folder / name
+    given = [each.as_uri() for each in (folder / "m.onnx", source, output)]
+    assert capsedge.batch(given[0], given[1], given[2], threads=1).images == COUNT
+    assert (
+        len(pq.read_table([output] if name == "out.parquet" else sorted(output.glob("part-*"))))
+        == COUNT
+    )
+    assert not (tmp_path / "file:").exists()
+
+
+def test_a_model_that_is_replaced_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What computes is what an unfinished run is resumed with: the model is read once."""
+    read = []
+    monkeypatch.setattr(api, "read_model", lambda model: read.append(model) or read_model(model))
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/models/once.onnx", Path(MODEL).read_bytes())
+    source = write_folder(pixels(), tmp_path / "images")
+    capsedge.batch("memory://models/once.onnx", source, tmp_path / "out.parquet", threads=1)
+    assert read == ["memory://models/once.onnx"]
+
+
+def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is sent to other machines without its names, which the parts have."""
+    listed = []
+    names = Storage.names
+    monkeypatch.setattr(Storage, "names", lambda self: listed.append(self) or names(self))
+    source = write_folder(pixels(), tmp_path / "images")
+    found = find_source(str(source))
+    parts = found.parts()
+    assert len(listed) == 1
+    sent = pickle.dumps(found)
+    assert b".png" not in sent
+    read_there = [item.name for part in parts for item in pickle.loads(sent).read(part)]
+    assert read_there == [name for part in parts for name in part.names]
+    assert len(read_there) == COUNT
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.zoo import MODELS, ROUTINGS, zoo_checkpoint
 from tools.zoo import overlap, routed, small
-from tools.zoo.runs import write_checkpoint
+from tools.zoo.runs import in_half, write_checkpoint
 
 WRITERS = {
     **{f"digits-{routing}": routed for routing in ROUTINGS},
@@ -21,7 +21,7 @@ def recalibrate(name: str, data: Path) -> None:
     """Measure the criterion again, and put the new checksum into the card."""
     path = zoo_checkpoint(name)
     before = sha256(path)
-    write_checkpoint(path, name, data)
+    write_checkpoint(path, name, data, half=in_half(path))
     card = path.with_suffix(".md")
     write_text(card, card.read_text().replace(before, sha256(path)))
 

@@ -46,6 +46,12 @@ def recipe(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
+def in_half(checkpoint: Path) -> bool:
+    """Whether the weights of a checkpoint are stored in FP16."""
+    with safetensors.safe_open(checkpoint, framework="pt") as file:
+        return "F32" not in {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+
+
 def commands(runs: Path, name: str, model: str) -> str:
     """The commands that trained the network ``model`` in the runs of ``name``, in order, indented."""
     text, init = "", ""
