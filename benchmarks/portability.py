@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import machine, replace_between
 
+ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("portability_worker.py")
 RUNTIMES = (
     "onnxruntime", "openvino", "litert", "mnn", "tract", "onnx.reference", "ncnn", "executorch",
@@ -104,9 +105,16 @@ def ask(
         "threads": 2,
         "seconds": seconds,
     }
+    documents, problem = said_by([python, str(WORKER), json.dumps(wanted)], limit)
+    return documents[-1] if documents else {"error": problem}
+
+
+def said_by(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str]:
+    """The JSON documents that a worker prints, one per line; and what went wrong, empty if nothing did."""
     try:
         done = subprocess.run(
-            [python, str(WORKER), json.dumps(wanted)],
+            command,
+            cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=limit,
@@ -114,16 +122,23 @@ def ask(
             # of this interpreter's packages, none for another's
             env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
         )
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {limit:g} s"}
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout or b""  # bytes, whatever was asked for
+        text = printed if isinstance(printed, str) else printed.decode(errors="replace")
+        return _documents(text), f"no answer within {limit:g} s"
     except OSError as error:
-        return {"error": f"cannot start {python}: {error.strerror}"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            said: dict[str, Any] = json.loads(line)
-            return said
+        return [], f"cannot start {command[0]}: {error.strerror}"
+    found = _documents(done.stdout)
+    if found and not done.returncode:
+        return found, ""
     last = "".join(done.stderr.strip().splitlines()[-1:]).strip()[:300]
-    return {"error": f"ended with code {done.returncode}" + (f": {last}" if last else "")}
+    return found, f"ended with code {done.returncode}" + (f": {last}" if last else "")
+
+
+def _documents(printed: str) -> list[dict[str, Any]]:
+    """Runtimes print, too; a line that was cut off is none."""
+    lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [json.loads(line) for line in lines]
 
 
 def judge(

@@ -82,6 +82,17 @@ def test_a_runtime_that_fails(
     assert message in found.problem
 
 
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [("", ""), ("os.abort()", "ended with code -6"), ("time.sleep(60)", "no answer within 3 s")],
+)
+def test_what_was_said_before_a_failure_is_kept(end: str, problem: str) -> None:
+    program = (
+        f"import os, time; print('log'); print('{{\"a\": 1}}'); print('{{\"cut', flush=True); {end}"
+    )
+    assert portability.said_by([sys.executable, "-c", program], 3.0) == ([{"a": 1}], problem)
+
+
 def test_outputs_are_matched_by_name_size_and_order() -> None:
     wanted = {"lengths": np.eye(2), "poses": np.ones((2, 2, 3))}
     poses, lengths = np.ones((2, 1, 6)), np.eye(2)[:, None]

@@ -62,3 +62,4 @@ TRIES: Final = (
     3  # full runs of the other scenarios: LoadGen wants to know beforehand how long a query takes
 )
 SEED: Final = 20261122  # of the samples' order and of arrivals
+LIMIT: Final = 7200.0  # seconds of one process: a file in one runtime, all scenarios

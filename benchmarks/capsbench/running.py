@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +15,9 @@ from numpy.typing import NDArray
 
 from benchmarks.capsbench import rules
 from benchmarks.capsbench.files import DATA, PRECISIONS, RUNTIMES, Files
-from benchmarks.portability import interpreter
+from benchmarks.portability import interpreter, said_by
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files.writing import sha256
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -125,21 +121,11 @@ def _ask(
         "folder": str(folder),
     }
     python = interpreter(runtime, plan.environments)
-    done = subprocess.run(
-        [python, "-m", "benchmarks.capsbench.worker", json.dumps(wanted)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        # of this interpreter's packages, none for another's
-        env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
-    )
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            yield json.loads(line)
-    if done.returncode:
-        last = "".join(done.stderr.strip().splitlines()[-1:]).strip()[:300]
-        yield {"error": f"ended with code {done.returncode}" + (f": {last}" if last else "")}
+    command = [python, "-m", "benchmarks.capsbench.worker", json.dumps(wanted)]
+    documents, problem = said_by(command, rules.LIMIT)
+    yield from documents
+    if problem:
+        yield {"error": problem}
 
 
 def _summary(row: dict[str, Any]) -> str:
