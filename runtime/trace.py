@@ -16,7 +16,7 @@ from capsedge.runtime.summary import Row, Summarized, Summary, short
 TRACE_PROPERTY = "capsedge_trace"  # of an ONNX file: outside "capsedge.", as the origin
 PREFIX = "trace/"  # of the names of its outputs
 ROUTINGS = ("dynamic", "em", "attention", "self-attention")
-KINDS = ("couplings", "poses", "agreement", "distances", "activations")
+KINDS = ("couplings", "poses", "agreement", "distances", "activations", "children")
 REQUIRED = KINDS[:3]  # the others belong to EM routing
 
 Floats = NDArray[np.float32]
@@ -118,6 +118,9 @@ class TracedLayer(Summarized):
         distances: EM: Euclidean distances of votes and poses ``[N, T, I, J]`` (Hinton et al. 2018, fig. 2);
             otherwise None.
         activations: EM: of the parents after each iteration ``[N, T, J]``; otherwise None.
+        children: EM: activations of the children ``[N, T, I]``, the same in every iteration; their votes
+            count in the M-step by coupling times activation (Hinton et al. 2018, procedure 1). Otherwise
+            None.
         grid: rows and columns of the parents' map; 1 and 1 for a dense layer.
         child_grid: rows and columns of the children's map; None where it is not known.
         kernel, strides: of the window that a parent sees, in the children's map; None where not known.
@@ -135,6 +138,7 @@ class TracedLayer(Summarized):
     strides: Pair | None
     distances: Floats | None = None
     activations: Floats | None = None
+    children: Floats | None = None
 
     def _summary(self) -> Summary:
         shapes = [(k, getattr(self, k)) for k in KINDS if getattr(self, k) is not None]

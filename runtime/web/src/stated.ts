@@ -78,7 +78,7 @@ export interface TraceLayer {
   readonly strides: readonly [number, number] | null;
 }
 
-export const TRACE_KINDS = ["couplings", "poses", "agreement", "distances", "activations"] as const;
+export const TRACE_KINDS = ["couplings", "poses", "agreement", "distances", "activations", "children"] as const;
 export type TraceKind = (typeof TRACE_KINDS)[number];
 const REQUIRED_KINDS = TRACE_KINDS.slice(0, 3);
 const ROUTINGS = ["dynamic", "em", "attention", "self-attention"] as const;

@@ -25,6 +25,8 @@ export interface TracedLayer extends Omit<TraceLayer, "outputs"> {
   readonly distances?: FloatArray;
   /** EM: of the parents after each iteration `[T, J]`. */
   readonly activations?: FloatArray;
+  /** EM: activations of the children `[T, I]`, the same in every iteration. */
+  readonly children?: FloatArray;
 }
 
 /** Names of the outputs of all layers. */
