@@ -285,7 +285,8 @@ def _subject(
             raise UsageError(
                 "A module of your own has its own iterations and outputs.",
                 "Of the further outputs it can have the trace alone.",
-                "Set them in the module; leave out 'iterations' and other 'extra_outputs' than trace.",
+                "Set them in the module; leave out 'iterations' and all 'extra_outputs' but trace.",
+                command="Let its forward return them; of --with, only trace is possible.",
             )
         subject = of_module(model, example, batch, output_names, metadata)
         return dataclasses.replace(subject, to_trace=bool(extra_outputs))

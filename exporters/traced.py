@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
 import torch
@@ -186,7 +187,7 @@ def _layer(
     outputs = {kind: f"{PREFIX}{name}/{kind}" for kind in spec.traced}
     arguments = dict(zip((*spec.input_names, *spec.attribute_names), first.args, strict=True))
     iterations = arguments.get("iterations", len(calls))
-    geometry: dict[str, tuple[int, int]] = {}
+    geometry: dict[str, Any] = {}
     if spec.layout is WINDOWS:
         geometry = _of_windows(arguments, first.outputs[0])
     elif isinstance(module, DynamicCapsules):

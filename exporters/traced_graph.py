@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.checks import session_of
+from capsedge.exporters.child_maps import child_map
 from capsedge.exporters.routing_calls import RoutingCall
 from capsedge.exporters.traced import Traced, checked, layers_of
 from capsedge.graph.functions import attach_functions
@@ -24,7 +26,7 @@ from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.trace import without_uniform_passes
 from capsedge.runtime.trace import TraceLayer
 from capsedge.schema.names import operator_of
-from capsedge.schema.operators import ROUTING_OPERATORS
+from capsedge.schema.operators import GIVEN, ROUTING_OPERATORS
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -85,11 +87,15 @@ class _Inputs:
     def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
         return self  # nothing of it changes
 
+    def feeds(self, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        """The inputs of the graph by name."""
+        arrays = [(x.float() if x.is_floating_point() else x).numpy() for x in inputs]
+        return dict(zip(self.given, arrays, strict=True))
+
     def calls(self, inputs: Sequence[Tensor]) -> list[RoutingCall]:
         """A call of each node's operator in PyTorch, in the precision of the inputs."""
         exact = any(x.dtype == torch.float64 for x in inputs)
-        arrays = [(x.float() if x.is_floating_point() else x).numpy() for x in inputs]
-        feeds = dict(zip(self.given, arrays, strict=True))
+        feeds = self.feeds(inputs)
         found = dict(zip(self.read, self.session.run(self.read, feeds), strict=True))
         values = {**self.constants, **feeds, **found}
         return [_call(node, values, exact) for node in self.nodes]
@@ -140,7 +146,10 @@ def traced_graph(
     with torch.no_grad():
         calls = inputs.calls(example)
     names = _names(graph, inputs.nodes, calls, len(example[0]))
-    layers = layers_of(names, calls, len(example[0]))
+    found = layers_of(names, calls, len(example[0]))
+    feeds = inputs.feeds(example)
+    nodes = [inputs.nodes[names.index(layer.name)] for layer in found]
+    layers = [_located(*each, graph, feeds) for each in zip(found, nodes, strict=True)]
     return checked(TracedGraph(module, layers, names, inputs), example), graph
 
 
@@ -152,6 +161,28 @@ def _without_operators(left: Recognition) -> UnsupportedModelError:
         + (f"; left as it is: {reasons[0]}." if reasons else "."),
         "Leave 'trace' out of --with, or write the routing with capsedge.ops.",
         details=reasons[1:],
+    )
+
+
+def _located(
+    layer: TraceLayer,
+    node: onnx.NodeProto,
+    model: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+) -> TraceLayer:
+    """A layer whose parents see all children, with the map that these lie on, where that is found."""
+    known = layer.child_grid is not None and min(layer.child_grid) > 1
+    if known or not layer.dense or ROUTING_OPERATORS[operator_of(node.op_type)].layout is GIVEN:
+        return layer
+    found = child_map(model, node.input[0], feeds)
+    if found is None:
+        return layer
+    return replace(
+        layer,
+        child_grid=found.grid,
+        kernel=found.grid,
+        strides=(1, 1),
+        types_first=found.types_first,
     )
 
 

@@ -127,7 +127,7 @@ class Reference:
 
 
 def expected_of(module: nn.Module, outputs: Iterable[str]) -> list[str]:
-    """The outputs of an artefact that a module has: a user's own has no trace, which only the export compares."""
+    """The outputs of an artefact that a module has: a user's own has no trace, which the export compares."""
     if isinstance(module, CapsuleModel):
         return list(outputs)
     return [name for name in outputs if not name.startswith(PREFIX)]

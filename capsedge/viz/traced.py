@@ -202,6 +202,8 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
         return None
     shares = parts / np.maximum(parts.sum(axis=2, keepdims=True), 1e-30)
     mass = (shares * weights[:, :, None]).sum(axis=3)
+    if layer.types_first:
+        mass = np.moveaxis(mass.reshape(rows, columns, -1, high, wide), 2, 4)
     mass = mass.reshape(rows, columns, high, wide, -1)
     below = np.zeros((*layer.child_grid, mass.shape[-1]))
     for dy, dx in np.ndindex(high, wide):

@@ -92,6 +92,7 @@ def test_a_loop_that_is_recognized(tmp_path: Path):
             for kind, wanted in (("couplings", c), ("poses", pose), ("agreement", agreement)):
                 np.testing.assert_allclose(getattr(layer, kind)[:, t], wanted, atol=1e-5)
     np.testing.assert_allclose(layer.poses[:, -1], found["poses"], atol=1e-6)
+    assert (layer.child_grid, layer.kernel, layer.types_first) == ((2, 2), (2, 2), False)
 
 
 @pytest.mark.slow
@@ -124,6 +125,7 @@ def test_several_layers(
     if writing is em_writings.OnesFirst:
         np.testing.assert_allclose(trace["classes"].activations[:, -1], result[1], atol=1e-5)
         np.testing.assert_allclose(trace["routing1"].couplings[:, 0], 1)
+        assert trace["classes"].child_grid == trace["routing1"].grid
 
 
 @pytest.mark.slow
