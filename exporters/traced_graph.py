@@ -6,7 +6,7 @@ import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,9 +27,6 @@ from capsedge.graph.trace import without_uniform_passes
 from capsedge.runtime.trace import TraceLayer
 from capsedge.schema.names import operator_of
 from capsedge.schema.operators import GIVEN, ROUTING_OPERATORS
-
-if TYPE_CHECKING:
-    import onnxruntime
 
 
 class TracedGraph(Traced):
@@ -82,7 +79,7 @@ class _Inputs:
             if name not in shown
         )
         attach_functions(runnable, Rewrites.none())
-        self.session: onnxruntime.InferenceSession = session_of(runnable)
+        self.session = session_of(runnable)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
         return self  # nothing of it changes
