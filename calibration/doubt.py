@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.cascade import CONFIDENCE
 
 _STEPS = 100  # of a bisection to the last bit of a double
+_MOST_TRIED = 256  # thresholds on the margin
 
 
 @dataclass(frozen=True)
@@ -52,38 +54,96 @@ def decided(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
     return np.asarray(scores >= np.float32(threshold))
 
 
-def choose(
-    margins: NDArray[np.float32],
-    best: NDArray[np.float32],
-    changed: NDArray[np.bool_],
-    allowed: int,
-    by_score: bool = True,
-) -> Thresholds:
-    """The thresholds with the fewest images in doubt that let at most ``allowed`` changed decisions pass.
+@dataclass(frozen=True)
+class Scored:
+    """Images as two networks answered them.
 
-    Every threshold on the margin that lies just above a changed decision is tried, each with the lowest one
-    on the score that catches the rest. What is less clear than all of these images is in doubt too, at no
-    cost among them: neither threshold is below the least value seen.
-
-    Args:
+    Attributes:
         margins, best: of the small network ``[N]``.
         changed: where the large network decides otherwise ``[N]``.
+    """
+
+    margins: NDArray[np.float32]
+    best: NDArray[np.float32]
+    changed: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, small: NDArray[np.float32], large: NDArray[np.float32], threshold: float | None
+    ) -> Scored:
+        """From the scores ``[N, J]`` of both; ``threshold`` as for `margins_of`."""
+        changed = (decided(small, threshold) != decided(large, threshold)).any(axis=1)
+        return cls(margins_of(small, threshold), small.max(axis=1), changed)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Scored]) -> Scored:
+        """The images of several."""
+        names = ("margins", "best", "changed")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def __len__(self) -> int:
+        return len(self.margins)
+
+    def share(self, thresholds: Thresholds) -> float:
+        """The share of the images in doubt."""
+        return float(thresholds.doubted(self.margins, self.best).mean())
+
+    def missed(self, thresholds: Thresholds) -> int:
+        """The number of changed decisions that are not in doubt."""
+        return int((self.changed & ~thresholds.doubted(self.margins, self.best)).sum())
+
+
+def choose(
+    usual: Scored, copies: Scored, allowed: int, most_share: float = 1.0, by_score: bool = True
+) -> Thresholds:
+    """The thresholds with the fewest usual images in doubt that let few changed decisions pass.
+
+    What is less clear than all usual images is in doubt too, at no cost among them: neither threshold is
+    below the least value seen.
+
+    Args:
+        usual: images like those that the cascade will answer.
+        copies: deformed copies of them.
+        allowed: largest number of changed decisions among both that are not in doubt; more of them, as few as
+            possible, where ``most_share`` demands it.
+        most_share: largest share of the usual images in doubt.
         by_score: whether the best score is a criterion too.
     """
-    wrong_margin, wrong_best = margins[changed], best[changed]
-    least = float(best.min()) if by_score else None
-    tried = np.unique(np.maximum(np.append(_above(wrong_margin), margins.min()), margins.min()))
-    found: list[tuple[int, Thresholds]] = []
+
+    def cheapest(missed: int) -> Thresholds:
+        found = _letting_pass(usual, copies, missed, by_score)
+        return min(found, key=usual.share)
+
+    first = cheapest(allowed)
+    if usual.share(first) <= most_share:
+        return first
+    low, high = allowed, int(usual.changed.sum() + copies.changed.sum())
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if usual.share(cheapest(middle)) <= most_share else (middle, high)
+    return cheapest(high)
+
+
+def _letting_pass(
+    usual: Scored, copies: Scored, allowed: int, by_score: bool
+) -> Iterator[Thresholds]:
+    """Every threshold on the margin that lies just above a changed decision (of thousands, some), each with
+    the lowest one on the score that lets at most ``allowed`` changed decisions pass."""
+    all_ = Scored.joined([usual, copies])
+    wrong_margin, wrong_best = all_.margins[all_.changed], all_.best[all_.changed]
+    floor = usual.margins.min()
+    least = float(usual.best.min()) if by_score else None
+    tried = np.unique(np.maximum(np.append(_above(wrong_margin), floor), floor))
+    if len(tried) > _MOST_TRIED:
+        tried = tried[np.linspace(0, len(tried) - 1, _MOST_TRIED).astype(int)]
     for margin in tried:
         missed = np.sort(wrong_best[wrong_margin >= margin])
+        if by_score:
+            missed = missed[missed >= np.float32(least)]
         if len(missed) <= allowed:
-            chosen = Thresholds(float(margin), least)
+            yield Thresholds(float(margin), least)
         elif by_score:
-            chosen = Thresholds(float(margin), float(_above(missed)[len(missed) - allowed - 1]))
-        else:
-            continue
-        found.append((int(chosen.doubted(margins, best).sum()), chosen))
-    return min(found, key=lambda each: each[0])[1]
+            yield Thresholds(float(margin), float(_above(missed)[len(missed) - allowed - 1]))
 
 
 def _above(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -105,6 +165,18 @@ def agreement_at_least(changed: int, images: int, confidence: float = CONFIDENCE
             high = middle
         else:
             low = middle
+    return low
+
+
+def most_changed(images: int, agreement: float, confidence: float = CONFIDENCE) -> int:
+    """The largest number of changed decisions that still proves an agreement; 0 if no number does."""
+    low, high = 0, images
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _at_most(middle, images, 1.0 - agreement) <= 1.0 - confidence:
+            low = middle
+        else:
+            high = middle - 1
     return low
 
 

@@ -13,7 +13,6 @@ from capsedge.exporters.routing_calls import RoutingCalls
 from capsedge.exporters.traced import Traced, traced_routing
 from capsedge.models import CapsuleModel
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.trace import TraceOutputs
 
 TRACE = "trace"
 EXTRA_OUTPUTS = ("reconstruction", "couplings", TRACE)
@@ -30,6 +29,7 @@ class Subject:
         metadata: metadata of the file; None for a user's module without metadata.
         batches: that a file with a free batch is compared at.
         traced: the routing whose iterations are outputs too; None for none.
+        to_trace: whether all routing that the graph has in capsule operators is to be traced.
     """
 
     module: nn.Module
@@ -39,6 +39,7 @@ class Subject:
     metadata: ModelMetadata | None
     batches: tuple[int, ...] = (1, 3)
     traced: Traced | None = None
+    to_trace: bool = False
 
     @property
     def reference(self) -> nn.Module:
@@ -126,7 +127,6 @@ def of_capsule_model(
             checkpoint_sha256=checkpoint_sha256,
             origin=model.origin,
             nothing=model.nothing,
-            trace=TraceOutputs(traced.layers) if traced else None,
         ),
         traced=traced,
     )

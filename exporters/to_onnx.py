@@ -25,6 +25,8 @@ from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import of_module, sized
 from capsedge.exporters.recognizing import recognize_routing
 from capsedge.exporters.routing_calls import RoutingCalls
+from capsedge.exporters.traced import Traced
+from capsedge.exporters.traced_graph import traced_graph
 from capsedge.exporters.translation import TORCH_DOMAIN
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.exact_sigmoid import write_exact_sigmoids
@@ -44,6 +46,7 @@ from capsedge.runtime.description import Description, described
 from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.trace import TraceOutputs
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
@@ -95,7 +98,7 @@ def export(
         batch: fixed batch; by default the batch is free.
         target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
             arguments above if they are left out.
-        extra_outputs: ``reconstruction``, ``couplings``, ``trace`` (the package's models).
+        extra_outputs: ``reconstruction``, ``couplings`` (the package's models), ``trace``.
         output_names: output names of a module of your own, instead of those of its dict or named tuple.
         rewrites: the exact rewrites to use; all by default.
         atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
@@ -147,26 +150,27 @@ def export(
             metadata,
             checkpoint_sha256,
         )
-        if subject.traced is not None:  # every iteration has results, so none can be left out
+        if subject.to_trace or subject.traced:  # all iterations have results: none can be left out
             rewrites = Rewrites.none()
         own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
         found = to_proto(subject, opset, batch, rewrites)
+        subject = dataclasses.replace(subject, traced=found.traced)
         lowered = _with_ops(found.model, ops, rewrites)
         checks.validate(lowered)
         cases = _cases(subject, batch, own)
         parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
     stated = subject.metadata
-    if description and stated is None:
+    if (description or subject.traced) and stated is None:
         name = type(model).__name__
         stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
-    data = lowered.SerializeToString()
-    if stated is not None:
-        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
+    data, notes = lowered.SerializeToString(), tuple[str, ...]()
     if stated is not None and all(p.passed for p in parity):
+        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
         # A fused file runs only with the kernels, so it is read with its function bodies.
         whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
-        made = described(data, description, stated, path, runnable=whole.SerializeToString())
-        data = made.data
+        data, notes = _described(
+            subject, data, whole.SerializeToString(), description, stated, path
+        )
     report = ExportReport(
         path=path,
         size=len(data),
@@ -179,7 +183,7 @@ def export(
         functions=len(lowered.functions),
         rewrites=found.rewrites,
         recognition=found.recognition,
-        notes=(*found.notes, *(subject.traced.notes if subject.traced else ())),
+        notes=(*found.notes, *(subject.traced.notes if subject.traced else ()), *notes),
         atol=atol,
         rtol=rtol,
         parity=parity,
@@ -192,6 +196,32 @@ def export(
     if not dry_run:
         write_bytes(path, data)
     return report
+
+
+def _described(
+    subject: Subject,
+    data: bytes,
+    runnable: bytes,
+    description: Description,
+    stated: ModelMetadata,
+    path: Path,
+) -> tuple[bytes, tuple[str, ...]]:
+    """The file with its metadata, and notes.
+
+    A traced network of the user's own that nobody described may be none of images, for which there is no
+    metadata; its trace is then outputs as any other.
+    """
+    if subject.traced is not None:
+        stated = dataclasses.replace(stated, trace=TraceOutputs(subject.traced.layers))
+    try:
+        return described(data, description, stated, path, runnable=runnable).data, ()
+    except UsageError as error:
+        if description or subject.metadata is not None:
+            raise
+        return data, (
+            f"the file does not state its trace, which is outputs as any other: {error.why} `session.trace` "
+            "and `see` need a network of images with class_names (docs/how-to/export.md#trace)",
+        )
 
 
 def _check_arguments(
@@ -251,13 +281,15 @@ def _subject(
     checkpoint_sha256: str,
 ) -> Subject:
     if not isinstance(model, CapsuleModel):
-        if iterations is not None or extra_outputs:
+        if iterations is not None or set(extra_outputs) - {modules.TRACE}:
             raise UsageError(
                 "A module of your own has its own iterations and outputs.",
-                "",
-                "Set them in the module; leave out 'iterations' and 'extra_outputs'.",
+                "Of the further outputs it can have the trace alone.",
+                "Set them in the module; leave out 'iterations' and all 'extra_outputs' but trace.",
+                command="Let its forward return them; of --with, only trace is possible.",
             )
-        return of_module(model, example, batch, output_names, metadata)
+        subject = of_module(model, example, batch, output_names, metadata)
+        return dataclasses.replace(subject, to_trace=bool(extra_outputs))
     if iterations is not None and iterations != model.config.iterations:
         model = with_iterations(model, iterations)
     return modules.of_capsule_model(model, extra_outputs, batch, checkpoint_sha256)
@@ -285,6 +317,7 @@ class Lowered:
         recognition: what was found and left in the user's own routing.
         notes: on both, for a person.
         program: what torch captured.
+        traced: the routing that is traced in it; None for none.
     """
 
     model: onnx.ModelProto
@@ -292,6 +325,7 @@ class Lowered:
     recognition: Recognition
     notes: tuple[str, ...]
     program: torch.export.ExportedProgram
+    traced: Traced | None = None
 
 
 def to_proto(
@@ -316,7 +350,7 @@ def to_proto(
     model.producer_name, model.producer_version = "capsedge", _version()
     captured = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
     try:
-        model = lower(model, rewrites, traced=subject.traced is not None)
+        model = lower(model, rewrites, traced=subject.to_trace or subject.traced is not None)
     except UnknownShapeError as error:
         raise UnsupportedModelError(
             "A capsule operator has an input of unknown shape.",
@@ -329,15 +363,18 @@ def to_proto(
     recognition, notes = Recognition(), tuple[str, ...]()
     if recognize and not calls.outputs and not operator_nodes(model):
         model, recognition, notes = recognize_routing(model)
-    if subject.traced is not None:
-        model = subject.traced.write(model)
+    traced = subject.traced
+    if subject.to_trace:
+        traced, model = traced_graph(subject.module, model, subject.example, recognition)
+    if traced is not None:
+        model = traced.write(model)
     linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
     replace_layer_norms(model)
     write_exact_sigmoids(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
     said = _effects(rewrites, model, len(calls.outputs) - captured, linear)
-    return Lowered(model, said, recognition, notes, program)
+    return Lowered(model, said, recognition, notes, program, traced)
 
 
 def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
 import torch
@@ -55,10 +56,9 @@ class Traced(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The module's outputs, and the trace."""
-        with RoutingCalls() as recorded:
-            outputs = self.module(*inputs)
+        outputs, calls = self._run(*inputs)
         passes: dict[str, list[RoutingCall]] = {}
-        for name, call in zip(self.calls, recorded.calls, strict=True):
+        for name, call in zip(self.calls, calls, strict=True):
             passes.setdefault(name, []).append(call)
         traced = [
             each
@@ -67,6 +67,12 @@ class Traced(nn.Module):
         ]
         self.sizes = {n: tuple(t.shape[1:]) for n, t in zip(self.outputs, traced, strict=True)}
         return (*outputs, *traced)
+
+    def _run(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], list[RoutingCall]]:
+        """The module's outputs, and its calls of routing operators."""
+        with RoutingCalls() as recorded:
+            outputs = self.module(*inputs)
+        return outputs, recorded.calls
 
     @property
     def bytes_per_image(self) -> int:
@@ -136,16 +142,41 @@ def traced_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Tr
         module_name = names.get(call.weight.data_ptr(), "") if call.weight is not None else ""
         other = "classes" if call is of_classes else f"routing{number}"
         calls.append(module_name or other)
-    of: dict[str, list[RoutingCall]] = {}
-    for name, call in zip(calls, recorded.calls, strict=True):
-        of.setdefault(name, []).append(call)
     modules = dict(model.named_modules())
-    layers = [_layer(name, of[name], modules.get(name), len(images)) for name in of]
-    traced = Traced(module, layers, calls).eval()
+    layers = layers_of(calls, recorded.calls, len(images), modules)
+    return checked(Traced(module, layers, calls), (images,))
+
+
+def checked(traced: Traced, example: Sequence[Tensor]) -> Traced:
+    """A trace that has run once, so that its sizes are known.
+
+    Raises:
+        UsageError: the values of one image take too much memory.
+    """
     with torch.no_grad():
-        traced(images)
+        traced.eval()(*example)
     _check_size(traced)
     return traced
+
+
+def layers_of(
+    names: Sequence[str],
+    calls: Sequence[RoutingCall],
+    batch: int,
+    modules: Mapping[str, nn.Module] | None = None,
+) -> list[TraceLayer]:
+    """The layers that calls of routing operators belong to.
+
+    Args:
+        names: the layer of each call.
+        batch: that they were made with.
+        modules: by the names of layers; tell where the children of a dense operator lie.
+    """
+    of: dict[str, list[RoutingCall]] = {}
+    for name, call in zip(names, calls, strict=True):
+        of.setdefault(name, []).append(call)
+    known = modules or {}
+    return [_layer(name, of[name], known.get(name), batch) for name in of]
 
 
 def _layer(
@@ -156,7 +187,7 @@ def _layer(
     outputs = {kind: f"{PREFIX}{name}/{kind}" for kind in spec.traced}
     arguments = dict(zip((*spec.input_names, *spec.attribute_names), first.args, strict=True))
     iterations = arguments.get("iterations", len(calls))
-    geometry: dict[str, tuple[int, int]] = {}
+    geometry: dict[str, Any] = {}
     if spec.layout is WINDOWS:
         geometry = _of_windows(arguments, first.outputs[0])
     elif isinstance(module, DynamicCapsules):

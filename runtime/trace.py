@@ -16,7 +16,7 @@ from capsedge.runtime.summary import Row, Summarized, Summary, short
 TRACE_PROPERTY = "capsedge_trace"  # of an ONNX file: outside "capsedge.", as the origin
 PREFIX = "trace/"  # of the names of its outputs
 ROUTINGS = ("dynamic", "em", "attention", "self-attention")
-KINDS = ("couplings", "poses", "agreement", "distances", "activations")
+KINDS = ("couplings", "poses", "agreement", "distances", "activations", "children")
 REQUIRED = KINDS[:3]  # the others belong to EM routing
 
 Floats = NDArray[np.float32]
@@ -36,6 +36,8 @@ class TraceLayer:
         child_grid: rows and columns of the children's map; None where it is not known.
         kernel, strides: of the window that a parent sees, in children's rows and columns; None where not
             known.
+        types_first: whether the children of a window are ordered by type, row and column, instead of by row,
+            column and type.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TraceLayer:
     child_grid: Pair | None = None
     kernel: Pair | None = None
     strides: Pair | None = None
+    types_first: bool = False
 
     def __post_init__(self) -> None:
         if self.routing not in ROUTINGS:
@@ -105,7 +108,8 @@ class TracedLayer(Summarized):
 
     A dense layer has the shapes below; one whose parents lie on a map of more than one place has its rows
     and columns behind T: ``[N, T, H', W', I, J]``. Child ``i`` of a window is the type ``c`` of its row
-    ``dy`` and column ``dx``: ``i = (dy * kernel[1] + dx) * C + c``.
+    ``dy`` and column ``dx``: ``i = (dy * kernel[1] + dx) * C + c``; with ``types_first``,
+    ``i = (c * kernel[0] + dy) * kernel[1] + dx``.
 
     Attributes:
         name: of the layer, such as ``classes``.
@@ -118,9 +122,13 @@ class TracedLayer(Summarized):
         distances: EM: Euclidean distances of votes and poses ``[N, T, I, J]`` (Hinton et al. 2018, fig. 2);
             otherwise None.
         activations: EM: of the parents after each iteration ``[N, T, J]``; otherwise None.
+        children: EM: activations of the children ``[N, T, I]``, the same in every iteration; their votes
+            count in the M-step by coupling times activation (Hinton et al. 2018, procedure 1). Otherwise
+            None.
         grid: rows and columns of the parents' map; 1 and 1 for a dense layer.
         child_grid: rows and columns of the children's map; None where it is not known.
         kernel, strides: of the window that a parent sees, in the children's map; None where not known.
+        types_first: whether the children of a window are ordered by type, row and column.
     """
 
     name: str
@@ -135,6 +143,8 @@ class TracedLayer(Summarized):
     strides: Pair | None
     distances: Floats | None = None
     activations: Floats | None = None
+    children: Floats | None = None
+    types_first: bool = False
 
     def _summary(self) -> Summary:
         shapes = [(k, getattr(self, k)) for k in KINDS if getattr(self, k) is not None]
@@ -195,6 +205,7 @@ def joined(stated: TraceOutputs, runs: Sequence[Mapping[str, NDArray[Any]]]) -> 
                 child_grid=layer.child_grid,
                 kernel=layer.kernel,
                 strides=layer.strides,
+                types_first=layer.types_first,
                 **values(layer),
             )
             for layer in stated.layers

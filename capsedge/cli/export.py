@@ -41,7 +41,8 @@ Output = Annotated[
 Extra = Annotated[
     str,
     typer.Option(
-        "--with", help="More outputs: reconstruction, couplings, trace (separated by commas)."
+        "--with",
+        help="More outputs: reconstruction, couplings, trace (separated by commas); of --module only trace.",
     ),
 ]
 NoRewrite = Annotated[
@@ -188,7 +189,7 @@ def command(
     _check_iterations(iters)
     frozen.check(dry_run or form.runtime is not None or form.ops not in (None, "auto"))
     source = own.source(
-        model=model, checkpoint=checkpoint, routing=routing, iters=iters, **{"with": extra},
+        model=model, checkpoint=checkpoint, routing=routing, iters=iters,
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
     example = _example(source, example, comparison.inputs)
@@ -198,10 +199,11 @@ def command(
     )  # fmt: skip
     options = form.resolved() | asdict(comparison) | described.keywords()
     options |= {"rewrites": _rewrites(no_rewrite or []), "typical": typical_data}
+    options["extra_outputs"] = _options.words(extra)
     if source is not None:
         _export_own(source, str(example), output, options, dry_run, as_json)
         return
-    options |= {"iterations": iters, "extra_outputs": _options.words(extra)}
+    options["iterations"] = iters
     _export_known(model, checkpoint, routing, output, frozen, options, dry_run, as_json)
 
 

@@ -11,15 +11,51 @@ from onnx import TensorProto, helper
 
 from capsedge.graph.cleaning import remove_unused_tensors
 from capsedge.graph.expand import expand, inline
-from capsedge.graph.proto import initializer, operator_nodes
+from capsedge.graph.proto import attributes_of, copy_of, initializer, operator_nodes, replace
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import input_shapes, shapes_of
 from capsedge.runtime.trace import TraceLayer
-from capsedge.schema.names import operator_of
+from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import ROUTING_OPERATORS
 
 # The plain procedures, whose values of all iterations exist.
 _PLAIN = Rewrites.none()
+_SHARED = ("strides", "matrix_pose", "epsilon")  # attributes of uniform passes and of attention
+
+
+def without_uniform_passes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose uniform first passes are attention to parents of zero, which they equal."""
+    found = copy_of(model)
+    shapes = shapes_of(found)
+    nodes = []
+    for node in found.graph.node:
+        if node.domain == DOMAIN and operator_of(node.op_type) == "UniformRouting":
+            nodes += _attention_to_nothing(found, node, shapes[node.output[0]][1:])
+        else:
+            nodes.append(node)
+    replace(found.graph.node, nodes)
+    return found
+
+
+def _attention_to_nothing(
+    model: onnx.ModelProto, node: onnx.NodeProto, sizes: tuple[int | None, ...]
+) -> list[onnx.NodeProto]:
+    """A uniform pass as nodes; ``sizes`` of its parents, behind the batch."""
+    pose, weight, scale, bias = node.input
+    name = f"{node.output[0]}_nothing"
+    model.graph.initializer.append(initializer(f"{name}_sizes", np.array(sizes, np.int64)))
+    zeros = helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, *sizes])
+    model.graph.value_info.append(zeros)
+    given = {k: v for k, v in attributes_of(node).items() if k in _SHARED}
+    return [
+        helper.make_node("Shape", [pose], [f"{name}_batch"], start=0, end=1),
+        helper.make_node("Concat", [f"{name}_batch", f"{name}_sizes"], [f"{name}_shape"], axis=0),
+        helper.make_node("ConstantOfShape", [f"{name}_shape"], [name]),
+        helper.make_node(
+            "AttentionRouting", [pose, name, weight, scale, bias], list(node.output), name=node.name,
+            domain=DOMAIN, agreement_scale=1.0, **given,
+        ),
+    ]  # fmt: skip
 
 
 def with_trace(

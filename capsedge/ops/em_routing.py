@@ -59,6 +59,16 @@ def gaussian_votes(
     return v, kernel, strides
 
 
+def acting_children(
+    a: Tensor, kernel: tuple[int, int], strides: Sequence[int], epsilon: float | None
+) -> Tensor:
+    """Activations of every parent's children ``[N, H', W', I, 1]``; with an epsilon ``a/(a + epsilon)``."""
+    acting = a.to(accumulation_dtype(a))
+    if epsilon is not None:
+        acting = acting / (acting + epsilon)
+    return windows(acting.unsqueeze(-1), kernel, strides)
+
+
 def _route(
     pose: Tensor,
     a: Tensor,
@@ -78,10 +88,7 @@ def _route(
     dtype = accumulation_dtype(pose)
     v, kernel, strides = gaussian_votes(pose, weight, coordinates, strides, shared)
     m, size = v.shape[4:]
-    acting = a.to(dtype)
-    if normalize_activations:
-        acting = acting / (acting + epsilon)
-    a_child = windows(acting.unsqueeze(-1), kernel, strides)
+    a_child = acting_children(a, kernel, strides, epsilon if normalize_activations else None)
 
     responsibility = torch.full_like(v[..., 0], 1.0 if ones_first else 1.0 / m)
     for iteration in range(iterations):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capsedge.ops._common import accumulation_dtype, votes, windows
 from capsedge.ops.dynamic_routing import dense_votes
-from capsedge.ops.em_routing import added_coordinates, gaussian_votes
+from capsedge.ops.em_routing import acting_children, added_coordinates, gaussian_votes
 from capsedge.schema.operators import OPERATORS
 
 
@@ -19,7 +19,7 @@ from capsedge.schema.operators import OPERATORS
 class Iterations:
     """The values of ``T`` iterations, stacked behind the batch of the operator.
 
-    Dense layers have no ``H', W'``. ``distances`` and ``activations`` are those of EM routing.
+    Dense layers have no ``H', W'``. ``distances``, ``activations`` and ``children`` are those of EM routing.
 
     Attributes:
         couplings: ``[N, T, H', W', I, M]``, of the weighted sum.
@@ -28,6 +28,7 @@ class Iterations:
             responsibilities after the iteration.
         distances: Euclidean distances of votes and the parents' poses ``[N, T, H', W', I, M]``.
         activations: of the parents ``[N, T, H', W', M]``.
+        children: activations of the children, the same in every iteration ``[N, T, H', W', I]``.
     """
 
     couplings: Tensor
@@ -35,6 +36,7 @@ class Iterations:
     agreement: Tensor
     distances: Tensor | None = None
     activations: Tensor | None = None
+    children: Tensor | None = None
 
 
 def unroll(operator: str, args: tuple[Any, ...]) -> Iterations:
@@ -96,10 +98,11 @@ def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
         function(*inputs, t, strides, schedule[:t], *others) for t in range(1, iterations + 2)
     ]
     if operator == "EMRouting":
-        added, shared = added_coordinates(args[0], others[0]), others[1]
+        added, shared, normalized = added_coordinates(args[0], others[0]), others[1], False
     else:
-        added, shared = args[5][None, :, :, None], others[0]
-    v, _, _ = gaussian_votes(args[0], args[2], added, strides, shared)
+        added, shared, normalized = args[5][None, :, :, None], others[0], others[1]
+    v, kernel, strides = gaussian_votes(args[0], args[2], added, strides, shared)
+    acting = acting_children(args[1], kernel, strides, others[-1] if normalized else None)
     kept = results[:-1]
     return Iterations(
         torch.stack([r for _, _, r in kept], 1),
@@ -107,6 +110,7 @@ def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
         torch.stack([r for _, _, r in results[1:]], 1),
         torch.stack([torch.linalg.vector_norm(v - p.unsqueeze(3), dim=-1) for p, _, _ in kept], 1),
         torch.stack([a for _, a, _ in kept], 1),
+        torch.stack([acting.squeeze(-1)] * iterations, 1),
     )
 
 

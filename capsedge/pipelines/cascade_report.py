@@ -20,6 +20,9 @@ class CascadeReport(Summarized):
         cascade: parents, thresholds and measurements, as the file states them.
         calibration_images: number of images that the thresholds were chosen on.
         small_agreement: share of the held-out images on which the small network alone decides like the large.
+        deformation: strength of the deformed copies that the thresholds were chosen on, up to 1.
+        deformed_agreement: share of deformed copies of the held-out images on which the cascade decides like
+            the large network.
         max_share: largest share of images that was allowed to take the long way.
         failures: what is not met, in sentences; empty if it passed.
         warnings: warnings, and outputs that the cascade does not have.
@@ -30,6 +33,8 @@ class CascadeReport(Summarized):
     cascade: Cascade
     calibration_images: int
     small_agreement: float
+    deformation: float
+    deformed_agreement: float
     max_share: float
     failures: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -54,8 +59,12 @@ class CascadeReport(Summarized):
         return [
             ("file", f"{file}, {size(len(self.model))}"),
             *self.cascade.facts(),
+            (
+                "on deformed copies",
+                f"{self.deformed_agreement:.4%}, deformed by {self.deformation:g}",
+            ),
             ("small network alone", alone),
-            ("thresholds from", f"{self.calibration_images:,} other images"),
+            ("thresholds from", f"{self.calibration_images:,} other images and deformed copies"),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +79,8 @@ class CascadeReport(Summarized):
             "confidence": CONFIDENCE,
             "calibration_images": self.calibration_images,
             "small_agreement": self.small_agreement,
+            "deformation": self.deformation,
+            "deformed_agreement": self.deformed_agreement,
             "max_share": self.max_share,
             "expected_time": self.cascade.expected,
             "worst_time": self.cascade.worst,

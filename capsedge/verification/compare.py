@@ -34,6 +34,7 @@ from capsedge.verification.reference import (
     Arrays,
     Reference,
     check_origin,
+    expected_of,
     find_checkpoint,
     load_reference,
 )
@@ -125,12 +126,9 @@ def certify(
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
-    ranks = {
-        port.name: len(port.shape)
-        for port in session.outputs
-        if port.name != session.long_way_output
-    }
-    source = Reference(module, list(ranks), ranks)
+    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.long_way_output}
+    source = Reference(module, expected_of(module, ranks), ranks)
+    limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
     on_samples = _on_samples(

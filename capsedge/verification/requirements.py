@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from capsedge.datasets import ImageSet
@@ -57,6 +57,10 @@ class Limits:
             max_error=_allowed(session, "max_error") if approximate else None,
             share=allowed_share(session.metadata),
         )
+
+    def of_outputs(self, names: Sequence[str]) -> Limits:
+        """The limits for some of the outputs."""
+        return replace(self, tolerances={name: self.tolerances[name] for name in names})
 
     @property
     def by_share(self) -> bool:

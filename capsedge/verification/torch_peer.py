@@ -43,7 +43,7 @@ def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, A
     import torch
 
     from capsedge.runtime.reading.onnx_structure import read_structure
-    from capsedge.verification.reference import Reference, load_reference
+    from capsedge.verification.reference import Reference, expected_of, load_reference
 
     if s.threads:
         torch.set_num_threads(s.threads)
@@ -54,7 +54,7 @@ def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, A
         from capsedge.pipelines.own_module import ModuleSource, load_module
 
         own = load_module(ModuleSource(**json.loads(s.module))).module
-        reference = Reference(own, names)
+        reference = Reference(own, expected_of(own, names))
     else:
         reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
     order = [given.name for given in structure.graph.inputs]

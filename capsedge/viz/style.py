@@ -27,6 +27,7 @@ SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A
 _TILE = 0.82  # inches
 _GAP = 0.08  # between tiles, in tiles
 _TEXT_LINE = 0.2  # height of a line of text beneath a tile, in tiles
+_NAME = 8.5  # points, of a row's name
 _LONGEST = 11  # letters beneath a tile
 
 
@@ -97,11 +98,12 @@ def fit(text: str, most: int = _LONGEST) -> str:
     return printable(short)
 
 
-def sheet_size(rows: Sequence[Sequence[Tile]]) -> tuple[float, float]:
-    """Width and height in inches of a sheet of tiles."""
+def sheet_size(rows: Sequence[Sequence[Tile]], names: Sequence[str] = ()) -> tuple[float, float]:
+    """Width and height in inches of a sheet of tiles with names of its rows."""
     width, _, height = _steps(rows)
     columns = max(map(len, rows))
-    return columns * width * _TILE + 1.3, len(rows) * height * _TILE + 0.9
+    margin = max(1.3, _room(names) * _TILE + 0.3)
+    return columns * width * _TILE + margin, len(rows) * height * _TILE + 0.9
 
 
 def draw_sheet(
@@ -132,11 +134,19 @@ def draw_sheet(
     for c, heading in enumerate(columns):
         axis.text(c * step + 0.5, -0.08, heading, fontsize=8.5, ha="center", color=TEXT)
     for r, name in enumerate(names):
-        axis.text(-0.1, r * height + tall / 2, name, fontsize=8.5, ha="right", va="center")
-    axis.set_xlim(0, max(map(len, rows)) * step - _GAP)
+        axis.text(-0.1, r * height + tall / 2, name, fontsize=_NAME, ha="right", va="center")
+    axis.set_xlim(-_room(names), max(map(len, rows)) * step - _GAP)
     axis.set_ylim(len(rows) * height - _GAP, -0.1)
     axis.set_aspect("equal")
     axis.axis("off")
+
+
+def _room(names: Sequence[str]) -> float:
+    """What names of rows take, in tiles."""
+    from matplotlib.textpath import TextPath
+
+    widths = [TextPath((0, 0), name, size=_NAME).get_extents().width for name in names if name]
+    return 0.2 + 1.1 * max(widths) / 72 / _TILE if widths else 0.0
 
 
 def _steps(rows: Sequence[Sequence[Tile]]) -> tuple[float, float, float]:

@@ -32,6 +32,7 @@ def read_trace(session: Session, examples: Examples) -> Trace:
         parents = (*whole[:-2], shape[-1])
         others = [(value, whole) for value in (layer.agreement, layer.distances)]
         others += [(layer.couplings, whole), (layer.activations, parents)]
+        others += [(layer.children, whole[:-1])]
         if layer.poses.shape[:-1] != parents or any(
             value is not None and value.shape != wanted for value, wanted in others
         ):
@@ -165,9 +166,13 @@ def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Sh
 def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | None:
     """Distribute the weights of the parents ``[H', W', M]`` among their children ``[H, W, C]``.
 
-    A child's share of a parent is its coupling times its agreement, relative to those of all children. For
-    dynamic routing these products add up to the squared length that the parent's pose has before its squash.
-    None where the children have no geometry.
+    A child's share of a parent is relative to those of all children. In EM routing it is the weight of its
+    vote in the parent's mean, responsibility times activation (Hinton et al. 2018, procedure 1, M-step);
+    otherwise its coupling times its agreement: in dynamic routing these products add up to the squared length
+    that the parent's pose has before its squash. None where the children have no geometry.
+
+    Raises:
+        UsageError: a trace of EM routing has no activations of the children.
     """
     if layer.child_grid is None:
         return None
@@ -176,11 +181,18 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
     (rows, columns), (high, wide) = layer.grid, kernel
     couplings = layer.couplings[image, -1].reshape(rows, columns, -1, weights.shape[-1])
     parts = couplings.astype(np.float64)
-    if layer.activations is None:  # in EM routing the couplings are the responsibilities
-        agreement = layer.agreement[image, -1].reshape(parts.shape)
-        weighted = parts * np.maximum(agreement, 0.0)
-        useless = weighted.sum(axis=2, keepdims=True) <= 0
-        parts = np.where(useless, parts, weighted)
+    if layer.routing == "em":
+        if layer.children is None:
+            raise UsageError(
+                f"The trace does not tell which children of '{layer.name}' are active.",
+                "An earlier version of capsedge wrote the file.",
+                "Export the model again with `capsedge export --with trace`.",
+            )
+        factor = layer.children[image, -1].reshape((*parts.shape[:-1], 1))
+    else:
+        factor = np.maximum(layer.agreement[image, -1].reshape(parts.shape), 0.0)
+    weighted = parts * factor
+    parts = np.where(weighted.sum(axis=2, keepdims=True) <= 0, parts, weighted)
     ends = ((rows - 1) * strides[0] + high, (columns - 1) * strides[1] + wide)
     if (
         parts.shape[2] % (high * wide)
@@ -190,6 +202,8 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
         return None
     shares = parts / np.maximum(parts.sum(axis=2, keepdims=True), 1e-30)
     mass = (shares * weights[:, :, None]).sum(axis=3)
+    if layer.types_first:
+        mass = np.moveaxis(mass.reshape(rows, columns, -1, high, wide), 2, 4)
     mass = mass.reshape(rows, columns, high, wide, -1)
     below = np.zeros((*layer.child_grid, mass.shape[-1]))
     for dy, dx in np.ndindex(high, wide):

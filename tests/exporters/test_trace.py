@@ -74,9 +74,11 @@ def test_every_layer_and_iteration(family: str, exported: Exported):
             assert layer.distances is not None
             assert layer.activations is not None
             assert layer.distances.shape == layer.couplings.shape
+            assert layer.children is not None
             assert layer.activations.shape == layer.poses.shape[:-1]
+            assert layer.children.shape == layer.couplings.shape[:-1]
         else:
-            assert layer.distances is layer.activations is None
+            assert layer.distances is layer.activations is layer.children is None
         found.append(
             (layer.name, layer.routing, t, layer.grid, i, j, layer.poses.shape[-1]),
         )
@@ -121,6 +123,15 @@ def test_fewer_iterations_are_the_first_of_more(family: str, exported: Exported)
         np.testing.assert_allclose(
             classes.couplings[:, t - 1], wanted.couplings, rtol=1e-4, atol=1e-5
         )
+
+
+def test_children_are_as_active_as_the_layer_below_says(family: str, exported: Exported):
+    """EM: a place's activations come again in every window that it is part of, and in every iteration."""
+    if family != "em":
+        pytest.skip("of EM routing")
+    below, above = exported.trace.layers
+    places = np.broadcast_to(below.activations[:, -1:], (*above.couplings.shape[:2], 3, 3, 3))
+    np.testing.assert_allclose(above.children, places.reshape(above.children.shape), atol=1e-6)
 
 
 def test_the_metadata_lists_the_outputs(exported: Exported):

@@ -39,6 +39,23 @@ def test_each_class_stands_under_its_name_with_its_score(dynamic: capsedge.Sessi
     assert framed == pytest.approx([(1 + 7) * step, (1 + 1) * step])
 
 
+@pytest.mark.parametrize(
+    "name", ["pair-2-7.png", "a-long-name-of-a-file.png", "WWWWWWWWWWWWWWWWWW"]
+)
+@pytest.mark.parametrize("picture", [capsedge.viz.reconstructions, capsedge.viz.segmentation])
+def test_names_of_rows_are_inside_the_figure(
+    picture, name: str, tmp_path: Path, dynamic: capsedge.Session
+):
+    file = tmp_path / name
+    file.write_bytes((SAMPLES / "overlapping-2-4.png").read_bytes())
+    figure = picture(dynamic, file)
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    (named,) = (t for t in axis.texts if t.get_ha() == "right")
+    box, whole = named.get_window_extent(), figure.bbox
+    assert whole.x0 < box.x0 < box.x1 < axis.transData.transform((0, 0))[0]
+
+
 def test_many_classes_are_limited_and_it_is_said(tmp_path: Path, dynamic: capsedge.Session):
     found = reconstructions.compute(dynamic, SAMPLES)  # a folder
     assert len(found.examples) == 12

@@ -124,6 +124,45 @@ def test_a_part_is_found_where_it_was_put():
     assert two.shares.sum() == pytest.approx(1.0)
 
 
+def test_children_ordered_by_type_lie_in_the_same_places():
+    layer = traces.layer("attention", (1, 1), (3, 2), 1, 4, 10, name="classes")
+
+    def by_type(values: np.ndarray) -> np.ndarray:
+        places = values.reshape(*values.shape[:2], 6, 4, values.shape[-1])
+        return places.swapaxes(2, 3).reshape(values.shape)
+
+    turned = replace(
+        layer,
+        types_first=True,
+        couplings=by_type(layer.couplings),
+        agreement=by_type(layer.agreement),
+    )
+    wanted = shares_of_class([layer], 0, 7).shares
+    np.testing.assert_allclose(shares_of_class([turned], 0, 7).shares, wanted)
+    assert not np.allclose(
+        shares_of_class([replace(turned, types_first=False)], 0, 7).shares, wanted
+    )
+
+
+def test_in_em_routing_a_child_counts_as_much_as_it_is_active():
+    """The weights of the M-step: responsibility times activation (Hinton et al. 2018, procedure 1)."""
+    layer = traces.layer("em", (1, 1), (3, 3), 1, 6, 10, name="classes")
+    weights = layer.couplings[0, -1, :, 7].astype(np.float64) * layer.children[0, -1]
+    wanted = (weights / weights.sum()).reshape(3, 3, 6).sum(axis=-1)
+    np.testing.assert_allclose(shares_of_class([layer], 0, 7).shares, wanted, rtol=1e-6)
+    children = layer.children.copy()
+    children[0, -1, 6:12] = 0.0  # row 0, column 1
+    found = shares_of_class([replace(layer, children=children)], 0, 7).shares
+    assert found[0, 1] == 0
+    assert (np.delete(found.reshape(-1), 1) > 0).all()
+
+
+def test_a_trace_of_em_routing_without_the_children_is_refused():
+    layer = replace(traces.layer("em", (1, 1), (3, 3), 1, 6, 10), children=None)
+    with pytest.raises(capsedge.UsageError, match="--with trace"):
+        shares_of_class([layer], 0, 7)
+
+
 def test_children_without_a_place_are_refused():
     layer = replace(traces.dynamic(), child_grid=None, kernel=None, strides=None)
     with pytest.raises(capsedge.UsageError, match="not known where"):

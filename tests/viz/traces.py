@@ -66,6 +66,7 @@ def layer(
         grid=grid, child_grid=(below[0], below[1]), kernel=kernel, strides=(stride, stride),
         distances=rng.gamma(2.0, size=shape).astype(np.float32) if em else None,
         activations=rng.random((images, steps, *place, parents)).astype(np.float32) if em else None,
+        children=rng.random(shape[:-1]).astype(np.float32) if em else None,
     )  # fmt: skip
 
 

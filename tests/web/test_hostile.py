@@ -190,7 +190,7 @@ CASCADE = {
 }  # fmt: skip
 LAYER = {
     "name": "classes", "routing": "dynamic", "iterations": 3,
-    "outputs": {"couplings": "a", "poses": "b", "agreement": "c"},
+    "outputs": {"couplings": "a", "poses": "b", "agreement": "c"}, "types_first": True,
 }  # fmt: skip
 APART = {
     "capsedge_origin": ORIGIN,

@@ -173,6 +173,7 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
             b.keep("poses", mean, m, size)
             b.keep("distances", b.op("Sqrt", b.sum_last(deviation, size)), m, i)
             b.keep("activations", _sigmoid(b, logit), m)
+            b.keep("children", a_child, i)
         if iteration + 1 == iterations and b.rewrites.dead_update:
             break
         # E-step in the log domain. ln sigmoid(x) = -softplus(-x).

@@ -63,9 +63,10 @@ class Reconstructions(Picture):
     def _figure(self) -> Figure:
         """One row per image."""
         rows = [self._row(n) for n in range(len(self.examples))]
-        figure = blank(*sheet_size(rows), self.title, self.model)
+        names = [fit(n, 18) for n in self.examples.names]
+        figure = blank(*sheet_size(rows, names), self.title, self.model)
         headings = ["input", *map(fit, self.names)]
-        draw_sheet(figure.subplots(), rows, headings, [fit(n, 18) for n in self.examples.names])
+        draw_sheet(figure.subplots(), rows, headings, names)
         return figure
 
     def _row(self, n: int) -> list[Tile]:

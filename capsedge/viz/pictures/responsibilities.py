@@ -55,7 +55,7 @@ class Responsibilities(Picture):
         rows, columns = self.grid.cells
         return (
             f"Over the input, the share that the capsules at each of {rows} x {columns} positions have in "
-            "a class, by the couplings of the last iteration, followed back through routed layers: yellow is "
+            "a class, by the routing of the last iteration, followed back through routed layers: yellow is "
             f"the largest share of a map. {whose}."
         )
 

@@ -98,7 +98,8 @@ class Segmentation(Picture):
     def _figure(self) -> Figure:
         """One row per image."""
         rows = [self._row(n, s) for n, s in enumerate(self.found)]
-        figure = blank(*sheet_size(rows), self.title, self.model)
+        names = [fit(n, 18) for n in self.examples.names]
+        figure = blank(*sheet_size(rows, names), self.title, self.model)
         headings = [
             "input",
             "R: two best",
@@ -107,7 +108,7 @@ class Segmentation(Picture):
             *(["L: labels"] if self._labelled else []),
             "*: forced",
         ]
-        draw_sheet(figure.subplots(), rows, headings, [fit(n, 18) for n in self.examples.names])
+        draw_sheet(figure.subplots(), rows, headings, names)
         return figure
 
     def _row(self, n: int, s: Segmented) -> list[Tile]:

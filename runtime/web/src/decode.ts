@@ -17,6 +17,9 @@ export const integer: Decoder<number> = (value, name) =>
 export const real: Decoder<number> = (value, name) =>
   typeof value === "number" || typeof value === "bigint" ? Number(value) : wrong(value, name, "a number");
 
+export const boolean: Decoder<boolean> = (value, name) =>
+  typeof value === "boolean" ? value : wrong(value, name, "true or false");
+
 /** A plain value of a comparison: no list and no object. */
 export const scalar: Decoder<string | number | boolean | null> = (value, name) => {
   if (typeof value === "bigint") return Number(value);

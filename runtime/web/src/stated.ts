@@ -1,5 +1,5 @@
 /** What a file states in properties of their own: its origin, its cascade, its trace, and when there is nothing to see. */
-import { integer, list, mapping, nullable, object, pair, real, scalar, string } from "./decode.js";
+import { boolean, integer, list, mapping, nullable, object, pair, real, scalar, string } from "./decode.js";
 import { Malformed } from "./errors.js";
 import { parseJson } from "./json.js";
 import {
@@ -76,9 +76,11 @@ export interface TraceLayer {
   /** Of the window that a parent sees, in children's rows and columns; null where not known. */
   readonly kernel: readonly [number, number] | null;
   readonly strides: readonly [number, number] | null;
+  /** Whether the children of a window are ordered by type, row and column, instead of by row, column and type. */
+  readonly typesFirst: boolean;
 }
 
-export const TRACE_KINDS = ["couplings", "poses", "agreement", "distances", "activations"] as const;
+export const TRACE_KINDS = ["couplings", "poses", "agreement", "distances", "activations", "children"] as const;
 export type TraceKind = (typeof TRACE_KINDS)[number];
 const REQUIRED_KINDS = TRACE_KINDS.slice(0, 3);
 const ROUTINGS = ["dynamic", "em", "attention", "self-attention"] as const;
@@ -212,8 +214,9 @@ const layersOf = object({
         child_grid: side,
         kernel: side,
         strides: side,
+        types_first: boolean,
       },
-      { grid: [1, 1], child_grid: null, kernel: null, strides: null },
+      { grid: [1, 1], child_grid: null, kernel: null, strides: null, types_first: false },
     ),
   ),
 });
@@ -242,6 +245,7 @@ export function readTrace(properties: ReadonlyMap<string, string>, limits: Limit
       childGrid: layer.child_grid,
       kernel,
       strides,
+      typesFirst: layer.types_first,
     };
   });
 }

@@ -12,7 +12,8 @@ import type { FloatArray } from "./tensors.js";
  * The routing of one layer on one image, iteration by iteration.
  *
  * A dense layer has the shapes below; one whose parents lie on a map has its rows and columns behind T. Child `i` of a
- * window has the row `dy`, the column `dx` and the type `c` with `i = (dy * kernel[1] + dx) * C + c`.
+ * window has the row `dy`, the column `dx` and the type `c` with `i = (dy * kernel[1] + dx) * C + c`, or, with
+ * `typesFirst`, `i = (c * kernel[0] + dy) * kernel[1] + dx`.
  */
 export interface TracedLayer extends Omit<TraceLayer, "outputs"> {
   /** Of the weighted sum of each iteration `[T, I, J]`. */
@@ -25,6 +26,8 @@ export interface TracedLayer extends Omit<TraceLayer, "outputs"> {
   readonly distances?: FloatArray;
   /** EM: of the parents after each iteration `[T, J]`. */
   readonly activations?: FloatArray;
+  /** EM: activations of the children `[T, I]`, the same in every iteration. */
+  readonly children?: FloatArray;
 }
 
 /** Names of the outputs of all layers. */

@@ -27,7 +27,8 @@ export interface ChildMap {
 
 /**
  * What the children of each place add to one parent, for every iteration: couplings times agreements, which sum to
- * the parent's length before it is squashed (Sabour et al. 2017, eq. 2). For EM routing the couplings.
+ * the parent's length before it is squashed (Sabour et al. 2017, eq. 2). For EM routing responsibilities times the
+ * children's activations, the weights of the M-step (Hinton et al. 2018, procedure 1).
  */
 export function childMaps(layer: TracedLayer, parent: number): ChildMap[] {
   const { iterations, places, children, parents } = sizesOf(layer);
@@ -39,7 +40,7 @@ export function childMaps(layer: TracedLayer, parent: number): ChildMap[] {
       for (let i = 0; i < children; i++) {
         const at = place.of(window, i);
         if (at === null) continue;
-        sums[at] = (sums[at] ?? 0) + added(layer, ((t * places + window) * children + i) * parents + parent);
+        sums[at] = (sums[at] ?? 0) + added(layer, (t * places + window) * children + i, parents, parent);
         counts[at] = (counts[at] ?? 0) + 1;
       }
     }
@@ -47,14 +48,15 @@ export function childMaps(layer: TracedLayer, parent: number): ChildMap[] {
   });
 }
 
-function added(layer: TracedLayer, k: number): number {
-  const coupling = layer.couplings.data[k] ?? 0;
-  return layer.routing === "em" ? coupling : coupling * Math.max(0, layer.agreement.data[k] ?? 0);
+function added(layer: TracedLayer, child: number, parents: number, parent: number): number {
+  const k = child * parents + parent;
+  const factor = layer.routing === "em" ? (layer.children?.data[child] ?? 1) : Math.max(0, layer.agreement.data[k] ?? 0);
+  return (layer.couplings.data[k] ?? 0) * factor;
 }
 
 /** Where child `i` of a window lies; null outside of the map, where a window reaches over its edge. */
 function placing(layer: TracedLayer, children: number) {
-  const { childGrid, kernel, strides, grid } = layer;
+  const { childGrid, kernel, strides, grid, typesFirst } = layer;
   if (!childGrid || !kernel || children % (kernel[0] * kernel[1])) {
     const width = Math.min(BINS, children);
     return { height: 1, width, of: (_: number, i: number): number | null => Math.floor((i * width) / children) };
@@ -63,7 +65,7 @@ function placing(layer: TracedLayer, children: number) {
   const types = children / (kernel[0] * kernel[1]);
   const [down, right] = strides ?? [1, 1];
   const of = (window: number, i: number): number | null => {
-    const inner = Math.floor(i / types);
+    const inner = typesFirst ? i % (kernel[0] * kernel[1]) : Math.floor(i / types);
     const y = Math.floor(window / grid[1]) * down + Math.floor(inner / kernel[1]);
     const x = (window % grid[1]) * right + (inner % kernel[1]);
     return y < height && x < width ? y * width + x : null;
