@@ -44,6 +44,10 @@ checkpoint is computed with in FP32. No epoch was chosen by its accuracy on the 
 was trained on until it was right on 99.6 % of them; one run more, from the second with `--rotate 12
 --zoom 0.12 --lr 0.0015 --seed 3`, lost accuracy (99.50 %) and was left out.
 
+The same shape trained from fresh weights for as long as pruning took (49 minutes on one core: 47 epochs with
+`--lr 0.003 --average 0.999 --seed 1 --fast`) is right on 99.61 % in FP32, 99.57 % in INT8. The pruned network
+is the better one by a few images.
+
 Input: white ink on black, the digit 20 pixels high, centred in 28x28.
 
 Confusion table of the INT8 file (rows: true class, columns: predicted):
