@@ -15,6 +15,7 @@
 #else
 #include <cooperative_groups.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 #define CAPSEDGE_DEVICE __device__ __forceinline__
 #define CAPSEDGE_KERNEL static __global__ void
@@ -35,18 +36,31 @@ struct Block {
   CAPSEDGE_DEVICE int y() const { return static_cast<int>(blockIdx.y); }
   CAPSEDGE_DEVICE int64_t blocks() const { return gridDim.x; }
   CAPSEDGE_DEVICE void sync() const { __syncthreads(); }
+  // Five steps without a branch, whatever the width: a step wider than the group adds nothing.
   CAPSEDGE_DEVICE float group_max(float value, int width) const {
-    for (int offset = width / 2; offset; offset /= 2)
-      value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+#pragma unroll
+    for (int offset = kWarp / 2; offset; offset /= 2)
+      value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset < width ? offset : 0));
     return value;
   }
   CAPSEDGE_DEVICE float group_sum(float value, int width) const {
-    for (int offset = width / 2; offset; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+#pragma unroll
+    for (int offset = kWarp / 2; offset; offset /= 2) {
+      const float other = __shfl_xor_sync(0xffffffffu, value, offset);
+      value += offset < width ? other : 0.0f;
+    }
     return value;
   }
   CAPSEDGE_DEVICE float* shared() const {
     extern __shared__ __align__(16) float memory[];
     return memory;
+  }
+  // Sixteen bytes from global into shared memory, there for this thread after wait_copies and for the others after a
+  // barrier behind that. Asynchronous from SM 80 on.
+  CAPSEDGE_DEVICE void copy_async(float* to, const float* from) const { __pipeline_memcpy_async(to, from, 16); }
+  CAPSEDGE_DEVICE void wait_copies() const {
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
   }
   // Of a cluster, SM 90 and newer: the blocks with the same x, one for each y. The launch sees to it that no other
   // GPU and no code made for another one gets here.
@@ -110,6 +124,10 @@ CAPSEDGE_DEVICE void load4(const T* data, float* to) {
   const Four<T> four = *reinterpret_cast<const Four<T>*>(data);
 #pragma unroll
   for (int k = 0; k < 4; ++k) to[k] = widen(four.at[k]);
+}
+
+CAPSEDGE_DEVICE void store4(const float* four, float* to) {
+  *reinterpret_cast<Four<float>*>(to) = {four[0], four[1], four[2], four[3]};
 }
 
 constexpr float kLowest = -3.402823466e38f;

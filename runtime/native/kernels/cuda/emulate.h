@@ -58,14 +58,23 @@ class Emulator {
     return other.shared.data() + (here - shared());
   }
 
+  // What is copied is there when the thread that copies waits for it, and no earlier; until then it is NaN.
+  void copy_async(float* to, const float* from) {
+    std::fill(to, to + 4, nanf(""));
+    fiber().copies.push_back({to, from});
+  }
+  void wait_copies() {
+    for (const Copy& copy : fiber().copies) std::copy(copy.from, copy.from + 4, copy.to);
+    fiber().copies.clear();
+  }
+
   void sync() { wait(block().barrier, threads_); }
   void sync_cluster() { wait(cluster_, static_cast<int>(fibers_.size())); }
 
   // Every lane's value to all lanes of its warp; slots alternate, so one barrier is enough.
   const float* exchange(float value) {
     const int warp = thread() / 32, lane = thread() % 32;
-    Fiber& fiber = *fibers_[static_cast<size_t>(current_)];
-    float* slots = block().warps[static_cast<size_t>(warp)].slots[fiber.turn ^= 1];
+    float* slots = block().warps[static_cast<size_t>(warp)].slots[fiber().turn ^= 1];
     slots[lane] = value;
     const int members = threads_ - warp * 32 < 32 ? threads_ - warp * 32 : 32;
     wait(block().warps[static_cast<size_t>(warp)].barrier, members);
@@ -88,36 +97,43 @@ class Emulator {
     int left;  // threads that have not ended
   };
   static constexpr size_t kStack = 128 * 1024;
+  struct Copy {
+    float* to;
+    const float* from;
+  };
   struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack{new char[kStack]};  // pages that are never touched take no memory
     const Barrier* waits = nullptr;
     int64_t generation = 0;
     int turn = 0;
+    std::vector<Copy> copies;  // on their way
     bool done = false;
   };
 
   static void enter() {
     Emulator& self = instance();
     (*self.kernel_)();
-    self.fibers_[static_cast<size_t>(self.current_)]->done = true;
+    if (!self.fiber().copies.empty()) fail("a thread has ended without waiting for its copies");
+    self.fiber().done = true;
   }
 
+  Fiber& fiber() { return *fibers_[static_cast<size_t>(current_)]; }
   OneBlock& block() { return blocks_[static_cast<size_t>(current_ / threads_)]; }
 
   void wait(Barrier& barrier, int members) {
-    Fiber& fiber = *fibers_[static_cast<size_t>(current_)];
+    Fiber& own = fiber();
     if (++barrier.arrived == members) {
       barrier.arrived = 0;
       ++barrier.generation;
       return;
     }
-    fiber.waits = &barrier;
-    fiber.generation = barrier.generation;
+    own.waits = &barrier;
+    own.generation = barrier.generation;
     const int mine = current_;
-    swapcontext(&fiber.context, &scheduler_);
+    swapcontext(&own.context, &scheduler_);
     current_ = mine;
-    fiber.waits = nullptr;
+    own.waits = nullptr;
   }
 
   static void fail(const char* why) {
@@ -193,6 +209,8 @@ struct Block {
   int y() const { return Emulator::instance().y(); }
   int64_t blocks() const { return Emulator::instance().blocks(); }
   void sync() const { Emulator::instance().sync(); }
+  void copy_async(float* to, const float* from) const { Emulator::instance().copy_async(to, from); }
+  void wait_copies() const { Emulator::instance().wait_copies(); }
   float* shared() const { return Emulator::instance().shared(); }
   void sync_cluster() const { Emulator::instance().sync_cluster(); }
   const float* shared_of(const float* here, int y) const { return Emulator::instance().shared_of(here, y); }

@@ -26,6 +26,7 @@ struct Layer : capsedge_cuda_routing {
   int32_t group;       // lanes of one child
   int32_t tile;        // tiled: children whose weights are in shared memory at once
   int32_t stride;      // tiled: floats between the weights of two parents there
+  int32_t row_shift;   // tiled: logarithm of the threads that copy the weights of one parent
   int64_t units;
   float* state;        // [units][floats]
   float* partial;      // [units][splits][floats]

@@ -71,6 +71,7 @@ void plan_tiles(Plan& plan, int32_t scheme) {
   plan.threads = kThreads;
   l.tile = static_cast<int32_t>(std::min<int64_t>(kTileChildren, kTileFloats / child));
   l.stride = static_cast<int32_t>(stride);
+  while (4 << l.row_shift < l.inner * l.columns && 1 << l.row_shift < kWarp) ++l.row_shift;
 }
 
 // All passes of a unit in one kernel, by a cluster that takes up to `splits` parts, where the GPU has them and the
