@@ -31,6 +31,7 @@ struct Layer : capsedge_cuda_routing {
   float* state;        // [units][floats]
   float* partial;      // [units][splits][floats]
   float* scratch;      // generic: [units][splits][kTile][parents]
+  float* votes;        // kept: [units][children][columns / 4][parents][4]; or null, and every pass makes them
 };
 
 // Dynamic routing, of capsules or of votes.

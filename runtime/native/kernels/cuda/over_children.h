@@ -35,7 +35,7 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
       const int parent = lane + q * l.group;
       if (parent >= l.parents) continue;
       float vote[L];
-      make_vote<1, L, T, W>(l, child, parent, vote);
+      vote_of<1, L, T, W>(l, unit, child, parent, first_pass, vote);
       const float logit = agreement<L>(query[q], vote) + prior_of<T>(l, number, parent, first_pass);
       const float high = fmaxf(top[q], logit), shrink = shrunk(top[q], high), e = expf(logit - high);
       top[q] = high;
