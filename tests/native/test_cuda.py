@@ -87,7 +87,7 @@ def test_source_on_the_host_sanitized(scheme: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.conformance", "test", "--backend", f"cuda-emulated-{scheme}",
          "--light", "--filter", "kind=(normal|huge)"],
-        env={**os.environ, cuda_library.SANITIZE: "1", "LD_PRELOAD": runtime.stdout.strip(),
+        env={**os.environ, cuda_library.CHECKS: "sanitized", "LD_PRELOAD": runtime.stdout.strip(),
              "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": "detect_leaks=0"},
         cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -42,6 +42,8 @@ extern "C" int32_t capsedge_cuda_multiprocessors(void) { return multiprocessors_
 extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate(int32_t multiprocessors) {
   emulated_multiprocessors = multiprocessors;
 }
+// The threads of blocks run in another order from here on.
+extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate_order(uint32_t seed) { Emulator::instance().seed(seed); }
 #endif
 
 extern "C" int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer) {
