@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -99,10 +100,10 @@ def find_nvdisasm() -> str:
     return found
 
 
-def sources_digest(folder: Path = SOURCES) -> str:
-    """Digest of the kernels' sources: what a cached result belongs to."""
+def digest_of(files: Iterable[Path]) -> str:
+    """Digest of some files' names and contents: what a cached result belongs to."""
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    for file in sorted(files):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -127,8 +128,8 @@ def compile_cubin(architecture: int) -> tuple[Path, str]:
     Raises:
         CapsedgeError: there is no nvcc, or it refuses the source or the architecture.
     """
-    key = hashlib.sha256((sources_digest() + compiler_version()).encode()).hexdigest()[:16]
-    cubin = BUILD / f"kernels-{architecture}-{key}.cubin"
+    version = compiler_version().replace(" ", "-")
+    cubin = BUILD / f"kernels-{digest_of(SOURCES.iterdir())}-{version}-sm{architecture}.cubin"
     log = cubin.with_suffix(".log")
     if cubin.is_file() and log.is_file():
         return cubin, log.read_text()

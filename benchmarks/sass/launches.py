@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from benchmarks.operators import Layer
-from benchmarks.sass.cubin import BUILD, SOURCES, plain_name, sources_digest
+from benchmarks.sass.cubin import BUILD, SOURCES, digest_of, plain_name
 from capsedge.errors import CapsedgeError
 from tests.native import cuda_library
 
@@ -55,7 +55,7 @@ def recorder() -> tuple[ctypes.CDLL, dict[int, str]]:
     Raises:
         CapsedgeError: there is no C++ compiler, or it refuses the source.
     """
-    target = BUILD / f"recorder-{sources_digest(SOURCES)}-{sources_digest(RECORDER.parent)}.so"
+    target = BUILD / f"recorder-{digest_of([*SOURCES.iterdir(), RECORDER])}.so"
     if not target.is_file():
         BUILD.mkdir(parents=True, exist_ok=True)
         made = target.with_name(f"{target.name}.{os.getpid()}")
