@@ -36,20 +36,11 @@ struct Block {
   CAPSEDGE_DEVICE int y() const { return static_cast<int>(blockIdx.y); }
   CAPSEDGE_DEVICE int64_t blocks() const { return gridDim.x; }
   CAPSEDGE_DEVICE void sync() const { __syncthreads(); }
-  // Five steps without a branch, whatever the width: a step wider than the group adds nothing.
   CAPSEDGE_DEVICE float group_max(float value, int width) const {
-#pragma unroll
-    for (int offset = kWarp / 2; offset; offset /= 2)
-      value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset < width ? offset : 0));
-    return value;
+    return reduce(value, width, [](float a, float b) { return fmaxf(a, b); });
   }
   CAPSEDGE_DEVICE float group_sum(float value, int width) const {
-#pragma unroll
-    for (int offset = kWarp / 2; offset; offset /= 2) {
-      const float other = __shfl_xor_sync(0xffffffffu, value, offset);
-      value += offset < width ? other : 0.0f;
-    }
-    return value;
+    return reduce(value, width, [](float a, float b) { return a + b; });
   }
   CAPSEDGE_DEVICE float* shared() const {
     extern __shared__ __align__(16) float memory[];
@@ -79,6 +70,25 @@ struct Block {
     __trap();
     return here + y;
 #endif
+  }
+
+ private:
+  // The usual widths without a question at each step.
+  template <typename F>
+  CAPSEDGE_DEVICE float reduce(float value, int width, F combine) const {
+    if (width == kWarp) return steps<kWarp / 2>(value, combine);
+    if (width == kWarp / 2) return steps<kWarp / 4>(value, combine);
+#pragma unroll 1
+    for (int offset = width / 2; offset; offset /= 2)
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    return value;
+  }
+  template <int FIRST, typename F>
+  CAPSEDGE_DEVICE float steps(float value, F combine) const {
+#pragma unroll
+    for (int offset = FIRST; offset; offset /= 2)
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    return value;
   }
 };
 
@@ -129,6 +139,13 @@ CAPSEDGE_DEVICE void load4(const T* data, float* to) {
 CAPSEDGE_DEVICE void store4(const float* four, float* to) {
   *reinterpret_cast<Four<float>*>(to) = {four[0], four[1], four[2], four[3]};
 }
+
+// For divisors between 2^-126 and 2^126; within 2 units in the last place.
+#ifdef CAPSEDGE_EMULATE
+inline float quick_quotient(float a, float b) { return a / b; }
+#else
+CAPSEDGE_DEVICE float quick_quotient(float a, float b) { return __fdividef(a, b); }
+#endif
 
 constexpr float kLowest = -3.402823466e38f;
 

@@ -127,26 +127,37 @@ CAPSEDGE_DEVICE void add_rows(int inner, const T* const* pose, const float* weig
   }
 }
 
-// Likewise, matrices: weights are kept while the rows of the poses go by.
+// Likewise, matrices: weights are kept while the rows of the poses go by. The votes' first products are not added to zeros.
+template <int R, int L, int U, bool FIRST, typename T>
+CAPSEDGE_DEVICE void add_four_rows(int inner, const T* const* pose, const float* weight, float (*vote)[R * L]) {
+  float w[4][L];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int c = 0; c < L; c += 4) load4(weight + i * L + c, w[i] + c);
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      float x[4];
+      load4(pose[u] + r * inner, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int c = 0; c < L; ++c) {
+          float& element = vote[u][r * L + c];
+          element = FIRST && i == 0 ? x[i] * w[i][c] : fmaf(x[i], w[i][c], element);
+        }
+    }
+}
 template <int R, int L, int U, typename T>
-CAPSEDGE_DEVICE void add_matrices(int inner, const T* const* pose, const float* weight, float (*vote)[R * L]) {
-  for (int k = 0; k < inner; k += 4) {
-    float w[4][L];
+CAPSEDGE_DEVICE void make_matrices(int inner, const T** pose, const float* weight, float (*vote)[R * L]) {
+  add_four_rows<R, L, U, true, T>(inner, pose, weight, vote);
+#pragma unroll 1
+  for (int k = 4; k < inner; k += 4) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int c = 0; c < L; c += 4) load4(weight + (k + i) * L + c, w[i] + c);
-#pragma unroll
-    for (int u = 0; u < U; ++u)
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        float x[4];
-        load4(pose[u] + r * inner + k, x);
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-#pragma unroll
-          for (int c = 0; c < L; ++c) vote[u][r * L + c] = fmaf(x[i], w[i][c], vote[u][r * L + c]);
-      }
+    for (int u = 0; u < U; ++u) pose[u] += 4;
+    add_four_rows<R, L, U, false, T>(inner, pose, weight + k * L, vote);
   }
 }
 
@@ -169,14 +180,14 @@ CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Corner* corner, const Wal
                                  const float* weight, float (*vote)[R * L]) {
   const T* pose[U];
 #pragma unroll
-  for (int u = 0; u < U; ++u) {
-    pose[u] = static_cast<const T*>(l.pose) + (corner[u].pose + walk.pose) * l.pose_size;
-#pragma unroll
-    for (int h = 0; h < R * L; ++h) vote[u][h] = 0.0f;
-  }
+  for (int u = 0; u < U; ++u) pose[u] = static_cast<const T*>(l.pose) + (corner[u].pose + walk.pose) * l.pose_size;
   if constexpr (R > 1) {
-    add_matrices<R, L, U, T>(l.inner, pose, weight, vote);
+    make_matrices<R, L, U, T>(l.inner, pose, weight, vote);
   } else {
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+#pragma unroll
+      for (int h = 0; h < L; ++h) vote[u][h] = 0.0f;
     columns_first(l) ? add_columns<L, U, T>(l.inner, pose, weight, vote) : add_rows<L, U, T>(l.inner, pose, weight, vote);
     if (l.vote_biases) {
 #pragma unroll
