@@ -118,11 +118,12 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int 
       query[q][h] = !first_pass && parent < l.parents ? state[parent * P + h] : 0.0f;
     }
   }
+  const Window window = window_of(l, unit);
   // All groups go round as often, because shuffles want whole warps.
   for (int begin = first; begin < last; begin += groups) {
     const int number = begin + group;
     const bool mine = number < last;
-    const Child child = child_of(l, unit, mine ? number : first);
+    const Child child = child_of(l, window, mine ? number : first);
     float vote[Q][P], logit[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
@@ -171,9 +172,10 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
 #pragma unroll
     for (int h = 0; h < P; ++h) mean[q][h] = squares[q][h] = 0.0f;
   }
+  const Window window = window_of(l, unit);
   for (int begin = first; begin < last; begin += groups) {
     const bool mine = begin + group < last;
-    const Child child = child_of(l, unit, mine ? begin + group : first);
+    const Child child = child_of(l, window, mine ? begin + group : first);
     float vote[Q][P], share[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {

@@ -28,8 +28,9 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
       query[q][h] = !first_pass && parent < l.parents ? state[parent * L + h] : 0.0f;
     }
   }
+  const Window window = window_of(l, unit);
   for (int number = first + group; number < last; number += groups) {
-    const Child child = child_of(l, unit, number);
+    const Child child = child_of(l, window, number);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       const int parent = lane + q * l.group;

@@ -116,6 +116,13 @@ void plan_cluster(Plan& plan, int32_t scheme, int64_t splits) {
   if (clusters_run(plan.kernels.whole, whole_grid(cluster))) plan = cluster;
 }
 
+Divisor divisor_of(int32_t by) {
+  Divisor divisor{0, 31};
+  while (int64_t{1} << (divisor.shift - 31) < by) ++divisor.shift;
+  divisor.factor = static_cast<uint32_t>(((uint64_t{1} << divisor.shift) + static_cast<uint64_t>(by) - 1) / static_cast<uint64_t>(by));
+  return divisor;
+}
+
 // The interface's layer with all that its shapes say.
 Layer sized_layer(const capsedge_cuda_routing& r) {
   Layer l{};
@@ -127,6 +134,8 @@ Layer sized_layer(const capsedge_cuda_routing& r) {
   const int size = r.parents * l.pose_elements;
   l.floats = r.operation == CAPSEDGE_CUDA_EM ? 2 * size + r.parents : r.over_children ? size + 2 * r.parents : size;
   l.units = static_cast<int64_t>(r.images) * l.positions;
+  l.by_types = divisor_of(r.types);
+  l.by_across = divisor_of(r.shared ? r.width : r.kernel_width);
   l.group = 1;
   while (l.group < r.parents && l.group < kWarp) l.group *= 2;
   return l;

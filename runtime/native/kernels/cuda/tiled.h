@@ -9,30 +9,11 @@
 namespace capsedge {
 namespace cuda {
 
-// The unit's part of a child's place in the map; that of the first one for units behind the last.
-struct Corner {
-  int64_t pose;  // index of the first cell's first capsule
-  int row, column;
-};
-
-CAPSEDGE_DEVICE Corner corner_of(const Layer& l, int64_t unit) {
-  Corner corner;
-  const int64_t known = unit < l.units ? unit : 0;
-  const int64_t image = known / l.positions;
-  const int position = static_cast<int>(known % l.positions);
-  corner.row = l.shared ? 0 : position / l.grid_width * l.stride_rows;
-  corner.column = l.shared ? 0 : position % l.grid_width * l.stride_columns;
-  corner.pose = ((image * l.height + corner.row) * l.width + corner.column) * l.types;
-  return corner;
-}
-
 // A child's part of its place, counted on from child to child.
 struct Walk {
   int type, row, column;
-  int64_t pose;  // in capsules from the unit's corner
+  int64_t pose;  // in capsules from the beginning of the window
 };
-
-CAPSEDGE_DEVICE int cells_across(const Layer& l) { return l.shared ? l.width : l.kernel_width; }
 
 CAPSEDGE_DEVICE Walk walk_from(const Layer& l, int child) {
   const int cell = child / l.types, across = cells_across(l);
@@ -176,11 +157,11 @@ CAPSEDGE_DEVICE void add_place(const Layer& l, int row, int column, float* vote)
 
 // Votes of one parent for U units; `weight` is the lane's matrix in the tile.
 template <int R, int L, int U, bool EM, typename T>
-CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Corner* corner, const Walk& walk, int number, int parent,
+CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Window* window, const Walk& walk, int number, int parent,
                                  const float* weight, float (*vote)[R * L]) {
   const T* pose[U];
 #pragma unroll
-  for (int u = 0; u < U; ++u) pose[u] = static_cast<const T*>(l.pose) + (corner[u].pose + walk.pose) * l.pose_size;
+  for (int u = 0; u < U; ++u) pose[u] = static_cast<const T*>(l.pose) + (window[u].pose + walk.pose) * l.pose_size;
   if constexpr (R > 1) {
     make_matrices<R, L, U, T>(l.inner, pose, weight, vote);
   } else {
@@ -200,14 +181,14 @@ CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Corner* corner, const Wal
   }
   if constexpr (EM) {
 #pragma unroll
-    for (int u = 0; u < U; ++u) add_place<R, L, T>(l, corner[u].row + walk.row, corner[u].column + walk.column, vote[u]);
+    for (int u = 0; u < U; ++u) add_place<R, L, T>(l, window[u].row + walk.row, window[u].column + walk.column, vote[u]);
   }
 }
 
 // Adds a child's votes to what is gathered, weighted by their couplings. A lane without a parent takes part in the
 // softmax, as shuffles want whole warps, and gathers what nobody reads.
 template <int R, int U, bool EM, typename T, int P>
-CAPSEDGE_DEVICE void gather(const Block& b, const Layer& l, const Corner* corner, const Walk& walk, int number,
+CAPSEDGE_DEVICE void gather(const Block& b, const Layer& l, const Window* window, const Walk& walk, int number,
                             int parent, bool mine, bool first_pass, const float (*vote)[P], Gathered<P, EM>* g) {
   float prior = 0.0f, bias = 0.0f;
   if constexpr (R == 1) {
@@ -224,7 +205,7 @@ CAPSEDGE_DEVICE void gather(const Block& b, const Layer& l, const Corner* corner
     if (!mine) logit = kLowest;
     group_softmax<1>(b, l, &logit);
     if constexpr (EM) {
-      const float activation = activation_of<T>(l, corner[u].pose + walk.pose) * first_factor(l, first_pass);
+      const float activation = activation_of<T>(l, window[u].pose + walk.pose) * first_factor(l, first_pass);
       add_vote<P>(logit * activation, vote[u], g[u].mass, g[u].sums, g[u].squares);
     } else {
 #pragma unroll
@@ -242,12 +223,12 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
   const int parent = mine ? lane : 0;
   const int child_stride = l.one_weight ? 0 : l.parents * l.stride;
   float* tile = b.shared();
-  Corner corner[U];
+  Window window[U];
   Gathered<P, EM> gathered[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const int64_t unit = first_unit + b.thread() / l.group * U + u;
-    corner[u] = corner_of(l, unit);
+    window[u] = window_of(l, unit < l.units ? unit : 0);
     begin_unit<P, EM>(l, parent, states + unit * l.floats, unit < l.units && !first_pass, gathered[u]);
   }
   Walk walk = walk_from(l, first);
@@ -262,8 +243,8 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
     const float* weight = tile + parent * l.stride;
     for (const int end = begin + count; begin < end; ++begin, weight += child_stride) {
       float vote[U][P];
-      tiled_votes<R, L, U, EM, T>(l, corner, walk, begin, parent, weight, vote);
-      gather<R, U, EM, T>(b, l, corner, walk, begin, parent, mine, first_pass, vote, gathered);
+      tiled_votes<R, L, U, EM, T>(l, window, walk, begin, parent, weight, vote);
+      gather<R, U, EM, T>(b, l, window, walk, begin, parent, mine, first_pass, vote, gathered);
       step(l, walk);
     }
   }
