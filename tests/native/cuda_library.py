@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,22 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "runtime" / "native" / "kernels" / "cuda"
 UNITS = [str(file) for file in sorted(SOURCES.glob("*.cu"))]
 VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
-SANITIZE = "CAPSEDGE_CUDA_SANITIZE"  # set: the host build reports wrong addresses and arithmetic
+CHECKS = "CAPSEDGE_CUDA_CHECKS"  # what the host build reports beside wrong results: a key of FLAGS
+MUTANT = "CAPSEDGE_CUDA_MUTANT"  # folder of other sources for the host build
+RACES = Path(__file__).with_name("races.cpp")
+FLAGS = {
+    "": ["-O2", "-Wall", "-Wextra", "-Werror"],
+    # Wrong addresses and arithmetic. Frames on the fibers' own stacks are not the address sanitizer's.
+    "sanitized": [
+        "-O2",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "--param=asan-stack=0",
+    ],
+    # Races: the calls that g++ compiles for its thread sanitizer go to races.cpp.
+    "races": ["-O1"],
+}
+INSTRUMENTED = ["-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"]
 Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2}
 OPERATIONS = {
@@ -155,29 +171,41 @@ def bind(path: Path) -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def host_library() -> Path | None:
-    """The kernels compiled for the host, with g++'s sanitizers if asked for; None without a C++ compiler."""
+    """The kernels compiled for the host, with the checks that are asked for; None without a C++ compiler."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None or os.uname().sysname != "Linux":
         return None
-    # Frames on the fibers' own stacks are not the address sanitizer's.
-    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "--param=asan-stack=0"]
-    flags = checks if os.environ.get(SANITIZE) else ["-Wall", "-Wextra", "-Werror"]
-    folder = "cuda-host-sanitized" if os.environ.get(SANITIZE) else "cuda-host"
-    target = ROOT / "build" / folder / "libcapsedge_cuda_host.so"
-    shared = (SOURCES.parent / "cpu" / "simd" / name for name in ("half.h", "simd.h"))
-    newest = max(file.stat().st_mtime for file in (*SOURCES.iterdir(), *shared))
+    checks = os.environ.get(CHECKS, "")
+    sources = Path(os.environ.get(MUTANT, SOURCES))
+    folder = (
+        sources if MUTANT in os.environ else ROOT / "build" / f"cuda-host{checks and '-'}{checks}"
+    )
+    target = folder / "libcapsedge_cuda_host.so"
+    shared = (sources.parent / "cpu" / "simd" / name for name in ("half.h", "simd.h"))
+    newest = max(file.stat().st_mtime for file in (*sources.iterdir(), *shared, RACES))
     if target.is_file() and target.stat().st_mtime > newest:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     made = target.with_name(f"{target.name}.{os.getpid()}")
-    subprocess.run(
-        [compiler, "-std=c++17", "-O2", *flags, "-Wno-unknown-pragmas", "-shared", "-fPIC",
-         "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", "-x", "c++", *UNITS,
-         "-o", str(made)],
-        check=True,
-    )  # fmt: skip
+    _compile(compiler, checks, sources, made)
     made.replace(target)
     return target
+
+
+def _compile(compiler: str, checks: str, sources: Path, target: Path) -> None:
+    units = [str(file) for file in sorted(sources.glob("*.cu"))]
+    common = ["-std=c++17", "-Wno-unknown-pragmas", "-fPIC", "-fvisibility=hidden", f"-I{sources}"]
+    common += ["-DCAPSEDGE_EMULATE", *FLAGS[checks], "-x", "c++"]
+    if checks != "races":
+        subprocess.run([compiler, *common, "-shared", *units, "-o", str(target)], check=True)
+        return
+    with TemporaryDirectory() as name:
+        subprocess.run([compiler, *common, *INSTRUMENTED, "-c", *units], cwd=name, check=True)
+        subprocess.run(
+            [compiler, *common, "-shared", str(RACES), "-x", "none",
+             *map(str, Path(name).glob("*.o")), "-o", str(target)],
+            check=True,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=1)

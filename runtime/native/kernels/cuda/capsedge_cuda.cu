@@ -42,14 +42,12 @@ extern "C" int32_t capsedge_cuda_multiprocessors(void) { return multiprocessors_
 extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate(int32_t multiprocessors) {
   emulated_multiprocessors = multiprocessors;
 }
+// The threads of blocks run in another order from here on.
+extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate_order(uint32_t seed) { Emulator::instance().seed(seed); }
 #endif
 
 extern "C" int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer) {
-  if (check_layer(*layer)) return -1;
-  // Addresses are not known here: those that do not fit vectors take the generic kernel.
-  capsedge_cuda_routing generic = *layer;
-  generic.scheme = CAPSEDGE_CUDA_GENERIC;
-  return std::max<int64_t>({1, make_plan(*layer).bytes, make_plan(generic).bytes});
+  return check_layer(*layer) ? -1 : std::max<int64_t>(1, most_bytes(*layer));
 }
 
 extern "C" int capsedge_cuda_route(const capsedge_cuda_routing* layer, void* workspace, int64_t workspace_bytes,
@@ -57,8 +55,8 @@ extern "C" int capsedge_cuda_route(const capsedge_cuda_routing* layer, void* wor
   if (const char* why = check_layer(*layer)) return failed(why, error, error_size);
   if (layer->images == 0) return 0;
   Plan plan = make_plan(*layer);
-  if (plan.bytes > workspace_bytes || (plan.bytes && !aligned(workspace, 16)))
-    return failed("the workspace is too small or not aligned", error, error_size);
+  if (bytes_of(plan) > workspace_bytes) return failed("the workspace is too small", error, error_size);
+  if (!aligned(workspace, 16)) return failed("the workspace is not aligned", error, error_size);
   place(plan, workspace);
   return failed(run_layer(plan, stream), error, error_size);
 }
@@ -89,7 +87,7 @@ extern "C" const char* capsedge_cuda_describe(const capsedge_cuda_routing* layer
                        : plan.whole && plan.layer.splits > 1 ? "a cluster"
                        : plan.whole                          ? "one kernel"
                                                              : "a kernel per pass";
-  std::snprintf(text, sizeof text, "%s, %s, %d threads, %d parts of %d children", names[static_cast<int>(plan.shape)],
-                scheme, plan.threads, plan.layer.splits, plan.layer.part);
+  std::snprintf(text, sizeof text, "%s, %s, %d threads, %d parts of %d children%s", names[static_cast<int>(plan.shape)],
+                scheme, plan.threads, plan.layer.splits, plan.layer.part, plan.keeps ? ", votes kept" : "");
   return text;
 }

@@ -78,8 +78,8 @@ typedef struct capsedge_cuda_routing {
 #define CAPSEDGE_CUDA_OLD_DRIVER (-1)
 CAPSEDGE_CUDA_EXPORT int32_t capsedge_cuda_multiprocessors(void);
 
-/* Bytes of scratch on the device that a layer needs; at least 1, aligned to 256. Follows from the shapes and the
- * multiprocessors; a larger batch may need less. -1: wrong layer. */
+/* Bytes of scratch on the device that suffice for a layer with as many images or fewer; at least 1, aligned to 256.
+ * Follows from the shapes and the multiprocessors. -1: wrong layer. */
 CAPSEDGE_CUDA_EXPORT int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer);
 
 /* Both return 0, or 1 with a sentence in `error`. */

@@ -15,6 +15,7 @@
 #else
 #include <cooperative_groups.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 #define CAPSEDGE_DEVICE __device__ __forceinline__
 #define CAPSEDGE_KERNEL static __global__ void
@@ -36,17 +37,21 @@ struct Block {
   CAPSEDGE_DEVICE int64_t blocks() const { return gridDim.x; }
   CAPSEDGE_DEVICE void sync() const { __syncthreads(); }
   CAPSEDGE_DEVICE float group_max(float value, int width) const {
-    for (int offset = width / 2; offset; offset /= 2)
-      value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
-    return value;
+    return reduce(value, width, [](float a, float b) { return fmaxf(a, b); });
   }
   CAPSEDGE_DEVICE float group_sum(float value, int width) const {
-    for (int offset = width / 2; offset; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
-    return value;
+    return reduce(value, width, [](float a, float b) { return a + b; });
   }
   CAPSEDGE_DEVICE float* shared() const {
     extern __shared__ __align__(16) float memory[];
     return memory;
+  }
+  // Sixteen bytes from global into shared memory, there for this thread after wait_copies and for the others after a
+  // barrier behind that. Asynchronous from SM 80 on.
+  CAPSEDGE_DEVICE void copy_async(float* to, const float* from) const { __pipeline_memcpy_async(to, from, 16); }
+  CAPSEDGE_DEVICE void wait_copies() const {
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
   }
   // Of a cluster, SM 90 and newer: the blocks with the same x, one for each y. The launch sees to it that no other
   // GPU and no code made for another one gets here.
@@ -65,6 +70,25 @@ struct Block {
     __trap();
     return here + y;
 #endif
+  }
+
+ private:
+  // The usual widths without a question at each step.
+  template <typename F>
+  CAPSEDGE_DEVICE float reduce(float value, int width, F combine) const {
+    if (width == kWarp) return steps<kWarp / 2>(value, combine);
+    if (width == kWarp / 2) return steps<kWarp / 4>(value, combine);
+#pragma unroll 1
+    for (int offset = width / 2; offset; offset /= 2)
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    return value;
+  }
+  template <int FIRST, typename F>
+  CAPSEDGE_DEVICE float steps(float value, F combine) const {
+#pragma unroll
+    for (int offset = FIRST; offset; offset /= 2)
+      value = combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    return value;
   }
 };
 
@@ -111,6 +135,17 @@ CAPSEDGE_DEVICE void load4(const T* data, float* to) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) to[k] = widen(four.at[k]);
 }
+
+CAPSEDGE_DEVICE void store4(const float* four, float* to) {
+  *reinterpret_cast<Four<float>*>(to) = {four[0], four[1], four[2], four[3]};
+}
+
+// For divisors between 2^-126 and 2^126; within 2 units in the last place.
+#ifdef CAPSEDGE_EMULATE
+inline float quick_quotient(float a, float b) { return a / b; }
+#else
+CAPSEDGE_DEVICE float quick_quotient(float a, float b) { return __fdividef(a, b); }
+#endif
 
 constexpr float kLowest = -3.402823466e38f;
 

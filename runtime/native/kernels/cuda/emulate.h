@@ -1,17 +1,20 @@
-// Blocks of threads on the host: every thread is a fiber that runs until it waits for others. The blocks of a cluster
-// run together, each with its own shared memory. Finds wrong indices and missing or divergent barriers (memory between
-// threads is NaN before its block begins and after it ends, fibers run in changing order), not races inside a warp.
-// For tests; slow.
+// Blocks of threads on the host: every thread is a fiber that runs until it waits for others, in an order that is drawn
+// anew each time, warps running ahead of others. The blocks of a cluster run together, each with its own shared memory.
+// Finds wrong indices, missing or divergent barriers, asynchronous copies that are not waited for (memory between threads
+// is NaN before its block begins and after it ends, and where a copy is under way) and, told of every access by
+// tests/native/races.cpp, all that two threads do to the same memory without a barrier between. For tests; slow.
 #pragma once
 
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 namespace capsedge {
@@ -24,12 +27,16 @@ class Emulator {
     return emulator;
   }
 
+  // The order of threads follows from it.
+  void seed(unsigned value) { random_ = value; }
+
   // `cluster` divides `blocks_y`: blocks in y that run together.
   void run(int blocks_x, int blocks_y, int cluster, int threads, size_t shared_bytes,
            const std::function<void()>& kernel) {
     kernel_ = &kernel;
     threads_ = threads;
     blocks_x_ = blocks_x;
+    ++launches_;
     fibers_.resize(static_cast<size_t>(cluster * threads));
     for (auto& fiber : fibers_)
       if (!fiber) fiber = std::make_unique<Fiber>();
@@ -58,21 +65,75 @@ class Emulator {
     return other.shared.data() + (here - shared());
   }
 
-  void sync() { wait(block().barrier, threads_); }
-  void sync_cluster() { wait(cluster_, static_cast<int>(fibers_.size())); }
+  // What is copied is there when the thread that copies waits for it, and no earlier; until then it is NaN.
+  void copy_async(float* to, const float* from) {
+    for (int k = 0; k < 4; ++k) to[k] = nanf("");
+    const Aside aside(*this);
+    fiber().copies.push_back({to, from});
+  }
+  void wait_copies() {
+    for (const Copy& copy : fiber().copies)
+      for (int k = 0; k < 4; ++k) copy.to[k] = copy.from[k];
+    const Aside aside(*this);
+    fiber().copies.clear();
+  }
+
+  void sync() {
+    const Aside aside(*this);
+    wait(block().barrier, threads_);
+    ++fiber().barriers;
+  }
+  void sync_cluster() {
+    const Aside aside(*this);
+    wait(cluster_, static_cast<int>(fibers_.size()));
+    ++fiber().barriers;
+    ++fiber().cluster_barriers;
+  }
 
   // Every lane's value to all lanes of its warp; slots alternate, so one barrier is enough.
   const float* exchange(float value) {
+    const Aside aside(*this);
     const int warp = thread() / 32, lane = thread() % 32;
-    Fiber& fiber = *fibers_[static_cast<size_t>(current_)];
-    float* slots = block().warps[static_cast<size_t>(warp)].slots[fiber.turn ^= 1];
+    float* slots = block().warps[static_cast<size_t>(warp)].slots[fiber().turn ^= 1];
     slots[lane] = value;
     const int members = threads_ - warp * 32 < 32 ? threads_ - warp * 32 : 32;
     wait(block().warps[static_cast<size_t>(warp)].barrier, members);
     return slots;
   }
 
+  // Who runs: shuffles order no memory, barriers do.
+  struct Place {
+    int64_t launch;
+    int x, y, thread;
+    int64_t barriers, cluster_barriers;  // passed so far
+    int cluster;                         // blocks of a cluster
+  };
+  Place place() {
+    const int blocks = static_cast<int>(blocks_.size());
+    return {launches_, x_, y(), thread(), fiber().barriers, fiber().cluster_barriers, blocks};
+  }
+  // Shared memory: blocks that run after each other have the same here.
+  bool shares(const void* memory) {
+    for (const OneBlock& block : blocks_)
+      if (memory >= block.shared.data() && memory < block.shared.data() + block.shared.size()) return true;
+    return false;
+  }
+  // Whether a kernel's code runs and the memory is not this thread's own.
+  bool watches(const void* memory) {
+    const auto inside = [memory](const void* from, size_t bytes) {
+      return memory >= from && memory < static_cast<const char*>(from) + bytes;
+    };
+    return watching_ && !inside(this, sizeof *this) && !inside(&fiber(), sizeof(Fiber)) &&
+           !inside(fiber().stack.get(), kStack);
+  }
+
  private:
+  // While it lives, the emulator works, not the kernel.
+  struct Aside {
+    explicit Aside(Emulator& emulator) : emulator(emulator) { emulator.watching_ = false; }
+    ~Aside() { emulator.watching_ = true; }
+    Emulator& emulator;
+  };
   struct Barrier {
     int arrived = 0;
     int64_t generation = 0;
@@ -88,36 +149,44 @@ class Emulator {
     int left;  // threads that have not ended
   };
   static constexpr size_t kStack = 128 * 1024;
+  struct Copy {
+    float* to;
+    const float* from;
+  };
   struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack{new char[kStack]};  // pages that are never touched take no memory
     const Barrier* waits = nullptr;
     int64_t generation = 0;
     int turn = 0;
+    int64_t barriers = 0, cluster_barriers = 0;
+    std::vector<Copy> copies;  // on their way
     bool done = false;
   };
 
   static void enter() {
     Emulator& self = instance();
     (*self.kernel_)();
-    self.fibers_[static_cast<size_t>(self.current_)]->done = true;
+    self.watching_ = false;
+    if (!self.fiber().copies.empty()) fail("a thread has ended without waiting for its copies");
+    self.fiber().done = true;
   }
 
+  Fiber& fiber() { return *fibers_[static_cast<size_t>(current_)]; }
   OneBlock& block() { return blocks_[static_cast<size_t>(current_ / threads_)]; }
 
   void wait(Barrier& barrier, int members) {
-    Fiber& fiber = *fibers_[static_cast<size_t>(current_)];
+    Fiber& own = fiber();
     if (++barrier.arrived == members) {
       barrier.arrived = 0;
       ++barrier.generation;
       return;
     }
-    fiber.waits = &barrier;
-    fiber.generation = barrier.generation;
-    const int mine = current_;
-    swapcontext(&fiber.context, &scheduler_);
-    current_ = mine;
-    fiber.waits = nullptr;
+    own.waits = &barrier;
+    own.generation = barrier.generation;
+    swapcontext(&own.context, &scheduler_);
+    watching_ = false;
+    own.waits = nullptr;
   }
 
   static void fail(const char* why) {
@@ -130,21 +199,35 @@ class Emulator {
     return static_cast<int>((random_ >> 8) % static_cast<unsigned>(below));
   }
 
-  // Every thread of a block as far as its next barrier. Returns how many have ended, or -1 if all wait.
+  void shuffle(std::vector<int>& numbers) {
+    for (int k = static_cast<int>(numbers.size()) - 1; k > 0; --k)
+      std::swap(numbers[static_cast<size_t>(k)], numbers[static_cast<size_t>(random(k + 1))]);
+  }
+
+  // A thread as far as its next barrier; false if it waits or has ended.
+  bool run_thread(int number) {
+    Fiber& fiber = *fibers_[static_cast<size_t>(number)];
+    if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) return false;
+    current_ = number;
+    watching_ = true;
+    swapcontext(&scheduler_, &fiber.context);
+    watching_ = false;
+    blocks_[static_cast<size_t>(number / threads_)].left -= fiber.done;
+    return true;
+  }
+
+  // Every thread of some of a block's warps as far as its next barrier. Returns how many have ended, or -1 if all wait.
   int run_threads(int number) {
     OneBlock& own = blocks_[static_cast<size_t>(number)];
-    const int start = random(threads_), before = own.left;
-    const bool back = random(2);
+    const int before = own.left;
+    order_.resize(static_cast<size_t>(threads_));
+    std::iota(order_.begin(), order_.end(), 0);
+    shuffle(order_);
     bool progress = false;
-    for (int k = 0; k < threads_; ++k) {
-      const int t = number * threads_ + (start + (back ? threads_ - k : k)) % threads_;
-      Fiber& fiber = *fibers_[static_cast<size_t>(t)];
-      if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) continue;
-      current_ = t;
-      swapcontext(&scheduler_, &fiber.context);
-      progress = true;
-      own.left -= fiber.done;
-    }
+    unsigned slow = static_cast<unsigned>(random(1 << 16));  // warps, modulo 16, that do not run this time
+    for (int round = 0; round < 2 && !progress; ++round, slow = 0)
+      for (int t : order_)
+        if (!(slow >> (t / 32 % 16) & 1)) progress |= run_thread(number * threads_ + t);
     if (own.left == 0) std::fill(own.shared.begin(), own.shared.end(), nanf(""));
     return progress ? before - own.left : -1;
   }
@@ -158,6 +241,7 @@ class Emulator {
       fiber->context.uc_link = &scheduler_;
       fiber->done = false;
       fiber->turn = 0;
+      fiber->barriers = fiber->cluster_barriers = 0;
       fiber->waits = nullptr;
       makecontext(&fiber->context, &Emulator::enter, 0);
     }
@@ -182,7 +266,9 @@ class Emulator {
   Barrier cluster_;
   ucontext_t scheduler_;
   int threads_ = 0, current_ = 0, x_ = 0, y_ = 0;
-  int64_t blocks_x_ = 0;
+  int64_t blocks_x_ = 0, launches_ = 0;
+  std::vector<int> order_;
+  bool watching_ = false;
   unsigned random_ = 1;
 };
 
@@ -193,6 +279,8 @@ struct Block {
   int y() const { return Emulator::instance().y(); }
   int64_t blocks() const { return Emulator::instance().blocks(); }
   void sync() const { Emulator::instance().sync(); }
+  void copy_async(float* to, const float* from) const { Emulator::instance().copy_async(to, from); }
+  void wait_copies() const { Emulator::instance().wait_copies(); }
   float* shared() const { return Emulator::instance().shared(); }
   void sync_cluster() const { Emulator::instance().sync_cluster(); }
   const float* shared_of(const float* here, int y) const { return Emulator::instance().shared_of(here, y); }

@@ -20,166 +20,173 @@ struct ClusterParts {
   CAPSEDGE_DEVICE const float* operator()(int part) const { return b.shared_of(first, part); }
 };
 
-// All parts into the first, over the children.
-template <typename Parts>
-CAPSEDGE_DEVICE void merge_over_children(const Block& b, const Layer& l, const Parts& parts, float* partial) {
-  const int size = l.parents * l.pose_elements;
-  // Element `at` of the sums, or a mass, of a parent.
-  const auto merged = [&](int at, int parent) {
-    float top = partial[size + l.parents + parent], sum = partial[at];
-    for (int s = 1; s < l.splits; ++s) {
-      const float* other = parts(s);
-      const float theirs = other[size + l.parents + parent], high = fmaxf(top, theirs);
-      sum = sum * shrunk(top, high) + other[at] * shrunk(theirs, high);
-      top = high;
-    }
-    return sum;
-  };
-  for (int at = b.thread(); at < size + l.parents; at += b.threads())
-    partial[at] = merged(at, at < size ? at / l.pose_elements : at - size);
-  b.sync();  // the first part's tops are not used again
+// A parent as a group of lanes finishes it: each lane has the elements `lane`, `lane` + `width`, ... of its pose.
+struct Parent {
+  int number, lane, width;
+  bool there;  // if not, its lanes take part in the sums of others
+};
+
+// The sum over a parent's elements of what `term` gives for each. All lanes of the block get here.
+template <typename Term>
+CAPSEDGE_DEVICE float sum_of(const Block& b, const Layer& l, const Parent& p, const Term& term) {
+  float sum = 0.0f;
+  if (p.there)
+    for (int h = p.lane; h < l.pose_elements; h += p.width) sum += term(p.number * l.pose_elements + h);
+  return b.group_sum(sum, p.width);
 }
 
-// All parts into the first.
+// The same, without a sum.
+template <typename Step>
+CAPSEDGE_DEVICE void each_of(const Layer& l, const Parent& p, const Step& step) {
+  if (p.there)
+    for (int h = p.lane; h < l.pose_elements; h += p.width) step(p.number * l.pose_elements + h);
+}
+
+// Merging: a lane adds all parts of its elements into the first, where no other lane reads or writes them, and knows the
+// parent's mass. Masses and tops stay as they are: other lanes read them.
 template <typename Parts>
-CAPSEDGE_DEVICE void merge_parts(const Block& b, const Layer& l, const Parts& parts, float* partial) {
-  const int size = l.parents * l.pose_elements;
-  if (l.splits == 1) return;
-  if (l.over_children) {
-    merge_over_children(b, l, parts, partial);
-    return;
-  }
-  if (l.operation != CAPSEDGE_CUDA_EM) {
-    for (int at = b.thread(); at < size; at += b.threads()) {
-      float sum = partial[at];
-      for (int s = 1; s < l.splits; ++s) sum += parts(s)[at];
-      partial[at] = sum;
-    }
-    b.sync();
-    return;
-  }
-  for (int at = b.thread(); at < size; at += b.threads()) {
-    const int parent = at / l.pose_elements;
-    float mass = partial[2 * size + parent], mean = partial[at], squares = partial[size + at];
+CAPSEDGE_DEVICE float merge_over_children(const Layer& l, const Parts& parts, const Parent& p, float* partial) {
+  const int mass_at = l.parents * l.pose_elements + p.number, top_at = mass_at + l.parents;
+  float top = partial[top_at];
+  for (int s = 1; s < l.splits; ++s) top = fmaxf(top, parts(s)[top_at]);
+  const auto merged = [&](int at) {
+    float sum = partial[at] * shrunk(partial[top_at], top);
+    for (int s = 1; s < l.splits; ++s) sum += parts(s)[at] * shrunk(parts(s)[top_at], top);
+    return sum;
+  };
+  const float mass = merged(mass_at);
+  each_of(l, p, [&](int at) { partial[at] = merged(at); });
+  return mass;
+}
+
+template <typename Parts>
+CAPSEDGE_DEVICE float merge_moments(const Layer& l, const Parts& parts, const Parent& p, float* partial) {
+  const int size = l.parents * l.pose_elements, mass_at = 2 * size + p.number;
+  each_of(l, p, [&](int at) {
+    float mass = partial[mass_at], mean = partial[at], squares = partial[size + at];
     for (int s = 1; s < l.splits; ++s) {
       const float* other = parts(s);
-      const float added = other[2 * size + parent];
-      add_moments(mass, added, other[at], other[size + at], mean, squares);
-      mass += added;
+      add_moments(mass, other[mass_at], other[at], other[size + at], mean, squares);
+      mass += other[mass_at];
     }
     partial[at] = mean;
     partial[size + at] = squares;
-  }
-  b.sync();
-  for (int m = b.thread(); m < l.parents; m += b.threads()) {
-    float mass = partial[2 * size + m];
-    for (int s = 1; s < l.splits; ++s) mass += parts(s)[2 * size + m];
-    partial[2 * size + m] = mass;
-  }
-  b.sync();
+  });
+  float mass = partial[mass_at];
+  for (int s = 1; s < l.splits; ++s) mass += parts(s)[mass_at];
+  return mass;
+}
+
+// Returns the parent's mass; 1 where there is none.
+template <typename Parts>
+CAPSEDGE_DEVICE float merge_parts(const Layer& l, const Parts& parts, const Parent& p, float* partial) {
+  if (!p.there) return 1.0f;
+  if (l.over_children) return merge_over_children(l, parts, p, partial);
+  if (l.operation == CAPSEDGE_CUDA_EM) return merge_moments(l, parts, p, partial);
+  if (l.splits > 1)
+    each_of(l, p, [&](int at) {
+      float sum = partial[at];
+      for (int s = 1; s < l.splits; ++s) sum += parts(s)[at];
+      partial[at] = sum;
+    });
+  return 1.0f;
 }
 
 template <typename T>
-CAPSEDGE_DEVICE void finish_dynamic(const Layer& l, int64_t unit, int m, const float* partial, float* state,
-                                    bool first, bool last) {
-  const int P = l.pose_elements;
-  const float* sums = partial + m * P;
-  const float share = l.over_children ? 1.0f / partial[l.parents * P + m] : 1.0f;
-  float n2 = 0.0f;
-  for (int h = 0; h < P; ++h) {
-    const float s = fmaf(sums[h], share, load<T>(l.bias, m * P + h));
-    n2 = fmaf(s, s, n2);
-  }
+CAPSEDGE_DEVICE void finish_dynamic(const Block& b, const Layer& l, int64_t to, const Parent& p, const float* sums,
+                                    float mass, float* state, bool first, bool last) {
+  const float share = l.over_children ? 1.0f / mass : 1.0f;
+  const auto biased = [&](int at) { return fmaf(sums[at], share, load<T>(l.bias, at)); };
+  const float n2 = sum_of(b, l, p, [&](int at) { return biased(at) * biased(at); });
   const float factor = squash_factor(n2, l.epsilon), norm = 1.0f / sqrtf(n2 + l.epsilon);
-  for (int h = 0; h < P; ++h) {
-    const float s = fmaf(sums[h], share, load<T>(l.bias, m * P + h));
-    const float v = s * (l.elementwise ? squash_factor(s * s, l.epsilon) : factor);
+  each_of(l, p, [&](int at) {
+    const float s = biased(at), v = s * (l.elementwise ? squash_factor(s * s, l.epsilon) : factor);
     if (last) {
-      store<T>(l.out_pose, (unit * l.parents + m) * P + h, v);
+      store<T>(l.out_pose, to + at, v);
     } else {
       // The logits after t passes are the prior and the scaled vote times v of all of them, or of the last alone.
       const float agreeing = l.agreement_scale * (l.normalize ? s * norm : v);
-      state[m * P + h] = first || l.replace ? agreeing : state[m * P + h] + agreeing;
+      state[at] = first || l.replace ? agreeing : state[at] + agreeing;
     }
-  }
+  });
 }
 
 // After the first pass, the sum of all votes, whose couplings were 1 / parents, becomes what votes agree with.
 template <typename T>
-CAPSEDGE_DEVICE void finish_self_attention(const Layer& l, int64_t unit, int m, const float* partial, float* state,
-                                           bool last) {
-  const int P = l.pose_elements;
-  const float* sums = partial + m * P;
+CAPSEDGE_DEVICE void finish_self_attention(const Block& b, const Layer& l, int64_t to, const Parent& p,
+                                           const float* sums, float* state, bool last) {
   if (!last) {
-    const float scale = l.parents / sqrtf(static_cast<float>(P));
-    for (int h = 0; h < P; ++h) state[m * P + h] = scale * sums[h];
+    const float scale = l.parents / sqrtf(static_cast<float>(l.pose_elements));
+    each_of(l, p, [&](int at) { state[at] = scale * sums[at]; });
     return;
   }
-  float n2 = 0.0f;
-  for (int h = 0; h < P; ++h) n2 = fmaf(sums[h], sums[h], n2);
-  const float length = sqrtf(n2), factor = -expm1f(-length) / (length + l.epsilon);
-  for (int h = 0; h < P; ++h) store<T>(l.out_pose, (unit * l.parents + m) * P + h, sums[h] * factor);
+  const float length = sqrtf(sum_of(b, l, p, [&](int at) { return sums[at] * sums[at]; }));
+  const float factor = -expm1f(-length) / (length + l.epsilon);
+  each_of(l, p, [&](int at) { store<T>(l.out_pose, to + at, sums[at] * factor); });
 }
 
 template <typename T>
-CAPSEDGE_DEVICE void finish_attention(const Layer& l, int64_t unit, int m, const float* partial) {
-  const int P = l.pose_elements;
-  const float* sums = partial + m * P;
-  float mean = 0.0f, variance = 0.0f;
-  for (int h = 0; h < P; ++h) mean += sums[h];
-  mean /= P;
-  for (int h = 0; h < P; ++h) variance = fmaf(sums[h] - mean, sums[h] - mean, variance);
-  const float factor = 1.0f / sqrtf(variance / P + l.epsilon);
-  for (int h = 0; h < P; ++h)
-    store<T>(l.out_pose, (unit * l.parents + m) * P + h,
-             fmaf((sums[h] - mean) * factor, load<T>(l.scale, h), load<T>(l.bias, h)));
+CAPSEDGE_DEVICE void finish_attention(const Block& b, const Layer& l, int64_t to, const Parent& p, const float* sums) {
+  const int P = l.pose_elements, first = p.number * P;
+  const float mean = sum_of(b, l, p, [&](int at) { return sums[at]; }) / P;
+  const float variance = sum_of(b, l, p, [&](int at) { return (sums[at] - mean) * (sums[at] - mean); }) / P;
+  const float factor = 1.0f / sqrtf(variance + l.epsilon);
+  each_of(l, p, [&](int at) {
+    const float scaled = fmaf((sums[at] - mean) * factor, load<T>(l.scale, at - first), load<T>(l.bias, at - first));
+    store<T>(l.out_pose, to + at, scaled);
+  });
 }
 
 template <typename T>
-CAPSEDGE_DEVICE void finish_em(const Layer& l, int64_t unit, int m, const float* partial, float* state,
-                               float inverse_temperature, bool last) {
+CAPSEDGE_DEVICE void finish_em(const Block& b, const Layer& l, int64_t unit, const Parent& p, const float* partial,
+                               float mass, float* state, float inverse_temperature, bool last) {
   const int P = l.pose_elements, size = l.parents * P;
-  const float mass = partial[2 * size + m], inverse = 1.0f / (mass + l.epsilon);
+  const float inverse = 1.0f / (mass + l.epsilon);
   const float shrink = mass * inverse;  // the specification divides by mass + epsilon, not by the mass
-  float logarithms = 0.0f;
-  for (int h = 0; h < P; ++h) {
-    const int at = m * P + h;
+  const float logarithms = sum_of(b, l, p, [&](int at) {
     const float centre = partial[at], mean = centre * shrink, gap = centre - mean;
     const float variance = fmaf(fmaf(gap * gap, mass, partial[size + at]), inverse, l.epsilon);
-    logarithms += logf(variance);
     if (last) {
-      store<T>(l.out_pose, (unit * l.parents + m) * P + h, mean);
+      store<T>(l.out_pose, unit * size + at, mean);
     } else {
       state[at] = mean;
       state[size + at] = 1.0f / variance;
     }
-  }
+    return logf(variance);
+  });
+  if (!p.there || p.lane) return;
   const float half = 0.5f * logarithms;
-  const float cost = fmaf(static_cast<float>(P), load<T>(l.beta_u, m), half) * mass;
-  const float argument = inverse_temperature * (load<T>(l.beta_a, m) - cost);
+  const float cost = fmaf(static_cast<float>(P), load<T>(l.beta_u, p.number), half) * mass;
+  const float argument = inverse_temperature * (load<T>(l.beta_a, p.number) - cost);
   // z = exp -|argument|: sigmoid and its logarithm without overflow.
   const float z = expf(-fabsf(argument));
   if (last) {
-    store<T>(l.out_activation, unit * l.parents + m, (argument < 0.0f ? z : 1.0f) / (1.0f + z));
+    store<T>(l.out_activation, unit * l.parents + p.number, (argument < 0.0f ? z : 1.0f) / (1.0f + z));
   } else {
-    state[2 * size + m] = (argument < 0.0f ? argument : 0.0f) - log1pf(z) - half;
+    state[2 * size + p.number] = (argument < 0.0f ? argument : 0.0f) - log1pf(z) - half;
   }
 }
 
 template <typename T, typename Parts>
 CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int iteration, const Parts& parts,
                             float* partial, float* state) {
-  merge_parts(b, l, parts, partial);
   const bool last = iteration == l.iterations - 1;
-  for (int m = b.thread(); m < l.parents; m += b.threads()) {
+  const int64_t to = unit * l.parents * l.pose_elements;
+  int width = 1;
+  while (width < l.pose_elements && width < kWarp) width *= 2;
+  const int together = b.threads() / width, group = b.thread() / width;
+  // All groups go round as often, because shuffles want whole warps.
+  for (int begin = 0; begin < l.parents; begin += together) {
+    const Parent p{begin + group, b.thread() % width, width, begin + group < l.parents};
+    const float mass = merge_parts(l, parts, p, partial);
     if (by_agreement(l)) {
-      finish_dynamic<T>(l, unit, m, partial, state, iteration == 0, last);
+      finish_dynamic<T>(b, l, to, p, partial, mass, state, iteration == 0, last);
     } else if (l.operation == CAPSEDGE_CUDA_ATTENTION) {
-      finish_attention<T>(l, unit, m, partial);
+      finish_attention<T>(b, l, to, p, partial);
     } else if (l.operation == CAPSEDGE_CUDA_SELF_ATTENTION) {
-      finish_self_attention<T>(l, unit, m, partial, state, last);
+      finish_self_attention<T>(b, l, to, p, partial, state, last);
     } else {
-      finish_em<T>(l, unit, m, partial, state, l.inverse_temperatures[iteration], last);
+      finish_em<T>(b, l, unit, p, partial, mass, state, l.inverse_temperatures[iteration], last);
     }
   }
   b.sync();

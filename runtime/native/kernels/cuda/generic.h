@@ -43,7 +43,7 @@ CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, bool fi
 
 // The votes of `count` children into a parent's sums, mass and top, from their logits.
 template <typename T, typename W>
-CAPSEDGE_DEVICE void generic_over_children(const Block& b, const Layer& l, int64_t unit, int begin, int count,
+CAPSEDGE_DEVICE void generic_over_children(const Block& b, const Layer& l, const Window& window, int begin, int count,
                                            const float* logits, float* partial) {
   const int size = l.parents * l.pose_elements;
   float *mass = partial + size, *tops = mass + l.parents;
@@ -58,7 +58,7 @@ CAPSEDGE_DEVICE void generic_over_children(const Block& b, const Layer& l, int64
     float value = partial[at] * shrunk(tops[parent], top);
     for (int c = 0; c < count; ++c)
       value = fmaf(expf(logits[c * l.parents + parent] - top),
-                   vote_element<T, W>(l, child_of(l, unit, begin + c), parent, 0, h), value);
+                   vote_element<T, W>(l, child_of(l, window, begin + c), parent, 0, h), value);
     partial[at] = value;
   }
   b.sync();
@@ -76,21 +76,22 @@ CAPSEDGE_DEVICE void generic_pass(const Block& b, const Layer& l, int64_t unit, 
                                   const float* state, bool first_pass, float* partial, float* scratch) {
   const int size = l.parents * l.pose_elements;
   const bool em = l.operation == CAPSEDGE_CUDA_EM;
+  const Window window = window_of(l, unit);
   for (int at = b.thread(); at < l.floats; at += b.threads())
     partial[at] = l.over_children && at >= size + l.parents ? kLowest : 0.0f;
   for (int begin = first; begin < last; begin += kTile) {
     const int count = last - begin < kTile ? last - begin : kTile;
     for (int at = b.thread(); at < count * l.parents; at += b.threads()) {
       const int number = begin + at / l.parents;
-      scratch[at] = generic_logit<T, W>(l, state, child_of(l, unit, number), number, at % l.parents, first_pass);
+      scratch[at] = generic_logit<T, W>(l, state, child_of(l, window, number), number, at % l.parents, first_pass);
     }
     b.sync();
     if (l.over_children) {
-      generic_over_children<T, W>(b, l, unit, begin, count, scratch, partial);
+      generic_over_children<T, W>(b, l, window, begin, count, scratch, partial);
       continue;
     }
     for (int c = b.thread(); c < count; c += b.threads())
-      generic_softmax<T>(l, child_of(l, unit, begin + c), first_pass, scratch + c * l.parents);
+      generic_softmax<T>(l, child_of(l, window, begin + c), first_pass, scratch + c * l.parents);
     b.sync();
     for (int at = b.thread(); at < size; at += b.threads()) {
       const int parent = at / l.pose_elements, h = at % l.pose_elements;
@@ -98,7 +99,7 @@ CAPSEDGE_DEVICE void generic_pass(const Block& b, const Layer& l, int64_t unit, 
       float value = partial[at], squares = em ? partial[size + at] : 0.0f;
       for (int c = 0; c < count; ++c) {
         const float share = scratch[c * l.parents + parent];
-        const Child child = child_of(l, unit, begin + c);
+        const Child child = child_of(l, window, begin + c);
         const float vote = vote_element<T, W>(l, child, parent, h / l.columns, h % l.columns);
         if (em) {
           add_vote<1>(share, &vote, mass, &value, &squares);

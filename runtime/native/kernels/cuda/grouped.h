@@ -84,6 +84,25 @@ CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, f
   }
 }
 
+// The vote of the parent's lane: made by the first pass and, where votes are kept, read by the others. Lanes side by side
+// read and write side by side, each what it has written itself.
+template <int R, int L, typename T, typename W>
+CAPSEDGE_DEVICE void vote_of(const Layer& l, int64_t unit, const Child& child, int parent, bool first_pass, float* vote) {
+  if constexpr (R == 1 && L % 4 == 0) {
+    if (l.votes) {
+      float* kept = l.votes + (unit * l.children + child.number) * l.parents * L + 4 * parent;
+      if (first_pass) make_vote<R, L, T, W>(l, child, parent, vote);
+#pragma unroll
+      for (int h = 0; h < L; h += 4) {
+        float* four = kept + h * l.parents;
+        first_pass ? store4(vote + h, four) : load4(static_cast<const float*>(four), vote + h);
+      }
+      return;
+    }
+  }
+  make_vote<R, L, T, W>(l, child, parent, vote);
+}
+
 template <int R, int L, int Q, typename T, typename W>
 CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int first, int last, const float* state,
                               bool first_pass, float* partial) {
@@ -99,18 +118,19 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int 
       query[q][h] = !first_pass && parent < l.parents ? state[parent * P + h] : 0.0f;
     }
   }
+  const Window window = window_of(l, unit);
   // All groups go round as often, because shuffles want whole warps.
   for (int begin = first; begin < last; begin += groups) {
-    const bool mine = begin + group < last;
-    const int number = mine ? begin + group : first;
-    const Child child = child_of(l, unit, number);
+    const int number = begin + group;
+    const bool mine = number < last;
+    const Child child = child_of(l, window, mine ? number : first);
     float vote[Q][P], logit[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       const int parent = lane + q * l.group;
       logit[q] = kLowest;
-      if (parent >= l.parents) continue;
-      make_vote<R, L, T, W>(l, child, parent, vote[q]);
+      if (parent >= l.parents || !mine) continue;
+      vote_of<R, L, T, W>(l, unit, child, parent, first_pass, vote[q]);
       logit[q] = agreement<P>(query[q], vote[q]) + prior_of<T>(l, number, parent, first_pass);
     }
     group_softmax<Q>(b, l, logit);
@@ -152,9 +172,10 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
 #pragma unroll
     for (int h = 0; h < P; ++h) mean[q][h] = squares[q][h] = 0.0f;
   }
+  const Window window = window_of(l, unit);
   for (int begin = first; begin < last; begin += groups) {
     const bool mine = begin + group < last;
-    const Child child = child_of(l, unit, mine ? begin + group : first);
+    const Child child = child_of(l, window, mine ? begin + group : first);
     float vote[Q][P], share[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {

@@ -45,8 +45,10 @@ CAPSEDGE_DEVICE bool nothing_known(const Layer& l, int iteration) {
 
 #ifdef CAPSEDGE_EMULATE
 #define CAPSEDGE_BOUNDS
+#define CAPSEDGE_TILED_BOUNDS
 #else
 #define CAPSEDGE_BOUNDS __launch_bounds__(kThreads)
+#define CAPSEDGE_TILED_BOUNDS __launch_bounds__(kThreads, 2)
 #endif
 
 // One block per unit, all iterations; everything between them stays in shared memory. With parts, one cluster of blocks
@@ -84,7 +86,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
 
 // One block for several units and a part of their children, one pass.
 template <int R, int L, int U, bool EM, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS tiled_kernel(const Layer l, int iteration) {
+CAPSEDGE_KERNEL CAPSEDGE_TILED_BOUNDS tiled_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = static_cast<int64_t>(b.x()) * (b.threads() / l.group) * U;
   const Part own = part_of(l, b.y());

@@ -7,6 +7,15 @@
 namespace capsedge {
 namespace cuda {
 
+// Division of numbers below 2^31 by one that is known beforehand (Granlund and Montgomery 1994).
+struct Divisor {
+  uint32_t factor;  // 2^shift / by, rounded up
+  int32_t shift;
+  CAPSEDGE_DEVICE int32_t operator()(int32_t number) const {
+    return static_cast<int32_t>(static_cast<uint64_t>(static_cast<uint32_t>(number)) * factor >> shift);
+  }
+};
+
 // Memory of one unit (an image, or one of its output positions) between passes.
 //   dynamic, attention, self-attention: query[parents][pose]
 //   EM: mean[parents][pose], precision[parents][pose], offset[parents]
@@ -26,10 +35,13 @@ struct Layer : capsedge_cuda_routing {
   int32_t group;       // lanes of one child
   int32_t tile;        // tiled: children whose weights are in shared memory at once
   int32_t stride;      // tiled: floats between the weights of two parents there
+  int32_t row_shift;   // tiled: logarithm of the threads that copy the weights of one parent
+  Divisor by_types, by_across;  // across: the cells of a row that a unit's children are in
   int64_t units;
   float* state;        // [units][floats]
   float* partial;      // [units][splits][floats]
   float* scratch;      // generic: [units][splits][kTile][parents]
+  float* votes;        // kept: [units][children][columns / 4][parents][4]; or null, and every pass makes them
 };
 
 // Dynamic routing, of capsules or of votes.
@@ -84,22 +96,35 @@ struct Child {
   int32_t row, column;
 };
 
-CAPSEDGE_DEVICE Child child_of(const Layer& l, int64_t unit, int child) {
+// Where a unit's window begins, and how wide it is.
+struct Window {
+  int64_t pose;  // index of the first cell's first capsule
+  int32_t row, column, across;
+};
+
+CAPSEDGE_DEVICE int cells_across(const Layer& l) { return l.shared ? l.width : l.kernel_width; }
+
+CAPSEDGE_DEVICE Window window_of(const Layer& l, int64_t unit) {
   const int64_t image = unit / l.positions;
-  const int position = static_cast<int>(unit % l.positions);
-  const int cell = child / l.types, type = child % l.types;
+  const int position = static_cast<int>(unit - image * l.positions), row = position / l.grid_width;
+  Window window{0, 0, 0, cells_across(l)};
+  if (!l.shared) {
+    window.row = row * l.stride_rows;
+    window.column = (position - row * l.grid_width) * l.stride_columns;
+  }
+  window.pose = ((image * l.height + window.row) * l.width + window.column) * l.types;
+  return window;
+}
+
+CAPSEDGE_DEVICE Child child_of(const Layer& l, const Window& window, int child) {
+  const int cell = l.by_types(child), type = child - cell * l.types;
+  const int row = l.by_across(cell), column = cell - row * window.across;
   Child found;
   found.number = child;
-  if (l.shared) {
-    found.row = cell / l.width;
-    found.column = cell % l.width;
-    found.weight = type;
-  } else {
-    found.row = position / l.grid_width * l.stride_rows + cell / l.kernel_width;
-    found.column = position % l.grid_width * l.stride_columns + cell % l.kernel_width;
-    found.weight = l.one_weight ? 0 : child;
-  }
-  found.pose = ((image * l.height + found.row) * l.width + found.column) * l.types + type;
+  found.row = window.row + row;
+  found.column = window.column + column;
+  found.weight = l.shared ? type : l.one_weight ? 0 : child;
+  found.pose = window.pose + (static_cast<int64_t>(row) * l.width + column) * l.types + type;
   return found;
 }
 

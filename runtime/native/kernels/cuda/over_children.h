@@ -28,14 +28,15 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
       query[q][h] = !first_pass && parent < l.parents ? state[parent * L + h] : 0.0f;
     }
   }
+  const Window window = window_of(l, unit);
   for (int number = first + group; number < last; number += groups) {
-    const Child child = child_of(l, unit, number);
+    const Child child = child_of(l, window, number);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       const int parent = lane + q * l.group;
       if (parent >= l.parents) continue;
       float vote[L];
-      make_vote<1, L, T, W>(l, child, parent, vote);
+      vote_of<1, L, T, W>(l, unit, child, parent, first_pass, vote);
       const float logit = agreement<L>(query[q], vote) + prior_of<T>(l, number, parent, first_pass);
       const float high = fmaxf(top[q], logit), shrink = shrunk(top[q], high), e = expf(logit - high);
       top[q] = high;

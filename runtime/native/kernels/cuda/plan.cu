@@ -23,7 +23,8 @@ constexpr int kMaxCluster = 8;  // what every GPU with clusters runs
 // worth more than the kernels saved. Estimated, not measured.
 constexpr int kClusterRounds = 16;
 
-int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+int64_t round_up(int64_t value, int64_t to) { return divide_up(value, to) * to; }
 
 Shape shape_of(const capsedge_cuda_routing& r) {
   const bool em = r.operation == CAPSEDGE_CUDA_EM;
@@ -41,16 +42,42 @@ bool vectors_fit(const capsedge_cuda_routing& r) {
   return aligned(r.pose, 4 * bytes_of(r.type)) && aligned(r.weight, 4 * bytes_of(r.weight_type));
 }
 
-// Shares the children out and counts the workspace.
+// Shares the children out.
 void set_parts(Plan& plan, int64_t splits) {
   Layer& l = plan.layer;
   l.part = static_cast<int32_t>((l.children + splits - 1) / splits);
   l.splits = (l.children + l.part - 1) / l.part;
-  if (plan.whole) return;
-  const bool generic = plan.shape == Shape::kGeneric;
-  const int64_t state = round_up(l.units * l.floats, 64), partial = round_up(l.units * l.splits * l.floats, 64);
-  plan.bytes = static_cast<int64_t>(sizeof(float)) *
-               (state + partial + (generic ? l.units * l.splits * kTile * l.parents : 0));
+}
+
+// The most images whose votes are kept: made by the first pass and read by the others. They are at most half as many
+// bytes as the weights, so that there is less to read from two passes on, whatever a cache holds.
+int64_t images_that_keep(const Layer& l, Shape shape) {
+  const bool vectors = shape == Shape::k1x16 || shape == Shape::k1x8;
+  if (!vectors || !columns_first(l) || l.one_weight || l.iterations < 2) return 0;
+  return static_cast<int64_t>(l.inner) * bytes_of(l.weight_type) / (2 * static_cast<int64_t>(sizeof(float)));
+}
+
+// Floats of a workspace, one piece behind another.
+struct Pieces {
+  int64_t state, partial, scratch, votes;
+};
+
+// For so many parts of all units together.
+Pieces pieces_of(const Layer& l, bool whole, bool generic, int64_t parts, bool keeps) {
+  Pieces p{};
+  if (!whole) p = {round_up(l.units * l.floats, 64), round_up(parts * l.floats, 64), 0, 0};
+  if (generic) p.scratch = round_up(parts * kTile * l.parents, 64);
+  if (keeps) p.votes = l.units * l.children * l.parents * l.pose_elements;
+  return p;
+}
+
+Pieces pieces_of(const Plan& plan) {
+  const Layer& l = plan.layer;
+  return pieces_of(l, plan.whole, plan.shape == Shape::kGeneric, l.units * l.splits, plan.keeps);
+}
+
+int64_t bytes_of(const Pieces& p) {
+  return static_cast<int64_t>(sizeof(float)) * (p.state + p.partial + p.scratch + p.votes);
 }
 
 // Units per group: as many as the registers hold.
@@ -71,6 +98,7 @@ void plan_tiles(Plan& plan, int32_t scheme) {
   plan.threads = kThreads;
   l.tile = static_cast<int32_t>(std::min<int64_t>(kTileChildren, kTileFloats / child));
   l.stride = static_cast<int32_t>(stride);
+  while (4 << l.row_shift < l.inner * l.columns && 1 << l.row_shift < kWarp) ++l.row_shift;
 }
 
 // All passes of a unit in one kernel, by a cluster that takes up to `splits` parts, where the GPU has them and the
@@ -88,6 +116,13 @@ void plan_cluster(Plan& plan, int32_t scheme, int64_t splits) {
   if (clusters_run(plan.kernels.whole, whole_grid(cluster))) plan = cluster;
 }
 
+Divisor divisor_of(int32_t by) {
+  Divisor divisor{0, 31};
+  while (int64_t{1} << (divisor.shift - 31) < by) ++divisor.shift;
+  divisor.factor = static_cast<uint32_t>(((uint64_t{1} << divisor.shift) + static_cast<uint64_t>(by) - 1) / static_cast<uint64_t>(by));
+  return divisor;
+}
+
 // The interface's layer with all that its shapes say.
 Layer sized_layer(const capsedge_cuda_routing& r) {
   Layer l{};
@@ -99,6 +134,8 @@ Layer sized_layer(const capsedge_cuda_routing& r) {
   const int size = r.parents * l.pose_elements;
   l.floats = r.operation == CAPSEDGE_CUDA_EM ? 2 * size + r.parents : r.over_children ? size + 2 * r.parents : size;
   l.units = static_cast<int64_t>(r.images) * l.positions;
+  l.by_types = divisor_of(r.types);
+  l.by_across = divisor_of(r.shared ? r.width : r.kernel_width);
   l.group = 1;
   while (l.group < r.parents && l.group < kWarp) l.group *= 2;
   return l;
@@ -112,12 +149,17 @@ int threads_of(const Layer& l, bool generic) {
   return std::max(kWarp, groups * l.group);
 }
 
+// The fewest children that are worth a block that takes one unit.
+int64_t least_of(const Plan& plan) {
+  return plan.shape == Shape::kGeneric ? kTile : 4 * (plan.threads / plan.layer.group);
+}
+
 // Parts of the children where a block takes several units.
 int64_t tiled_splits(const Plan& plan, int processors) {
   const Layer& l = plan.layer;
-  const int64_t blocks = (l.units + plan.together - 1) / plan.together;
-  const int64_t splits = std::min<int64_t>((2 * processors + blocks - 1) / std::max<int64_t>(blocks, 1),
-                                           (l.children + 2 * l.tile - 1) / (2 * l.tile));
+  const int64_t blocks = divide_up(l.units, plan.together);
+  const int64_t splits = std::min<int64_t>(divide_up(2 * processors, std::max<int64_t>(blocks, 1)),
+                                           divide_up(l.children, 2 * l.tile));
   return std::max<int64_t>(1, std::min<int64_t>(splits, kMaxSplits));
 }
 
@@ -127,11 +169,40 @@ int64_t splits_of(const Plan& plan, int32_t scheme, int processors) {
   if (scheme == CAPSEDGE_CUDA_SPLIT) return std::min(3, l.children);
   if (scheme == CAPSEDGE_CUDA_CLUSTER) return std::min(kMaxCluster, l.children);
   if (!l.units || l.units >= processors) return 1;
-  // The fewest children that are worth a block.
-  const int64_t least = plan.shape == Shape::kGeneric ? kTile : 4 * (plan.threads / l.group);
-  const int64_t splits =
-      std::min<int64_t>((2 * processors + l.units - 1) / l.units, (l.children + least - 1) / least);
+  const int64_t splits = std::min(divide_up(2 * processors, l.units), divide_up(l.children, least_of(plan)));
   return std::min<int64_t>(splits, kMaxSplits);
+}
+
+// Parts of all units together, at most, for this batch and every smaller one: what splits_of gives is at most twice the
+// multiprocessors and one more for each unit.
+int64_t most_parts(const Plan& plan, int32_t scheme, int64_t processors) {
+  const Layer& l = plan.layer;
+  if (scheme == CAPSEDGE_CUDA_SPLIT || scheme == CAPSEDGE_CUDA_CLUSTER) return l.units * splits_of(plan, scheme, 1);
+  const int64_t few = std::min(l.units, processors), each = divide_up(l.children, least_of(plan));
+  return std::max(l.units, std::min(few * each, 2 * processors + few));
+}
+
+// Likewise where blocks take several units.
+int64_t most_tiled_parts(const Plan& plan, int64_t processors) {
+  const Layer& l = plan.layer;
+  const int64_t each = divide_up(l.children, 2 * l.tile), blocks = divide_up(l.units, plan.together);
+  return std::max(l.units, std::min(l.units * each, plan.together * (2 * processors + blocks)));
+}
+
+// The multiprocessors that are counted on: for a GPU that is not here, as many as any has.
+int processors_of(const capsedge_cuda_routing& r) {
+  const int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
+  return processors < 1 ? kMostMultiprocessors : processors;
+}
+
+// What follows from the sizes, before blocks have their work.
+Plan sized_plan(const capsedge_cuda_routing& r, Shape shape) {
+  Plan plan{};
+  plan.layer = sized_layer(r);
+  plan.shape = shape;
+  plan.q = (r.parents + kWarp - 1) / kWarp;
+  plan.threads = threads_of(plan.layer, shape == Shape::kGeneric);
+  return plan;
 }
 
 }  // namespace
@@ -187,35 +258,52 @@ const char* check_layer(const capsedge_cuda_routing& r) {
 }
 
 Plan make_plan(const capsedge_cuda_routing& r) {
-  Plan plan{};
-  Layer& l = plan.layer;
-  l = sized_layer(r);
-  plan.shape = vectors_fit(r) ? shape_of(r) : Shape::kGeneric;
-  plan.q = (r.parents + kWarp - 1) / kWarp;
-  const bool generic = plan.shape == Shape::kGeneric;
-  plan.threads = threads_of(l, generic);
-
-  int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
-  if (processors < 1) processors = kMostMultiprocessors;  // a GPU that is not here: scratch for any
+  const int processors = processors_of(r);
+  Plan plan = sized_plan(r, vectors_fit(r) ? shape_of(r) : Shape::kGeneric);
+  const Layer& l = plan.layer;
   plan_tiles(plan, r.scheme);
   plan.kernels = kernels_of(l, plan.shape, plan.q, plan.together > 0);
+  plan.keeps = !plan.together && r.images <= images_that_keep(l, plan.shape);
   if (plan.together) {
     set_parts(plan, tiled_splits(plan, processors));
     return plan;
   }
   const int64_t splits = splits_of(plan, r.scheme, processors);
-  const bool fits = !generic && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
+  const bool fits = plan.shape != Shape::kGeneric && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
   plan.whole = fits && splits == 1;
   set_parts(plan, splits);
   if (fits) plan_cluster(plan, r.scheme, splits);
   return plan;
 }
 
+int64_t bytes_of(const Plan& plan) { return bytes_of(pieces_of(plan)); }
+
+int64_t most_bytes(const capsedge_cuda_routing& r) {
+  const int processors = processors_of(r);
+  const auto bytes = [&](const Plan& plan, int64_t parts, bool keeps) {
+    return bytes_of(pieces_of(plan.layer, false, plan.shape == Shape::kGeneric, parts, keeps));
+  };
+  // Addresses are not known here: those that do not fit vectors take the generic kernel.
+  const Plan generic = sized_plan(r, Shape::kGeneric);
+  int64_t most = bytes(generic, most_parts(generic, r.scheme, processors), false);
+  Plan plan = sized_plan(r, shape_of(r));
+  if (plan.shape == Shape::kGeneric) return most;
+  most = std::max(most, bytes(plan, most_parts(plan, r.scheme, processors), false));
+  capsedge_cuda_routing few = r;
+  few.images = static_cast<int32_t>(std::min<int64_t>(r.images, images_that_keep(plan.layer, plan.shape)));
+  const Plan keeping = sized_plan(few, plan.shape);
+  most = std::max(most, bytes(keeping, most_parts(keeping, r.scheme, processors), true));
+  plan_tiles(plan, r.scheme);
+  return plan.together ? std::max(most, bytes(plan, most_tiled_parts(plan, processors), false)) : most;
+}
+
 void place(Plan& plan, void* workspace) {
   Layer& l = plan.layer;
+  const Pieces p = pieces_of(plan);
   l.state = static_cast<float*>(workspace);
-  l.partial = l.state + round_up(l.units * l.floats, 64);
-  l.scratch = l.partial + round_up(l.units * l.splits * l.floats, 64);
+  l.partial = l.state + p.state;
+  l.scratch = l.partial + p.partial;
+  l.votes = plan.keeps ? l.scratch + p.scratch : nullptr;
 }
 
 }  // namespace cuda

@@ -15,7 +15,7 @@ struct Plan {
   bool whole;      // one kernel for all iterations; with several parts, by clusters
   int together;    // tiled: units per block; else 0
   int threads;
-  int64_t bytes;   // of workspace
+  bool keeps;      // votes of the first pass for the others
 };
 
 // Null, or what is wrong with the layer.
@@ -23,6 +23,12 @@ const char* check_layer(const capsedge_cuda_routing& layer);
 
 // The layer has passed check_layer.
 Plan make_plan(const capsedge_cuda_routing& layer);
+
+// Of workspace, for this plan.
+int64_t bytes_of(const Plan& plan);
+
+// Of workspace, for this layer with as many images or fewer, wherever its memory lies; no batch is planned for that.
+int64_t most_bytes(const capsedge_cuda_routing& layer);
 
 // Gives the layer its parts of the workspace.
 void place(Plan& plan, void* workspace);

@@ -42,7 +42,7 @@ CAPSEDGE_DEVICE void group_softmax(const Block& b, const Layer& l, float* logit)
   sum = b.group_sum(sum, l.group);
   if (l.leaky) sum += expf(-top);
 #pragma unroll
-  for (int q = 0; q < Q; ++q) logit[q] /= sum;
+  for (int q = 0; q < Q; ++q) logit[q] = quick_quotient(logit[q], sum);  // 1 to the number of parents and one
 }
 
 // Weighted moments with one more vote (West 1979), in a form without any subtraction of neighbours.

@@ -4,87 +4,212 @@
 #pragma once
 
 #include "routing.h"
+#include "staging.h"
 
 namespace capsedge {
 namespace cuda {
 
-// Weights of `count` children from `begin` on, as [child][parent][inner][column], in FP32 with their scale.
-template <typename W>
-CAPSEDGE_DEVICE void load_tile(const Block& b, const Layer& l, int begin, int count, float* tile) {
-  const int matrix = l.inner * l.columns, one = l.parents * matrix;
-  for (int at = b.thread(); at < count * one; at += b.threads()) {
-    const int child = at / one, rest = at % one, parent = rest / matrix, place = rest % matrix;
-    const int number = l.one_weight ? 0 : l.shared ? (begin + child) % l.types : begin + child;
-    const int k = columns_first(l) ? place % l.inner : place / l.columns;
-    const int c = columns_first(l) ? place / l.inner : place % l.columns;
-    float value = load<W>(l.weight, static_cast<int64_t>(number) * one + rest);
-    if (l.weight_scale) value *= l.weight_scale[parent * l.columns + c];
-    tile[(child * l.parents + parent) * l.stride + k * l.columns + c] = value;
+// A child's part of its place, counted on from child to child.
+struct Walk {
+  int type, row, column;
+  int64_t pose;  // in capsules from the beginning of the window
+};
+
+CAPSEDGE_DEVICE Walk walk_from(const Layer& l, int child) {
+  const int cell = child / l.types, across = cells_across(l);
+  Walk walk{child % l.types, cell / across, cell % across, 0};
+  walk.pose = (static_cast<int64_t>(walk.row) * l.width + walk.column) * l.types + walk.type;
+  return walk;
+}
+
+CAPSEDGE_DEVICE void step(const Layer& l, Walk& walk) {
+  ++walk.pose;
+  if (++walk.type < l.types) return;
+  walk.type = 0;
+  if (++walk.column < cells_across(l)) return;
+  walk.column = 0;
+  ++walk.row;
+  walk.pose += static_cast<int64_t>(l.width - cells_across(l)) * l.types;
+}
+
+// What a lane keeps of a unit between its children, for one parent.
+template <int P, bool EM>
+struct Gathered {
+  float query[P];  // what votes are compared with, or means of the pass before
+  float sums[P];   // of weighted votes, or means
+  float precision[EM ? P : 1], squares[EM ? P : 1];
+  float offset, mass;
+};
+
+template <int P, bool EM>
+CAPSEDGE_DEVICE void begin_unit(const Layer& l, int parent, const float* state, bool known, Gathered<P, EM>& g) {
+  const int size = l.parents * P;
+  g.offset = EM && known ? state[2 * size + parent] : 0.0f;
+  g.mass = 0.0f;
+#pragma unroll
+  for (int h = 0; h < P; ++h) {
+    g.query[h] = known ? state[parent * P + h] : 0.0f;
+    g.sums[h] = 0.0f;
+    if (EM) {
+      g.precision[h] = known ? state[size + parent * P + h] : 0.0f;
+      g.squares[h] = 0.0f;
+    }
   }
 }
 
-// The unit's part of a child's place in the map.
-struct Corner {
-  int64_t pose;  // index of the first cell's first capsule
-  int row, column;
-  bool there;
-};
-
-CAPSEDGE_DEVICE Corner corner_of(const Layer& l, int64_t unit) {
-  Corner corner;
-  corner.there = unit < l.units;
-  const int64_t known = corner.there ? unit : 0;
-  const int64_t image = known / l.positions;
-  const int position = static_cast<int>(known % l.positions);
-  corner.row = l.shared ? 0 : position / l.grid_width * l.stride_rows;
-  corner.column = l.shared ? 0 : position % l.grid_width * l.stride_columns;
-  corner.pose = ((image * l.height + corner.row) * l.width + corner.column) * l.types;
-  return corner;
+template <int P, bool EM>
+CAPSEDGE_DEVICE void end_unit(const Layer& l, int parent, const Gathered<P, EM>& g, float* partial) {
+  const int size = l.parents * P;
+  if (EM) partial[2 * size + parent] = g.mass;
+#pragma unroll
+  for (int h = 0; h < P; ++h) {
+    partial[parent * P + h] = g.sums[h];
+    if (EM) partial[size + parent * P + h] = g.squares[h];
+  }
 }
 
-// Votes of one parent for U units; `weight` is the lane's matrix in the tile.
-template <int R, int L, int U, typename T>
-CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Corner* corner, int row, int column, int type,
-                                 const float* weight, float (*vote)[R * L]) {
-  const int64_t offset = (static_cast<int64_t>(row) * l.width + column) * l.types + type;
+// Adds pose times weight to the votes of U units; `weight` is [column][inner] in the tile.
+template <int L, int U, typename T>
+CAPSEDGE_DEVICE void add_columns(int inner, const T* const* pose, const float* weight, float (*vote)[L]) {
+  for (int k = 0; k < inner; k += 4) {
+    float x[U][4];
 #pragma unroll
-  for (int u = 0; u < U; ++u)
+    for (int u = 0; u < U; ++u) load4(pose[u] + k, x[u]);
 #pragma unroll
-    for (int h = 0; h < R * L; ++h) vote[u][h] = 0.0f;
-  for (int k = 0; k < l.inner; k += 4) {
-    float x[U][R][4];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const T* pose = static_cast<const T*>(l.pose) + (corner[u].pose + offset) * l.pose_size + k;
-#pragma unroll
-      for (int r = 0; r < R; ++r) load4(pose + r * l.inner, x[u][r]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float w[L];
-#pragma unroll
-      for (int c = 0; c < L; c += 4) load4(weight + (k + i) * L + c, w + c);
+    for (int c = 0; c < L; ++c) {
+      float w[4];
+      load4(weight + c * inner + k, w);
 #pragma unroll
       for (int u = 0; u < U; ++u)
 #pragma unroll
-        for (int r = 0; r < R; ++r)
-#pragma unroll
-          for (int c = 0; c < L; ++c) vote[u][r * L + c] = fmaf(x[u][r][i], w[c], vote[u][r * L + c]);
+        for (int i = 0; i < 4; ++i) vote[u][c] = fmaf(x[u][i], w[i], vote[u][c]);
     }
   }
-  if (R > 1 && l.coordinates) {
+}
+
+// Likewise for [inner][column]: vectors, whose elements are kept while the weights go by.
+template <int L, int U, typename T>
+CAPSEDGE_DEVICE void add_rows(int inner, const T* const* pose, const float* weight, float (*vote)[L]) {
+  for (int k = 0; k < inner; k += 4) {
+    float x[U][4];
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-      vote[u][L - 1] += (corner[u].row + row + 0.5f) / l.height;
-      vote[u][2 * L - 1] += (corner[u].column + column + 0.5f) / l.width;
+    for (int u = 0; u < U; ++u) load4(pose[u] + k, x[u]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int c = 0; c < L; c += 4) {
+        float w[4];
+        load4(weight + (k + i) * L + c, w);
+#pragma unroll
+        for (int u = 0; u < U; ++u)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) vote[u][c + e] = fmaf(x[u][i], w[e], vote[u][c + e]);
+      }
+  }
+}
+
+// Likewise, matrices: weights are kept while the rows of the poses go by. The votes' first products are not added to zeros.
+template <int R, int L, int U, bool FIRST, typename T>
+CAPSEDGE_DEVICE void add_four_rows(int inner, const T* const* pose, const float* weight, float (*vote)[R * L]) {
+  float w[4][L];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int c = 0; c < L; c += 4) load4(weight + i * L + c, w[i] + c);
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      float x[4];
+      load4(pose[u] + r * inner, x);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int c = 0; c < L; ++c) {
+          float& element = vote[u][r * L + c];
+          element = FIRST && i == 0 ? x[i] * w[i][c] : fmaf(x[i], w[i][c], element);
+        }
+    }
+}
+template <int R, int L, int U, typename T>
+CAPSEDGE_DEVICE void make_matrices(int inner, const T** pose, const float* weight, float (*vote)[R * L]) {
+  add_four_rows<R, L, U, true, T>(inner, pose, weight, vote);
+#pragma unroll 1
+  for (int k = 4; k < inner; k += 4) {
+#pragma unroll
+    for (int u = 0; u < U; ++u) pose[u] += 4;
+    add_four_rows<R, L, U, false, T>(inner, pose, weight + k * L, vote);
+  }
+}
+
+// What EM routing adds to a unit's vote.
+template <int R, int L, typename T>
+CAPSEDGE_DEVICE void add_place(const Layer& l, int row, int column, float* vote) {
+  if (l.coordinates) {
+    vote[L - 1] += (row + 0.5f) / l.height;
+    vote[2 * L - 1] += (column + 0.5f) / l.width;
+  }
+  if (!l.additions) return;
+  const int64_t at = addition_of(l, row, column);
+#pragma unroll
+  for (int h = 0; h < R * L; ++h) vote[h] += load<T>(l.additions, at + h);
+}
+
+// Votes of one parent for U units; `weight` is the lane's matrix in the tile.
+template <int R, int L, int U, bool EM, typename T>
+CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Window* window, const Walk& walk, int number, int parent,
+                                 const float* weight, float (*vote)[R * L]) {
+  const T* pose[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u) pose[u] = static_cast<const T*>(l.pose) + (window[u].pose + walk.pose) * l.pose_size;
+  if constexpr (R > 1) {
+    make_matrices<R, L, U, T>(l.inner, pose, weight, vote);
+  } else {
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+#pragma unroll
+      for (int h = 0; h < L; ++h) vote[u][h] = 0.0f;
+    columns_first(l) ? add_columns<L, U, T>(l.inner, pose, weight, vote) : add_rows<L, U, T>(l.inner, pose, weight, vote);
+    if (l.vote_biases) {
+#pragma unroll
+      for (int c = 0; c < L; ++c) {
+        const float constant = vote_bias_of<T>(l, number, parent, c);
+#pragma unroll
+        for (int u = 0; u < U; ++u) vote[u][c] += constant;
+      }
     }
   }
-  if (l.additions) {
+  if constexpr (EM) {
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-      const int64_t at = addition_of(l, corner[u].row + row, corner[u].column + column);
+    for (int u = 0; u < U; ++u) add_place<R, L, T>(l, window[u].row + walk.row, window[u].column + walk.column, vote[u]);
+  }
+}
+
+// Adds a child's votes to what is gathered, weighted by their couplings. A lane without a parent takes part in the
+// softmax, as shuffles want whole warps, and gathers what nobody reads.
+template <int R, int U, bool EM, typename T, int P>
+CAPSEDGE_DEVICE void gather(const Block& b, const Layer& l, const Window* window, const Walk& walk, int number,
+                            int parent, bool mine, bool first_pass, const float (*vote)[P], Gathered<P, EM>* g) {
+  float prior = 0.0f, bias = 0.0f;
+  if constexpr (R == 1) {
+    prior = prior_of<T>(l, number, parent, first_pass);
+    bias = coupling_bias_of<T>(l, number, parent, first_pass);
+  }
 #pragma unroll
-      for (int h = 0; h < R * L; ++h) vote[u][h] += load<T>(l.additions, at + h);
+  for (int u = 0; u < U; ++u) {
+    float logit;
+    if constexpr (EM)
+      logit = log_density<P>(vote[u], g[u].query, g[u].precision, g[u].offset);
+    else
+      logit = agreement<P>(g[u].query, vote[u]) + prior;
+    if (!mine) logit = kLowest;
+    group_softmax<1>(b, l, &logit);
+    if constexpr (EM) {
+      const float activation = activation_of<T>(l, window[u].pose + walk.pose) * first_factor(l, first_pass);
+      add_vote<P>(logit * activation, vote[u], g[u].mass, g[u].sums, g[u].squares);
+    } else {
+#pragma unroll
+      for (int h = 0; h < P; ++h) g[u].sums[h] = fmaf(logit + bias, vote[u][h], g[u].sums[h]);
     }
   }
 }
@@ -93,90 +218,40 @@ template <int R, int L, int U, bool EM, typename T, typename W>
 CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_unit, int first, int last,
                                 const float* states, bool first_pass, float* partials, int64_t partial_stride) {
   constexpr int P = R * L;
-  const int parent = b.thread() % l.group, group = b.thread() / l.group;
-  const int size = l.parents * P;
-  const bool mine = parent < l.parents;
-  const int tile_children = l.tile;
+  const int lane = b.thread() % l.group;
+  const bool mine = lane < l.parents;
+  const int parent = mine ? lane : 0;
+  const int child_stride = l.one_weight ? 0 : l.parents * l.stride;
   float* tile = b.shared();
-  Corner corner[U];
-  // sums: weighted votes, or means; query: what votes are compared with, or means of the pass before.
-  float query[U][P], sums[U][P], precision[EM ? U : 1][EM ? P : 1], squares[EM ? U : 1][EM ? P : 1];
-  float offset[U], mass[U];
+  Window window[U];
+  Gathered<P, EM> gathered[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    const int64_t unit = first_unit + group * U + u;
-    corner[u] = corner_of(l, unit);
-    const bool known = mine && corner[u].there && !first_pass;
-    const float* state = states + unit * l.floats;
-    offset[u] = EM && known ? state[2 * size + parent] : 0.0f;
-    mass[u] = 0.0f;
-#pragma unroll
-    for (int h = 0; h < P; ++h) {
-      query[u][h] = known ? state[parent * P + h] : 0.0f;
-      sums[u][h] = 0.0f;
-      if (EM) {
-        precision[u][h] = known ? state[size + parent * P + h] : 0.0f;
-        squares[u][h] = 0.0f;
-      }
-    }
+    const int64_t unit = first_unit + b.thread() / l.group * U + u;
+    window[u] = window_of(l, unit < l.units ? unit : 0);
+    begin_unit<P, EM>(l, parent, states + unit * l.floats, unit < l.units && !first_pass, gathered[u]);
   }
-  for (int begin = first; begin < last; begin += tile_children) {
-    const int count = last - begin < tile_children ? last - begin : tile_children;
+  Walk walk = walk_from(l, first);
+  for (int begin = first; begin < last;) {
+    // The weights of a tile are one piece: it ends with the last type where cells share them.
+    int count = last - begin < l.tile ? last - begin : l.tile;
+    if (l.shared && l.types - walk.type < count) count = l.types - walk.type;
     b.sync();
-    load_tile<W>(b, l, begin, count, tile);
+    const int64_t child = l.shared ? walk.type : l.one_weight ? 0 : begin;
+    stage<W>(b, l, child * l.parents, (l.one_weight ? 1 : count) * l.parents, tile);
     b.sync();
-    for (int c = 0; c < count; ++c) {
-      const int number = begin + c, cell = number / l.types, type = number % l.types;
-      const int across = l.shared ? l.width : l.kernel_width;
-      const int row = cell / across, column = cell % across;
-      float vote[U][P], logit[U];
-      if (mine)
-        tiled_votes<R, L, U, T>(l, corner, row, column, type, tile + (c * l.parents + parent) * l.stride, vote);
-      if (mine && R == 1 && l.vote_biases) {
-#pragma unroll
-        for (int e = 0; e < L; ++e) {
-          const float constant = vote_bias_of<T>(l, number, parent, e);
-#pragma unroll
-          for (int u = 0; u < U; ++u) vote[u][e] += constant;
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        logit[u] = kLowest;
-        if (!mine) continue;
-        if constexpr (EM)
-          logit[u] = log_density<P>(vote[u], query[u], precision[u], offset[u]);
-        else
-          logit[u] = agreement<P>(query[u], vote[u]);
-        logit[u] += prior_of<T>(l, number, parent, first_pass);
-      }
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        // Shuffles want whole warps: no lane has left.
-        group_softmax<1>(b, l, &logit[u]);
-        if (!mine || !corner[u].there) continue;
-        if constexpr (EM) {
-          const int64_t at = (static_cast<int64_t>(row) * l.width + column) * l.types + type;
-          const float activation = activation_of<T>(l, corner[u].pose + at) * first_factor(l, first_pass);
-          add_vote<P>(logit[u] * activation, vote[u], mass[u], sums[u], squares[u]);
-        } else {
-          const float share = logit[u] + coupling_bias_of<T>(l, number, parent, first_pass);
-#pragma unroll
-          for (int h = 0; h < P; ++h) sums[u][h] = fmaf(share, vote[u][h], sums[u][h]);
-        }
-      }
+    const float* weight = tile + parent * l.stride;
+    for (const int end = begin + count; begin < end; ++begin, weight += child_stride) {
+      float vote[U][P];
+      tiled_votes<R, L, U, EM, T>(l, window, walk, begin, parent, weight, vote);
+      gather<R, U, EM, T>(b, l, window, walk, begin, parent, mine, first_pass, vote, gathered);
+      step(l, walk);
     }
   }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    if (!mine || !corner[u].there) continue;
-    float* partial = partials + (first_unit + group * U + u) * partial_stride;
-    if (EM) partial[2 * size + parent] = mass[u];
-#pragma unroll
-    for (int h = 0; h < P; ++h) {
-      partial[parent * P + h] = sums[u][h];
-      if (EM) partial[size + parent * P + h] = squares[u][h];
-    }
+    const int64_t unit = first_unit + b.thread() / l.group * U + u;
+    if (mine && unit < l.units) end_unit<P, EM>(l, parent, gathered[u], partials + unit * partial_stride);
   }
 }
 
