@@ -133,8 +133,21 @@ def target_count(instruction: Instruction) -> int:
     return min(at, len(operands))
 
 
+def local_words(instruction: Instruction) -> list[str]:
+    """Names for the words of local memory that a spill or its reload is about."""
+    if instruction.base not in {"LDL", "STL"}:
+        return []
+    place = re.search(r"\[R1(?:\+(0x[0-9a-f]+))?\]", ",".join(instruction.operands))
+    if place is None:
+        return []
+    start = int(place[1] or "0", 16)
+    return [f"L{start + 4 * k}" for k in range(width_of(instruction))]
+
+
 def targets(instruction: Instruction) -> list[str]:
-    """Registers that an instruction writes."""
+    """Registers that an instruction writes, and words of local memory."""
+    if instruction.base == "STL":
+        return local_words(instruction)
     if instruction.base in {"BSSY", "BMOV"}:
         return REGISTER.findall(instruction.operands[0])
     if instruction.base == "R2P":
@@ -159,7 +172,7 @@ def sources(instruction: Instruction, *, addresses: bool = False) -> list[str]:
         return found[1:]
     if "PR" in instruction.operands:
         found += [f"P{k}" for k in range(7)]
-    return found
+    return found + (local_words(instruction) if instruction.base == "LDL" else [])
 
 
 def _operand_width(instruction: Instruction, number: int, operand: str) -> int:

@@ -24,10 +24,10 @@ from benchmarks.sass.flow import (
     bytes_of,
     jump_target,
     sources,
-    target_count,
 )
 from benchmarks.sass.integers import Step, evaluate, handler_of, step_of
 from benchmarks.sass.registers import EVERY, Lanes, Registers, lanes, mask_of
+from capsedge.errors import CapsedgeError
 
 _JUMPING = frozenset(
     [
@@ -51,7 +51,7 @@ SECTOR, BANKS = 32, 32
 LIMIT = 20_000_000  # instructions of a warp
 
 
-class Lost(Exception):
+class Lost(CapsedgeError):
     """The walk cannot go on: a jump to an unknown place."""
 
 
@@ -218,8 +218,9 @@ class _Walk:
             return
         if instruction.base in GLOBAL | SHARED or instruction.base == "LDGSTS":
             self._move(at, instruction, active)
-        if target_count(instruction):
-            evaluate(self.registers, self.prepared.steps[at], active)
+        step = self.prepared.steps[at]
+        if step.written:
+            evaluate(self.registers, step, active)
 
     def _move(self, at: int, instruction: Instruction, active: int) -> None:
         """Count what a memory instruction moves."""

@@ -131,6 +131,36 @@ def test_branches_on_data_are_reported_and_slow_paths_skipped() -> None:
     assert trace.undecided == {2: 1}
 
 
+def test_spilled_numbers_are_known_when_they_come_back() -> None:
+    kernel = listing("""
+        MOV R2, c[0x0][0x160]
+        MOV R1, RZ
+        STL [R1+0x8], R2
+        LDG.E R2, [R4.64]
+        LDL R3, [R1+0x8]
+        MOV R5, RZ
+        again:
+        IADD3 R5, R5, 0x1, RZ
+        ISETP.LT.AND P0, PT, R5, R3, PT
+        @P0 BRA again
+        EXIT
+    """)
+    trace = walked(kernel, arguments=(9).to_bytes(4, "little"))
+    assert trace.counts[6] == 9
+    assert not trace.undecided
+
+
+def test_operands_of_a_form_unknown_here_are_refused() -> None:
+    kernel = listing("""
+        MOV R0, x[0x4]
+        ISETP.LT.AND P0, PT, R0, 0x8, PT
+        @P0 EXIT
+        EXIT
+    """)
+    with pytest.raises(CapsedgeError, match="operand x"):
+        walked(kernel)
+
+
 def test_jumps_by_a_table() -> None:
     """BRX goes to what the kernel's constant bank names, relative to the next instruction."""
     table = b"".join(place.to_bytes(4, "little") for place in (0x60, 0x40))
@@ -374,8 +404,8 @@ def recorded() -> dict[str, Any]:
 
 
 def test_page_has_the_tables_of_its_figures() -> None:
-    text = cuda_static.PAGE.read_text()
-    assert tables.markdown(recorded()) in text
+    assert tables.page(recorded()) in cuda_static.PAGE.read_text()
+    assert tables.expectations(recorded()["bounds"]) in cuda_static.PLAN.read_text()
     assert set(recorded()["architectures"]) == {str(a) for a in devices.MULTIPROCESSORS}
     for entry in recorded()["architectures"].values():
         assert list(entry["layers"]) == list(cuda_static.LAYERS)
@@ -409,8 +439,9 @@ def test_counts_do_not_rise() -> None:
     for layer, entry in now["layers"].items():
         old = {row["kernel"]: row for row in before["layers"][layer]["kernels"]}
         for row in entry["kernels"]:
-            was = old[row["kernel"]]
             where = (layer, row["kernel"])
+            assert row["kernel"] in old, f"{where} is new: python -m benchmarks.cuda_static --write"
+            was = old[row["kernel"]]
             assert row["slots_per_vote_total"] <= limit(0, was["slots_per_vote_total"], 0.02), where
             assert row["staging_share"] <= limit(STAGING, was["staging_share"]), where
             assert row["division_slots_per_vote"] <= limit(
@@ -439,7 +470,7 @@ def test_commands_say_what_is_missing(
 
 def test_commands_of_the_first_day_exist() -> None:
     """Modules, files, targets and markers that docs/explanation/first-gpu-day.md names are there."""
-    text = (ROOT / "docs/explanation/first-gpu-day.md").read_text()
+    text = cuda_static.PLAN.read_text()
     lines = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
     makefile = (ROOT / "Makefile").read_text()
     assert len(lines) >= 8
