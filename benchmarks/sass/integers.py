@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.sass.cubin import Instruction
-from benchmarks.sass.flow import is_predicate, local_words, target_count, targets, width_of
+from benchmarks.sass.opcodes import is_predicate, local_words, target_count, targets, width_of
 from benchmarks.sass.registers import EVERY, MASK, U64, ZEROS, Lanes, Registers, Unknown, signed
 
 Handler = Callable[[Registers, Instruction, tuple[str, ...]], list[Lanes]]
