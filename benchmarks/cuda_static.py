@@ -171,7 +171,7 @@ def write(made: dict[str, Any]) -> None:
     made = {**made, "before": known.get("before") or tables.summary(made)}
     figures.write_text(json.dumps(made, indent=1) + "\n")
     replace_between(PAGE, tables.BEGIN, tables.END, f"\n{tables.page(made)}\n")
-    replace_between(PLAN, tables.BEGIN, tables.END, f"\n{tables.expectations(made['bounds'])}\n")
+    replace_between(PLAN, tables.BEGIN, tables.END, f"\n{tables.expectations(made)}\n")
 
 
 def matches(part: str, name: str) -> bool:
@@ -198,6 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no layer is called so; there are {'; '.join(LAYERS)}")
     if given.write and (names != list(LAYERS) or given.arch != list(MULTIPROCESSORS)):
         parser.error("--write takes all architectures and layers")
+    if given.json and not given.json.resolve().parent.is_dir():
+        parser.error(f"there is no folder {given.json.resolve().parent}")
     try:
         made = document(given.arch, names)
     except CapsedgeError as error:

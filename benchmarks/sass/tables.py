@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.sass.devices import DEVICES
 from benchmarks.sass.kinds import KINDS
 
 # The share of the rate that bounds a kernel that it is expected to reach, and the gap between two kernels of
@@ -96,14 +97,20 @@ def markdown(made: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def heaviest(layer: dict[str, Any]) -> dict[str, Any]:
+    """The row of the kernel that issues most for a layer."""
+    rows: list[dict[str, Any]] = layer["kernels"]
+    return max(rows, key=lambda row: float(row["warp_instructions"]))
+
+
 def summary(made: dict[str, Any]) -> dict[str, Any]:
     """What later versions are compared with: the kernel of each layer that issues most, and the bounds."""
     found: dict[str, Any] = {"layers": {}, "bounds": {}}
     for architecture, entry in made["architectures"].items():
         for layer, counts in entry["layers"].items():
-            heaviest = max(counts["kernels"], key=lambda row: float(row["warp_instructions"]))
+            row = heaviest(counts)
             found["layers"][f"{architecture}: {layer}"] = {
-                key: heaviest[key]
+                key: row[key]
                 for key in (
                     "registers",
                     "slots_per_vote_total",
@@ -169,29 +176,30 @@ def page(made: dict[str, Any]) -> str:
     return f"## First kernels and these\n\n{comparison_tables(made)}\n\n{markdown(made)}"
 
 
-def expectations(bounds: Sequence[dict[str, Any]]) -> str:
+def expectations(made: dict[str, Any]) -> str:
     """What to expect of each layer: the bound at the share of the rate that is reached, and the launches."""
+    architectures = {device.name: str(device.architecture) for device in DEVICES}
+    names = {"issue": "issue slots", "fma": "FMA", "shared": "shared memory", "dram": "DRAM"}
     rows = []
-    for row in bounds:
-        times = {name: row[f"{name}_ms"] for name in ("issue", "fma", "shared", "dram")}
-        most = max(times, key=lambda name: times[name])
+    for row in made["bounds"]:
+        layer = made["architectures"][architectures[row["device"]]]["layers"][row["layer"]]
+        _, most = max((float(row[f"{name}_ms"]), name) for name in names)
         reached = DRAM_REACHED if most == "dram" else ISSUE_REACHED
         expected = row["total_ms"] / reached + 1e-3 * LAUNCH_MICROSECONDS * row["launches"]
-        names = {"issue": "issue slots", "fma": "FMA", "shared": "shared memory", "dram": "DRAM"}
         rows.append(
             [
-                *(row["device"], row["layer"], names[most], row["launches"]),
-                *(f"{row[key]:.3g}" for key in ("roofline_ms", "total_ms")),
+                *(row["device"], row["layer"], f"`{heaviest(layer)['kernel']}`", names[most]),
+                *(f"{row['roofline_ms']:.3g}", f"{row['total_ms']:.3g}", row["launches"]),
                 f"{expected:.2g}",
             ]
         )
     header = [
         "device",
         "layer",
+        "most of it in",
         "limited by",
-        "launches",
         "roofline, ms",
         "bound, ms",
-        "expected, ms",
+        "launches",
     ]
-    return table(header, rows)
+    return table([*header, "expected, ms"], rows)
