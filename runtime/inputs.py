@@ -39,7 +39,7 @@ def stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterato
 
 def fixed_bytes(port: Port) -> int:
     """Bytes of a value, with free dimensions counted as one."""
-    width = np.dtype(port.dtype).itemsize if port.dtype in np.sctypeDict else 1
+    width = 1 if port.numpy_dtype is None else port.numpy_dtype.itemsize
     return width * math.prod(d for d in port.shape if isinstance(d, int) and d > 0)
 
 
@@ -50,9 +50,13 @@ def shape_text(shape: Sequence[int | str | None]) -> str:
 
 def fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
     """Whether sizes agree with the declared ones, some of which may be free."""
-    return len(found) == len(declared) and all(
-        not isinstance(d, int) or d == f for f, d in zip(found, declared, strict=True)
-    )
+    if len(found) != len(declared):
+        return False
+    # A loop is faster than `all`, and this is in the path of every run.
+    for size, wanted in zip(found, declared, strict=True):
+        if isinstance(wanted, int) and wanted != size:
+            return False
+    return True
 
 
 def checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
@@ -66,7 +70,7 @@ def checked(port: Port, array: object, bound: float, any_batch: bool = False) ->
             f"Wanted: a numpy array {list(port.shape)} of {port.dtype}.",
             "Convert it with `numpy.asarray`.",
         )
-    if str(array.dtype) != port.dtype and not (
+    if (port.numpy_dtype is None or array.dtype != port.numpy_dtype) and not (
         any_batch and array.dtype.kind == "f" and port.dtype.startswith("float")
     ):
         raise ShapeError(
@@ -81,10 +85,11 @@ def checked(port: Port, array: object, bound: float, any_batch: bool = False) ->
             f"Wanted: {shape_text(wanted)}.",
             "Reshape the array, or prepare the image with `Session.prepare`.",
         )
-    if array.dtype.kind == "f":
+    if array.dtype.kind == "f" and array.size:
         most = bound if array.dtype.itemsize > 2 else math.inf  # float16 never reaches the bound
-        wrong = int((~(np.abs(array) < most)).sum())
-        if wrong:
+        # NaN is both the least and the greatest of any values.
+        if not (-most < np.minimum.reduce(array, None) and np.maximum.reduce(array, None) < most):
+            wrong = int((~(np.abs(array) < most)).sum())
             raise UsageError(
                 f"Input '{port.name}' has values that are NaN or infinite"
                 + (", or of 2^60 and more." if bound == LARGEST else "."),

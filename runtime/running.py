@@ -46,6 +46,7 @@ class Runner(Summarized):
         self.metadata = metadata
         self.inputs: tuple[Port, ...] = backend.inputs
         self.outputs: tuple[Port, ...] = backend.outputs
+        self._all_outputs = [port.name for port in backend.outputs]
         self.ops = ops
         self.passport = engine_passport
         self.gpu = gpu
@@ -155,7 +156,7 @@ class Runner(Summarized):
             value = given[port.name]
             array = as_array(value, f"Input '{port.name}'")
             feeds[port.name] = checked(port, value if array is None else array, self._bound)
-        outputs = [port.name for port in self.outputs]
+        outputs = self._all_outputs
         if self.metadata is not None and len(feeds[self.inputs[0].name]) == 0:
             # Not every operator of ONNX Runtime accepts empty tensors (MatMul fails, reductions keep
             # their axes), so shapes and types are taken from one black image.
@@ -219,7 +220,7 @@ class Runner(Summarized):
         Raises:
             UsageError: there is no such output.
         """
-        names = [port.name for port in self.outputs]
+        names = self._all_outputs
         chosen = list(chosen or names)
         unknown = [name for name in chosen if name not in names]
         if unknown:

@@ -16,6 +16,7 @@ DATA: Final = {
     "digits-dynamic": "mnist",
     "digits-em": "mnist",
     "digits-attention": "mnist",
+    "digits-small": "mnist",
     "capsnet-mnist": "mnist",
     "em-smallnorb": "",
     "attention-cifar10-simple": "cifar10",

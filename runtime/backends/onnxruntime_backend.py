@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,11 @@ class Port:
     name: str
     shape: tuple[int | str | None, ...]
     dtype: str
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any] | None:
+        """The element type; None if numpy has none."""
+        return np.dtype(self.dtype) if self.dtype in np.sctypeDict else None
 
 
 _DTYPES = {
@@ -217,9 +223,8 @@ class OnnxRuntimeBackend:
         self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
         """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
-        names = list(outputs)
         try:
-            values = self._session.run(names, dict(feeds), self._run_options)
+            values = self._session.run(outputs, feeds, self._run_options)
         except Exception as error:
             shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
             raise ArtefactError(
@@ -227,7 +232,7 @@ class OnnxRuntimeBackend:
                 _first_line(error),
                 "If the model was made for these shapes, the file is damaged: export it again.",
             ) from error
-        return dict(zip(names, map(np.asarray, values), strict=True))
+        return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
 
 
 def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:

@@ -82,13 +82,15 @@ def available_cores() -> int:
 def simd_level() -> str:
     """Widest instruction set of this CPU that the native kernels support.
 
-    AVX-512 VNNI, AVX-512, AVX2, NEON or plain.
+    AMX, AVX-512 VNNI, AVX-512, AVX2, NEON or plain.
     """
     if platform.machine().lower() in ("aarch64", "arm64"):
         return "NEON"
     flags = _cpuinfo("flags").split()
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(flags):
-        return "AVX-512 VNNI" if "avx512_vnni" in flags else "AVX-512"
+        if "avx512_vnni" not in flags:
+            return "AVX-512"
+        return "AMX" if {"amx_tile", "amx_int8"} <= set(flags) else "AVX-512 VNNI"
     return "AVX2" if {"avx2", "fma"} <= set(flags) else "plain"
 
 

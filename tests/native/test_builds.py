@@ -97,7 +97,7 @@ def test_onnxruntime_for_arm(tmp_path: Path) -> None:
                 assert example.tolerances[key].excess(values, example.wanted[key]) <= 1, (case, key)
 
 
-@pytest.mark.parametrize("level", ["plain", "avx2", "avx512", "avx512vnni"])
+@pytest.mark.parametrize("level", ["plain", "avx2", "avx512", "avx512vnni", "amx"])
 def test_a_level_defines_nothing_that_the_linker_could_share(level: str, tmp_path: Path) -> None:
     """An inline function compiled for AVX-512 must not be the one that all levels get."""
     compiler, nm = shutil.which("c++"), shutil.which("nm")
@@ -110,7 +110,11 @@ def test_a_level_defines_nothing_that_the_linker_could_share(level: str, tmp_pat
         "avx2": avx2,
         "avx512": avx512,
         "avx512vnni": [*avx512, "-mavx512vnni"],
+        "amx": [*avx512, "-mavx512vnni", "-mamx-tile", "-mamx-int8"],
     }[level]
+    probe = [compiler, *flags, "-x", "c++", "-fsyntax-only", "/dev/null"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip(f"this compiler has no {flags[-1]}")
     # Without optimisation, so that nothing is hidden by having been inlined.
     for optimise in ("-O0", "-O3"):
         made = tmp_path / "level.o"
@@ -124,8 +128,8 @@ def test_a_level_defines_nothing_that_the_linker_could_share(level: str, tmp_pat
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
         shared = {line.split(maxsplit=2)[2] for line in listing.splitlines()}
-        # What VNNI adds to AVX-512 is its convolutions.
-        table = "kConv" if level == "avx512vnni" else "kLevel"
+        # What VNNI and AMX add to AVX-512 are convolutions.
+        table = "kConv" if level in ("avx512vnni", "amx") else "kLevel"
         assert shared == {f"capsedge::{table}_{level}"}
 
 

@@ -23,6 +23,8 @@ constexpr int64_t kTasks = 8;
 // Positions of one task; weights of one sweep over them, in bytes, which stay in the second-level cache.
 constexpr int64_t kPositions = 96;
 constexpr int64_t kSweep = 160 * 1024;
+// Bytes behind the weights that a kernel may read.
+constexpr int64_t kBehind = 4096;
 
 // How the kernels see a layer. A window is taken apart into segments, the parts that lie together in memory when the
 // channels are last: its rows, or its single places if they are dilated.
@@ -139,6 +141,7 @@ Plan QuantizedConv::plan(const Shape& x, const Shape& weight) const {
   p.groups = (weight[0] + kernels.channels - 1) / kernels.channels;
   p.group_bytes = p.segments * p.padded * kernels.channels;
   p.sweep = std::clamp<int64_t>(kSweep / (p.padded * kernels.channels), 1, p.segments);
+  p.offsets.reserve(static_cast<size_t>(p.segments));
   for (int64_t row = 0; row < weight[2]; ++row)
     for (int64_t column = 0; column < (whole_rows ? 1 : weight[3]); ++column)
       p.offsets.push_back(
@@ -150,7 +153,9 @@ Packed QuantizedConv::pack(const Tensor& weight, const Threads* threads) const {
   const Shape& shape = weight.shape;
   const ConvKernels& kernels = level_.conv;
   const Plan p = plan({0, shape[1], dilations_[0] * shape[2], dilations_[1] * shape[3]}, shape);
-  Packed packed{Buffer(floats_for(p.groups * p.group_bytes)), std::vector<int32_t>(static_cast<size_t>(shape[0]))};
+  const int64_t size = p.groups * p.group_bytes;
+  Packed packed{Buffer(floats_for(size + kBehind)), std::vector<int32_t>(static_cast<size_t>(shape[0]))};
+  std::memset(reinterpret_cast<int8_t*>(packed.bytes.data()) + size, 0, kBehind);
   const auto* from = static_cast<const int8_t*>(weight.data);
   const int64_t places = shape[2] * shape[3];
   parallel_for(threads, p.groups, [&](int64_t group) {
@@ -251,9 +256,10 @@ Buffer QuantizedConv::padded_input(const Plan& p, const Tensor& x, uint8_t zero,
 // Where the window of each output position begins in its image.
 std::vector<int32_t> QuantizedConv::windows(const Plan& p) const {
   std::vector<int32_t> starts(static_cast<size_t>(p.grid.height * p.grid.width));
-  for (int64_t i = 0; i < p.grid.height * p.grid.width; ++i)
-    starts[static_cast<size_t>(i)] = static_cast<int32_t>(
-        (i / p.grid.width * strides_[0] * p.width + i % p.grid.width * strides_[1]) * p.channels);
+  int32_t* next = starts.data();
+  for (int64_t row = 0; row < p.grid.height; ++row)
+    for (int64_t column = 0; column < p.grid.width; ++column)
+      *next++ = static_cast<int32_t>((row * strides_[0] * p.width + column * strides_[1]) * p.channels);
   return starts;
 }
 

@@ -12,7 +12,9 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-#if defined(CAPSEDGE_AVX512)
+#if defined(CAPSEDGE_TILES)
+enum { kConvPositions = 16, kConvVectors = 4 };
+#elif defined(CAPSEDGE_AVX512)
 enum { kConvPositions = 6, kConvVectors = 4 };
 #elif defined(CAPSEDGE_AVX2)
 enum { kConvPositions = 4, kConvVectors = 2 };
@@ -84,6 +86,7 @@ CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
 #endif
 #endif
 
+#ifndef CAPSEDGE_TILES
 template <int P>
 CAPSEDGE_INLINE void conv_tile(const ConvPass& pass, int first) {
   enum { N = kConvVectors };
@@ -143,6 +146,7 @@ static void convolve(const ConvPass& whole) {
     default: break;
   }
 }
+#endif
 
 // y = round(float(sum) · factor) + zero point, within 0..255.
 static void requantize(const int32_t* sums, const float* factors, int32_t zero_point, int positions, uint8_t* y) {
@@ -168,7 +172,9 @@ static void requantize(const int32_t* sums, const float* factors, int32_t zero_p
     }
 }
 
+#ifndef CAPSEDGE_TILES
 constexpr ConvKernels kConv = {kDot, kConvPositions, kConvChannels, convolve, requantize};
+#endif
 
 }  // namespace CAPSEDGE_LEVEL
 }  // namespace capsedge

@@ -4,6 +4,10 @@
 #ifdef CAPSEDGE_X86
 #include <cpuid.h>
 #endif
+#ifdef CAPSEDGE_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "support/error.h"
 
@@ -15,6 +19,9 @@ extern const Level kLevel_avx2;
 extern const Level kLevel_avx512;
 extern const ConvKernels kConv_avx512vnni;
 #endif
+#ifdef CAPSEDGE_AMX
+extern const ConvKernels kConv_amx;
+#endif
 #ifdef CAPSEDGE_ARM64
 extern const Level kLevel_neon;
 #endif
@@ -22,15 +29,37 @@ extern const Level kLevel_neon;
 #ifdef CAPSEDGE_X86
 namespace {
 
+// AVX-512 with other convolutions of integers.
+Level avx512_with(const char* name, const ConvKernels& conv) {
+  Level made = kLevel_avx512;
+  made.name = name;
+  made.conv = conv;
+  return made;
+}
+
 const Level& avx512vnni() {
-  static const Level level = [] {
-    Level made = kLevel_avx512;
-    made.name = "avx512vnni";
-    made.conv = kConv_avx512vnni;
-    return made;
-  }();
+  static const Level level = avx512_with("avx512vnni", kConv_avx512vnni);
   return level;
 }
+
+#ifdef CAPSEDGE_AMX
+const Level& amx() {
+  static const Level level = avx512_with("amx", kConv_amx);
+  return level;
+}
+
+// Whether the processor has tiles, and the system keeps them and lets this process use them.
+bool has_tiles() {
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kOsXsave = 1u << 27;
+  constexpr unsigned kTileState = 3u << 17;          // of XCR0: shapes and contents
+  constexpr long kRequest = 0x1023, kContents = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsXsave)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
+  __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  return (a & kTileState) == kTileState && syscall(SYS_arch_prctl, kRequest, kContents) == 0;
+}
+#endif
 
 // Not every compiler that is supported knows F16C in __builtin_cpu_supports: Clang 14 does not.
 bool has_f16c() {
@@ -52,7 +81,12 @@ const std::vector<const Level*>& levels_here() {
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
         found.push_back(&kLevel_avx512);
-        if (__builtin_cpu_supports("avx512vnni")) found.push_back(&avx512vnni());
+        if (__builtin_cpu_supports("avx512vnni")) {
+          found.push_back(&avx512vnni());
+#ifdef CAPSEDGE_AMX
+          if (has_tiles()) found.push_back(&amx());
+#endif
+        }
       }
     }
 #endif

@@ -144,7 +144,7 @@ struct ConvPass {
   const int32_t* offsets;  // where each segment begins in a window
   int positions, segments;
   int length;              // elements of a segment, a multiple of dot; what is read beyond the true ones has weight 0
-  const int8_t* weight;    // [segment][length / dot][channels][dot]
+  const int8_t* weight;    // [segment][length / dot][channels][dot]; 4 KiB behind it may be read
   const int8_t* ahead;     // weights that will be needed next
   const int32_t* start;    // [channels], or null: what the sums hold
   int32_t* sums;           // [positions][channels]
