@@ -2,7 +2,7 @@
 
     python -m benchmarks.cuda_static                      # compute capabilities 8.7, 8.9, 9.0 and 12.0
     python -m benchmarks.cuda_static --arch 87 --layers dynamic --json counts.json
-    python -m benchmarks.cuda_static --write              # docs/benchmarks/cuda-static.md and .json
+    python -m benchmarks.cuda_static --write              # docs/benchmarks/cuda-static.json and the pages
 
 Needs nvcc, nvdisasm (``pip install nvidia-cuda-nvdisasm``), g++ and binutils. ``kernels.cu`` is compiled to
 a cubin for each architecture, which takes a minute or two and is cached in build/cuda-static by the digest
@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import operators
+from benchmarks.common import replace_between
 from benchmarks.operators import Layer
 from benchmarks.sass import tables
 from benchmarks.sass.bound import LANES, Bound, bound, work_of
@@ -47,6 +48,7 @@ from benchmarks.sass.measure import Count, count, resident_blocks
 from capsedge.errors import CapsedgeError
 
 PAGE = ROOT / "docs" / "benchmarks" / "cuda-static.md"
+PLAN = ROOT / "docs" / "explanation" / "first-gpu-day.md"
 LAYERS: dict[str, Callable[[], Layer]] = {
     "dynamic, B=128": lambda: operators._dynamic("dynamic", 128, 1152, 10, 8, 16),
     "dynamic, B=1": lambda: operators._dynamic("dynamic", 1, 1152, 10, 8, 16),
@@ -99,6 +101,7 @@ def kernel_row(architecture: int, layer: Layer, own: Counted) -> dict[str, Any]:
         "limited_by": limit,
         "slots_per_vote": {kind: round(value, 3) for kind, value in slots.items()},
         "slots_per_vote_total": round(total, 2),
+        "warp_instructions": round(summed(lambda made: made.issued)),
         "staging_share": round(slots["staging"] / total, 4),
         "division_slots_per_vote": round(per_vote * summed(lambda made: made.division), 3),
         "global_bytes_per_image": round(summed(lambda made: made.global_bytes) / images),
@@ -129,11 +132,12 @@ def resources(architecture: int) -> dict[str, dict[str, int]]:
     }
 
 
-def bound_row(device: Device, layer: str, found: Bound) -> dict[str, Any]:
+def bound_row(device: Device, layer: str, launches: int, found: Bound) -> dict[str, Any]:
     """A bound in milliseconds."""
     names = ("issue", "fma", "shared", "dram", "total", "roofline")
     times = {f"{name}_ms": round(1e3 * getattr(found, name), 5) for name in names}
-    return {"device": device.name, "layer": layer, **times, "ratio": round(found.ratio, 2)}
+    given = {"device": device.name, "layer": layer, "launches": launches}
+    return {**given, **times, "ratio": round(found.ratio, 2)}
 
 
 def document(architectures: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
@@ -155,10 +159,19 @@ def document(architectures: Sequence[int], names: Sequence[str]) -> dict[str, An
                     done[device.multiprocessors] = counted(device, layer)
                 launches = done[device.multiprocessors]
                 entry["layers"].setdefault(name, layer_entry(device, layer, launches))
-                made["bounds"].append(
-                    bound_row(device, name, bound(device, work_of(layer), launches))
-                )
+                found = bound(device, work_of(layer), launches)
+                made["bounds"].append(bound_row(device, name, len(launches), found))
     return made
+
+
+def write(made: dict[str, Any]) -> None:
+    """The figures and both pages; what the first figures were is kept, to compare with."""
+    figures = PAGE.with_suffix(".json")
+    known = json.loads(figures.read_text()) if figures.is_file() else {}
+    made = {**made, "before": known.get("before") or tables.summary(made)}
+    figures.write_text(json.dumps(made, indent=1) + "\n")
+    replace_between(PAGE, tables.BEGIN, tables.END, f"\n{tables.page(made)}\n")
+    replace_between(PLAN, tables.BEGIN, tables.END, f"\n{tables.expectations(made)}\n")
 
 
 def matches(part: str, name: str) -> bool:
@@ -178,27 +191,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--layers", nargs="+", default=[""], help=f"parts of names, of: {'; '.join(LAYERS)}"
     )
     parser.add_argument("--json", type=Path, help="write the counts to this file")
-    parser.add_argument(
-        "--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)} and its JSON"
-    )
+    parser.add_argument("--write", action="store_true", help="write the figures and tables in docs")
     given = parser.parse_args(argv)
     names = [name for name in LAYERS if any(matches(part, name) for part in given.layers)]
     if not names:
         parser.error(f"no layer is called so; there are {'; '.join(LAYERS)}")
     if given.write and (names != list(LAYERS) or given.arch != list(MULTIPROCESSORS)):
         parser.error("--write takes all architectures and layers")
+    if given.json and not given.json.resolve().parent.is_dir():
+        parser.error(f"there is no folder {given.json.resolve().parent}")
     try:
         made = document(given.arch, names)
     except CapsedgeError as error:
         print(error, file=sys.stderr)
         return 1
     print(tables.markdown(made))
-    text = json.dumps(made, indent=1) + "\n"
     if given.json:
-        given.json.write_text(text)
+        given.json.write_text(json.dumps(made, indent=1) + "\n")
     if given.write:
-        PAGE.with_suffix(".json").write_text(text)
-        tables.write_page(PAGE, made)
+        write(made)
     return 0
 
 

@@ -51,6 +51,7 @@ def layers(batches: list[int]) -> Iterator[tuple[int, Layer]]:
         yield n, operators._dynamic("CapsNet-MNIST digit capsules", n, 1152, 10, 8, 16)
         yield n, operators._em("smallNORB convolutional capsules 14 to 6", n, 14, 3, 2, 32)
         yield n, operators._em("smallNORB convolutional capsules 6 to 4", n, 6, 3, 1, 32)
+        yield n, operators._em("EM convolutional capsules 16 to 7", n, 16, 3, 2, 32)
         yield n, operators._em("smallNORB class capsules", n, 4, 1, 1, 5, shared=True)
         yield n, operators._attention("Table 8 convolutional capsules 16 to 7", n, 16, 32, 3, 2, 32)
         yield n, operators._attention("Table 8 convolutional capsules 7 to 5", n, 7, 32, 3, 1, 32)

@@ -100,6 +100,18 @@ def find_nvdisasm() -> str:
     return found
 
 
+def host_tool(name: str) -> str:
+    """Path of g++, nm or c++filt.
+
+    Raises:
+        CapsedgeError: it is not installed.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise CapsedgeError(f"no {name} was found: sudo apt-get install g++ binutils")
+    return found
+
+
 def digest_of(files: Iterable[Path]) -> str:
     """Digest of some files' names and contents: what a cached result belongs to."""
     digest = hashlib.sha256()
@@ -150,7 +162,7 @@ def compile_cubin(architecture: int) -> tuple[Path, str]:
 def _demangled(names: list[str]) -> dict[str, str]:
     """Names as in ``tiled_kernel<1, 16, 2, false, float, float>``."""
     text = subprocess.run(
-        ["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True
+        [host_tool("c++filt")], input="\n".join(names), capture_output=True, text=True, check=True
     ).stdout
     return dict(zip(names, map(plain_name, text.splitlines()), strict=True))
 

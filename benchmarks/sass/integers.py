@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.sass.cubin import Instruction
-from benchmarks.sass.flow import is_predicate, target_count, targets, width_of
+from benchmarks.sass.opcodes import is_predicate, local_words, target_count, targets, width_of
 from benchmarks.sass.registers import EVERY, MASK, U64, ZEROS, Lanes, Registers, Unknown, signed
 
 Handler = Callable[[Registers, Instruction, tuple[str, ...]], list[Lanes]]
@@ -239,6 +239,22 @@ def _gather_predicates(r: Registers, i: Instruction, o: tuple[str, ...]) -> list
     return [(r.word(o[1]) & U64(EVERY & ~mask)) | bits]
 
 
+def _spill(r: Registers, i: Instruction, o: tuple[str, ...]) -> list[Lanes]:
+    """STL: into local memory, whose words are registers of their own here."""
+    if width_of(i) > 2:
+        raise Unknown("four words")
+    return [r.word(o[1], wide=width_of(i) == 2)]
+
+
+def _reload(r: Registers, i: Instruction, o: tuple[str, ...]) -> list[Lanes]:
+    """LDL: from local memory."""
+    del o
+    words = [r.register(name) for name in local_words(i)]
+    if not 1 <= len(words) <= 2:
+        raise Unknown("other than one or two words")
+    return [words[0] | words[1] << U64(32) if len(words) == 2 else words[0]]
+
+
 def _no_slow_path(r: Registers, i: Instruction, o: tuple[str, ...]) -> list[Lanes]:
     """FCHK: divisors are taken to be normal numbers."""
     del r, i, o
@@ -266,6 +282,8 @@ HANDLERS: dict[str, Handler] = {
     "PRMT": _permute,
     "P2R": _gather_predicates,
     "FCHK": _no_slow_path,
+    "STL": _spill,
+    "LDL": _reload,
 }
 
 
@@ -304,6 +322,8 @@ def step_of(instruction: Instruction) -> Step:
             results.append(tuple(f"{match[1]}{int(match[2]) + k}" for k in range(width)))
         else:
             results.append((operand,) if re.fullmatch(r"U?P\d", operand) else ())
+    if instruction.base == "STL":
+        results.append(tuple(local_words(instruction)))
     return Step(
         instruction,
         handler_of(instruction),

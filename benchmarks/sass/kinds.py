@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from benchmarks.sass.cubin import Instruction, Kernel
-from benchmarks.sass.flow import ARITHMETIC, BARRIERS, LOADS, Flow, jump_target
+from benchmarks.sass.flow import Flow
+from benchmarks.sass.opcodes import ARITHMETIC, BARRIERS, LOADS, jump_target
 
 KINDS = ("staging", "arithmetic", "load", "shuffle", "barrier", "division", "other")
 FMA = frozenset(["FFMA", "FADD", "FMUL", "HFMA2", "HADD2", "HMUL2"])

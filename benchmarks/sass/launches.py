@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from benchmarks.operators import Layer
-from benchmarks.sass.cubin import BUILD, SOURCES, digest_of, plain_name
+from benchmarks.sass.cubin import BUILD, SOURCES, digest_of, host_tool, plain_name
 from capsedge.errors import CapsedgeError
 from tests.native import cuda_library
 
@@ -53,15 +53,15 @@ def recorder() -> tuple[ctypes.CDLL, dict[int, str]]:
     """The library that records launches, and kernels' names by their place in it.
 
     Raises:
-        CapsedgeError: there is no C++ compiler, or it refuses the source.
+        CapsedgeError: g++ or nm is missing, or g++ refuses the source.
     """
     target = BUILD / f"recorder-{digest_of([*SOURCES.iterdir(), RECORDER])}.so"
     if not target.is_file():
         BUILD.mkdir(parents=True, exist_ok=True)
         made = target.with_name(f"{target.name}.{os.getpid()}")
         done = subprocess.run(
-            ["g++", "-std=c++17", "-O0", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-fvisibility=hidden",
-             "-DCAPSEDGE_EMULATE", f"-I{SOURCES}", str(RECORDER), "-o", str(made)],
+            [host_tool("g++"), "-std=c++17", "-O0", "-Wno-unknown-pragmas", "-shared", "-fPIC",
+             "-fvisibility=hidden", "-DCAPSEDGE_EMULATE", f"-I{SOURCES}", str(RECORDER), "-o", str(made)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
@@ -71,7 +71,7 @@ def recorder() -> tuple[ctypes.CDLL, dict[int, str]]:
     library.capsedge_launch.argtypes = [ctypes.c_int32, ctypes.POINTER(ctypes.c_int64)]
     library.capsedge_arguments.restype = ctypes.c_void_p
     listing = subprocess.run(
-        ["nm", "-C", str(target)], capture_output=True, text=True, check=True
+        [host_tool("nm"), "-C", str(target)], capture_output=True, text=True, check=True
     ).stdout
     names, places = {}, {}
     for line in listing.splitlines():

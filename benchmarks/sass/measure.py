@@ -11,9 +11,10 @@ import numpy as np
 from benchmarks.sass import walk
 from benchmarks.sass.cubin import Kernel, kernels
 from benchmarks.sass.devices import MULTIPROCESSORS
-from benchmarks.sass.flow import SHARED, Flow
+from benchmarks.sass.flow import Flow
 from benchmarks.sass.kinds import FMA, KINDS, classify
 from benchmarks.sass.launches import Launch
+from benchmarks.sass.opcodes import SHARED
 from benchmarks.sass.registers import Lanes, Registers
 
 WARP = 32

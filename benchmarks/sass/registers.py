@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.errors import CapsedgeError
+
 Lanes = NDArray[Any]
 MASK = np.uint64(0xFFFFFFFF)
 EVERY = 0xFFFFFFFF
@@ -22,6 +24,10 @@ ZEROS: Lanes = np.zeros(32, np.uint64)
 
 class Unknown(Exception):
     """A value that the walk cannot know."""
+
+
+class Unreadable(CapsedgeError):
+    """An operand or an instruction of a form that is not known here."""
 
 
 def signed(values: Lanes, bits: int = 32) -> Lanes:
@@ -40,9 +46,10 @@ def parsed(text: str) -> tuple[str, str, int, str]:
     if match:
         pair = "" if match[3] == ".U32" else f"{match[1]}{int(match[2]) + 1}"
         return "register", f"{match[1]}{match[2]}", 0, pair
-    match = re.fullmatch(r"c\[(0x[0-9a-f]+)\]\[(?:(U?R\d+)\+?)?(0x[0-9a-f]+)?\]", text)
+    match = re.fullmatch(r"c\[(0x[0-9a-f]+)\]\[(?:(U?R(?:\d+|Z))\+?)?(0x[0-9a-f]+)?\]", text)
     if match:
-        return "constant", match[2] or "", int(match[1], 16), match[3] or "0x0"
+        index = "" if match[2] in {None, "RZ", "URZ"} else match[2]
+        return "constant", index, int(match[1], 16), match[3] or "0x0"
     if re.fullmatch(r"-?(0x[0-9a-f]+|\d+)", text):
         return "number", "", int(text, 0), ""
     return "other", text, 0, ""
@@ -118,7 +125,7 @@ class Registers:
             )
         if kind == "number":
             return np.full(32, number & (2**64 - 1 if wide else EVERY), np.uint64)
-        raise Unknown(text)
+        raise Unreadable(f"nvdisasm's operand {text} is not known here")
 
     def _constants(self, bank: int, at: int, words: int) -> Lanes:
         key = (bank, at, words)

@@ -16,42 +16,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.sass.cubin import Instruction, Kernel
-from benchmarks.sass.flow import (
-    GLOBAL,
-    REGISTER,
-    SHARED,
-    Flow,
-    bytes_of,
-    jump_target,
-    sources,
-    target_count,
-)
+from benchmarks.sass.flow import Flow
 from benchmarks.sass.integers import Step, evaluate, handler_of, step_of
+from benchmarks.sass.opcodes import GLOBAL, JUMPS, REGISTER, SHARED, bytes_of, jump_target, sources
 from benchmarks.sass.registers import EVERY, Lanes, Registers, lanes, mask_of
+from capsedge.errors import CapsedgeError
 
-_JUMPING = frozenset(
-    [
-        "BRA",
-        "BRX",
-        "BRXU",
-        "EXIT",
-        "CALL",
-        "RET",
-        "BSSY",
-        "BSYNC",
-        "BREAK",
-        "WARPSYNC",
-        "BMOV",
-        "VOTEU",
-        "VOTE",
-        "R2P",
-    ]
-)
+_JUMPING = JUMPS | {"BMOV", "VOTE", "VOTEU", "R2P"}
 SECTOR, BANKS = 32, 32
 LIMIT = 20_000_000  # instructions of a warp
 
 
-class Lost(Exception):
+class Lost(CapsedgeError):
     """The walk cannot go on: a jump to an unknown place."""
 
 
@@ -218,8 +194,9 @@ class _Walk:
             return
         if instruction.base in GLOBAL | SHARED or instruction.base == "LDGSTS":
             self._move(at, instruction, active)
-        if target_count(instruction):
-            evaluate(self.registers, self.prepared.steps[at], active)
+        step = self.prepared.steps[at]
+        if step.written:
+            evaluate(self.registers, step, active)
 
     def _move(self, at: int, instruction: Instruction, active: int) -> None:
         """Count what a memory instruction moves."""
@@ -352,7 +329,9 @@ class _Walk:
             raise Lost(f"{self.prepared.kernel.name}: {instruction.opcode} is not known here")
         known = EVERY if not active & ~self.registers.sure else 0
         for operand in instruction.operands[:-1]:
-            if re.fullmatch(r"U?P\d", operand):
+            if re.fullmatch(r"U?R\d+", operand):
+                self.registers.forget(operand, active)
+            elif re.fullmatch(r"U?P\d", operand):
                 self.registers.write((operand,), np.full(32, answer), active, known)
 
 
