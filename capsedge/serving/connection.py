@@ -1,0 +1,71 @@
+"""One HTTP connection, on uvicorn's protocol: a limit on its headers, and answers that leave in one piece."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from capsedge.runtime.files import limits
+
+
+class Connection(HttpToolsProtocol):
+    """A connection with a client.
+
+    The parser is in C; what it does not limit is limited here: the request line, headers and trailers.
+    """
+
+    _unbounded = 0  # bytes since the last part of a body, all of which the parser keeps
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin."""
+        super().connection_made(_Joining(transport, self.loop))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends; a request whose headers never end closes the connection."""
+        self._unbounded += len(data)
+        super().data_received(data)
+        if self._unbounded > limits.HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response("The headers of the request are too long.")
+
+    def on_body(self, body: bytes) -> None:
+        """Count from zero again: a body has a limit of its own."""
+        self._unbounded = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Count the next request by itself."""
+        self._unbounded = 0
+        super().on_message_complete()
+
+
+class _Joining:
+    """A transport that sends what is written in one step of the event loop at once.
+
+    uvicorn writes the headers of an answer and its body separately; as two segments they cost the server
+    and the client one more system call and one more wake-up each.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send data at the end of this step."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """Send what is left, and close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if parts:
+            self._transport.write(b"".join(parts))
