@@ -12,8 +12,6 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import mlserver.metrics.registry
-import prometheus_client
 import uvicorn
 from mlserver import MLServer, ModelSettings, Settings
 from mlserver.metrics.server import MetricsServer
@@ -139,9 +137,6 @@ class Engine(MLServer):
                 model_repository_root="", grpc_max_message_length=limits.REQUEST_BYTES,
             )
         )  # fmt: skip
-        with contextlib.suppress(ValueError):  # it is there already
-            # Otherwise MLServer shows what it measures of batches only where it has worker processes.
-            prometheus_client.REGISTRY.register(mlserver.metrics.registry.REGISTRY)
         self.address = self._bind()
 
     def _create_model_registry(self) -> MultiModelRegistry:
@@ -210,7 +205,7 @@ class Engine(MLServer):
                 _ModelSettings(
                     implementation=CapsedgeModel,
                     name=served.name,
-                    max_batch_size=self._serving.batch,
+                    max_batch_size=served.batch.images,
                     max_batch_time=self._serving.wait_ms / 1000,
                     parameters=_ModelParameters(
                         version=served.version or None,
