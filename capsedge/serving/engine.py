@@ -91,6 +91,7 @@ class _Web:
         config = uvicorn.Config(
             self._app,
             http=Connection,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

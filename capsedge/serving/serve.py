@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from capsedge import __version__
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files import limits
 from capsedge.runtime.loading import load
 from capsedge.runtime.session import Session
 from capsedge.serving.batch_size import given_size, measured
@@ -74,6 +76,8 @@ def serve(
 
         serving = Serving(tuple(loaded), host, ports, threads, wait_ms, __version__)
 
+        _open_files()
+
         async def run() -> int:
             try:
                 engine = Engine(serving, log)
@@ -104,6 +108,16 @@ def _not_bound(error: OSError, host: str) -> EnvironmentProblem:
         f"{error.strerror}.",
         f"Choose another with {option}.",
     )
+
+
+def _open_files() -> None:
+    """Let the process have as many connections as the server takes; often 1024 files are the default."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no Unix, or not permitted
+        import resource
+
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = max(now, min(most, 2 * limits.REQUESTS))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _loop(run: Callable[[], Any]) -> int:

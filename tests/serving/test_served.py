@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -282,6 +283,51 @@ def test_a_body_in_many_parts_is_no_header(server: Server) -> None:
     with connected(server) as client:
         client.sendall(head + b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_offers_of_other_protocols_are_declined(protocol: str, server: Server) -> None:
+    """Java's client makes the first one with every new connection."""
+    body = json.dumps({**changed(), "outputs": [{"name": "lengths"}]}).encode()
+    head = (
+        b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n"
+        % len(body)
+    )
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n\r\n" % protocol.encode()
+    said = server.said
+    with connected(server) as client:
+        for more in (offer, b"\r\n", offer):
+            client.sendall(head + more + body)
+            assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+    with connected(server) as client:
+        client.sendall(b"".join([head + offer + body] * 50))
+        assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+    with connected(server) as client:
+        client.sendall(b"CONNECT example.org:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+    assert server.said == said
+
+
+def test_requests_that_are_sent_at_once(server: Server) -> None:
+    """Pipelined, with other answers each, and in their order."""
+    sent = b""
+    for count in (1, 2, 3):
+        array = images(count, 1, 28, 28)
+        body = json.dumps(
+            {"inputs": [tensor("images", array)], "outputs": [{"name": "lengths"}]}
+        ).encode()
+        sent += (
+            b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+            % len(body)
+        )
+        sent += b"Connection: close\r\n\r\n" * (count == 3) + b"\r\n" * (count < 3) + body
+    received = b""
+    with connected(server) as client:
+        client.sendall(sent)
+        while part := client.recv(2**16):
+            received += part
+    shapes = re.findall(rb'"shape":(\[\d+,10\])', received)
+    assert shapes == [b"[1,10]", b"[2,10]", b"[3,10]"]
 
 
 def test_an_answer_is_one_segment(server: Server) -> None:
