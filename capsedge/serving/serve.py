@@ -91,10 +91,11 @@ def serve(
 def _require() -> None:
     try:
         import_module("mlserver")
+        import_module("httptools")
     except ImportError as error:
         old = sys.version_info < (3, 13)
         raise EnvironmentProblem(
-            "`capsedge serve` needs MLServer.",
+            "`capsedge serve` needs MLServer and httptools.",
             f"{error}." if old else "MLServer supports Python up to 3.12.",
             INSTALL if old else f"Use Python 3.12: {INSTALL}",
         ) from error
