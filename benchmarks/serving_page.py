@@ -49,7 +49,7 @@ def _cells(row: dict[str, Any], peers: dict[int, float]) -> list[str]:
         _number(row["p50_ms"]),
         _number(row["p99_ms"]),
         f"{row['per_second']:,.0f}",
-        f"{row['cpu_s_per_1000']:.2f}",
+        f"{row['cpu_s_per_1000']:.2f}" if row["cpu_s_per_1000"] else "",
         f"{row['cpu_s_per_1000'] / peer:.2f}" if peer else "",
         f"{row['most_mib']:.0f}" if served else "",
         str(row["errors"]) if served else "",
@@ -71,12 +71,17 @@ def _soak(found: dict[str, Any]) -> str:
     )
 
 
+def _more(seconds: float) -> str:
+    return f", and {1e3 * seconds:g} ms more for each client" if seconds else ""
+
+
 def render(document: dict[str, Any]) -> str:
     """What stands between the markers of the page."""
     about = document["machine"]
     intro = (
         f"Measured on {about['cpu']}, {about['cores']} cores, {about['system']}, Python {about['python']}: "
-        f"{document['rounds']} rounds of {document['seconds']:g} seconds for each row, all servers in turns; "
+        f"{document['rounds']} rounds of {document['seconds']:g} seconds for each row"
+        f"{_more(document['seconds_per_client'])}, all servers in turns; "
         f"{document['client_processes']} process(es) with clients; {document['minutes']:.0f} minutes in all."
     )
     everything = [r for m in document["models"] for r in [*m["rows"], *m.get("faults", [])]]

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def test_requests_that_run_are_answered_before_it_ends() -> None:
     with capsedge.load(DIGITS, threads=1) as session:
         wanted = [found["lengths"] for _, found in session.run_batches(given)]
     np.testing.assert_array_equal(answers[0]["lengths"], np.concatenate(wanted))
+
+
+def test_more_connections_than_files_are_allowed_by_default() -> None:
+    resource = pytest.importorskip("resource", reason="limits of files are Unix's")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        try:
+            server = stack.enter_context(served("digits-em", "--batch", "1"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        port = int(server.rest.rpartition(":")[2])
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert get(f"{server.rest}/v2/health/ready")[0] == 200
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port", "--metrics-port"])
