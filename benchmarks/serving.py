@@ -196,7 +196,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of clients and servers alike
     document: dict[str, Any] = {
         "machine": machine(), "seconds": options.seconds, "seconds_per_client": PER_CLIENT,
-        "rounds": options.rounds, "threads": options.threads, "client_processes": options.processes, "models": [],
+        "rounds": options.rounds, "threads": options.threads,
+        "client_processes": options.processes, "models": [],
     }  # fmt: skip
     spawn = multiprocessing.get_context("spawn")
     with (
