@@ -35,7 +35,8 @@ class Gatherer(Generic[Asked, Answer]):
     Args:
         run: answers the requests of a batch in their order, in a thread: an answer or an error for each.
         runners: the threads.
-        at_once: batches that run at the same time.
+        at_once: batches that run at the same time. Full ones, which waiting would not make larger, go to the
+            threads at once.
         images: the number of images in a request.
         size: images in a batch; a request with more is a batch by itself.
         seconds: that a batch waits for more requests though a thread is free.
@@ -53,6 +54,7 @@ class Gatherer(Generic[Asked, Answer]):
         self._run, self._runners, self._free = run, runners, at_once
         self._images, self._size, self._seconds = images, size, seconds
         self._waiting: deque[_Waiting[Asked, Answer]] = deque()
+        self._total = 0  # images that wait
         self._timer: asyncio.TimerHandle | None = None
 
     async def ask(self, asked: Asked) -> Answer:
@@ -65,13 +67,14 @@ class Gatherer(Generic[Asked, Answer]):
         latest = loop.time() + self._seconds
         one = _Waiting(asked, self._images(asked), loop.create_future(), latest)
         self._waiting.append(one)
+        self._total += one.images
         self._start(loop)
         answer: Answer = await one.answer
         return answer
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start batches as long as there are requests and free threads."""
-        while self._free and self._ready(loop):
+        while self._ready(loop):
             batch = self._take()
             if not batch:
                 continue
@@ -83,8 +86,12 @@ class Gatherer(Generic[Asked, Answer]):
         """Whether the next batch may start; if it waits for more requests, a timer is set."""
         if not self._waiting:
             return False
+        if self._total >= self._size:
+            return True
+        if self._free <= 0:
+            return False
         left = self._waiting[0].latest - loop.time() if self._seconds else 0.0
-        if left <= 0 or sum(one.images for one in self._waiting) >= self._size:
+        if left <= 0:
             return True
         if self._timer is None:
             self._timer = loop.call_later(left, self._ring, loop)
@@ -100,6 +107,7 @@ class Gatherer(Generic[Asked, Answer]):
         total = 0
         while self._waiting and (not batch or total + self._waiting[0].images <= self._size):
             one = self._waiting.popleft()
+            self._total -= one.images
             if not one.answer.done():
                 batch.append(one)
                 total += one.images

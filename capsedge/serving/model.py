@@ -16,7 +16,6 @@ from mlserver.types import InferenceRequest, InferenceResponse, MetadataModelRes
 
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.cores import usable_cores
-from capsedge.runtime.files import limits
 from capsedge.runtime.loading import load
 from capsedge.runtime.session import Session
 from capsedge.serving.answering import Answering, images_in
@@ -163,11 +162,7 @@ class CapsedgeModel(MLModel):
     def _gathering(self, session: Session) -> Gatherer[InferenceRequest, InferenceResponse]:
         size, seconds = self._batching if can_batch(session) else (1, 0.0)
         batches = at_once(self._threads)
-        if size <= 1:
-            batches = (
-                limits.REQUESTS
-            )  # nothing gathers, so they may as well wait before the threads
-        elif session.gpu is not None:
+        if session.gpu is not None and size > 1:
             batches = min(2, batches)  # one is computed, one prepared; all others gather
         answering = Answering(session, self.name, self.version)
         return Gatherer(

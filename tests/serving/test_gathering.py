@@ -36,8 +36,8 @@ def gathered(
 
     async def run() -> list[list[int]]:
         runs = Runs()
-        with ThreadPoolExecutor(2) as threads:
-            at_once = options.pop("at_once", 1)
+        at_once = options.pop("at_once", 1)
+        with ThreadPoolExecutor(at_once) as threads:
             await play(Gatherer(runs, threads, at_once, abs, **options), runs)
         return runs.batches
 
