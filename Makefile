@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia test-ray test-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,14 +42,20 @@ test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machi
 	build/ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/batches/requirements.txt -e '.[dev]'
 	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/batches -m "slow or not slow"
 
-test-serve: ## Test `capsedge serve` on MLServer, in an environment of its own in .venv-serve (Python 3.10 to 3.12)
+$(VENV)-serve/.ready: pyproject.toml tests/serving/constraints.txt
 	$(PYTHON) -m venv $(VENV)-serve
 	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -c tests/serving/constraints.txt \
 		-e '.[cpu,build,serve]' pytest pytest-timeout 'tritonclient[http,grpc]'
+	@touch $@
+
+test-serve: $(VENV)-serve/.ready ## Test `capsedge serve` on MLServer, in an environment of its own in .venv-serve (Python 3.10 to 3.12)
 	# One process cannot have both MLServer and NVIDIA's client: their messages have the same names.
 	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving/test_model.py -m "slow or not slow"
 	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving --ignore tests/serving/test_model.py \
 		-m "slow or not slow"
+
+bench-serve: $(VENV)-serve/.ready ## Measure `capsedge serve` against its peers and write docs/benchmarks/serving.md (15 minutes, idle machine)
+	$(VENV)-serve/bin/python -m benchmarks.serving $(SERVE)
 
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes

@@ -1,55 +1,20 @@
-"""Clients of `benchmarks.serving`: each sends images over a connection of its own and checks the answers."""
+"""Clients of `benchmarks.serving`, in processes of their own; each keeps a connection and checks answers."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
+from benchmarks.serving_wire import Question, Refused
 
-from capsedge.runtime.session import Session
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request, ready to send, and the answer to it.
-
-    Attributes:
-        body: JSON.
-        values: of the output, in row-major order.
-        exact: whether the answer has to have the same bits; those of a batch may differ in the last.
-    """
-
-    body: bytes
-    values: np.ndarray
-    exact: bool
-
-    def answered(self, body: bytes) -> bool:
-        """Whether an answer is the right one."""
-        found = np.array(json.loads(body)["outputs"][0]["data"], np.float32)
-        if self.exact:
-            return np.array_equal(found, self.values)
-        return found.shape == self.values.shape and np.allclose(found, self.values, 1e-4, 1e-5)
-
-
-def questions(session: Session, count: int, exact: bool) -> list[Question]:
-    """Requests for the scores of images of noise, one image each."""
-    port, output = session.inputs[0], session.answer_outputs[0]
-    shape = [1, *(int(size) for size in port.shape[1:])]  # type: ignore[arg-type]
-    rng = np.random.default_rng(0)
-    made = []
-    for _ in range(count):
-        image = rng.random(shape, np.float32)
-        ((_, found),) = session.run_batches(image, [output])
-        tensor = {
-            "name": port.name, "shape": shape, "datatype": "FP32", "data": image.ravel().tolist(),
-        }  # fmt: skip
-        document = {"inputs": [tensor], "outputs": [{"name": output}]}
-        made.append(Question(json.dumps(document).encode(), found[output].ravel(), exact))
-    return made
+AGAIN = 0.05  # seconds until the next attempt to connect
+PATIENCE = 30.0  # seconds that an answer may take after the end
 
 
 @dataclass
@@ -58,75 +23,184 @@ class Tally:
 
     Attributes:
         seconds: from a request to its answer, of right answers.
+        in_time: right answers before the end; the rest of ``seconds`` came after it.
         wrong: answers that belong to another request, or to none.
-        refused: answers with another status than 200.
-        broken: connections that broke before an answer.
+        refused: answers that refuse a request.
+        broken: connections that broke before an answer, or were not made.
+        lost: requests without an answer on connections that did not break.
         elapsed: seconds of the whole.
+        busy: processor seconds of the clients, over the seconds of the busiest process.
     """
 
     seconds: list[float] = field(default_factory=list)
+    in_time: int = 0
     wrong: int = 0
     refused: int = 0
     broken: int = 0
+    lost: int = 0
     elapsed: float = 0.0
+    busy: float = 0.0
 
-    def add(self, other: Tally) -> None:
+    def beside(self, other: Tally) -> None:
+        """Add clients that asked at the same time."""
+        self._count(other)
+        self.elapsed = max(self.elapsed, other.elapsed)
+        self.busy = max(self.busy, other.busy)
+
+    def after(self, other: Tally) -> None:
         """Add another round."""
+        self._count(other)
+        total = self.elapsed + other.elapsed
+        self.busy = (self.busy * self.elapsed + other.busy * other.elapsed) / max(total, 1e-9)
+        self.elapsed = total
+
+    def _count(self, other: Tally) -> None:
         self.seconds += other.seconds
-        self.wrong, self.refused = self.wrong + other.wrong, self.refused + other.refused
-        self.broken, self.elapsed = self.broken + other.broken, self.elapsed + other.elapsed
+        self.in_time += other.in_time
+        self.wrong, self.lost = self.wrong + other.wrong, self.lost + other.lost
+        self.refused, self.broken = self.refused + other.refused, self.broken + other.broken
 
 
-async def exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes
-) -> tuple[int, bytes]:
-    """Send a request, and read the status and the body of its answer."""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    await writer.drain()
-    header = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    length = int(header.partition("content-length:")[2].partition("\r\n")[0])
-    return int(header.split(" ", 2)[1]), await reader.readexactly(length)
+class _Client(asyncio.Protocol):
+    """Asks one question after another on one connection; a new client follows where it breaks."""
 
+    def __init__(
+        self, asked: Sequence[Question], first: int, times: tuple[float, float], tally: Tally
+    ) -> None:
+        self._asked, self._number, self._tally = asked, first, tally
+        self._start, self._end = times
+        self._received = bytearray()
+        self._began = 0.0  # of the request without an answer; 0 if there is none
+        self.closed = asyncio.get_running_loop().create_future()
 
-async def client(
-    port: int, path: str, asked: Sequence[Question], first: int, until: float, tally: Tally
-) -> None:
-    """Ask one question after another, over a new connection where one breaks."""
-    number = first
-    while time.perf_counter() < until:
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        loop = asyncio.get_running_loop()
+        loop.call_later(max(0.0, self._start - time.monotonic()), self._ask)
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        if now >= self._end or self._transport.is_closing():
+            self._transport.close()
+            return
+        self._question = self._asked[self._number % len(self._asked)]
+        self._number += 1
+        self._began = now
+        self._transport.write(self._question.request)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if not self._began:
+            self._tally.wrong += 1  # nobody asked
+            self._transport.close()
+            return
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            answer = self._question.cut(self._received)
+            if answer is None:
+                return
+            if self._question.judged(answer):
+                now = time.monotonic()
+                self._tally.seconds.append(now - self._began)
+                self._tally.in_time += now <= self._end
+            else:
+                self._tally.wrong += 1
+        except Refused:
+            self._tally.refused += 1
+        if self._received:  # more than one answer
+            self._tally.wrong += 1
+        self._began = 0.0
+        self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._began:
+            self._tally.broken += 1
+        self.closed.set_result(None)
+
+
+async def _persist(
+    port: int, asked: Sequence[Question], first: int, times: tuple[float, float], tally: Tally
+) -> None:
+    """A client, on a new connection as long as there is time."""
+    loop = asyncio.get_running_loop()
+    while time.monotonic() < times[1]:
+        try:
+            made = loop.create_connection(
+                lambda: _Client(asked, first, times, tally), "127.0.0.1", port
+            )
+            transport, client = await made
         except OSError:
             tally.broken += 1
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(AGAIN)
             continue
+        left = max(0.0, times[1] - time.monotonic())
         try:
-            while time.perf_counter() < until:
-                question = asked[number % len(asked)]
-                start = time.perf_counter()
-                status, body = await exchange(reader, writer, path, question.body)
-                took = time.perf_counter() - start
-                number += 1
-                if status != 200:
-                    tally.refused += 1
-                elif question.answered(body):
-                    tally.seconds.append(took)
-                else:
-                    tally.wrong += 1
-        except (OSError, asyncio.IncompleteReadError):
-            tally.broken += 1
-        finally:
-            writer.close()
+            await asyncio.wait_for(client.closed, left + PATIENCE)
+        except asyncio.TimeoutError:
+            tally.lost += 1
+            transport.abort()
 
 
-async def load(
-    port: int, path: str, asked: Sequence[Question], clients: int, seconds: float
+def clients(
+    port: int, asked: Sequence[Question], first: int, count: int, times: tuple[float, float]
 ) -> Tally:
-    """Clients that ask at the same time, each beginning with another question."""
-    tally, start = Tally(), time.perf_counter()
-    await asyncio.gather(
-        *(client(port, path, asked, 7 * k, start + seconds, tally) for k in range(clients))
-    )
-    tally.elapsed = time.perf_counter() - start
+    """Clients of one process.
+
+    Args:
+        port: of the server.
+        asked: the questions.
+        first: the number of the first client, which decides the order of its questions.
+        count: of clients.
+        times: when to begin and to end, by the clock of `time.monotonic`.
+    """
+    tally = Tally()
+
+    async def run() -> None:
+        await asyncio.gather(
+            *(_persist(port, asked, 7 * k, times, tally) for k in range(first, first + count))
+        )
+
+    start = time.process_time()
+    _loop()(run())
+    tally.elapsed = times[1] - times[0]
+    tally.busy = (time.process_time() - start) / tally.elapsed
     return tally
+
+
+def _loop() -> Callable[[Any], Any]:
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        return uvloop.run
+    return asyncio.run
+
+
+def load(
+    pool: ProcessPoolExecutor,
+    processes: int,
+    port: int,
+    asked: Sequence[Question],
+    count: int,
+    seconds: float,
+) -> Tally:
+    """Clients that ask at the same time, spread over processes.
+
+    Args:
+        pool: of ``processes`` processes.
+        processes: to spread them over.
+        port: of the server.
+        asked: the questions.
+        count: of clients.
+        seconds: to ask for; connections are made before.
+    """
+    start = time.monotonic() + 0.2 + 0.001 * count
+    times = start, start + seconds
+    bounds = [k * count // processes for k in range(processes + 1)]
+    running = [
+        pool.submit(clients, port, asked, low, high - low, times)
+        for low, high in itertools.pairwise(bounds)
+        if high > low
+    ]
+    total = Tally()
+    for one in running:
+        total.beside(one.result())
+    return total

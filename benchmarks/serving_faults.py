@@ -8,10 +8,15 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+from benchmarks.serving_servers import Server
+from benchmarks.serving_wire import PATH
 
 BESIDE = 50  # bad clients at the same time
-_HEAD = b"POST /v2/models/model/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n"
+_HEAD = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n".encode()
 
 Bad = Callable[[int], Awaitable[None]]
 
@@ -38,6 +43,17 @@ async def silent(port: int) -> None:
         writer.close()
 
 
+async def half_open(port: int) -> None:
+    """Sends half a request, ends its side of the connection and keeps the other one."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(_HEAD + b"{")
+        writer.write_eof()
+        await asyncio.sleep(3600)
+    finally:
+        writer.close()
+
+
 async def resetting(port: int) -> None:
     """Sends requests and resets the connection before the answer."""
     while True:
@@ -50,23 +66,49 @@ async def resetting(port: int) -> None:
         await asyncio.sleep(0.01)
 
 
-FAULTS: dict[str, Bad] = {"slow": slow, "silent": silent, "resetting": resetting}
+FAULTS: dict[str, Bad] = {
+    "slow clients": slow,
+    "silent clients": silent,
+    "half-open connections": half_open,
+    "resetting clients": resetting,
+}
+KILLED = "killed and started again"
 
 
-@contextlib.asynccontextmanager
-async def beside(fault: str, port: int):  # type: ignore[no-untyped-def] # an async iterator
-    """Bad clients as long as the block runs."""
-    bad = [asyncio.ensure_future(FAULTS[fault](port)) for _ in range(BESIDE)]
-    try:
-        yield
-    finally:
+@contextlib.contextmanager
+def beside(fault: str, port: int) -> Iterator[None]:
+    """Bad clients, in a thread, as long as the block runs."""
+    over = threading.Event()
+
+    async def run() -> None:
+        bad = [asyncio.ensure_future(FAULTS[fault](port)) for _ in range(BESIDE)]
+        while not over.is_set():
+            await asyncio.sleep(0.02)
         for task in bad:
             task.cancel()
         await asyncio.gather(*bad, return_exceptions=True)
 
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
-async def killing(after: float, pid: int, restart: Callable[[], None]) -> None:
+
+@contextlib.contextmanager
+def killing(after: float, server: Server) -> Iterator[None]:
     """Kill a server after some seconds, and start it again on its port."""
-    await asyncio.sleep(after)
-    os.kill(pid, signal.SIGKILL)
-    await asyncio.to_thread(restart)
+
+    def run() -> None:
+        time.sleep(after)
+        os.kill(server.pid, signal.SIGKILL)
+        server.start()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -117,6 +117,7 @@ HEAVY = {
     "mlserver": {"serving"},
     "grpc": {"serving"},
     "uvicorn": {"serving"},
+    "httptools": {"serving"},
     "tensorrt": {"runtime.backends"},
     "onnxruntime": {
         "runtime.backends.onnxruntime_backend",

@@ -263,6 +263,7 @@ SOURCES: Mapping[str, Source] = {
     "quantize ops": words("auto", "fused"),
     "see model": _loadable,
     "see output": files(".png", ".svg", ".html"),
+    "serve batch": words("auto"),
     "serve models": _loadable,
     "sweep model": names(_trained),
     "sweep keep": files(),

@@ -14,10 +14,12 @@ from capsedge.cli._places import Role
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
+    from capsedge.serving.batch_size import BatchSize
     from capsedge.serving.served import Address, Serving
 
 
 LAST_PORT = 65535
+LARGEST_BATCH = 1024
 
 
 def _file(given: Any) -> Path:
@@ -69,14 +71,21 @@ Threads = Annotated[
     ),
 ]
 Batch = Annotated[
-    int,
+    str,
     typer.Option(
-        "--batch", min=0, help="Gather up to N requests into one inference (with --wait)."
+        "--batch",
+        metavar="auto|N",
+        help="Images of waiting requests that run together, at most; auto measures what is best for each "
+        "model.",
     ),
 ]
 Wait = Annotated[
     float,
-    typer.Option("--wait", min=0, help="Milliseconds that every batch waits for more requests."),
+    typer.Option(
+        "--wait",
+        min=0,
+        help="Milliseconds that a batch waits for more requests although a core is free.",
+    ),
 ]
 
 
@@ -87,7 +96,7 @@ def command(
     metrics_port: MetricsPort = None,
     host: Host = "127.0.0.1",
     threads: Threads = 1,
-    batch: Batch = 0,
+    batch: Batch = "auto",
     wait: Wait = 0.0,
     ops: _options.Ops = "auto",
     device: _options.Device = None,
@@ -110,10 +119,23 @@ def command(
     number = serve(
         [str(model) for model in models], ready, log,
         host=host, ports=Ports(port, *_more_ports(port, grpc_port, metrics_port)),
-        threads=threads, batch=batch, wait_ms=wait, device=device, ops=ops,
+        threads=threads, batch=_size(batch), wait_ms=wait, device=device, ops=ops,
     )  # fmt: skip
     log("ended")
     raise typer.Exit(128 + number)
+
+
+def _size(text: str) -> int | None:
+    """Images in a batch; None if it is to be measured."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= LARGEST_BATCH:
+        raise UsageError(
+            f"'{text[:20]}' is no size of a batch.",
+            "",
+            f"Use --batch auto, or a number from 1 to {LARGEST_BATCH}.",
+        )
+    return int(text)
 
 
 def _more_ports(port: int, grpc: int | None, metrics: int | None) -> tuple[int, int]:
@@ -132,7 +154,6 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
         "grpc": f"{address.host}:{address.ports.grpc}",
         "metrics": f"http://{address.host}:{address.ports.metrics}/metrics",
         "threads": serving.threads,
-        "batch": serving.batch,
         "wait_ms": serving.wait_ms,
         "models": [
             {
@@ -140,16 +161,25 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
                 "version": model.version or None,
                 "file": str(model.session.path),
                 "operators": model.session.ops,
+                "batch": model.batch.images,
+                "batch_gain": model.batch.gain,
             }
             for model in serving.models
         ],
     }
 
 
+def _gathered(batch: BatchSize) -> str:
+    if batch.images == 1:
+        return ""
+    gain = f" ({batch.gain:.2f} times as many a second as one by one)" if batch.gain else ""
+    return f", up to {batch.images} images in a batch{gain}"
+
+
 def _show(serving: Serving, address: Address) -> None:
     document = _document(serving, address)
     for model in serving.models:
         version = f", version {model.version}" if model.version else ""
-        log(f"serving {model.session.path} as {model.name}{version}")
+        log(f"serving {model.session.path} as {model.name}{version}{_gathered(model.batch)}")
     log(f"REST {document['rest']}/v2, gRPC {document['grpc']}, metrics {document['metrics']}")
     log("Ctrl-C ends it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import logging
 import signal
@@ -11,21 +12,21 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import mlserver.metrics.registry
-import prometheus_client
 import uvicorn
-from fastapi.exceptions import RequestValidationError
 from mlserver import MLServer, ModelSettings, Settings
 from mlserver.metrics.server import MetricsServer
+from mlserver.middleware import InferenceMiddlewares
 from mlserver.registry import MultiModelRegistry
 from mlserver.repository import ModelRepository
 from mlserver.rest import RESTServer
-from mlserver.rest.responses import Response
 from mlserver.settings import ModelParameters
+from starlette.routing import BaseRoute
 
 from capsedge.runtime.files import limits
+from capsedge.serving.connection import Connection
 from capsedge.serving.grpc_server import GrpcServer
 from capsedge.serving.guard import PATHS, Guard
+from capsedge.serving.inference import Inference
 from capsedge.serving.model import CapsedgeModel
 from capsedge.serving.served import Address, Ports, Serving
 
@@ -89,10 +90,12 @@ class _Web:
     async def start(self) -> None:
         config = uvicorn.Config(
             self._app,
-            http="h11",  # limits the size of headers, which httptools does not
+            http=Connection,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             limit_concurrency=limits.REQUESTS,
             timeout_graceful_shutdown=_GRACE,
             lifespan="off",
@@ -100,10 +103,10 @@ class _Web:
         self._server = _Uvicorn(config)
         await self._server.serve(sockets=[self.socket])
 
-    def keep(self, paths: frozenset[str]) -> None:
-        """Remove all other paths."""
+    def keep(self, paths: frozenset[str], own: Sequence[BaseRoute] = ()) -> None:
+        """Remove all other paths, and answer the ``own`` ones first."""
         router = self._app.router
-        router.routes = [route for route in router.routes if route.path in paths]
+        router.routes = [*own, *(route for route in router.routes if route.path in paths)]
 
 
 class _Rest(_Web, RESTServer):
@@ -135,9 +138,6 @@ class Engine(MLServer):
                 model_repository_root="", grpc_max_message_length=limits.REQUEST_BYTES,
             )
         )  # fmt: skip
-        with contextlib.suppress(ValueError):  # it is there already
-            # Otherwise MLServer shows what it measures of batches only where it has worker processes.
-            prometheus_client.REGISTRY.register(mlserver.metrics.registry.REGISTRY)
         self.address = self._bind()
 
     def _create_model_registry(self) -> MultiModelRegistry:
@@ -156,9 +156,10 @@ class Engine(MLServer):
 
     def _create_servers(self) -> None:
         known, handlers = self._serving.known(), self._model_repository_handlers
+        # Otherwise every request and answer gets six headers for Seldon's request logger (CloudEvents).
+        self._data_plane._inference_middleware = InferenceMiddlewares()
         self._rest_server = _Rest(self._settings, self._data_plane, handlers)
-        self._rest_server.keep(PATHS)
-        self._rest_server._app.add_exception_handler(RequestValidationError, _malformed)
+        self._rest_server.keep(PATHS, Inference(self._data_plane).routes())
         self._rest_server._app.add_middleware(Guard, hosts=_hosts(self._serving.host), known=known)
         self._grpc_server = GrpcServer(self._settings, self._data_plane, handlers, known)
         self._metrics_server = _Metrics(self._settings)
@@ -205,7 +206,7 @@ class Engine(MLServer):
                 _ModelSettings(
                     implementation=CapsedgeModel,
                     name=served.name,
-                    max_batch_size=self._serving.batch,
+                    max_batch_size=served.batch.images,
                     max_batch_time=self._serving.wait_ms / 1000,
                     parameters=_ModelParameters(
                         version=served.version or None,
@@ -219,17 +220,13 @@ class Engine(MLServer):
         while not self.signal and not all(_started(web) for web in webs):
             await asyncio.sleep(_STEP)
         if not self.signal:
+            # What is loaded by now stays: without this the collector looks through all of it again and again.
+            gc.collect()
+            gc.freeze()
             ready(self.address)
         await asyncio.gather(*servers)
         await self._ending
         return self.signal
-
-
-async def _malformed(_request: Any, error: RequestValidationError) -> Response:
-    """What is no request of the protocol is answered as other wrong requests are."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return Response({"error": f"This is no inference request: {place}: {first['msg']}."}, 400)
 
 
 class _Messages(logging.Handler):

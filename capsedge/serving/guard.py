@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,10 +21,10 @@ PATHS = frozenset(
     {
         "/v2", "/v2/health/live", "/v2/health/ready",
         *(f"/v2/models/{{model_name}}{version}{end}"
-          for version in ("", "/versions/{model_version}") for end in ("", "/ready", "/infer")),
+          for version in ("", "/versions/{model_version}") for end in ("", "/ready")),
     }
 )  # fmt: skip
-_BINARY = "inference-header-content-length"  # of the protocol's extension for binary tensors
+_BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
 
 class _Refused(Exception):
@@ -72,14 +73,12 @@ class Guard:
             self._held -= held
 
     def _check(self, scope: Scope) -> None:
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        if self._hosts and _host(headers.get("host", "")) not in self._hosts:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._hosts and _host(headers.get(b"host", b"")) not in self._hosts:
             raise _Refused(
                 421, "This server answers for this machine only: use 127.0.0.1 or localhost."
             )
-        if headers.get("content-encoding", "identity") != "identity":
+        if headers.get(b"content-encoding", b"identity") != b"identity":
             raise _Refused(415, "Compressed requests are not supported.")
         if _BINARY in headers:
             raise _Refused(
@@ -87,8 +86,8 @@ class Guard:
                 "Binary tensors are not supported over HTTP: send JSON (tritonclient: binary_data=False), "
                 "or use gRPC.",
             )
-        length = headers.get("content-length", "0")
-        self._check_body(int(length) if length.isdecimal() else 0)
+        length = headers.get(b"content-length", b"0")
+        self._check_body(int(length) if length.isdigit() else 0)
         self._check_model(scope["path"])
 
     def _check_body(self, size: int) -> None:
@@ -114,9 +113,10 @@ def missing(name: str, version: str) -> str:
     )
 
 
-def _host(header: str) -> str:
+@lru_cache
+def _host(header: bytes) -> str:
     try:
-        return urlsplit(f"//{header}").hostname or ""
+        return urlsplit(f"//{header.decode('latin-1')}").hostname or ""
     except ValueError:
         return ""
 

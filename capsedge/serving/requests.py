@@ -82,7 +82,7 @@ def read_request(payload: InferenceRequest, session: Session) -> Request:
 
 
 def _parameters(owner: Any) -> dict[str, Any]:
-    return {} if owner.parameters is None else dict(owner.parameters.model_dump())
+    return {} if owner.parameters is None else owner.parameters.model_extra or {}
 
 
 def _array(tensor: Any, session: Session, invert: bool) -> NDArray[Any]:

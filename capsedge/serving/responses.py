@@ -38,7 +38,8 @@ def compute(
         found = session.run(arrays)
         _check_answer(sum(found[name].size for name in names), most)
         return {name: found[name] for name in names}
-    images = check_images(session, arrays)
+    images = arrays[session.inputs[0].name]
+    check_some(images)
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     size = 0
     for _, found in session.run_batches(images, names):
@@ -57,9 +58,18 @@ def check_images(session: Session, arrays: Arrays) -> NDArray[Any]:
     """
     port = session.inputs[0]
     images = checked(port, arrays[port.name], LARGEST, any_batch=True)
-    if not len(images):
-        raise UsageError("The request has no images.", "Its batch is 0.", "Send at least one.")
+    check_some(images)
     return images.astype(port.dtype, copy=False)
+
+
+def check_some(images: NDArray[Any]) -> None:
+    """Refuse a request without images.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if images.shape[:1] == (0,):
+        raise UsageError("The request has no images.", "Its batch is 0.", "Send at least one.")
 
 
 def _check_answer(size: int, most: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import sys
 from collections.abc import Callable, Sequence
@@ -12,8 +13,10 @@ from typing import Any
 
 from capsedge import __version__
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files import limits
 from capsedge.runtime.loading import load
 from capsedge.runtime.session import Session
+from capsedge.serving.batch_size import given_size, measured
 from capsedge.serving.served import Address, Ports, Served, Serving, named
 
 INSTALL = "pip install 'capsedge[serve]'"
@@ -27,7 +30,7 @@ def serve(
     host: str = "127.0.0.1",
     ports: Ports = Ports(8080, 8081, 8082),  # noqa: B008 - frozen
     threads: int = 1,
-    batch: int = 0,
+    batch: int | None = None,
     wait_ms: float = 0.0,
     device: str | None = None,
     ops: str = "auto",
@@ -41,8 +44,9 @@ def serve(
         host: name or address of this machine to listen on.
         ports: to listen on; 0 takes a free one.
         threads: of one inference; as many inferences run at once as cores allow.
-        batch: requests that are gathered at most; 0 gathers none.
-        wait_ms: milliseconds that a batch waits for more requests, a lone request too.
+        batch: images of waiting requests that run together at most; 1 gathers none, None measures which
+            number is best for each model.
+        wait_ms: milliseconds that a batch waits for more requests although a core is free.
         device, ops: as for `capsedge.load`.
 
     Returns:
@@ -56,12 +60,8 @@ def serve(
     given = named(models)
     if not given:
         raise UsageError("There is no model to serve.", "", "Name an ONNX file.")
-    if (batch > 1) != (wait_ms > 0):
-        raise UsageError(
-            "A batch needs a size and a time.",
-            "It waits for requests.",
-            "Give both --batch and --wait.",
-        )
+    if batch == 1 and wait_ms > 0:
+        raise UsageError("A batch of one image waits for no others.", "", "Leave out --wait.")
     with ExitStack() as stack:
         loaded = []
         for model in given:
@@ -69,11 +69,14 @@ def serve(
             session = load(model.file, device=device, threads=None if engine else threads, ops=ops)
             assert isinstance(session, Session)  # of one file
             stack.enter_context(session)
-            loaded.append(Served(model.name, model.version, model.file, session))
+            size = measured(session) if batch is None else given_size(session, batch)
+            loaded.append(Served(model.name, model.version, model.file, session, size))
         _require()
         from capsedge.serving.engine import Engine
 
-        serving = Serving(tuple(loaded), host, ports, threads, batch, wait_ms, __version__)
+        serving = Serving(tuple(loaded), host, ports, threads, wait_ms, __version__)
+
+        _open_files()
 
         async def run() -> int:
             try:
@@ -88,10 +91,11 @@ def serve(
 def _require() -> None:
     try:
         import_module("mlserver")
+        import_module("httptools")
     except ImportError as error:
         old = sys.version_info < (3, 13)
         raise EnvironmentProblem(
-            "`capsedge serve` needs MLServer.",
+            "`capsedge serve` needs MLServer and httptools.",
             f"{error}." if old else "MLServer supports Python up to 3.12.",
             INSTALL if old else f"Use Python 3.12: {INSTALL}",
         ) from error
@@ -105,6 +109,16 @@ def _not_bound(error: OSError, host: str) -> EnvironmentProblem:
         f"{error.strerror}.",
         f"Choose another with {option}.",
     )
+
+
+def _open_files() -> None:
+    """Let the process have as many connections as the server takes; often 1024 files are the default."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no Unix, or not permitted
+        import resource
+
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = max(now, min(most, 2 * limits.REQUESTS))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _loop(run: Callable[[], Any]) -> int:

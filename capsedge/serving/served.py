@@ -11,6 +11,7 @@ from capsedge import zoo
 from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.session import Session
+from capsedge.serving.batch_size import BatchSize
 
 _NAMED = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,80})(?::(?P<version>[A-Za-z0-9._-]{1,80}))?=(?P<file>.+)"
@@ -39,9 +40,11 @@ class Served(Named):
 
     Attributes:
         session: of the file.
+        batch: how many images run together.
     """
 
     session: Session
+    batch: BatchSize
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,6 @@ class Serving:
         host: name or address of this machine to listen on.
         ports: to listen on.
         threads: of one inference.
-        batch: requests that are gathered at most; 0 gathers none.
         wait_ms: milliseconds that a batch waits for more requests.
         version: of capsedge.
     """
@@ -84,7 +86,6 @@ class Serving:
     host: str
     ports: Ports
     threads: int
-    batch: int
     wait_ms: float
     version: str
 

@@ -80,7 +80,9 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
         known = ", ".join(_TYPES)
         raise UsageError(f"Input '{name}' has the datatype {datatype!r}.", f"Known: {known}.")
     try:
-        found = np.asarray(data)
+        with np.errstate(over="ignore"):  # becomes infinite, which the session refuses
+            # At once where it may be: numpy lets go of the interpreter for a cast, and then waits for it.
+            found = np.array(data, dtype) if _floats(data, dtype) else np.asarray(data)
     except (ValueError, OverflowError) as error:
         raise _no_numbers(name, datatype) from error
     if found.size != count:
@@ -94,8 +96,17 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
         info = np.iinfo(dtype)
         if found.min() < info.min or found.max() > info.max:
             raise UsageError(f"Input '{name}' has values outside the range of {datatype}.")
-    with np.errstate(over="ignore"):  # becomes infinite, which the session refuses
-        return found.astype(dtype).reshape(list(shape))
+    with np.errstate(over="ignore"):
+        return found.astype(dtype, copy=False).reshape(list(shape))
+
+
+def _floats(data: object, dtype: np.dtype[Any]) -> bool:
+    """Whether data are a flat list of fractions, with whole numbers among them, for a type of fractions."""
+    return (
+        dtype.kind == "f"
+        and isinstance(data, list)
+        and {float} <= set(map(type, data)) <= {float, int}
+    )
 
 
 def _no_numbers(name: str, datatype: str) -> UsageError:

@@ -57,6 +57,7 @@ RUN_BYTES = 256 * MIB
 
 # Requests to a server of models.
 REQUEST_BYTES = 32 * MIB  # of one body, or one gRPC message
+HEADER_BYTES = 64 * KIB  # of one request, its first line and trailers among them
 REQUEST_VALUES = 2**23  # of all inputs of one request, and of all outputs of its answer
 HELD_BYTES = 512 * MIB  # of all bodies that are read at the same time
 REQUESTS = 2048  # at the same time, and open connections

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,19 +44,19 @@ def request(array: NDArray[Any], *outputs: str, **changes: Any) -> Any:
     return InferenceRequest(**document, outputs=wanted or None)
 
 
-def served(model: Any, runs: list[int] | None = None) -> Any:
-    """The model, inside MLServer's context; sizes of its batches are added to ``runs``."""
-    from mlserver.context import model_context
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, engine: None) -> list[int]:
+    """Images of each inference."""
+    from capsedge.serving import answering
 
-    compute = model._compute_batch
+    counted, compute = list[int](), answering.compute
 
-    def counted(payload: Any) -> Any:
-        if runs is not None:
-            runs.append(len(payload.inputs[0].data.root))
-        return compute(payload)
+    def counting(session: Any, arrays: Any, *more: Any) -> Any:
+        counted.append(len(arrays["images"]))
+        return compute(session, arrays, *more)
 
-    model._compute_batch = counted
-    return model_context(model.settings)
+    monkeypatch.setattr(answering, "compute", counting)
+    return counted
 
 
 def array_of(answer: Any, name: str) -> NDArray[Any]:
@@ -67,22 +66,20 @@ def array_of(answer: Any, name: str) -> NDArray[Any]:
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_a_client_that_goes_away_takes_no_answer_with_it(
-    gone: int, session: capsedge.Session
+    gone: int, session: capsedge.Session, runs: list[int]
 ) -> None:
-    """MLServer's batcher alone leaves all others of its batch waiting for ever."""
-    given, runs = [images(1 + k, 1, 28, 28, seed=k) for k in range(3)], list[int]()
+    given = [images(1 + k, 1, 28, 28, seed=k) for k in range(3)]
 
     async def run() -> list[Any]:
         one = model(session)
-        with served(one, runs):
-            await one.load()
-            tasks = [asyncio.ensure_future(one.predict(request(array))) for array in given]
-            await asyncio.sleep(WAIT / 2)  # all are in the batch now
-            tasks[gone].cancel()
-            return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        await one.load()
+        tasks = [asyncio.ensure_future(one.predict(request(array))) for array in given]
+        await asyncio.sleep(WAIT / 2)  # all are in the batch now
+        tasks[gone].cancel()
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
 
     answers = asyncio.run(run())
-    assert runs == [3]
+    assert runs == [6 - len(given[gone])]
     for number, (array, answer) in enumerate(zip(given, answers, strict=True)):
         if number == gone:
             assert isinstance(answer, asyncio.CancelledError)
@@ -91,11 +88,11 @@ def test_a_client_that_goes_away_takes_no_answer_with_it(
         np.testing.assert_allclose(array_of(answer, "lengths"), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_of_different_requests(session: capsedge.Session) -> None:
+def test_a_batch_of_different_requests(session: capsedge.Session, runs: list[int]) -> None:
     """A wrong one fails alone, each gets the outputs it asked for, and large ones run by themselves."""
     from mlserver.errors import InferenceError
 
-    given, runs = [images(n, 1, 28, 28, seed=n) for n in (1, 2, 3, 9)], list[int]()
+    given = [images(n, 1, 28, 28, seed=n) for n in (1, 2, 3, 9)]
     asked = [
         request(given[0], "poses"),
         request(given[1]),
@@ -105,12 +102,11 @@ def test_a_batch_of_different_requests(session: capsedge.Session) -> None:
 
     async def run() -> list[Any]:
         one = model(session)
-        with served(one, runs):
-            await one.load()
-            return await asyncio.gather(*map(one.predict, asked), return_exceptions=True)
+        await one.load()
+        return await asyncio.gather(*map(one.predict, asked), return_exceptions=True)
 
     first, second, wrong, large = asyncio.run(run())
-    assert runs == [2]
+    assert sorted(runs) == [3, 9]
     assert isinstance(wrong, InferenceError)
     assert "Wanted: [N, 1, 28, 28]" in str(wrong)
     assert [o.name for o in first.outputs] == ["poses"]
@@ -118,18 +114,6 @@ def test_a_batch_of_different_requests(session: capsedge.Session) -> None:
     poses = session.run(given[1])["poses"]
     np.testing.assert_allclose(array_of(second, "poses"), poses, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(array_of(large, "lengths"), session.run(given[3])["lengths"])
-
-
-@pytest.mark.parametrize("kind", ["fixed", "two"])
-def test_models_that_are_not_gathered(
-    kind: str, engine: None, tmp_path: Path, files: dict[str, Path]
-) -> None:
-    from capsedge.serving.model import can_batch
-
-    with capsedge.load(files[kind], threads=1) as loaded:
-        assert not can_batch(loaded)
-    with capsedge.load(files["angles"], threads=1) as loaded:
-        assert can_batch(loaded)
 
 
 def test_answers_over_the_limit_are_refused(

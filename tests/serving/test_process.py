@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 import capsedge
+from capsedge.serving.batch_size import SIZES
 from tests.serving.conftest import ask_grpc, ask_http, images, tensor
 from tests.serving.models import DIGITS
 from tests.serving.running import SECONDS, Server, get, post, served
@@ -54,6 +56,21 @@ def test_requests_that_run_are_answered_before_it_ends() -> None:
     with capsedge.load(DIGITS, threads=1) as session:
         wanted = [found["lengths"] for _, found in session.run_batches(given)]
     np.testing.assert_array_equal(answers[0]["lengths"], np.concatenate(wanted))
+
+
+def test_more_connections_than_files_are_allowed_by_default() -> None:
+    resource = pytest.importorskip("resource", reason="limits of files are Unix's")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        try:
+            server = stack.enter_context(served("digits-em", "--batch", "1"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        port = int(server.rest.rpartition(":")[2])
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert get(f"{server.rest}/v2/health/ready")[0] == 200
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port", "--metrics-port"])
@@ -104,11 +121,12 @@ def test_versions_of_a_name() -> None:
 def test_a_batch_keeps_answers_apart() -> None:
     """Other outputs, other counts, wrong requests and clients that go away, all in the same batches."""
     with served(DIGITS, "--batch", "8", "--wait", "20") as server:
+        assert server.document["models"][0]["batch"] == 8
         given = [images(1 + k % 3, 1, 28, 28, seed=k) for k in range(48)]
         with ThreadPoolExecutor(24) as clients:
             found = list(clients.map(lambda k: _one_of_a_batch(server, k, given[k]), range(48)))
         counted = get(server.metrics)[1]
-    assert "batch_request_queue" in counted
+    assert 'capsedge_batch_images_count{model="digits-dynamic"}' in counted
     with capsedge.load(DIGITS, threads=1) as session:
         for number, answer in enumerate(found):
             if answer is None:
@@ -139,17 +157,24 @@ def _one_of_a_batch(
     )
 
 
-def test_a_lone_request_waits_only_where_it_is_asked_for() -> None:
-    """Without --batch nothing is gathered, so nothing waits."""
+def test_the_batch_is_measured_unless_it_is_given() -> None:
     with served(DIGITS) as server:
+        (model,) = server.document["models"]
+        assert model["batch"] in SIZES
+        assert model["batch_gain"] > 0
         ask_http(server, "digits-dynamic", {"images": images(1, 1, 28, 28)})
-        assert "batch_request_queue" not in get(server.metrics)[1]
+        counted = 'capsedge_batch_images_bucket{le="1.0",model="digits-dynamic"} 1.0'
+        assert counted in get(server.metrics)[1]
 
 
 def test_wrong_words() -> None:
-    with served(DIGITS, DIGITS.with_name("digits-em.onnx"), "--batch", "4") as server:
+    with served(DIGITS, "--batch", "1", "--wait", "5") as server:
         assert server.wait() == 2
         assert "--wait" in server.said
+    for size in ("0", "many", "-1"):
+        with served(DIGITS, "--batch", size) as server:
+            assert server.wait() == 2
+            assert "--batch auto" in server.said
     with served(DIGITS, f"digits-dynamic={DIGITS}") as server:
         assert server.wait() == 2
         assert "digits-dynamic:2=" in server.said

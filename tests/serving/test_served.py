@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import re
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import capsedge
 from capsedge.runtime.files import limits
 from tests.conftest import ROOT
 from tests.serving.conftest import Ask, ask_grpc, ask_http, images, tensor
-from tests.serving.running import Server, get, post
+from tests.serving.running import SECONDS, Server, get, post
 
 IMAGE = (ROOT / "capsedge/samples/digit-7.png").read_bytes()
 ASKS = pytest.mark.parametrize("ask", [ask_http, ask_grpc])
@@ -150,6 +153,7 @@ WRONG = {
     "no inputs": ({"inputs": []}, "The model takes images"),
     "another input": (changed(name="x"), "The model takes images"),
     "twice": ({"inputs": changed()["inputs"] * 2}, "given twice"),
+    "a number": (changed(shape=[], data=[1.0]), "single number"),
     "another shape": (changed(shape=[1, 28, 28, 1]), "Wanted: [N, 1, 28, 28]"),
     "another size": (changed(shape=[2, 1, 28, 28]), "784 values"),
     "negative": (changed(shape=[-1, 1, 28, 28]), "Sizes are whole numbers"),
@@ -230,12 +234,110 @@ def test_what_is_closed(server: Server) -> None:
 def test_limits_and_hosts(server: Server) -> None:
     infer = f"{server.rest}/v2/models/digits/infer"
     assert post(infer, b" " * (limits.REQUEST_BYTES + 1))[0] == 413
+    assert post(infer, changed(), {"Content-Type": "text/plain"})[0] == 415
+    assert (
+        post(infer, changed(), {"Content-Type": "application/vnd.x+json; charset=utf-8"})[0] == 200
+    )
     assert post(infer, b"x", {"Content-Encoding": "gzip"})[0] == 415
     assert post(infer, b"{}x", {"Inference-Header-Content-Length": "2"})[0] == 400
     assert post(infer, {}, {"Host": "example.org"})[0] == 421
     assert post(infer, changed(), {"Host": "localhost:1"})[0] == 200
     many = request(*[IMAGE] * 11_000)
     assert post(infer, many)[0] == 400
+
+
+def connected(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.rest.rpartition(":")[2])), SECONDS)
+
+
+ENDLESS = {
+    "line": (b"GET /", b"x"),
+    "header": (b"GET /v2 HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"x"),
+    "headers": (b"GET /v2 HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"X: y\r\n"),
+    "trailers": (
+        b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n",
+        b"X: y\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_headers_have_an_end(what: str, server: Server) -> None:
+    start, more = ENDLESS[what]
+    with connected(server) as client:
+        client.sendall(start)
+        with contextlib.suppress(ConnectionError):  # the server hangs up in the middle
+            for _ in range(64):
+                client.sendall(more * (limits.HEADER_BYTES // 16 // len(more)))
+            client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_in_many_parts_is_no_header(server: Server) -> None:
+    """Of a chunked body only what is between its parts counts, and that until the next part."""
+    body = json.dumps(changed()).encode().rjust(4 * limits.HEADER_BYTES)
+    parts = [body[k : k + 64] for k in range(0, len(body), 64)]
+    head = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connected(server) as client:
+        client.sendall(head + b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in parts) + b"0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+def test_offers_of_other_protocols_are_declined(protocol: str, server: Server) -> None:
+    """Java's client makes the first one with every new connection."""
+    body = json.dumps({**changed(), "outputs": [{"name": "lengths"}]}).encode()
+    head = (
+        b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n"
+        % len(body)
+    )
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n\r\n" % protocol.encode()
+    said = server.said
+    with connected(server) as client:
+        for more in (offer, b"\r\n", offer):
+            client.sendall(head + more + body)
+            assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+    with connected(server) as client:
+        client.sendall(b"".join([head + offer + body] * 50))
+        assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+    with connected(server) as client:
+        client.sendall(b"CONNECT example.org:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+    assert server.said == said
+
+
+def test_requests_that_are_sent_at_once(server: Server) -> None:
+    """Pipelined, with other answers each, and in their order."""
+    sent = b""
+    for count in (1, 2, 3):
+        array = images(count, 1, 28, 28)
+        body = json.dumps(
+            {"inputs": [tensor("images", array)], "outputs": [{"name": "lengths"}]}
+        ).encode()
+        sent += (
+            b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+            % len(body)
+        )
+        sent += b"Connection: close\r\n\r\n" * (count == 3) + b"\r\n" * (count < 3) + body
+    received = b""
+    with connected(server) as client:
+        client.sendall(sent)
+        while part := client.recv(2**16):
+            received += part
+    shapes = re.findall(rb'"shape":(\[\d+,10\])', received)
+    assert shapes == [b"[1,10]", b"[2,10]", b"[3,10]"]
+
+
+def test_an_answer_is_one_segment(server: Server) -> None:
+    body = json.dumps({**changed(), "outputs": [{"name": "lengths"}]}).encode()
+    head = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
+    with connected(server) as client:
+        for _ in range(3):  # on one connection
+            client.sendall(head % len(body) + body)
+            answer = client.recv(2**16)
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["outputs"][0]["name"] == "lengths"
 
 
 def test_metrics_do_not_grow_with_unknown_names(server: Server) -> None:

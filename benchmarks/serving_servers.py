@@ -1,0 +1,148 @@
+"""The servers that `benchmarks.serving` compares, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from benchmarks.libcapsedge import compiled
+from capsedge.runtime.machine.libcapsedge import find_embedding
+from tests.native.libcapsedge import onnxruntime_library
+
+STARTS = 120.0  # seconds, on a slow machine
+_FIELDS = {"VmRSS": "now", "VmHWM": "most"}
+
+
+class Server(ABC):
+    """A server that runs.
+
+    Attributes:
+        name: of its rows.
+        protocol: ``http`` or ``pixels``.
+        port: on the loopback address.
+    """
+
+    protocol = "http"
+    port: int
+    _process: subprocess.Popen[bytes]
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name, self._command = name, command
+        self.start()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """Processor time so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> dict[str, float]:
+        """Resident memory in MiB: ``now``, and the ``most`` so far."""
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", text, re.M)
+        return {_FIELDS[name]: int(size) / 1024 for name, size in found}
+
+    def end(self) -> None:
+        """Stop it."""
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+
+
+class WebServer(Server):
+    """A server that is given its port, as ``{port}`` in the command."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.port = int(taken.getsockname()[1])
+        super().__init__(name, [word.format(port=self.port) for word in command])
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        until = time.monotonic() + STARTS
+        while self._process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            time.sleep(0.05)
+        raise SystemExit(f"error: {self.name} does not start: {' '.join(self._command)}")
+
+
+class Example(Server):
+    """The C++ example of libcapsedge, which chooses its port and runs until its standard input ends."""
+
+    protocol = "pixels"
+    _input: IO[bytes]
+
+    def start(self) -> None:
+        """Start it, and read its port."""
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**os.environ, "CAPSEDGE_ONNXRUNTIME": str(onnxruntime_library())},
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input = self._process.stdin
+        line = self._process.stdout.readline()
+        if not line.startswith(b"port "):
+            raise SystemExit(f"error: {self.name} does not start: {' '.join(self._command)}")
+        self.port = int(line.split()[1])
+
+    def end(self) -> None:
+        """Close its input."""
+        self._input.close()
+        self._process.wait(60)
+
+
+def build_example(folder: Path) -> Path:
+    """The C++ example, compiled."""
+    return compiled(find_embedding().examples / "server.cpp", folder, "-pthread")
+
+
+@contextlib.contextmanager
+def running(
+    model: Path, threads: int, example: Path | None, connections: int
+) -> Iterator[list[Server]]:
+    """All servers for one model.
+
+    Args:
+        model: the file.
+        threads: of one inference.
+        example: the compiled C++ example; None leaves it out.
+        connections: that the example has a thread for.
+    """
+    serve = [
+        sys.executable, "-m", "capsedge", "serve", f"model={model}", "--port", "{port}",
+        "--grpc-port", "0", "--metrics-port", "0", "--threads", str(threads),
+    ]  # fmt: skip
+    plain = [sys.executable, "-m", "benchmarks.serving_peer", str(model), "{port}", str(threads)]
+    servers: list[Server] = []
+    try:
+        servers.append(WebServer("capsedge", serve))
+        servers.append(WebServer("capsedge --batch 1", [*serve, "--batch", "1"]))
+        servers.append(WebServer("FastAPI", plain))
+        if example is not None:
+            words = [str(example), str(model), str(connections)]
+            servers.append(Example("C++ example", words))
+        yield servers
+    finally:
+        for server in servers:
+            server.end()
