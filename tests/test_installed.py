@@ -111,7 +111,7 @@ VERBS: dict[str, tuple[list[str], int]] = {
         ["deploy", "kserve", "{data}/repository", "-o", "{out}/service.yaml", "--storage", "s3://bucket/models"],
         0,
     ),
-    "serve": (["serve", MODEL, "--batch", "4"], 2),  # it would go on; --wait is missing
+    "serve": (["serve", MODEL], 3),  # no MLServer
     "build": (["build", MODEL, "-o", "{out}/model.engine"], 3),  # no TensorRT, or no GPU
 }  # fmt: skip
 
