@@ -11,6 +11,7 @@
 #include "../cpu/simd/half.h"
 #include "emulate.h"
 #define CAPSEDGE_DEVICE inline
+#define CAPSEDGE_BOTH inline
 #define CAPSEDGE_KERNEL static void
 #else
 #include <cooperative_groups.h>
@@ -18,6 +19,7 @@
 #include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 #define CAPSEDGE_DEVICE __device__ __forceinline__
+#define CAPSEDGE_BOTH __host__ __device__ __forceinline__
 #define CAPSEDGE_KERNEL static __global__ void
 #endif
 

@@ -50,7 +50,7 @@ CAPSEDGE_DEVICE bool by_agreement(const Layer& l) {
 }
 
 // Whether the weight of a child and a parent is [column][inner], not [inner][column].
-CAPSEDGE_DEVICE bool columns_first(const Layer& l) {
+CAPSEDGE_BOTH bool columns_first(const Layer& l) {  // the planner asks as well
   return l.operation == CAPSEDGE_CUDA_DYNAMIC || l.operation == CAPSEDGE_CUDA_SELF_ATTENTION;
 }
 
