@@ -63,19 +63,21 @@ def serve(
     if batch == 1 and wait_ms > 0:
         raise UsageError("A batch of one image waits for no others.", "", "Leave out --wait.")
     with ExitStack() as stack:
-        loaded = []
+        sessions = []
         for model in given:
             engine = model.file.endswith(".engine")
             session = load(model.file, device=device, threads=None if engine else threads, ops=ops)
             assert isinstance(session, Session)  # of one file
-            stack.enter_context(session)
-            size = measured(session) if batch is None else given_size(session, batch)
-            loaded.append(Served(model.name, model.version, model.file, session, size))
+            sessions.append(stack.enter_context(session))
         _require()
         from capsedge.serving.engine import Engine
 
-        serving = Serving(tuple(loaded), host, ports, threads, wait_ms, __version__)
-
+        sizes = [measured(s) if batch is None else given_size(s, batch) for s in sessions]
+        served = tuple(
+            Served(model.name, model.version, model.file, session, size)
+            for model, session, size in zip(given, sessions, sizes, strict=True)
+        )
+        serving = Serving(served, host, ports, threads, wait_ms, __version__)
         _open_files()
 
         async def run() -> int:
