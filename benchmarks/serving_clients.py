@@ -114,7 +114,8 @@ class _Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._began:
             self._tally.broken += 1
-        self.closed.set_result(None)
+        if not self.closed.done():  # the wait for it may have ended
+            self.closed.set_result(None)
 
 
 async def _persist(

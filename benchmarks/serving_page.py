@@ -15,7 +15,7 @@ from benchmarks.common import replace_between
 PAGE = Path(__file__).resolve().parent.parent / "docs/benchmarks/serving.md"
 JSON = PAGE.with_suffix(".json")
 BEGIN, END = "<!-- tables -->", "<!-- end of the tables -->"
-PEER = "FastAPI"
+PEER, OWN = "FastAPI", "capsedge"
 _HEAD = (
     "server", "clients", "p50, ms", "p99, ms", "answers/s", "CPU s per 1,000", f"of {PEER}'s",
     "most memory, MiB", "errors", "busiest client",
@@ -57,6 +57,18 @@ def _cells(row: dict[str, Any], peers: dict[int, float]) -> list[str]:
     ]
 
 
+def _ratios(models: Sequence[dict[str, Any]]) -> str:
+    """Answers per second of each model as a multiple of the peer's, by the number of clients."""
+    rates = [{(r["server"], r["clients"]): r["per_second"] for r in m["rows"]} for m in models]
+    clients = sorted({count for server, count in rates[0] if server == PEER})
+    lines = [f"| model | {' | '.join(map(str, clients))} |", "|---|" + "---:|" * len(clients)]
+    for model, rate in zip(models, rates, strict=True):
+        cells = [f"{rate[OWN, n] / rate[PEER, n]:.2f}" for n in clients]
+        lines.append(f"| {model['model']} | {' | '.join(cells)} |")
+    head = f"Answers per second of `capsedge serve`, as a multiple of {PEER}'s, by the number of clients:"
+    return "\n".join([head, "", *lines])
+
+
 def _number(value: float | None) -> str:
     if value is None:
         return ""
@@ -89,7 +101,7 @@ def render(document: dict[str, Any]) -> str:
     count = sum(r["requests"] for r in everything)
     checked = f"Of {count:,} answers {wrong} were wrong, and {lost} requests were never answered."
     tables = [table(model) for model in document["models"]]
-    return "\n\n".join(["", intro, checked, *tables, ""])
+    return "\n\n".join(["", intro, checked, _ratios(document["models"]), *tables, ""])
 
 
 def write_page() -> None:

@@ -140,7 +140,7 @@ int main(int count, char** words) {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
-  if (listener < 0 || bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 || listen(listener, 64) != 0 ||
+  if (listener < 0 || bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 || listen(listener, SOMAXCONN) != 0 ||
       getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0)
     return std::perror("error: cannot listen"), CAPSEDGE_ENVIRONMENT;
   std::printf("port %d\n", ntohs(address.sin_port));
