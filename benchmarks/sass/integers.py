@@ -136,14 +136,18 @@ def _select(r: Registers, i: Instruction, o: tuple[str, ...]) -> list[Lanes]:
 
 
 def _extreme(r: Registers, i: Instruction, o: tuple[str, ...]) -> list[Lanes]:
-    """IMNMX, VIMNMX, VIADDMNMX: the lesser one where the last predicate holds."""
+    """IMNMX, VIMNMX, VIMNMX3, VIADDMNMX: the least one where the last predicate holds, else the greatest."""
     numbers = [x for x in o if not is_predicate(x)]
     values = [r.word(x) for x in numbers]
     if i.base == "VIADDMNMX":
         values = [(values[0] + values[1]) & MASK, values[2]]
-    a, b = values
-    low = np.minimum(a, b) if ".U32" in i.opcode else np.where(signed(a) <= signed(b), a, b)
-    high = np.maximum(a, b) if ".U32" in i.opcode else np.where(signed(a) <= signed(b), b, a)
+    low = high = values[0]
+    for other in values[1:]:
+        unsigned = ".U32" in i.opcode
+        low = np.where((low <= other) if unsigned else (signed(low) <= signed(other)), low, other)
+        high = np.where(
+            (high >= other) if unsigned else (signed(high) >= signed(other)), high, other
+        )
     return [np.where(r.predicate(o[-1]), low, high)]
 
 
@@ -263,7 +267,7 @@ def _no_slow_path(r: Registers, i: Instruction, o: tuple[str, ...]) -> list[Lane
 
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("IADD3", "IADD", "VIADD"), _sum),
-    **dict.fromkeys(("IMNMX", "VIMNMX", "VIADDMNMX"), _extreme),
+    **dict.fromkeys(("IMNMX", "VIMNMX", "VIMNMX3", "VIADDMNMX"), _extreme),
     **dict.fromkeys(("MOV", "R2UR"), _move),
     **dict.fromkeys(("LDC", "LDCU"), _constant),
     **dict.fromkeys(("I2F", "I2FP"), _to_float),

@@ -8,6 +8,7 @@ rules.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import subprocess
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.operators import Layer
 from benchmarks.sass.cubin import BUILD, SOURCES, digest_of, host_tool, plain_name
 from capsedge.errors import CapsedgeError
 from tests.native import cuda_library
 
+ALIGNMENT = 256  # bytes, of cudaMalloc
 RECORDER = Path(__file__).with_name("record.cpp")
 
 
@@ -46,6 +50,21 @@ class Launch:
     def blocks(self) -> int:
         """Of the whole grid."""
         return self.grid[0] * self.grid[1]
+
+
+class _Device(cuda_library.Host):
+    """Memory as cudaMalloc gives it: sectors touched depend on addresses."""
+
+    def put(self, array: cuda_library.Array) -> cuda_library.Array:
+        placed = self.empty(array.shape, str(array.dtype))
+        placed[...] = array
+        return placed
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> cuda_library.Array:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        room = np.zeros(size + ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        return room[start : start + size].view(dtype).reshape(shape)
 
 
 @lru_cache(maxsize=1)
@@ -97,7 +116,7 @@ def launches_of(layer: Layer, multiprocessors: int, *, clusters: bool) -> list[L
     library, names = recorder()
     library.capsedge_forget()
     route, _ = cuda_library.prepare(
-        library, cuda_library.Host(), layer.operator, layer.attributes, layer.inputs,
+        library, _Device(), layer.operator, layer.attributes, layer.inputs,
         scheme="auto" if clusters else "portable", multiprocessors=multiprocessors,
     )  # fmt: skip
     route()

@@ -53,9 +53,12 @@ MUTANTS = (
         " + sums[q][h] : sums[q][h];\n      }\n    }", "portable", DYNAMIC,
     ),
     Mutant(
-        "groups without a child write its vote", "grouped.h",
-        "if (parent >= l.parents || !mine) continue;", "if (parent >= l.parents) continue;",
-        "portable", DYNAMIC,
+        "votes are read before all are made", "votes.h",
+        "votes);\n  b.sync();\n", "votes);\n", "portable", DYNAMIC,
+    ),
+    Mutant(
+        "votes of a round are overwritten while others read them", "votes.h",
+        "  b.sync();  // the votes of the last round have been read\n", "", "portable", DYNAMIC,
     ),
     Mutant(
         "a lane writes the mass that others of its warp read", "finish.h",

@@ -146,7 +146,11 @@ CAPSEDGE_DEVICE void store4(const float* four, float* to) {
 #ifdef CAPSEDGE_EMULATE
 inline float quick_quotient(float a, float b) { return a / b; }
 #else
-CAPSEDGE_DEVICE float quick_quotient(float a, float b) { return __fdividef(a, b); }
+CAPSEDGE_DEVICE float quick_quotient(float a, float b) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
+  return a * reciprocal;
+}
 #endif
 
 constexpr float kLowest = -3.402823466e38f;

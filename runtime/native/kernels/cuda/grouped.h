@@ -4,61 +4,34 @@
 #pragma once
 
 #include "routing.h"
+#include "votes.h"
 
 namespace capsedge {
 namespace cuda {
 
-// Votes of one parent: rows R, columns L.
+// A matrix's vote for one parent: rows R, columns L. Lanes read 4 * L elements apart, four at a time: the next reads use up
+// every line that the first one touches.
 template <int R, int L, typename T, typename W>
 CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, float* vote) {
-  if (R == 1 && L % 4 == 0 && l.operation == CAPSEDGE_CUDA_VOTES) {
-    const T* given = static_cast<const T*>(l.pose) + (child.pose * l.parents + parent) * L;
-#pragma unroll
-    for (int h = 0; h < L; h += 4) load4(given + h, vote + h);
-    return;
-  }
   const T* pose = static_cast<const T*>(l.pose) + child.pose * l.pose_size;
   const W* weight =
       static_cast<const W*>(l.weight) + (child.weight * l.parents + parent) * static_cast<int64_t>(l.inner) * L;
 #pragma unroll
   for (int h = 0; h < R * L; ++h) vote[h] = 0.0f;
-  if (columns_first(l)) {
-    // One row.
-    int k = 0;
-    if (l.inner % 4 == 0) {
-      for (; k < l.inner; k += 4) {
-        float x[4], w[4];
-        load4(pose + k, x);
+  for (int k = 0; k < l.inner; ++k) {
+    float w[L];
+    if constexpr (L % 4 == 0) {
 #pragma unroll
-        for (int c = 0; c < L; ++c) {
-          load4(weight + c * l.inner + k, w);
+      for (int c = 0; c < L; c += 4) load4(weight + k * L + c, w + c);
+    } else {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) vote[c] = fmaf(x[i], w[i], vote[c]);
-        }
-      }
+      for (int c = 0; c < L; ++c) w[c] = widen(weight[k * L + c]);
     }
-    for (; k < l.inner; ++k) {
-      const float x = widen(pose[k]);
 #pragma unroll
-      for (int c = 0; c < L; ++c) vote[c] = fmaf(x, widen(weight[c * l.inner + k]), vote[c]);
-    }
-  } else {
-    // weight[inner][column].
-    for (int k = 0; k < l.inner; ++k) {
-      float w[L];
-      if constexpr (L % 4 == 0) {
+    for (int r = 0; r < R; ++r) {
+      const float x = widen(pose[r * l.inner + k]);
 #pragma unroll
-        for (int c = 0; c < L; c += 4) load4(weight + k * L + c, w + c);
-      } else {
-#pragma unroll
-        for (int c = 0; c < L; ++c) w[c] = widen(weight[k * L + c]);
-      }
-#pragma unroll
-      for (int r = 0; r < R; ++r) {
-        const float x = widen(pose[r * l.inner + k]);
-#pragma unroll
-        for (int c = 0; c < L; ++c) vote[r * L + c] = fmaf(x, w[c], vote[r * L + c]);
-      }
+      for (int c = 0; c < L; ++c) vote[r * L + c] = fmaf(x, w[c], vote[r * L + c]);
     }
   }
   if (l.weight_scale) {
@@ -69,11 +42,7 @@ CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, f
       for (int r = 0; r < R; ++r) vote[r * L + c] *= s;
     }
   }
-  if (R == 1 && l.vote_biases) {
-#pragma unroll
-    for (int c = 0; c < L; ++c) vote[c] += vote_bias_of<T>(l, child.number, parent, c);
-  }
-  if (R > 1 && l.coordinates) {
+  if (l.coordinates) {
     vote[L - 1] += (child.row + 0.5f) / l.height;
     vote[2 * L - 1] += (child.column + 0.5f) / l.width;
   }
@@ -84,28 +53,9 @@ CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, f
   }
 }
 
-// The vote of the parent's lane: made by the first pass and, where votes are kept, read by the others. Lanes side by side
-// read and write side by side, each what it has written itself.
-template <int R, int L, typename T, typename W>
-CAPSEDGE_DEVICE void vote_of(const Layer& l, int64_t unit, const Child& child, int parent, bool first_pass, float* vote) {
-  if constexpr (R == 1 && L % 4 == 0) {
-    if (l.votes) {
-      float* kept = l.votes + (unit * l.children + child.number) * l.parents * L + 4 * parent;
-      if (first_pass) make_vote<R, L, T, W>(l, child, parent, vote);
-#pragma unroll
-      for (int h = 0; h < L; h += 4) {
-        float* four = kept + h * l.parents;
-        first_pass ? store4(vote + h, four) : load4(static_cast<const float*>(four), vote + h);
-      }
-      return;
-    }
-  }
-  make_vote<R, L, T, W>(l, child, parent, vote);
-}
-
 template <int R, int L, int Q, typename T, typename W>
-CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int first, int last, const float* state,
-                              bool first_pass, float* partial) {
+CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state, bool first_pass,
+                              float* partial, float* round) {
   constexpr int P = R * L;
   const int lane = b.thread() % l.group, group = b.thread() / l.group, groups = b.threads() / l.group;
   float query[Q][P], sums[Q][P];
@@ -120,17 +70,20 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int 
   }
   const Window window = window_of(l, unit);
   // All groups go round as often, because shuffles want whole warps.
-  for (int begin = first; begin < last; begin += groups) {
+  for (int begin = part.first; begin < part.last; begin += groups) {
     const int number = begin + group;
-    const bool mine = number < last;
-    const Child child = child_of(l, window, mine ? number : first);
+    const bool mine = number < part.last;
+    if constexpr (R == 1) prepare_round<L, T, W>(b, l, window, unit, part, begin, first_pass, round);
     float vote[Q][P], logit[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       const int parent = lane + q * l.group;
       logit[q] = kLowest;
       if (parent >= l.parents || !mine) continue;
-      vote_of<R, L, T, W>(l, unit, child, parent, first_pass, vote[q]);
+      if constexpr (R == 1)
+        read_vote<L, T>(l, window, unit, round, group, number, parent, vote[q]);
+      else
+        make_vote<R, L, T, W>(l, child_of(l, window, number), parent, vote[q]);
       logit[q] = agreement<P>(query[q], vote[q]) + prior_of<T>(l, number, parent, first_pass);
     }
     group_softmax<Q>(b, l, logit);
@@ -160,8 +113,8 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, int 
 }
 
 template <int R, int L, int Q, typename T, typename W>
-CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int first, int last, const float* state,
-                             bool first_pass, float* partial) {
+CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state, bool first_pass,
+                             float* partial) {
   constexpr int P = R * L;
   const int lane = b.thread() % l.group, group = b.thread() / l.group, groups = b.threads() / l.group;
   const int size = l.parents * P;
@@ -173,9 +126,9 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, int f
     for (int h = 0; h < P; ++h) mean[q][h] = squares[q][h] = 0.0f;
   }
   const Window window = window_of(l, unit);
-  for (int begin = first; begin < last; begin += groups) {
-    const bool mine = begin + group < last;
-    const Child child = child_of(l, window, mine ? begin + group : first);
+  for (int begin = part.first; begin < part.last; begin += groups) {
+    const bool mine = begin + group < part.last;
+    const Child child = child_of(l, window, mine ? begin + group : part.first);
     float vote[Q][P], share[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {

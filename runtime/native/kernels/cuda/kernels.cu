@@ -13,29 +13,30 @@ namespace cuda {
 namespace {
 
 // Passes by the shape of a vote: R rows, L columns, Q parents per lane.
+// `round` is shared memory for the votes of a round.
 template <int R, int L, int Q>
 struct Sums {
   template <typename T, typename W>
-  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
-                                   const float* state, bool first_pass, float* partial) {
-    sum_pass<R, L, Q, T, W>(b, l, unit, first, last, state, first_pass, partial);
+  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
+                                   bool first_pass, float* partial, float* round) {
+    sum_pass<R, L, Q, T, W>(b, l, unit, part, state, first_pass, partial, round);
   }
 };
 template <int R, int L, int Q>
 struct Moments {
   template <typename T, typename W>
-  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
-                                   const float* state, bool first_pass, float* partial) {
-    em_pass<R, L, Q, T, W>(b, l, unit, first, last, state, first_pass, partial);
+  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
+                                   bool first_pass, float* partial, float*) {
+    em_pass<R, L, Q, T, W>(b, l, unit, part, state, first_pass, partial);
   }
 };
 
 template <int L, int Q>
 struct OverChildren {
   template <typename T, typename W>
-  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
-                                   const float* state, bool first_pass, float* partial) {
-    over_children_pass<L, Q, T, W>(b, l, unit, first, last, state, first_pass, partial);
+  CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
+                                   bool first_pass, float* partial, float* round) {
+    over_children_pass<L, Q, T, W>(b, l, unit, part, state, first_pass, partial, round);
   }
 };
 
@@ -58,11 +59,12 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS whole_kernel(const Layer l) {
   const Block b;
   float* state = b.shared();
   float* partial = state + l.floats;
+  float* round = partial + l.floats;
   const int64_t unit = b.x();
   const Part own = part_of(l, b.y());
   if (l.operation == CAPSEDGE_CUDA_ATTENTION) begin_attention<T>(b, l, unit, state);
   for (int iteration = 0; iteration < l.iterations; ++iteration) {
-    Pass::template pass<T, W>(b, l, unit, own.first, own.last, state, nothing_known(l, iteration), partial);
+    Pass::template pass<T, W>(b, l, unit, own, state, nothing_known(l, iteration), partial, round);
     if (l.splits > 1) b.sync_cluster();  // all parts are there
     if (b.y() == 0) finish<T>(b, l, unit, iteration, ClusterParts{b, partial}, partial, state);
     if (l.splits == 1) continue;
@@ -79,9 +81,12 @@ template <typename Pass, typename T, typename W>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = b.x();
-  const Part own = part_of(l, b.y());
-  Pass::template pass<T, W>(b, l, unit, own.first, own.last, l.state + unit * l.floats, nothing_known(l, iteration),
-                            l.partial + (unit * l.splits + b.y()) * l.floats);
+  float* round = b.shared();
+  float* gathered = round + l.round;  // by groups in turn
+  float* partial = l.partial + (unit * l.splits + b.y()) * l.floats;
+  Pass::template pass<T, W>(b, l, unit, part_of(l, b.y()), l.state + unit * l.floats, nothing_known(l, iteration),
+                            gathered, round);
+  for (int at = b.thread(); at < l.floats; at += b.threads()) partial[at] = gathered[at];
 }
 
 // One block for several units and a part of their children, one pass.

@@ -64,12 +64,18 @@ bool clusters_run(WholeKernel kernel, const Grid& grid) {
 }
 #endif
 
+// Of shared memory, for a kernel per pass.
+static size_t pass_floats(const Plan& plan) {
+  const Layer& l = plan.layer;
+  if (plan.shape == Shape::kGeneric) return 0;
+  return plan.together ? static_cast<size_t>(l.tile) * l.parents * l.stride : static_cast<size_t>(l.floats) + l.round;
+}
+
 const char* run_layer(const Plan& plan, void* stream) {
   const Layer& l = plan.layer;
   if (plan.whole) return launch(plan.kernels.whole, whole_grid(plan), stream, l);
-  const size_t tile = static_cast<size_t>(l.tile) * l.parents * l.stride;  // 0 if not tiled
   const int64_t blocks = plan.together ? (l.units + plan.together - 1) / plan.together : l.units;
-  const Grid pass{blocks, l.splits, plan.threads, tile * sizeof(float)}, unit{l.units, 1, kThreads, 0};
+  const Grid pass{blocks, l.splits, plan.threads, pass_floats(plan) * sizeof(float)}, unit{l.units, 1, kThreads, 0};
   if (l.operation == CAPSEDGE_CUDA_ATTENTION)
     if (const char* why = launch(plan.kernels.begin, unit, stream, l)) return why;
   for (int iteration = 0; iteration < l.iterations; ++iteration) {

@@ -42,6 +42,7 @@ struct Layer : capsedge_cuda_routing {
   float* partial;      // [units][splits][floats]
   float* scratch;      // generic: [units][splits][kTile][parents]
   float* votes;        // kept: [units][children][columns / 4][parents][4]; or null, and every pass makes them
+  int32_t round;       // floats of the votes of a block's groups in shared memory; 0 if votes are kept or not of vectors
 };
 
 // Dynamic routing, of capsules or of votes.
@@ -145,7 +146,7 @@ CAPSEDGE_DEVICE float first_factor(const Layer& l, bool first_pass) {
   return l.ones_first && first_pass ? static_cast<float>(l.parents) : 1.0f;
 }
 
-// One element of a vote: row r, column c of pose times weight, before the scale of an INT8 weight.
+// One element of a vote: row r, column c of pose times weight, with all that belongs to it.
 template <typename T, typename W>
 CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int parent, int r, int c) {
   if (l.operation == CAPSEDGE_CUDA_VOTES) return load<T>(l.pose, (child.pose * l.parents + parent) * l.columns + c);

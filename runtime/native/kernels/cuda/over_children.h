@@ -3,7 +3,8 @@
 // is sums[parents][pose], mass[parents], top[parents].
 #pragma once
 
-#include "grouped.h"
+#include "routing.h"
+#include "votes.h"
 
 namespace capsedge {
 namespace cuda {
@@ -12,8 +13,8 @@ namespace cuda {
 CAPSEDGE_DEVICE float shrunk(float top, float higher) { return top == higher ? 1.0f : expf(top - higher); }
 
 template <int L, int Q, typename T, typename W>
-CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t unit, int first, int last,
-                                        const float* state, bool first_pass, float* partial) {
+CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
+                                        bool first_pass, float* partial, float* round) {
   const int lane = b.thread() % l.group, group = b.thread() / l.group, groups = b.threads() / l.group;
   const int size = l.parents * L;
   float query[Q][L], sums[Q][L], mass[Q], top[Q];
@@ -29,14 +30,17 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
     }
   }
   const Window window = window_of(l, unit);
-  for (int number = first + group; number < last; number += groups) {
-    const Child child = child_of(l, window, number);
+  // All groups go round as often, because they make votes together.
+  for (int begin = part.first; begin < part.last; begin += groups) {
+    const int number = begin + group;
+    prepare_round<L, T, W>(b, l, window, unit, part, begin, first_pass, round);
+    if (number >= part.last) continue;
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       const int parent = lane + q * l.group;
       if (parent >= l.parents) continue;
       float vote[L];
-      vote_of<1, L, T, W>(l, unit, child, parent, first_pass, vote);
+      read_vote<L, T>(l, window, unit, round, group, number, parent, vote);
       const float logit = agreement<L>(query[q], vote) + prior_of<T>(l, number, parent, first_pass);
       const float high = fmaxf(top[q], logit), shrink = shrunk(top[q], high), e = expf(logit - high);
       top[q] = high;

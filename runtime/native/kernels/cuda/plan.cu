@@ -10,7 +10,7 @@ bool aligned(const void* address, int64_t to) { return reinterpret_cast<uintptr_
 
 Grid whole_grid(const Plan& plan) {
   const Layer& l = plan.layer;
-  return {l.units, l.splits, plan.threads, 2 * l.floats * sizeof(float), l.splits};
+  return {l.units, l.splits, plan.threads, (2 * l.floats + l.round) * sizeof(float), l.splits};
 }
 
 namespace {
@@ -55,6 +55,13 @@ int64_t images_that_keep(const Layer& l, Shape shape) {
   const bool vectors = shape == Shape::k1x16 || shape == Shape::k1x8;
   if (!vectors || !columns_first(l) || l.one_weight || l.iterations < 2) return 0;
   return static_cast<int64_t>(l.inner) * bytes_of(l.weight_type) / (2 * static_cast<int64_t>(sizeof(float)));
+}
+
+// Of the votes that a block's groups of lanes take at once: those of vectors, unless they are given.
+int32_t floats_of_round(const Plan& plan) {
+  const Layer& l = plan.layer;
+  const bool vectors = plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
+  return vectors && l.operation != CAPSEDGE_CUDA_VOTES ? plan.threads / l.group * l.parents * l.columns : 0;
 }
 
 // Floats of a workspace, one piece behind another.
@@ -263,13 +270,14 @@ Plan make_plan(const capsedge_cuda_routing& r) {
   const Layer& l = plan.layer;
   plan_tiles(plan, r.scheme);
   plan.kernels = kernels_of(l, plan.shape, plan.q, plan.together > 0);
-  plan.keeps = !plan.together && r.images <= images_that_keep(l, plan.shape);
   if (plan.together) {
     set_parts(plan, tiled_splits(plan, processors));
     return plan;
   }
+  plan.keeps = r.images <= images_that_keep(l, plan.shape);
+  plan.layer.round = plan.keeps ? 0 : floats_of_round(plan);
   const int64_t splits = splits_of(plan, r.scheme, processors);
-  const bool fits = plan.shape != Shape::kGeneric && 2 * l.floats * static_cast<int64_t>(sizeof(float)) <= kSharedBytes;
+  const bool fits = plan.shape != Shape::kGeneric && static_cast<int64_t>(whole_grid(plan).shared) <= kSharedBytes;
   plan.whole = fits && splits == 1;
   set_parts(plan, splits);
   if (fits) plan_cluster(plan, r.scheme, splits);

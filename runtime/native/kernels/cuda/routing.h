@@ -35,8 +35,8 @@ CAPSEDGE_DEVICE void group_softmax(const Block& b, const Layer& l, float* logit)
   top = b.group_max(top, l.group);
 #pragma unroll
   for (int q = 0; q < Q; ++q) {
-    // The top may be no further than that from the lowest float.
-    logit[q] = logit[q] == kLowest ? 0.0f : expf(logit[q] - top);
+    const float e = expf(logit[q] - top);
+    logit[q] = logit[q] == kLowest ? 0.0f : e;  // the top may lie near the lowest float
     sum += logit[q];
   }
   sum = b.group_sum(sum, l.group);
