@@ -3,11 +3,14 @@
 The same command runs in one process with N cores, and on a cluster of N workers with one core each, on
 this machine. The sizes of the source show where a cluster begins to pay; the ratio is of the least times of
 runs in turns. The cluster runs already, as clusters do: its start is not measured, that of the workers is.
+
+`--kill` then runs the largest source of each model on three nodes and takes one of them away in the middle.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=usable_cores())
     parser.add_argument("--images", type=int, nargs="+", default=[1_000, 10_000, 60_000])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kill", action="store_true", help="a run that loses a node, in the end")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -48,8 +52,14 @@ def main() -> None:
                     f"| {row['efficiency']:.2f} |",
                     flush=True,
                 )
+    killed = []
+    if options.kill:
+        with tempfile.TemporaryDirectory() as folder:
+            for model in options.models:
+                killed.append(_with_a_node_lost(model, max(options.images), Path(folder)))
+                print(killed[-1])
     if options.json is not None:
-        document = {"machine": machine(), "cores": options.cores, "runs": rows}
+        document = {"machine": machine(), "cores": options.cores, "runs": rows, "killed": killed}
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
@@ -67,10 +77,38 @@ def _cluster(cores: int) -> Iterator[str]:
         cluster.shutdown()
 
 
-def _measured(
-    model: str, count: int, rounds: int, cores: int, address: str, folder: Path
-) -> dict[str, Any]:
-    """Images per second of both ways, and their ratio."""
+def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
+    """Whether the table is that of one process, although one of three nodes is lost in the middle."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import pyarrow.parquet as parquet
+    from ray.cluster_utils import Cluster
+
+    source = _source(model, count, folder)
+    here, there = folder / "one.parquet", folder / "out.parquet"
+    parts = capsedge.batch(model, source, here, threads=1).parts
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(**node) for _ in range(2)]
+        calls, lost = itertools.count(1), []
+
+        def progress(_done: int, _total: int | None) -> None:
+            if next(calls) == parts // 2:
+                lost.append(nodes.pop())
+                cluster.remove_node(lost[0], allow_graceful=False)
+
+        capsedge.batch(model, source, there, cluster=cluster.address, progress=progress)
+    finally:
+        cluster.shutdown()
+    return {
+        "model": model, "images": count, "nodes": 3, "lost": len(lost),
+        "rows": parquet.read_metadata(there).num_rows,
+        "same_bytes": here.read_bytes() == there.read_bytes(),
+    }  # fmt: skip
+
+
+def _source(model: str, count: int, folder: Path) -> Path:
+    """Random pixels of the size that a model takes."""
     with capsedge.load(model) as session:
         metadata = session.metadata
         assert metadata is not None
@@ -79,6 +117,14 @@ def _measured(
     source = folder / "images.npy"
     shape = (count, p.height, p.width, p.channels)
     np.save(source, np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    return source
+
+
+def _measured(
+    model: str, count: int, rounds: int, cores: int, address: str, folder: Path
+) -> dict[str, Any]:
+    """Images per second of both ways, and their ratio."""
+    source = _source(model, count, folder)
     ways: dict[str, dict[str, Any]] = {
         LOCAL: {"threads": cores}, CLUSTER: {"threads": 1, "cluster": address}
     }  # fmt: skip

@@ -303,11 +303,13 @@ def test_the_workspace_is_enough_for_every_smaller_batch(
 
 
 def test_votes_are_kept_where_weights_are_more(host: ctypes.CDLL) -> None:
-    """At most half as many bytes as the weights: up to 4 images of 8 elements a child in FP32."""
+    """In FP32, 8 elements per child: up to 4 images of three passes, up to 2 of two."""
     case = of("DynamicRouting", N=7, I=128)
     kept = {n: "votes kept" in described(host, case, images=n) for n in (1, 4, 5, 64)}
     assert kept == {1: True, 4: True, 5: False, 64: False}
     assert "kept" not in described(host, case, images=1, iterations=1)
+    assert "kept" in described(host, case, images=2, iterations=2)
+    assert "kept" not in described(host, case, images=3, iterations=2)
     assert "kept" not in described(host, of("EMRouting", C=8, M=8), images=1)
     inputs = dict(make(case, "float32").inputs)
     inputs["u"] = inputs["u"][:3]

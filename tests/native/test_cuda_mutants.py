@@ -53,8 +53,8 @@ MUTANTS = (
         " + sums[q][h] : sums[q][h];\n      }\n    }", "portable", DYNAMIC,
     ),
     Mutant(
-        "votes are read before all are made", "votes.h",
-        "votes);\n  b.sync();\n", "votes);\n", "portable", DYNAMIC,
+        "votes of a round are read before all are made", "votes.h",
+        "round);\n  b.sync();\n", "round);\n", "portable", DYNAMIC,
     ),
     Mutant(
         "votes of a round are overwritten while others read them", "votes.h",

@@ -73,7 +73,7 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, Part
   for (int begin = part.first; begin < part.last; begin += groups) {
     const int number = begin + group;
     const bool mine = number < part.last;
-    if constexpr (R == 1) prepare_round<L, T, W>(b, l, window, unit, part, begin, first_pass, round);
+    if constexpr (R == 1) make_round<L, T, W>(b, l, window, begin, part.last, round);
     float vote[Q][P], logit[Q];
 #pragma unroll
     for (int q = 0; q < Q; ++q) {

@@ -134,6 +134,11 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS squash_planes_kernel(const T* x, T* y, int64_t o
   squash_planes<T>(Block(), x, y, outer, size, inner, epsilon);
 }
 
+template <int L, typename T, typename W>
+CAPSEDGE_KERNEL CAPSEDGE_BOUNDS votes_kernel(const Layer l) {
+  keep_votes<L, T, W>(Block(), l);
+}
+
 template <typename Pass, typename T, typename W>
 void use_pass(Kernels& kernels) {
   kernels.whole = whole_kernel<Pass, T, W>;
@@ -143,7 +148,9 @@ void use_pass(Kernels& kernels) {
 template <typename T, typename W>
 Kernels typed_kernels(const Layer& layer, Shape shape, int q, bool tiled) {
   const bool em = layer.operation == CAPSEDGE_CUDA_EM, two = q == 2;
-  Kernels kernels{nullptr, generic_kernel<T, W>, begin_kernel<T>, finish_kernel<T>};
+  Kernels kernels{nullptr, generic_kernel<T, W>, begin_kernel<T>, finish_kernel<T>, nullptr};
+  if (shape == Shape::k1x16) kernels.votes = votes_kernel<16, T, W>;
+  if (shape == Shape::k1x8) kernels.votes = votes_kernel<8, T, W>;
   if (tiled) {
     kernels.pass = shape == Shape::k1x16  ? tiled_kernel<1, 16, 2, false, T, W>
                    : shape == Shape::k1x8 ? tiled_kernel<1, 8, 2, false, T, W>

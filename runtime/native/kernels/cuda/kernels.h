@@ -19,6 +19,7 @@ struct Kernels {
   PassKernel pass;
   WholeKernel begin;  // attention
   PassKernel finish;
+  WholeKernel votes;  // those that are kept; of vectors
 };
 // `q`: parents per lane.
 Kernels kernels_of(const Layer& layer, Shape shape, int q, bool tiled);

@@ -73,6 +73,10 @@ static size_t pass_floats(const Plan& plan) {
 
 const char* run_layer(const Plan& plan, void* stream) {
   const Layer& l = plan.layer;
+  if (plan.keeps) {
+    const Grid kept{l.units * l.kept, 1, kThreads, 0};
+    if (const char* why = launch(plan.kernels.votes, kept, stream, l)) return why;
+  }
   if (plan.whole) return launch(plan.kernels.whole, whole_grid(plan), stream, l);
   const int64_t blocks = plan.together ? (l.units + plan.together - 1) / plan.together : l.units;
   const Grid pass{blocks, l.splits, plan.threads, pass_floats(plan) * sizeof(float)}, unit{l.units, 1, kThreads, 0};

@@ -36,6 +36,7 @@ struct Layer : capsedge_cuda_routing {
   int32_t tile;        // tiled: children whose weights are in shared memory at once
   int32_t stride;      // tiled: floats between the weights of two parents there
   int32_t row_shift;   // tiled: logarithm of the threads that copy the weights of one parent
+  int32_t kept;        // blocks that make the votes of one unit, where they are kept
   Divisor by_types, by_across;  // across: the cells of a row that a unit's children are in
   int64_t units;
   float* state;        // [units][floats]
@@ -75,6 +76,7 @@ CAPSEDGE_DEVICE float vote_bias_of(const Layer& l, int64_t child, int parent, in
   return load<T>(l.vote_bias, ((l.vote_biases > 1 ? child : 0) * l.parents + parent) * l.columns + c);
 }
 
+constexpr int kKeptChildren = 8;  // whose votes one block makes, where they are kept
 constexpr int kTile = 8;  // children that the generic kernel takes at once
 constexpr int kTileFloats = 10 * 1024;  // tiled: of shared memory, for weights
 constexpr int kTileChildren = 8;        // tiled: at most

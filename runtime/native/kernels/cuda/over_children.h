@@ -33,7 +33,7 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
   // All groups go round as often, because they make votes together.
   for (int begin = part.first; begin < part.last; begin += groups) {
     const int number = begin + group;
-    prepare_round<L, T, W>(b, l, window, unit, part, begin, first_pass, round);
+    make_round<L, T, W>(b, l, window, begin, part.last, round);
     if (number >= part.last) continue;
 #pragma unroll
     for (int q = 0; q < Q; ++q) {

@@ -49,12 +49,13 @@ void set_parts(Plan& plan, int64_t splits) {
   l.splits = (l.children + l.part - 1) / l.part;
 }
 
-// The most images whose votes are kept: made by the first pass and read by the others. They are at most half as many
-// bytes as the weights, so that there is less to read from two passes on, whatever a cache holds.
+// The most images whose votes are kept: made once and read by every pass. That they are written and read then moves no more
+// bytes than the weights of all passes but one, whatever a cache holds.
 int64_t images_that_keep(const Layer& l, Shape shape) {
   const bool vectors = shape == Shape::k1x16 || shape == Shape::k1x8;
-  if (!vectors || !columns_first(l) || l.one_weight || l.iterations < 2) return 0;
-  return static_cast<int64_t>(l.inner) * bytes_of(l.weight_type) / (2 * static_cast<int64_t>(sizeof(float)));
+  if (!vectors || !columns_first(l) || l.one_weight) return 0;
+  const int64_t weight = static_cast<int64_t>(l.inner) * bytes_of(l.weight_type), vote = sizeof(float);
+  return weight * (l.iterations - 1) / (vote * (l.iterations + 1));
 }
 
 // Of the votes that a block's groups of lanes take at once: those of vectors, unless they are given.
@@ -143,6 +144,7 @@ Layer sized_layer(const capsedge_cuda_routing& r) {
   l.units = static_cast<int64_t>(r.images) * l.positions;
   l.by_types = divisor_of(r.types);
   l.by_across = divisor_of(r.shared ? r.width : r.kernel_width);
+  l.kept = static_cast<int32_t>(divide_up(l.children, kKeptChildren));
   l.group = 1;
   while (l.group < r.parents && l.group < kWarp) l.group *= 2;
   return l;
