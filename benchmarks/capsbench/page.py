@@ -42,7 +42,7 @@ def section(document: dict[str, Any], picture: Path) -> str:
     lines = [
         f"## {document['name']}",
         "",
-        f"{m['cpu']}{also}, {m['cores']} cores, {m['system']}, Python {m['python']},",
+        f"{m['cpu']}{also}, {m['cores']} core{'s' * (m['cores'] > 1)}, {m['system']}, Python {m['python']},",
         f"LoadGen {document['loadgen']};",
         f"`{document['command']}`; [submission](capsbench/{document['name']}.json).",
         "",

@@ -47,8 +47,10 @@ def test_launches_are_the_planners() -> None:
         pytest.skip(str(error))
     layer = cuda_static.LAYERS["dynamic, B=1"]()
     portable = launches.launches_of(layer, 8, clusters=False)
-    assert [x.kernel.partition("<")[0] for x in portable] == ["part_kernel", "finish_kernel"] * 3
-    (whole,) = launches.launches_of(layer, 132, clusters=True)
+    names = [x.kernel.partition("<")[0] for x in portable]
+    assert names == ["votes_kernel", *["part_kernel", "finish_kernel"] * 3]
+    assert portable[0].grid == (1152 // 8, 1)
+    _, whole = launches.launches_of(layer, 132, clusters=True)
     assert whole.kernel == "whole_kernel<Sums<1, 16, 1>, float, float>"
     assert whole.cluster == whole.grid[1] == 8
     images = int.from_bytes(

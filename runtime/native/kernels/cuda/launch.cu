@@ -74,7 +74,7 @@ static size_t pass_floats(const Plan& plan) {
 const char* run_layer(const Plan& plan, void* stream) {
   const Layer& l = plan.layer;
   if (plan.keeps) {
-    const Grid kept{l.units * l.kept, 1, kThreads, 0};
+    const Grid kept{(l.children + kKeptChildren - 1) / kKeptChildren, static_cast<int>(l.units), kThreads, 0};
     if (const char* why = launch(plan.kernels.votes, kept, stream, l)) return why;
   }
   if (plan.whole) return launch(plan.kernels.whole, whole_grid(plan), stream, l);

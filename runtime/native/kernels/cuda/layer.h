@@ -36,7 +36,6 @@ struct Layer : capsedge_cuda_routing {
   int32_t tile;        // tiled: children whose weights are in shared memory at once
   int32_t stride;      // tiled: floats between the weights of two parents there
   int32_t row_shift;   // tiled: logarithm of the threads that copy the weights of one parent
-  int32_t kept;        // blocks that make the votes of one unit, where they are kept
   Divisor by_types, by_across;  // across: the cells of a row that a unit's children are in
   int64_t units;
   float* state;        // [units][floats]

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
 constexpr int kMaxSplits = 1024;
+constexpr int64_t kMostKept = 65535;  // units whose votes are kept: blocks of a grid in y
 constexpr int kMostMultiprocessors = 1024;  // several times those of the largest GPU
 constexpr int kMaxCluster = 8;  // what every GPU with clusters runs
 // Children that a group of lanes of a cluster takes one after another, before more blocks in a kernel per pass are
@@ -144,7 +145,6 @@ Layer sized_layer(const capsedge_cuda_routing& r) {
   l.units = static_cast<int64_t>(r.images) * l.positions;
   l.by_types = divisor_of(r.types);
   l.by_across = divisor_of(r.shared ? r.width : r.kernel_width);
-  l.kept = static_cast<int32_t>(divide_up(l.children, kKeptChildren));
   l.group = 1;
   while (l.group < r.parents && l.group < kWarp) l.group *= 2;
   return l;
@@ -276,7 +276,7 @@ Plan make_plan(const capsedge_cuda_routing& r) {
     set_parts(plan, tiled_splits(plan, processors));
     return plan;
   }
-  plan.keeps = r.images <= images_that_keep(l, plan.shape);
+  plan.keeps = r.images <= images_that_keep(l, plan.shape) && l.units <= kMostKept;
   plan.layer.round = plan.keeps ? 0 : floats_of_round(plan);
   const int64_t splits = splits_of(plan, r.scheme, processors);
   const bool fits = plan.shape != Shape::kGeneric && static_cast<int64_t>(whole_grid(plan).shared) <= kSharedBytes;

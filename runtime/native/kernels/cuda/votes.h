@@ -38,8 +38,12 @@ CAPSEDGE_DEVICE void columns_of(const T* const* pose, const W* const* weight, fl
 // and takes COUNT children at once.
 template <int L, int INNER, int COUNT, typename T, typename W>
 CAPSEDGE_DEVICE void make_columns(const Block& b, const Layer& l, const Window& window, int first, int last, float* votes) {
-  const int elements = l.parents * L, together = elements < b.threads() ? b.threads() / elements : 1;
-  const int mine = b.thread() / elements;  // of the children that are made together
+  const int elements = l.parents * L;
+  int together = 1, mine = b.thread() >= elements;  // of the children that are made together
+  if (2 * elements <= b.threads()) {
+    together = b.threads() / elements;
+    mine = b.thread() / elements;
+  }
   const int inner = INNER ? INNER : l.inner;
   const bool contiguous = window.across == l.width;
   if (mine >= together) return;
@@ -91,9 +95,10 @@ CAPSEDGE_DEVICE void make_votes(const Block& b, const Layer& l, const Window& wi
 // Those that are kept: a few children of a unit per block, so that the whole GPU reads the weights.
 template <int L, typename T, typename W>
 CAPSEDGE_DEVICE void keep_votes(const Block& b, const Layer& l) {
-  const int unit = b.x() / l.kept, first = (b.x() - unit * l.kept) * kKeptChildren;
+  const int64_t unit = b.y();
+  const int first = b.x() * kKeptChildren;
   const int last = first + kKeptChildren < l.children ? first + kKeptChildren : l.children;
-  float* votes = l.votes + (static_cast<int64_t>(unit) * l.children + first) * l.parents * L;
+  float* votes = l.votes + (unit * l.children + first) * l.parents * L;
   make_votes<L, 32, T, W>(b, l, window_of(l, unit), first, last, votes);
 }
 
