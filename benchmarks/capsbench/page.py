@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.capsbench import submission
-from benchmarks.capsbench.rules import MULTI, OFFLINE, SCENARIOS, SERVER, SINGLE
+from benchmarks.capsbench.rules import MULTI, OFFLINE, SCENARIOS, SERVER, SINGLE, Scenario
 from benchmarks.common import replace_between
 
 COLUMNS = (SINGLE, MULTI, SERVER, OFFLINE)
@@ -50,33 +51,37 @@ def section(document: dict[str, Any], picture: Path) -> str:
         "",
     ]
     rows = document["rows"]
+    measured = {r.get("scenario") for r in rows}
+    columns = [s for s in COLUMNS if s.name in measured]
     for model in dict.fromkeys(r["model"] for r in rows):
         mine = [r for r in rows if r["model"] == model]
         weights = "trained" if mine[0]["trained"] else "random weights"
         lines += [f"### {model}", "", f"{mine[0]['iterations']} iterations, {weights}.", ""]
-        lines += table(mine)
+        lines += table(mine, columns)
     versions = sorted({r["version"] for r in rows if "version" in r})
     return "\n".join([*lines, "Versions: " + "; ".join(versions) + ".", ""])
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
+def table(rows: list[dict[str, Any]], columns: Sequence[Scenario] = COLUMNS) -> list[str]:
     """A model's table: one row per runtime and precision."""
     energy = any(r.get("joules_per_image") is not None for r in rows)
-    heads = ["", *(f"{s.name}, {'ms' if s.is_latency else 'images/s'}" for s in COLUMNS)]
+    heads = ["", *(f"{s.name}, {'ms' if s.is_latency else 'images/s'}" for s in columns)]
     heads += ["accuracy", "agreement", "KiB", *(["mJ per image"] if energy else [])]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for runtime, precision in dict.fromkeys((r["runtime"], r["precision"]) for r in rows):
         mine = [r for r in rows if (r["runtime"], r["precision"]) == (runtime, precision)]
-        lines.append("| " + " | ".join([f"{runtime}, {precision}", *_cells(mine, energy)]) + " |")
+        lines.append(
+            "| " + " | ".join([f"{runtime}, {precision}", *_cells(mine, columns, energy)]) + " |"
+        )
     return [*lines, ""]
 
 
-def _cells(rows: list[dict[str, Any]], energy: bool) -> list[str]:
+def _cells(rows: list[dict[str, Any]], columns: Sequence[Scenario], energy: bool) -> list[str]:
     done = {r["scenario"]: r for r in rows if "scenario" in r}
     error = next((r["error"] for r in rows if "error" in r), "")
     if not done:
-        return [_short(error), *[""] * (6 + energy)]
-    cells = [_figure(done[s.name]) if s.name in done else _short(error) for s in COLUMNS]
+        return [_short(error), *[""] * (len(columns) + 2 + energy)]
+    cells = [_figure(done[s.name]) if s.name in done else _short(error) for s in columns]
     any_row = next(iter(done.values()))
     accuracy = any_row["accuracy"]
     cells += [

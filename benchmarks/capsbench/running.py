@@ -89,7 +89,7 @@ def _measure(
                 about |= document
             if "answered" in document:
                 scores = np.load(Path(folder) / "scores.npy")
-                about |= _accuracy(scores, wanted, files.labels)
+                about |= _accuracy(scores, wanted, files.labels if files.trained else None)
     # A runtime that fails in its second scenario has the row of the first.
     return [{**about, **d} for d in said if "scenario" in d or "error" in d]
 
