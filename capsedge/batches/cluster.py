@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from capsedge import errors
 from capsedge.batches.answering import Answerer
 from capsedge.batches.columns import Counts, part_bytes, schema_of
 from capsedge.batches.items import Part, Source
@@ -55,7 +56,7 @@ def answer_parts(
 
     Raises:
         EnvironmentProblem: Ray is not installed, there is no such cluster, or it failed.
-        UsageError: a worker cannot reach the source.
+        CapsedgeError: a worker cannot reach the source, has other versions or cannot load the model.
     """
     if not parts:
         return
@@ -71,6 +72,8 @@ def answer_parts(
         )
         waiting = {part.number for part in parts}
         for row in answers.iter_rows():
+            if row["problem"]:
+                raise _from_json(row["problem"])
             if row["number"] in waiting:  # what is computed again after a loss counts once
                 waiting.remove(row["number"])
                 yield row["number"], row["table"], Counts(**json.loads(row["counts"]))
@@ -89,15 +92,24 @@ class PartWorker:
     Args:
         model: a reference to `ModelBytes` in the object store.
         work: what it does.
-
-    Raises:
-        UsageError: this machine cannot reach the source.
-        EnvironmentProblem: the model cannot be loaded here, or by other versions than on the machine of the
-            command.
-        ArtefactError: the model is damaged.
     """
 
     def __init__(self, model: Any, work: Work) -> None:
+        self._problem = ""  # what kept this worker from beginning
+        try:
+            self._begin(model, work)
+        except CapsedgeError as problem:
+            self._problem = _to_json(problem)
+
+    def _begin(self, model: Any, work: Work) -> None:
+        """Load the model.
+
+        Raises:
+            UsageError: this machine cannot reach the source.
+            EnvironmentProblem: the model cannot be loaded here, or by other versions than on the machine of
+                the command.
+            ArtefactError: the model is damaged.
+        """
         import ray
 
         if work.source.storage.kind() is None:
@@ -120,18 +132,42 @@ class PartWorker:
             batch: JSON of the parts, as ``part``.
 
         Returns:
-            Of each its ``number``, ``table`` as the content of a parquet file, and ``counts`` as JSON.
+            Of each its ``number``, ``table`` as the content of a parquet file, and ``counts`` as JSON, or the
+            ``problem`` that a `CapsedgeError` tells: Ray would keep its text alone.
         """
-        done: dict[str, list[Any]] = {"number": [], "table": [], "counts": []}
+        done: dict[str, list[Any]] = {"number": [], "table": [], "counts": [], "problem": []}
         for text in batch["part"]:
             stated = json.loads(text)
             part = Part(**stated | {"names": tuple(stated["names"])})
-            rows = self._answerer.rows(self._source.read(part))
-            content, counts = part_bytes(rows, self._schema)
-            done["number"].append(part.number)
-            done["table"].append(content)
-            done["counts"].append(json.dumps(counts.to_dict()))
+            content, counts, problem = b"", "", self._problem
+            if not problem:
+                try:
+                    content, counts = self._answered(part)
+                except CapsedgeError as error:
+                    problem = _to_json(error)
+            for name, value in zip(done, (part.number, content, counts, problem), strict=True):
+                done[name].append(value)
         return done
+
+    def _answered(self, part: Part) -> tuple[bytes, str]:
+        """The content of a parquet file, and counts as JSON."""
+        rows = self._answerer.rows(self._source.read(part))
+        content, counts = part_bytes(rows, self._schema)
+        return content, json.dumps(counts.to_dict())
+
+
+def _to_json(error: CapsedgeError) -> str:
+    kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
+    said = {"what": error.what, "why": error.why, "fix": error.fix, "command": error.command}
+    return json.dumps({"kind": kind, "said": said, "details": error.details})
+
+
+def _from_json(text: str) -> CapsedgeError:
+    stated = json.loads(text)
+    kind: type[CapsedgeError] = getattr(errors, stated["kind"])
+    found = kind.__new__(kind)  # constructors of some kinds take other arguments
+    CapsedgeError.__init__(found, **stated["said"], details=stated["details"])
+    return found
 
 
 def versions(session: Session) -> str:
@@ -203,18 +239,13 @@ def _told() -> Iterator[None]:
     """Turn failures of the cluster into readable errors.
 
     Raises:
-        CapsedgeError: that of a worker, or an `EnvironmentProblem`.
+        EnvironmentProblem: for each of them.
     """
     from ray.exceptions import RayError
 
     try:
         yield
     except RayError as error:
-        found: BaseException | None = error
-        while found is not None:
-            if isinstance(found, CapsedgeError):
-                raise found from error
-            found = getattr(found, "cause", None) or found.__cause__
         last = [line for line in str(error).splitlines() if line.strip()]
         raise EnvironmentProblem(
             "The cluster failed.",

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import capsedge
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import CapsedgeError, EnvironmentProblem, ParityError, UsageError
 from tests.batches.sources import KINDS, MODEL, pixels, png, write_folder, write_parquet
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -196,3 +196,13 @@ def test_the_predictor_in_a_pipeline(cluster: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         [row["score"] for row in found], [row["score"] for row in wanted], rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("kind", [UsageError, EnvironmentProblem, ParityError])
+def test_errors_of_workers_arrive_whole(kind: type[CapsedgeError]) -> None:
+    from capsedge.batches.cluster import _from_json, _to_json
+
+    found = _from_json(_to_json(kind("what", "why", "fix", command="command")))
+    assert type(found) is kind
+    assert (found.what, found.why, found.fix, found.command) == ("what", "why", "fix", "command")
+    assert str(found) == "what\nwhy\nfix"
