@@ -42,10 +42,12 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     print("| model | images | one process, images/s | Ray, images/s | efficiency |")
     print("|---|---|---|---|---|")
-    with _cluster(options.cores) as address, tempfile.TemporaryDirectory() as folder:
+    with _cluster(options.cores) as cluster, tempfile.TemporaryDirectory() as folder:
         for model in options.models:
             for count in options.images:
-                row = _measured(model, count, options.rounds, options.cores, address, Path(folder))
+                row = _measured(
+                    model, count, options.rounds, options.cores, cluster.address, Path(folder)
+                )
                 rows.append(row)
                 print(
                     f"| {model} | {count:,} | {row[LOCAL]:,.0f} | {row[CLUSTER]:,.0f} "
@@ -64,42 +66,37 @@ def main() -> None:
 
 
 @contextmanager
-def _cluster(cores: int) -> Iterator[str]:
-    """A cluster of one node on this machine."""
+def _cluster(cores: int, others: int = 0) -> Iterator[Any]:
+    """A cluster on this machine: a node, and others of as many cores."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": cores, "object_store_memory": 200 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    node = {"num_cpus": cores, "object_store_memory": 200 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     try:
-        yield cluster.address
+        for _ in range(others):
+            cluster.add_node(**node)
+        yield cluster
     finally:
         cluster.shutdown()
 
 
 def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
     """Whether the table is that of one process, although one of three nodes is lost in the middle."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import pyarrow.parquet as parquet
-    from ray.cluster_utils import Cluster
 
     source = _source(model, count, folder)
     here, there = folder / "one.parquet", folder / "out.parquet"
     parts = capsedge.batch(model, source, here, threads=1).parts
-    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    try:
-        nodes = [cluster.add_node(**node) for _ in range(2)]
+    with _cluster(1, others=2) as cluster:
         calls, lost = itertools.count(1), []
 
         def progress(_done: int, _total: int | None) -> None:
             if next(calls) == parts // 2:
-                lost.append(nodes.pop())
+                lost.append([*cluster.worker_nodes][-1])
                 cluster.remove_node(lost[0], allow_graceful=False)
 
         capsedge.batch(model, source, there, cluster=cluster.address, progress=progress)
-    finally:
-        cluster.shutdown()
     return {
         "model": model, "images": count, "nodes": 3, "lost": len(lost),
         "rows": parquet.read_metadata(there).num_rows,
