@@ -82,6 +82,6 @@ def test_onnxruntime_reports_nothing(tmp_path: Path):
 
 def test_import_is_light():
     code = "import sys, capsedge; print({m.split('.')[0] for m in sys.modules} & set(sys.argv[1:]))"
-    heavy = ["torch", "onnx", "onnxruntime", "numpy", "PIL", "typer", "rich"]
+    heavy = ["torch", "onnx", "onnxruntime", "numpy", "PIL", "click", "rich"]
     run = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True)
     assert run.stdout == "set()\n"

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import typer.main
 
 import capsedge
 from capsedge.cli import app
@@ -59,7 +58,7 @@ class Tags(HTMLParser):
 def test_every_command_and_option_is_there(site: Path) -> None:
     text = (site / "reference/commands.html").read_text(encoding="utf-8")
     anchors = Tags(site / "reference/commands.html").anchors
-    for verb, command in verbs(typer.main.get_command(app)):
+    for verb, command in verbs(app):
         assert verb.replace(" ", "-") in anchors
         for parameter in command.params:
             for option in parameter.opts:

@@ -1,19 +1,16 @@
 """What a shell offers for an option: the names that a verb knows, and files by their suffixes.
 
-`completing` gives each parameter of a verb its source. Sources run at every press of the key, so they import
-nothing heavy; typer's own completion of paths offers no files in bash.
+Each parameter has a source, which runs at every press of the key and so imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
-import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-import typer
-from typer.models import ParameterInfo
+import click
 
 Source = Callable[..., list[str]]
 ONNX, ENGINE, CHECKPOINT = ".onnx", ".engine", ".safetensors"
@@ -96,7 +93,7 @@ def _families() -> Iterable[str]:
     return [family.name for family in FAMILIES]
 
 
-def _variants(ctx: typer.Context, incomplete: str) -> list[str]:
+def _variants(ctx: click.Context, incomplete: str) -> list[str]:
     """The variants of the family that ``--as`` names, of all families without it."""
     from capsedge.families import FAMILIES
 
@@ -160,7 +157,7 @@ def _prunable(incomplete: str) -> list[str]:
     return names(_trained)(incomplete) + files(*WEIGHTS)(incomplete)
 
 
-def _verifiable(ctx: typer.Context, incomplete: str) -> list[str]:
+def _verifiable(ctx: click.Context, incomplete: str) -> list[str]:
     """The files to verify, or beside one the models that it may come from."""
     return (
         names(_trained)(incomplete)
@@ -282,17 +279,11 @@ def source_of(verb: str, parameter: str) -> Source | None:
     return SOURCES.get(f"{verb} {parameter}", SOURCES.get(parameter))
 
 
-def completing(verb: str, command: Callable[..., None]) -> Callable[..., None]:
-    """The verb, whose parameters know what a shell may offer for them."""
-    for name, hint in typing.get_type_hints(command, include_extras=True).items():
-        source = source_of(verb, name)
-        for info in getattr(hint, "__metadata__", ()):
-            if source is not None and isinstance(info, ParameterInfo):
-                _offer(info, source)
-    return command
-
-
-def _offer(info: Any, source: Source) -> None:
-    if info.autocompletion not in (None, source):
-        raise ValueError(f"{info.param_decls} is shared by verbs that complete it differently")
-    info.autocompletion = source
+def offered(verb: str, parameter: str, ctx: click.Context, incomplete: str) -> list[str]:
+    """What a shell offers for a parameter that has been typed so far."""
+    source = source_of(verb, parameter)
+    if source is None:
+        return []
+    if len(inspect.signature(source).parameters) == 1:
+        return source(incomplete)
+    return source(ctx, incomplete)

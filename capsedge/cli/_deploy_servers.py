@@ -5,80 +5,77 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
 Models = Annotated[
     list[Path],
-    typer.Argument(
+    Argument(
         metavar="MODEL...", help="ONNX files, TensorRT engines, or names of the zoo (digits-em)."
     ),
     READS,
 ]
 Ops = Annotated[
     str,
-    typer.Option(
+    Option(
         "--ops",
         help="auto (operator library, and a portable twin of each model), fused (no twin) or portable "
         "(no library).",
     ),
 ]
-MaxBatch = Annotated[
-    int, typer.Option("--max-batch", help="Largest batch that requests are joined to.")
-]
+MaxBatch = Annotated[int, Option("--max-batch", help="Largest batch that requests are joined to.")]
 PreferredBatches = Annotated[
     str,
-    typer.Option("--preferred-batch", help="Batch sizes that run when reached, for example 8,16."),
+    Option("--preferred-batch", help="Batch sizes that run when reached, for example 8,16."),
 ]
 QueueDelay = Annotated[
     int,
-    typer.Option("--queue-delay", help="Microseconds that a request may wait for others."),
+    Option("--queue-delay", help="Microseconds that a request may wait for others."),
 ]
 Instances = Annotated[
-    int, typer.Option("--instances", help="Copies of each model that run at the same time.")
+    int, Option("--instances", help="Copies of each model that run at the same time.")
 ]
 Mount = Annotated[
-    str, typer.Option("--mount", help="Where the server sees the folder; for KServe /mnt/models.")
+    str, Option("--mount", help="Where the server sees the folder; for KServe /mnt/models.")
 ]
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="REPOSITORY", help="A folder of `capsedge deploy triton`."),
+    Argument(metavar="REPOSITORY", help="A folder of `capsedge deploy triton`."),
     READS,
 ]
-Manifest = Annotated[Path, typer.Option("-o", "--output", help="The YAML file."), WRITES]
+Manifest = Annotated[Path, Option("-o", "--output", help="The YAML file."), WRITES]
 Storage = Annotated[
     str,
-    typer.Option(
+    Option(
         "--storage",
         help="Where the cluster finds a copy of the folder: s3://bucket/models, gs://..., pvc://...",
     ),
 ]
 Name = Annotated[
-    str | None, typer.Option("--name", help="Of the service; by default that of the first model.")
+    str | None, Option("--name", help="Of the service; by default that of the first model.")
 ]
 Load = Annotated[
     str,
-    typer.Option("--load", help="Models to load, for example a,b; by default all but the twins."),
+    Option("--load", help="Models to load, for example a,b; by default all but the twins."),
 ]
 Cores = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--cpus", min=1, help="Processors of a replica; by default those of the Triton runtime."
     ),
 ]
 Memory = Annotated[
     str,
-    typer.Option("--memory", help="Of a replica: 4Gi; by default that of the Triton runtime."),
+    Option("--memory", help="Of a replica: 4Gi; by default that of the Triton runtime."),
 ]
-Replicas = Annotated[str, typer.Option("--replicas", help="Least and most, for example 1:4.")]
+Replicas = Annotated[str, Option("--replicas", help="Least and most, for example 1:4.")]
 Release = Annotated[
     str | None,
-    typer.Option("--release", help="Of Triton's container, 24.08 or later; by default 26.07."),
+    Option("--release", help="Of Triton's container, 24.08 or later; by default 26.07."),
 ]
 
 

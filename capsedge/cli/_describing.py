@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from capsedge.cli._options import words
+from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits, opening
@@ -25,7 +24,7 @@ _RANGES = {"0-1": (1 / 255, 0.0), "0-255": (1.0, 0.0), "-1-1": (2 / 255, 1.0)}
 
 
 def _option(name: str, text: str) -> Any:
-    return typer.Option(f"--{name}", help=text, rich_help_panel=_PANEL)
+    return Option(f"--{name}", help=text, panel=_PANEL)
 
 
 Typical = Annotated[

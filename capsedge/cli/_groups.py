@@ -13,7 +13,7 @@ from typing import Any
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The verb with an option for each field of the parameters that are dataclasses.
 
-    A field is declared as a parameter is: ``name: Annotated[kind, typer.Option(...)] = default``.
+    A field is declared as a parameter is: ``name: Annotated[kind, Option(...)] = default``.
     """
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
     declared = inspect.signature(command, eval_str=True).parameters

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS, READS_CODE
 from capsedge.errors import UsageError
 
@@ -23,29 +22,29 @@ class OwnModule:
 
     module: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--module",
             help="Your own PyTorch code, which is run: capsnet.py:CapsNet or package.module:CapsNet, a "
             "class or a function that returns a module.",
-            rich_help_panel=_PANEL,
+            panel=_PANEL,
         ),
         READS_CODE,
     ] = None
     weights: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--weights",
             help="Weights for --module: .pt, .pth, .tar, .chkpt, .ckpt, .bin or .safetensors.",
-            rich_help_panel=_PANEL,
+            panel=_PANEL,
         ),
         READS,
     ] = None
     args: Annotated[
         str,
-        typer.Option(
+        Option(
             "--args",
             help="Arguments of --module as JSON: an object of named ones, or an array.",
-            rich_help_panel=_PANEL,
+            panel=_PANEL,
         ),
     ] = ""
 

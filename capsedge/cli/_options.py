@@ -5,54 +5,49 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS, Role
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document instead of text.")]
 Model = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--model",
         help="Name of a model, such as digits-em; an unknown name lists all models.",
     ),
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--checkpoint", help="Checkpoint, .safetensors or .pt; the zoo's digit model by default."
     ),
     READS,
 ]
 Iterations = Annotated[
-    int | None, typer.Option("--iters", help="Routing iterations; by default the model's own.")
+    int | None, Option("--iters", help="Routing iterations; by default the model's own.")
 ]
 Ops = Annotated[
-    str, typer.Option("--ops", help="auto, fused (operator library) or portable (function bodies).")
+    str, Option("--ops", help="auto, fused (operator library) or portable (function bodies).")
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads", min=1, help="Threads of one inference; one per physical core by default."
-    ),
+    Option("--threads", min=1, help="Threads of one inference; one per physical core by default."),
 ]
 Device = Annotated[
     str | None,
-    typer.Option(
-        "--device", help="cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."
-    ),
+    Option("--device", help="cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."),
 ]
-BatchSizes = Annotated[str, typer.Option("--batch", help="Batch sizes, for example 1,8.")]
+BatchSizes = Annotated[str, Option("--batch", help="Batch sizes, for example 1,8.")]
 DeployedFolder = Annotated[
     Path,
-    typer.Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
+    Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
     Role(written=lambda folder: [folder / "capsedge.json"]),
 ]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", min=1, help="Use only N evaluation images, chosen at random."),
+    Option("--limit", min=1, help="Use only N evaluation images, chosen at random."),
 ]
 
 

@@ -1,6 +1,6 @@
 """The files that a verb reads and writes, declared by its parameters and checked before it starts.
 
-Every parameter that is a path names its role in its annotation, ``Annotated[Path, typer.Option(...),
+Every parameter that is a path names its role in its annotation, ``Annotated[Path, Option(...),
 WRITES]``; a test enforces this.
 """
 

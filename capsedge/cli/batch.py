@@ -8,9 +8,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from capsedge.cli import _common, _options
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import Role
 from capsedge.cli._progress import bar
 from capsedge.cli.infer import Invert, Provider
@@ -35,14 +34,14 @@ def _written(output: Path) -> list[Path]:
 
 Model = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL", help="ONNX file, TensorRT engine, name of the zoo (digits-em), or address."
     ),
     Role(reads=True, named=_local),
 ]
 Source = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="SOURCE",
         help="Folder of images, parquet files or tar archives; or one parquet, tar, idx, npz or npy file; or "
         "an address such as s3://bucket/folder.",
@@ -51,7 +50,7 @@ Source = Annotated[
 ]
 Output = Annotated[
     str,
-    typer.Option(
+    Option(
         "-o",
         "--output",
         help="A file *.parquet, or a folder (or an address) for a folder of parts.",
@@ -60,21 +59,21 @@ Output = Annotated[
 ]
 Column = Annotated[
     str,
-    typer.Option(
+    Option(
         "--column",
         help="The column (of an npz file, the array) with the images; needed where several can be.",
     ),
 ]
 Outputs = Annotated[
-    str, typer.Option("--outputs", help="More columns of answers: scores, poses or both.")
+    str, Option("--outputs", help="More columns of answers: scores, poses or both.")
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Go on with an interrupted run of the same model and source."),
+    Option("--resume", help="Go on with an interrupted run of the same model and source."),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto."),
+    Option("--cluster", help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto."),
 ]
 
 
@@ -120,7 +119,7 @@ def command(
         _common.log(
             f"{report.failed:,} of {report.images:,} images could not be read: see the column 'error'"
         )
-        raise typer.Exit(int(ExitCode.USAGE))
+        raise SystemExit(int(ExitCode.USAGE))
 
 
 @contextmanager

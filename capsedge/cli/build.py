@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, UPDATES, Role
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
@@ -27,22 +26,22 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-Model = Annotated[Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`."), READS]
+Model = Annotated[Path, Argument(help="ONNX file of `capsedge export` or `quantize`."), READS]
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The engine; MODEL.engine by default."),
+    Option("-o", "--output", help="The engine; MODEL.engine by default."),
     Role(written=lambda path: [path, path_of(path)]),
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--precision",
         help="fp32, fp16, int8 or mixed: precision that the engine must have; by default the file's.",
     ),
 ]
 Target = Annotated[
     str,
-    typer.Option(
+    Option(
         "--target",
         help="tensorrt: for the GPU of this machine; tensorrt-rtx: for several kinds of RTX GPU, "
         "built on any machine.",
@@ -50,14 +49,14 @@ Target = Annotated[
 ]
 ComputeCapability = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--compute-capability",
         help="With --target tensorrt-rtx: compute capabilities to build for; 8.6,8.9,12.0 by default.",
     ),
 ]
 Plugin = Annotated[
     str,
-    typer.Option(
+    Option(
         "--plugin",
         help="fused: routing in the plugin library; native: no plugin; auto: fused if the library is "
         "installed, native for tensorrt-rtx.",
@@ -65,30 +64,28 @@ Plugin = Annotated[
 ]
 Batch = Annotated[
     int | None,
-    typer.Option("--batch", min=1, help="Fixed batch; by default the file's, or 1."),
+    Option("--batch", min=1, help="Fixed batch; by default the file's, or 1."),
 ]
 DynamicBatch = Annotated[
     str | None,
-    typer.Option(
-        "--dynamic-batch", help="Free batch: smallest, best and largest, for example 1:8:32."
-    ),
+    Option("--dynamic-batch", help="Free batch: smallest, best and largest, for example 1:8:32."),
 ]
 Workspace = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--workspace",
         help="Scratch memory that TensorRT may use, for example 512M or 2G; all by default.",
     ),
 ]
 TimingCache = Annotated[
     Path | None,
-    typer.Option("--timing-cache", help="File of timings, which makes later builds faster."),
+    Option("--timing-cache", help="File of timings, which makes later builds faster."),
     UPDATES,
 ]
 OptimizationLevel = Annotated[
-    int, typer.Option("--optimization-level", help="TensorRT's effort, 0 to 5.")
+    int, Option("--optimization-level", help="TensorRT's effort, 0 to 5.")
 ]
-DeviceNumber = Annotated[int, typer.Option("--device", min=0, help="Number of the GPU.")]
+DeviceNumber = Annotated[int, Option("--device", min=0, help="Number of the GPU.")]
 
 
 def command(

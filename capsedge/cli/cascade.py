@@ -6,10 +6,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._progress import stages
 from capsedge.cli._tables import print_table
@@ -18,15 +17,11 @@ from capsedge.errors import ParityError
 if TYPE_CHECKING:
     from capsedge.pipelines.cascade_report import CascadeReport
 
-Small = Annotated[
-    Path, typer.Argument(help="The ONNX file that runs first, on every image."), READS
-]
-Large = Annotated[
-    Path, typer.Argument(help="The ONNX file that decides the images in doubt."), READS
-]
+Small = Annotated[Path, Argument(help="The ONNX file that runs first, on every image."), READS]
+Large = Annotated[Path, Argument(help="The ONNX file that decides the images in doubt."), READS]
 Data = Annotated[
     Path,
-    typer.Option(
+    Option(
         "--data",
         help="Training images, which need no labels: data set folder (its training split), npz, npy, idx or "
         "images.",
@@ -35,16 +30,16 @@ Data = Annotated[
 ]
 MinAgreement = Annotated[
     float,
-    typer.Option(
+    Option(
         "--min-agreement", help="Least share of held-out images decided like the large network."
     ),
 ]
 MaxShare = Annotated[
-    float, typer.Option("--max-share", help="Largest share of them that may take the long way.")
+    float, Option("--max-share", help="Largest share of them that may take the long way.")
 ]
 Images = Annotated[
     int,
-    typer.Option(
+    Option(
         "--images",
         min=4,
         help="Images drawn from --data: half for the thresholds, half to measure on.",
@@ -52,10 +47,10 @@ Images = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The ONNX file; LARGE.cascade.onnx by default."),
+    Option("-o", "--output", help="The ONNX file; LARGE.cascade.onnx by default."),
     WRITES,
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the random choice of images.")]
+Seed = Annotated[int, Option("--seed", help="Seed of the random choice of images.")]
 
 
 def command(

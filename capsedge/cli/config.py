@@ -6,17 +6,16 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _common, _options
 from capsedge.cli._groups import grouped
+from capsedge.cli._parameters import Option
 
 if TYPE_CHECKING:
     from capsedge.runtime.machine.libcapsedge import Embedding
 
 
 def _flag(name: str, text: str) -> Any:
-    return typer.Option(f"--{name}", help=text)
+    return Option(f"--{name}", help=text)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from capsedge.cli import _deploy_servers, _options, _signals
+from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
@@ -22,28 +20,25 @@ if TYPE_CHECKING:
     from capsedge.deploy.report import WebDeployment
 
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
-HELP = "Put models where people use them."
 
 Models = Annotated[
     list[Path],
-    typer.Argument(
+    Argument(
         metavar="MODEL...", help="ONNX files of `capsedge export`, or names of the zoo (digits-em)."
     ),
     READS,
 ]
 Iterations = Annotated[
     str,
-    typer.Option(
+    Option(
         "--iters",
         help="Routing iterations of models of the zoo, for example 1,3; by default 1 up to the model's own.",
     ),
 ]
 Open = Annotated[
-    bool, typer.Option("--open", help="Serve the folder on this machine and open a browser.")
+    bool, Option("--open", help="Serve the folder on this machine and open a browser.")
 ]
-Port = Annotated[
-    int, typer.Option("--port", min=0, max=65535, help="For --open; by default a free one.")
-]
+Port = Annotated[int, Option("--port", min=0, max=65535, help="For --open; by default a free one.")]
 
 
 def web(
@@ -70,11 +65,6 @@ def web(
 
 
 # Each target and its function.
-TARGETS: dict[str, Callable[..., None]] = {
-    "web": web,
-    "triton": _deploy_servers.triton,
-    "kserve": _deploy_servers.kserve,
-}
 
 
 def show(made: WebDeployment) -> None:

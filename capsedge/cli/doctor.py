@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from capsedge.cli import _common, _options
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode
@@ -44,4 +42,4 @@ def command(as_json: _options.Json = False) -> None:
             else "FAILED: images cannot be classified here"
         )
     if not diagnosis.ready:
-        raise typer.Exit(int(ExitCode.ENVIRONMENT))
+        raise SystemExit(int(ExitCode.ENVIRONMENT))

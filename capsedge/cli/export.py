@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
+from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
 
@@ -29,37 +28,35 @@ REWRITES = {
 }
 Routing = Annotated[
     str | None,
-    typer.Option(
-        "--routing", help="Which of the zoo's models: dynamic (the default), em or attention."
-    ),
+    Option("--routing", help="Which of the zoo's models: dynamic (the default), em or attention."),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
+    Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
     WRITES,
 ]
 Extra = Annotated[
     str,
-    typer.Option(
+    Option(
         "--with",
         help="More outputs: reconstruction, couplings, trace (separated by commas); of --module only trace.",
     ),
 ]
 NoRewrite = Annotated[
     list[str] | None,
-    typer.Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
+    Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
 ]
 Example = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--example",
         help="Input of --module without the batch, such as 1x28x28; several separated by commas; or an "
         ".npy or .npz file. Without it, that of --inputs.",
-        rich_help_panel="A network of your own",
+        panel="A network of your own",
     ),
     READS_ARRAYS,
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Do everything except write the file.")]
+DryRun = Annotated[bool, Option("--dry-run", help="Do everything except write the file.")]
 
 
 @dataclass(frozen=True)
@@ -68,29 +65,29 @@ class Form:
 
     runtime: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--for",
             help="Write the file for another runtime, openvino, litert or mnn: sets --ops, --batch and "
             "--opset.",
         ),
     ] = None
-    opset: Annotated[
-        int | None, typer.Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")
-    ] = None
+    opset: Annotated[int | None, Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")] = (
+        None
+    )
     ops: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--ops",
             help="auto (the default): capsule operators with function bodies; fused: without bodies; "
             "portable: standard operators only.",
         ),
     ] = None
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Fixed batch, instead of a free one.")
+        int | None, Option("--batch", min=1, help="Fixed batch, instead of a free one.")
     ] = None
-    dynamic_batch: Annotated[
-        bool, typer.Option("--dynamic-batch", help="Free batch (the default).")
-    ] = False
+    dynamic_batch: Annotated[bool, Option("--dynamic-batch", help="Free batch (the default).")] = (
+        False
+    )
 
     def resolved(self) -> dict[str, Any]:
         """The arguments of ``export``."""
@@ -105,15 +102,13 @@ class Form:
 class Comparison:
     """The comparison with PyTorch."""
 
-    atol: Annotated[float, typer.Option("--atol", help="Absolute tolerance of the comparison.")] = (
-        1e-5
+    atol: Annotated[float, Option("--atol", help="Absolute tolerance of the comparison.")] = 1e-5
+    rtol: Annotated[float, Option("--rtol", help="Tolerance relative to the size of a pose.")] = (
+        1e-4
     )
-    rtol: Annotated[
-        float, typer.Option("--rtol", help="Tolerance relative to the size of a pose.")
-    ] = 1e-4
     inputs: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--inputs",
             help="Your own inputs, .npy or .npz, batch first: they are compared too, and hard cases outside "
             "their range only warn.",
@@ -128,7 +123,7 @@ class Frozen:
 
     freeze_couplings: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--freeze-couplings",
             help="Approximation, with a measured error: replace routing by couplings averaged over "
             "--calib-data.",
@@ -136,14 +131,12 @@ class Frozen:
     ] = False
     calib_data: Annotated[
         Path | None,
-        typer.Option(
-            "--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."
-        ),
+        Option("--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."),
         READS,
     ] = None
     calib_images: Annotated[
         int,
-        typer.Option("--calib-images", min=2, help="Number of images drawn from --calib-data."),
+        Option("--calib-images", min=2, help="Number of images drawn from --calib-data."),
     ] = 512
 
     def check(self, converted: bool) -> None:

@@ -6,12 +6,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, READS_CODE, WRITES
 from capsedge.cli._progress import comparing
 from capsedge.cli._tables import print_table
@@ -24,39 +23,39 @@ if TYPE_CHECKING:
 
 Files = Annotated[
     list[Path] | None,
-    typer.Argument(
+    Argument(
         metavar="FILE...",
         help="Weights of PyTorch (.pt, .pth, .tar, ...), .safetensors, .npz, or Keras (.h5, .keras); "
         "several make an ensemble.",
     ),
     READS,
 ]
-Listed = Annotated[bool, typer.Option("--list", help="Show the families that are recognized.")]
+Listed = Annotated[bool, Option("--list", help="Show the families that are recognized.")]
 As = Annotated[
-    str | None, typer.Option("--as", help="The family, where it is not recognized; see --list.")
+    str | None, Option("--as", help="The family, where it is not recognized; see --list.")
 ]
 Iterations = Annotated[
     int | None,
-    typer.Option("--iters", help="Routing iterations, as the author's code counts them."),
+    Option("--iters", help="Routing iterations, as the author's code counts them."),
 ]
 VariantName = Annotated[
-    str | None, typer.Option("--variant", help="The family's variant, where the file fits several.")
+    str | None, Option("--variant", help="The family's variant, where the file fits several.")
 ]
 InverseTemperature = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--inverse-temperature",
         help="λ of EM routing, where the author's code is given it at each call.",
     ),
 ]
 KeyMap = Annotated[
     Path | None,
-    typer.Option("--map", help="TOML file that renames and turns the tensors of other networks."),
+    Option("--map", help="TOML file that renames and turns the tensors of other networks."),
     READS,
 ]
 Against = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--against",
         help="Compare with the author's own module, author.py:build. This runs that code.",
     ),
@@ -64,17 +63,17 @@ Against = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--data",
         help="Images with labels, or with values to estimate: measure accuracy or errors, and those of "
         "alternatives.",
     ),
     READS,
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Use only the first N images.")]
+Limit = Annotated[int, Option("--limit", min=1, help="Use only the first N images.")]
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The checkpoint; FILE.safetensors by default."),
+    Option("-o", "--output", help="The checkpoint; FILE.safetensors by default."),
     WRITES,
 ]
 

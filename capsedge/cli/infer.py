@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _common, _options
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, READS_FLAT, WRITES
 from capsedge.errors import ExitCode
 
@@ -22,12 +21,10 @@ if TYPE_CHECKING:
 
 NOTHING = "nothing to see"
 _MANY = 100  # progress is shown from this number of images on
-Images = Annotated[
-    list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
-]
+Images = Annotated[list[Path], Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT]
 Models = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--model",
         "-m",
         help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default. "
@@ -35,17 +32,15 @@ Models = Annotated[
     ),
     READS,
 ]
-Top = Annotated[int | None, typer.Option("--top", min=1, help="Show the K best classes.")]
+Top = Annotated[int | None, Option("--top", min=1, help="Show the K best classes.")]
 Threshold = Annotated[
     float | None,
-    typer.Option("--threshold", min=0, max=1, help="Show every class with at least this score."),
+    Option("--threshold", min=0, max=1, help="Show every class with at least this score."),
 ]
-Invert = Annotated[
-    bool, typer.Option("--invert", help="Dark ink on a light background, as on paper.")
-]
+Invert = Annotated[bool, Option("--invert", help="Dark ink on a light background, as on paper.")]
 Reconstruct = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--reconstruct",
         help="Write a PNG: the model's input, beside the decoder's picture of the classes shown "
         "(without --top and --threshold: of up to two with a score of at least 0.5).",
@@ -54,7 +49,7 @@ Reconstruct = Annotated[
 ]
 Provider = Annotated[
     str,
-    typer.Option("--provider", help="ONNX Runtime's provider on a GPU: auto, cuda or tensorrt."),
+    Option("--provider", help="ONNX Runtime's provider on a GPU: auto, cuda or tensorrt."),
 ]
 
 
@@ -105,7 +100,7 @@ def command(
         )
     if found.errors:
         _common.log(f"{len(found.errors)} of {len(files)} images could not be read")
-        raise typer.Exit(int(ExitCode.USAGE))
+        raise SystemExit(int(ExitCode.USAGE))
 
 
 @contextmanager

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _common, _options
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
@@ -25,22 +24,18 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path,
-    typer.Argument(
-        help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."
-    ),
+    Argument(help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."),
     READS,
 ]
 Forecast = Annotated[
-    bool, typer.Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")
+    bool, Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")
 ]
 Layers = Annotated[
-    bool, typer.Option("--layers", help="Layers of a TensorRT engine; needs its GPU and TensorRT.")
+    bool, Option("--layers", help="Layers of a TensorRT engine; needs its GPU and TensorRT.")
 ]
 ForDevice = Annotated[
     str | None,
-    typer.Option(
-        "--device", help="With --forecast: whether it fits a device such as orin-nano-8gb."
-    ),
+    Option("--device", help="With --forecast: whether it fits a device such as orin-nano-8gb."),
 ]
 
 

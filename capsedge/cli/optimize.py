@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.runtime.quantities import size
@@ -18,22 +17,20 @@ from capsedge.runtime.quantities import size
 if TYPE_CHECKING:
     from capsedge.pipelines.optimize import OptimizationReport
 
-Model = Annotated[Path, typer.Argument(help="ONNX file of any tool, opset 8 or later."), READS]
+Model = Annotated[Path, Argument(help="ONNX file of any tool, opset 8 or later."), READS]
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The new file; MODEL.fused.onnx by default."),
+    Option("-o", "--output", help="The new file; MODEL.fused.onnx by default."),
     WRITES,
 ]
 Measure = Annotated[
     float,
-    typer.Option(
-        "--measure", min=0.0, help="Seconds to time the file before and after; 0 to skip."
-    ),
+    Option("--measure", min=0.0, help="Seconds to time the file before and after; 0 to skip."),
 ]
 
 Batch = Annotated[
     str,
-    typer.Option(
+    Option(
         "--batch",
         metavar="free|keep|N",
         help="free: make a fixed batch free where that can be proven; keep: leave it; N: fix it at N images.",

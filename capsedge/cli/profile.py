@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _common, _options
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode, UsageError
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
 
 Models = Annotated[
     list[Path] | None,
-    typer.Argument(
-        help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."
-    ),
+    Argument(help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."),
     READS,
 ]
 Inputs = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--inputs",
         help="Arrays to run on, .npy or .npz, batch first, instead of random ones of the --batch.",
     ),
@@ -40,39 +37,35 @@ Inputs = Annotated[
 ]
 Compare = Annotated[
     str,
-    typer.Option(
+    Option(
         "--compare",
         help="Peers that run the same models in turn: torch, ort, openvino, litert, mnn.",
     ),
 ]
-Warmup = Annotated[float, typer.Option("--warmup", help="Seconds of runs that are not timed.")]
-Duration = Annotated[float, typer.Option("--duration", help="Seconds of timed runs.")]
-Iterations = Annotated[int, typer.Option("--iterations", help="Least number of timed runs.")]
-Operators = Annotated[bool, typer.Option("--operators/--no-operators", help="Time every operator.")]
+Warmup = Annotated[float, Option("--warmup", help="Seconds of runs that are not timed.")]
+Duration = Annotated[float, Option("--duration", help="Seconds of timed runs.")]
+Iterations = Annotated[int, Option("--iterations", help="Least number of timed runs.")]
+Operators = Annotated[bool, Option("--operators/--no-operators", help="Time every operator.")]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option("--checkpoint", help="Checkpoint for --compare torch; the zoo's by default."),
+    Option("--checkpoint", help="Checkpoint for --compare torch; the zoo's by default."),
     READS,
 ]
 PeerModel = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--peer-model",
         help="Another file for the peers to run, for example the portable export.",
     ),
     READS,
 ]
-Html = Annotated[
-    Path | None, typer.Option("--html", help="Write the report as one HTML file."), WRITES
-]
-Png = Annotated[
-    Path | None, typer.Option("--png", help="Write the report's charts as a PNG."), WRITES
-]
+Html = Annotated[Path | None, Option("--html", help="Write the report as one HTML file."), WRITES]
+Png = Annotated[Path | None, Option("--png", help="Write the report's charts as a PNG."), WRITES]
 Markdown = Annotated[
-    Path | None, typer.Option("--markdown", help="Write the report as Markdown."), WRITES
+    Path | None, Option("--markdown", help="Write the report as Markdown."), WRITES
 ]
 Trace = Annotated[
-    Path | None, typer.Option("--trace", help="Write a few runs as a trace for Perfetto."), WRITES
+    Path | None, Option("--trace", help="Write a few runs as a trace for Perfetto."), WRITES
 ]
 
 
@@ -138,7 +131,7 @@ def command(
         _show(report)
     if any(found.failed for found in report.comparisons):
         _common.log("error: a peer computes different outputs; it was not timed.")
-        raise typer.Exit(int(ExitCode.PARITY))
+        raise SystemExit(int(ExitCode.PARITY))
 
 
 def _arrays(source: Path, sessions: list[Session]) -> dict[str, NDArray[Any]]:

@@ -6,10 +6,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json, require
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, Role
 from capsedge.cli._tables import print_table
 from capsedge.cli._training import bar
@@ -21,14 +20,12 @@ if TYPE_CHECKING:
 
 Checkpoint = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name of the zoo (digits-em)."
-    ),
+    Argument(metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name of the zoo (digits-em)."),
     READS,
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--data",
         help="Labelled data set folder: its training images to prune by and fine-tune on, its test "
         "images for the gate. Without it only what changes no output goes.",
@@ -37,47 +34,43 @@ Data = Annotated[
 ]
 Output = Annotated[
     Path,
-    typer.Option("-o", "--output", help="The smaller checkpoint (.safetensors)."),
+    Option("-o", "--output", help="The smaller checkpoint (.safetensors)."),
     Role(written=lambda path: [path, beside(path, REJECTED)]),
 ]
 Target = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--target-speedup",
         help="How many times fewer multiply-adds; by default as many as --max-drop allows.",
     ),
 ]
-MaxDrop = Annotated[
-    float, typer.Option("--max-drop", min=0, help="Allowed loss of accuracy in points.")
-]
+MaxDrop = Annotated[float, Option("--max-drop", min=0, help="Allowed loss of accuracy in points.")]
 Criterion = Annotated[
     str,
-    typer.Option(
+    Option(
         "--criterion",
         help="taylor (change of the loss, first order) or look-ahead (norms of the weights).",
     ),
 ]
 Epochs = Annotated[
     int,
-    typer.Option(
+    Option(
         "--epochs", min=1, help="Of fine-tuning in the last round; a tenth of it in earlier ones."
     ),
 ]
 LearningRate = Annotated[
     float | None,
-    typer.Option("--lr", help="Peak learning rate; by default 0.3 times the checkpoint's own."),
+    Option("--lr", help="Peak learning rate; by default 0.3 times the checkpoint's own."),
 ]
 Fast = Annotated[
-    bool, typer.Option("--fast", help="Fine-tune with the fast arithmetic of `capsedge train`.")
+    bool, Option("--fast", help="Fine-tune with the fast arithmetic of `capsedge train`.")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of the images held out, and of fine-tuning.")]
+Seed = Annotated[int, Option("--seed", help="Of the images held out, and of fine-tuning.")]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of torch; by default its own choice."),
+    Option("--threads", min=1, help="Threads of torch; by default its own choice."),
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue the rounds that OUTPUT.pruning holds.")
-]
+Resume = Annotated[bool, Option("--resume", help="Continue the rounds that OUTPUT.pruning holds.")]
 
 
 def command(

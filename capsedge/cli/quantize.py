@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, UPDATES, WRITES, Role
 from capsedge.cli._progress import stages
 from capsedge.cli._tables import print_table
@@ -24,38 +23,38 @@ if TYPE_CHECKING:
     from capsedge.calibration.sensitivity import Damage
 
 LISTED = 12  # kept nodes printed; --json lists all
-Model = Annotated[Path, typer.Argument(help="The FP32 ONNX file."), READS]
+Model = Annotated[Path, Argument(help="The FP32 ONNX file."), READS]
 CalibData = Annotated[
     Path,
-    typer.Option(
+    Option(
         "--calib-data",
         help="Images to calibrate on: data set folder (its training split), npz, npy, idx or images; "
         "prepared arrays for a file that does not state the preprocessing.",
     ),
     READS,
 ]
-Precision = Annotated[str, typer.Option("--precision", help="int8, fp16 or mixed.")]
+Precision = Annotated[str, Option("--precision", help="int8, fp16 or mixed.")]
 CalibImages = Annotated[
-    int, typer.Option("--calib-images", min=1, help="Number of images drawn from --calib-data.")
+    int, Option("--calib-images", min=1, help="Number of images drawn from --calib-data.")
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--data",
         help="Images to compare with FP32 on, labelled for accuracy; by default the test split of "
         "--calib-data, or its images that were not drawn.",
     ),
     READS,
 ]
-Method = Annotated[str, typer.Option("--method", help="minmax, percentile, entropy or mse.")]
-Target = Annotated[str, typer.Option("--target", help="ort-cpu, tensorrt, openvino or litert.")]
+Method = Annotated[str, Option("--method", help="minmax, percentile, entropy or mse.")]
+Target = Annotated[str, Option("--target", help="ort-cpu, tensorrt, openvino or litert.")]
 FileOps = Annotated[
     str,
-    typer.Option("--ops", help="auto, or fused: smaller, but runs only with the operator library."),
+    Option("--ops", help="auto, or fused: smaller, but runs only with the operator library."),
 ]
 MaxDrop = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--max-drop",
         help="Allowed loss in points: of accuracy (default 0.1); without labels, of answers changed (1); "
         "for numbers, the mean error in % of an output's range (1).",
@@ -63,38 +62,36 @@ MaxDrop = Annotated[
 ]
 MaxError = Annotated[
     float,
-    typer.Option(
+    Option(
         "--max-error", help="For numbers: the largest error allowed, in % of an output's range."
     ),
 ]
 Scores = Annotated[
     str | None,
-    typer.Option(
-        "--scores", help="The output that decides the class, for a file that does not say so."
-    ),
+    Option("--scores", help="The output that decides the class, for a file that does not say so."),
 ]
 CalibTable = Annotated[
     Path | None,
-    typer.Option("--table", help="Calibration table: read if it exists, otherwise written."),
+    Option("--table", help="Calibration table: read if it exists, otherwise written."),
     UPDATES,
 ]
 Sensitivity = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--sensitivity",
         help="Rank layers and routing iterations by the damage that 8 bits do; write no file.",
     ),
 ]
 Prefer = Annotated[
-    str, typer.Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed) file.")
+    str, Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed) file.")
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", help="Mixed: PNG plot of the search."), WRITES]
+Plot = Annotated[Path | None, Option("--plot", help="Mixed: PNG plot of the search."), WRITES]
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
+    Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
     Role(written=lambda path: [path, beside(path, REJECTED)]),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the random choice of images.")]
+Seed = Annotated[int, Option("--seed", help="Seed of the random choice of images.")]
 
 
 def command(

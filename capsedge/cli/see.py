@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from capsedge.cli import _common, _options
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, READS_FLAT, WRITES
 from capsedge.errors import UsageError
 
@@ -16,22 +15,22 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    typer.Argument(help="ONNX file, TensorRT engine, or a name of the zoo (digits-em)."),
+    Argument(help="ONNX file, TensorRT engine, or a name of the zoo (digits-em)."),
     READS,
 ]
 Images = Annotated[
     list[Path] | None,
-    typer.Argument(help="PNG or JPEG files, or folders of them."),
+    Argument(help="PNG or JPEG files, or folders of them."),
     READS_FLAT,
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("-o", "--output", help="The picture: *.png, *.svg, or *.html for several."),
+    Option("-o", "--output", help="The picture: *.png, *.svg, or *.html for several."),
     WRITES,
 ]
 What = Annotated[
     str,
-    typer.Option(
+    Option(
         "--what",
         help="Pictures, for example segmentation,capsules; an unknown name lists all. By default the first "
         "that the file can have; with *.html all of them.",
@@ -39,40 +38,36 @@ What = Annotated[
 ]
 Labels = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--label",
         help="segmentation: the two true classes of an image, for example 2,4; once per image, in order.",
     ),
 ]
 Forced = Annotated[
-    str, typer.Option("--force", help="segmentation: two classes to draw anyway, for example 5,7.")
+    str, Option("--force", help="segmentation: two classes to draw anyway, for example 5,7.")
 ]
 Of = Annotated[
     str,
-    typer.Option(
+    Option(
         "--class",
         help="dimensions, responsibilities: the class to look at; by default the best of each image.",
     ),
 ]
 Layer = Annotated[
     str,
-    typer.Option(
-        "--layer", help="agreement: the routed layer to look at; by default the classes'."
-    ),
+    Option("--layer", help="agreement: the routed layer to look at; by default the classes'."),
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", help="hardest: labelled images; of a data set folder the test split."),
+    Option("--data", help="hardest: labelled images; of a data set folder the test split."),
     READS,
 ]
-Count = Annotated[int, typer.Option("--count", min=1, max=100, help="hardest: images to show.")]
+Count = Annotated[int, Option("--count", min=1, max=100, help="hardest: images to show.")]
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", min=1, help="hardest: look only at the first N images of the data."),
+    Option("--limit", min=1, help="hardest: look only at the first N images of the data."),
 ]
-Invert = Annotated[
-    bool, typer.Option("--invert", help="Dark ink on a light background, as on paper.")
-]
+Invert = Annotated[bool, Option("--invert", help="Dark ink on a light background, as on paper.")]
 
 
 def command(

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import Role
 from capsedge.errors import UsageError
 
@@ -30,25 +29,21 @@ def _file(given: Any) -> Path:
 
 Models = Annotated[
     list[Path],
-    typer.Argument(
+    Argument(
         metavar="MODEL...",
         help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE or NAME:VERSION=FILE "
         "sets the name that clients use.",
     ),
     Role(reads=True, named=_file),
 ]
-Port = Annotated[
-    int, typer.Option("--port", min=0, max=LAST_PORT, help="Of REST; 0 takes a free one.")
-]
+Port = Annotated[int, Option("--port", min=0, max=LAST_PORT, help="Of REST; 0 takes a free one.")]
 GrpcPort = Annotated[
     int | None,
-    typer.Option(
-        "--grpc-port", min=0, max=LAST_PORT, help="Of gRPC; by default the one after --port."
-    ),
+    Option("--grpc-port", min=0, max=LAST_PORT, help="Of gRPC; by default the one after --port."),
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--metrics-port",
         min=0,
         max=LAST_PORT,
@@ -57,14 +52,14 @@ MetricsPort = Annotated[
 ]
 Host = Annotated[
     str,
-    typer.Option(
+    Option(
         "--host",
         help="Address to listen on. There is no authentication: everyone who reaches it is answered.",
     ),
 ]
 Threads = Annotated[
     int,
-    typer.Option(
+    Option(
         "--threads",
         min=1,
         help="Threads of one inference; as many run at once as there are cores for.",
@@ -72,7 +67,7 @@ Threads = Annotated[
 ]
 Batch = Annotated[
     str,
-    typer.Option(
+    Option(
         "--batch",
         metavar="auto|N",
         help="Images of waiting requests that run together, at most; auto measures what is best for each "
@@ -81,7 +76,7 @@ Batch = Annotated[
 ]
 Wait = Annotated[
     float,
-    typer.Option(
+    Option(
         "--wait",
         min=0,
         help="Milliseconds that a batch waits for more requests although a core is free.",
@@ -122,7 +117,7 @@ def command(
         threads=threads, batch=_size(batch), wait_ms=wait, device=device, ops=ops,
     )  # fmt: skip
     log("ended")
-    raise typer.Exit(128 + number)
+    raise SystemExit(128 + number)
 
 
 def _size(text: str) -> int | None:

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 Data = Annotated[
     Path,
-    typer.Option(
+    Option(
         "--data",
         help="Data set folder: calibrated and searched on its training split, reported on its test split.",
     ),
@@ -28,39 +27,33 @@ Data = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", help="Name of a trained model of the zoo, such as digits-em."),
+    Option("--model", help="Name of a trained model of the zoo, such as digits-em."),
 ]
 Checkpoints = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--checkpoint",
         help="Checkpoint, .safetensors or .pt; repeatable, for example a network and its pruned ones.",
     ),
     READS,
 ]
-Iterations = Annotated[
-    str, typer.Option("--iters", help="Routing iterations, for example 1..5 or 1,3.")
-]
+Iterations = Annotated[str, Option("--iters", help="Routing iterations, for example 1..5 or 1,3.")]
 Couplings = Annotated[
-    str, typer.Option("--couplings", help="routed, frozen to their mean, or both: routed,frozen.")
+    str, Option("--couplings", help="routed, frozen to their mean, or both: routed,frozen.")
 ]
 Precisions = Annotated[
-    str, typer.Option("--precision", help="Any of fp32, fp16, int8, for example fp32,int8.")
+    str, Option("--precision", help="Any of fp32, fp16, int8, for example fp32,int8.")
 ]
-Threads = Annotated[int, typer.Option("--threads", min=1, help="Threads of one inference.")]
+Threads = Annotated[int, Option("--threads", min=1, help="Threads of one inference.")]
 Keep = Annotated[
     Path | None,
-    typer.Option(
-        "--keep", help="Folder for the files; an interrupted sweep goes on where it stopped."
-    ),
+    Option("--keep", help="Folder for the files; an interrupted sweep goes on where it stopped."),
     Role(written=lambda folder: [folder / "sweep-state.json"]),
 ]
-Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write the points as JSON."), WRITES
-]
+Output = Annotated[Path | None, Option("-o", "--output", help="Write the points as JSON."), WRITES]
 Picture = Annotated[
     Path | None,
-    typer.Option("--picture", help="Draw the points and the front: .png or .svg."),
+    Option("--picture", help="Draw the points and the front: .png or .svg."),
     WRITES,
 ]
 

@@ -6,17 +6,16 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS, Role
 from capsedge.cli._training import bar
 from capsedge.training.run_files import files
 
 Model = Annotated[
     str,
-    typer.Option(
+    Option(
         "--model",
         help="Name of a model, such as digits-em (an unknown name lists all models), or a checkpoint "
         "whose shape is trained anew, from fresh weights.",
@@ -25,7 +24,7 @@ Model = Annotated[
 ]
 Data = Annotated[
     Path,
-    typer.Option(
+    Option(
         "--data",
         help="Data set folder: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
         "test.npz, or train/ and test/ with one sub-folder of images per class; or one npz file.",
@@ -34,54 +33,50 @@ Data = Annotated[
 ]
 Output = Annotated[
     Path,
-    typer.Option("-o", "--output", help="Folder of the run: checkpoint, history, state."),
+    Option("-o", "--output", help="Folder of the run: checkpoint, history, state."),
     Role(written=files),
 ]
-Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training images.")]
-Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per step.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Peak learning rate.")]
+Epochs = Annotated[int, Option("--epochs", min=1, help="Passes over the training images.")]
+Batch = Annotated[int, Option("--batch", min=1, help="Images per step.")]
+LearningRate = Annotated[float, Option("--lr", help="Peak learning rate.")]
 Schedule = Annotated[
     str,
-    typer.Option(
+    Option(
         "--schedule",
         help="one-cycle (Adam), exponential (Adam, Sabour et al.) or multistep (SGD, Tsai et al.).",
     ),
 ]
-Shift = Annotated[int, typer.Option("--shift", min=0, help="Random shift in pixels.")]
-Rotate = Annotated[
-    float, typer.Option("--rotate", min=0, max=180, help="Random rotation in degrees.")
-]
+Shift = Annotated[int, Option("--shift", min=0, help="Random shift in pixels.")]
+Rotate = Annotated[float, Option("--rotate", min=0, max=180, help="Random rotation in degrees.")]
 Zoom = Annotated[
-    float, typer.Option("--zoom", min=0, max=0.9, help="Random change of size, as a fraction.")
+    float, Option("--zoom", min=0, max=0.9, help="Random change of size, as a fraction.")
 ]
-Flip = Annotated[bool, typer.Option("--flip", help="Random mirroring.")]
+Flip = Annotated[bool, Option("--flip", help="Random mirroring.")]
 Pairs = Annotated[
-    str, typer.Option("--pairs", help="none, overlap (MultiMNIST) or diverse (DiverseMultiMNIST).")
+    str, Option("--pairs", help="none, overlap (MultiMNIST) or diverse (DiverseMultiMNIST).")
 ]
 Average = Annotated[
     float,
-    typer.Option(
-        "--average", min=0.0, max=0.99999, help="Decay of the moving average of the weights."
-    ),
+    Option("--average", min=0.0, max=0.99999, help="Decay of the moving average of the weights."),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of weights, order and augmentation.")]
+Seed = Annotated[int, Option("--seed", help="Seed of weights, order and augmentation.")]
 Init = Annotated[
-    Path | None, typer.Option("--init", help="Start from the weights of this checkpoint."), READS
+    Path | None, Option("--init", help="Start from the weights of this checkpoint."), READS
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", min=1, help="Only the first N images of each split.")
+    int | None, Option("--limit", min=1, help="Only the first N images of each split.")
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of torch; by default its own choice."),
+    Option("--threads", min=1, help="Threads of torch; by default its own choice."),
 ]
 Fast = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--fast", help="Convolutions in BF16, compiled routing; for processors with AMX. Needs g++."
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.")]
+Resume = Annotated[bool, Option("--resume", help="Continue the run in the output folder.")]
 
 
 def command(

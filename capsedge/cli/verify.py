@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from capsedge.cli import _common, _options
 from capsedge.cli._ensemble_certificate import show
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
+from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, WRITES
 from capsedge.cli._progress import comparing
 from capsedge.cli._tables import print_table
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 LISTED = 10  # flips printed; the certificate lists more
 
 
-Model = Annotated[Path | None, typer.Argument(help="ONNX file or TensorRT engine."), READS]
+Model = Annotated[Path | None, Argument(help="ONNX file or TensorRT engine."), READS]
 Checkpoints = Annotated[
     list[Path] | None,
-    typer.Option(
+    Option(
         "--checkpoint",
         help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default. Repeat it "
         "for the members of an ensemble.",
@@ -37,7 +36,7 @@ Checkpoints = Annotated[
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--model",
         help="With MODEL, a trained model of the zoo that it was exported from. Without, the file to verify; "
         "repeat it for an ensemble.",
@@ -46,7 +45,7 @@ Names = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--data",
         help="Data set folder (its test split), npz, idx or images; by default the package's samples.",
     ),
@@ -54,31 +53,31 @@ Data = Annotated[
 ]
 Inputs = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--inputs",
         help="Instead of --data: .npz or .npy, arrays by the names of the inputs, batch first. Needed where "
         "an input takes whole numbers.",
     ),
     READS,
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N samples.")]
+Limit = Annotated[int | None, Option("--limit", min=1, help="Only the first N samples.")]
 Atol = Annotated[
     list[str] | None,
-    typer.Option("--atol", help="Absolute tolerance, such as 1e-5 or lengths:1e-5; repeatable."),
+    Option("--atol", help="Absolute tolerance, such as 1e-5 or lengths:1e-5; repeatable."),
 ]
 Rtol = Annotated[
     list[str] | None,
-    typer.Option("--rtol", help="Relative tolerance, such as 1e-4 or poses:1e-4; repeatable."),
+    Option("--rtol", help="Relative tolerance, such as 1e-4 or poses:1e-4; repeatable."),
 ]
 MinAgreement = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--min-agreement",
         help="Least share of equal decisions; 1 by default, less for quantized files.",
     ),
 ]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write the certificate as JSON."), WRITES
+    Path | None, Option("-o", "--output", help="Write the certificate as JSON."), WRITES
 ]
 
 
@@ -157,7 +156,7 @@ def command(
     else:
         _show(certificate, output)
     if not certificate.passed:
-        raise typer.Exit(int(ExitCode.PARITY))
+        raise SystemExit(int(ExitCode.PARITY))
 
 
 def _given(model: Path | None, names: list[str]) -> tuple[list[str | Path], str | None]:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem

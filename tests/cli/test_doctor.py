@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.runtime.machine import doctor, environment, gpu

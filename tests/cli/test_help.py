@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
-import typer.main
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from capsedge.cli import app
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
 
-GROUP = typer.main.get_command(app)
-VERBS = dict(verbs(GROUP))
+VERBS = dict(verbs(app))
 
 
 @pytest.mark.parametrize("verb", VERBS)

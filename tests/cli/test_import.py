@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 import capsedge
 from capsedge.cli import app

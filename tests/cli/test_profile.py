@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError

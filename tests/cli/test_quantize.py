@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from PIL import Image
-from typer.testing import CliRunner
 
 torch = pytest.importorskip(
     "torch", reason="the files are exported: pip install 'capsedge[export]'"

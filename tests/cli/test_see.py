@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
-from typer.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError

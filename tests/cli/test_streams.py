@@ -150,9 +150,9 @@ def test_completion():
         text=True,
         env=os.environ
         | {
-            "_CAPSEDGE_COMPLETE": "complete_bash",
+            "_CAPSEDGE_COMPLETE": "bash_complete",
             "COMP_WORDS": "capsedge infer --re",
             "COMP_CWORD": "2",
         },
     )
-    assert done.stdout.split() == ["--reconstruct"], done.stderr
+    assert done.stdout.split() == ["plain,--reconstruct"], done.stderr

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 pytest.importorskip("torch", reason="a sweep exports: pip install 'capsedge[export]'")
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
 

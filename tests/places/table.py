@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer.main
 
 from capsedge.cli import _run, app
 from capsedge.cli._places import Role, role_of
@@ -25,7 +24,7 @@ from tests.conftest import ROOT
 from tools.docs.commands import verbs
 
 ZOO = ROOT / "capsedge/zoo"
-PARSERS: dict[str, Any] = dict(verbs(typer.main.get_command(app)))
+PARSERS: dict[str, Any] = dict(verbs(app))
 IMAGE = ROOT / "capsedge/samples/digit-7.png"
 
 

@@ -64,7 +64,7 @@ def start(
 @pytest.mark.parametrize(
     "module",
     [
-        "capsedge.cli", "typer", "rich", "json", "capsedge.runtime.files.writing", "capsedge.cli.infer",
+        "capsedge.cli", "click", "json", "capsedge.runtime.files.writing", "capsedge.cli.infer",
         "numpy", "capsedge.runtime.session", "PIL", "onnxruntime.capi", "PIL.Image",
     ],
 )  # fmt: skip

@@ -155,7 +155,7 @@ def test_one_place_prints() -> None:
                 continue
             for node in ast.walk(ast.parse(file.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-                    "print", "sys.stdout.write", "sys.stderr.write", "typer.echo", "rich.print",
+                    "print", "sys.stdout.write", "sys.stderr.write", "click.echo", "rich.print",
                 ):  # fmt: skip
                     pytest.fail(f"{name}:{node.lineno} prints")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 import capsedge
 from capsedge.checkpoint import load_checkpoint, save_checkpoint

@@ -40,7 +40,7 @@ def python(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> l
         [
             sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
             "--target", folder, *platforms, "--python-version", version, "--only-binary", ":all:",
-            "numpy", "pillow", "typer", "rich", f"onnxruntime=={ONNXRUNTIME}",
+            "numpy", "pillow", "click", "rich", f"onnxruntime=={ONNXRUNTIME}",
         ],
         check=True,
     )  # fmt: skip

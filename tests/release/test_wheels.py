@@ -75,7 +75,7 @@ def test_a_release_lists_what_is_installed_with_it(made: dict[str, Path]) -> Non
     assert document["bomFormat"] == "CycloneDX"
     assert document["metadata"]["component"]["name"] == "capsedge"
     found = {component["name"].lower() for component in document["components"]}
-    assert {"numpy", "onnxruntime", "pillow", "rich", "typer"} <= found
+    assert {"numpy", "onnxruntime", "pillow", "click", "rich"} <= found
     assert not found & {"torch", "pip", "capsedge"}
     assert str(Path.home()) not in bill.read_text(encoding="utf-8")
 
@@ -113,11 +113,14 @@ def label(said: dict[str, Any]) -> str:
 
 # Options and judged paths of every verb: how annotations are read differs between versions of Python.
 _OPTIONS = """
-import json, typer
+import json
 from capsedge.cli import _places, app
-verbs = typer.main.get_command(app).commands
+verbs = {name: app.get_command(None, name) for name in app.list_commands(None)}
 found = {name: sorted(o for p in verb.params for o in p.opts) for name, verb in verbs.items()}
-roles = {c.name: sorted(_places._roles(c.callback.__wrapped__)) for c in app.registered_commands}
+roles = {
+    name: sorted(_places._roles(verb.callback.__wrapped__))
+    for name, verb in verbs.items() if verb.callback is not None
+}
 print(json.dumps([found, roles]))
 """
 

@@ -598,7 +598,7 @@ BLOCKED = """
 import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "onnx", "onnxscript", "typer", "rich", "safetensors"}:
+        if name.split(".")[0] in {"torch", "onnx", "onnxscript", "click", "rich", "safetensors"}:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocker())
 import numpy as np, capsedge

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import typer.main
+import click
 
 from capsedge.cli import app
-
-_KINDS = {str: "text", Path: "path", int: "integer", float: "number"}
 
 
 def markdown() -> str:
     """A chapter for each verb: its usage, what it does, its arguments and options."""
-    group: Any = typer.main.get_command(app)
-    return "\n\n".join(_verb(name, command) for name, command in verbs(group))
+    return "\n\n".join(_verb(name, command) for name, command in verbs(app))
 
 
 def verbs(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every verb of a command, those of its groups under both names: ``deploy web``."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
             yield from verbs(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command
@@ -56,10 +53,8 @@ def _value(parameter: Any) -> str:
     """What stands after the option; nothing for a switch."""
     if getattr(parameter, "is_flag", False):
         return ""
-    kind = parameter.type_descriptor.annotation
-    several = typing.get_origin(kind) is list
-    name = _KINDS[typing.get_args(kind)[0] if several else kind]
-    low, high = parameter.min, parameter.max
+    name = str(parameter.type.name)
+    low, high = parameter.type.low, parameter.type.high
     if low is not None and high is not None:
         name += f", {low:g} to {high:g}"
     elif low is not None:
@@ -73,9 +68,8 @@ def _explanation(parameter: Any) -> str:
     text = _prose(parameter.help or "")
     if parameter.required:
         return f"{text} **Required.**"
-    default = parameter.default
-    shown = default is not None and default != () and not callable(default)
-    if shown and not getattr(parameter, "is_flag", False) and str(default):
+    default = parameter.preset
+    if default not in (None, "") and not getattr(parameter, "is_flag", False):
         return f"{text} Default: `{default}`."
     return text
 

@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper, parser
 pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
 
 import torch
+from click.testing import CliRunner
 from torch import Tensor
-from typer.testing import CliRunner
 
 import capsedge
 from capsedge.cli import app

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper, parser
 pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
 
 import torch
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import capsedge
 from capsedge.cli import app

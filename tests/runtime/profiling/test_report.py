@@ -119,7 +119,7 @@ def test_startup_is_of_a_process_of_its_own():
 
 def test_profiling_needs_no_torch_and_no_onnx(tmp_path: Path):
     code = (
-        "import sys; sys.modules.update(torch=None, onnx=None, matplotlib=None, rich=None, typer=None)\n"
+        "import sys; sys.modules.update(torch=None, onnx=None, matplotlib=None, rich=None, click=None)\n"
         "import capsedge\n"
         f"s = capsedge.load({str(MODEL)!r}, threads=1)\n"
         "r = capsedge.profile(s, warmup=0, duration=0.02, startup=False)\n"

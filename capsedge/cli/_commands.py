@@ -1,0 +1,368 @@
+"""The verbs as commands of click, which parses the command line; errors are this package's own.
+
+A verb is imported when it is run, when its own help is asked for, or when a shell completes its options.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from capsedge.cli import _help, _places, _signals, _streams
+from capsedge.cli._parameters import Argument, Option
+from capsedge.cli._verbs import GROUPS, VERBS, Verb
+from capsedge.errors import ExitCode, UsageError
+
+NAME = "capsedge"
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+if TYPE_CHECKING:
+    _Kind = click.ParamType[Any]
+else:
+    _Kind = click.ParamType  # has no parameters before click 8.5
+
+
+class Value(_Kind):
+    """Values of a parameter: text, a path, or a number within bounds.
+
+    Attributes:
+        kind: `str`, `Path`, `int` or `float`.
+        low, high: the bounds of a number.
+    """
+
+    def __init__(self, kind: type, low: float | None, high: float | None) -> None:
+        self.kind, self.low, self.high = kind, low, high
+        self.name = {str: "text", Path: "path", int: "integer", float: "number"}[kind]
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The text of the command line as a value of the kind."""
+        try:
+            found = self.kind(value)
+        except (ValueError, TypeError):
+            self._refuse(value, param)
+        bounds = (self.low, self.high)
+        if any(bound is not None for bound in bounds):
+            # Written so that NaN is refused.
+            above, below = (
+                b is None or c for b, c in zip(bounds, self._within(found), strict=True)
+            )
+            if not (above and below):
+                self._refuse(value, param)
+        return found
+
+    def _within(self, found: Any) -> tuple[bool, bool]:
+        low, high = self.low, self.high
+        return low is None or found >= low, high is None or found <= high
+
+    def _refuse(self, value: object, param: Any) -> NoReturn:
+        raise UsageError(
+            f"Bad {_label(param)} {value}.",
+            f"It takes {'a whole number' if self.kind is int else 'a number'}{self.bounds()}.",
+            f"Use for example {_label(param)} {self._example(param)}."
+            if isinstance(param, VerbOption)
+            else "",
+        )
+
+    def bounds(self) -> str:
+        """The bounds in words, after the kind of number."""
+        if self.low is not None and self.high is not None:
+            return f" from {self.low:g} to {self.high:g}"
+        if self.low is not None:
+            return f" of at least {self.low:g}"
+        return "" if self.high is None else f" of at most {self.high:g}"
+
+    def _example(self, param: Any) -> str:
+        default = param.preset
+        if isinstance(default, (int, float)):
+            return f"{default:g}"
+        number = next((bound for bound in (self.low, self.high) if bound is not None), 1)
+        return f"{max(number, min(1.0, self.high or 1.0)):g}"
+
+
+class VerbOption(click.Option):
+    """An option of a verb; `preset` is its default as the verb declares it."""
+
+    def __init__(self, declared: Option, name: str, preset: Any, **settings: Any) -> None:
+        super().__init__([*declared.names, name], **settings)
+        self.preset, self.panel, self.declared = preset, declared.panel, declared
+
+
+class VerbArgument(click.Argument):
+    """A positional argument of a verb, which its help explains."""
+
+    def __init__(self, declared: Argument, name: str, preset: Any, **settings: Any) -> None:
+        super().__init__([name], metavar=declared.metavar or None, **settings)
+        self.preset, self.declared, self.help = preset, declared, declared.help
+
+    @property
+    def shown(self) -> str:
+        """Its name in help and errors."""
+        if self.declared.metavar:
+            return self.declared.metavar
+        return f"{str(self.name).upper()}{'...' if self.nargs != 1 else ''}"
+
+
+class Command(click.Command):
+    """A verb."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and refuse what is left over."""
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _explained(error, ctx) from None
+        if ctx.args and not ctx.resilient_parsing:
+            takes = any(isinstance(p, VerbArgument) for p in self.params)
+            raise UsageError(
+                f"{ctx.command_path} takes no {ctx.args[0]}.",
+                "It is one argument too many." if takes else "It has no arguments, only options.",
+                _see(ctx),
+            )
+        return rest
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Usage, explanation, arguments and options."""
+        _help.write_command(self, ctx, formatter)
+
+
+class Group(click.Group):
+    """Verbs that are imported when they are needed."""
+
+    def __init__(self, verbs: Mapping[str, Verb], path: str = "", **settings: Any) -> None:
+        super().__init__(no_args_is_help=False, context_settings=dict(_SETTINGS), **settings)
+        self.verbs, self._path = verbs, path
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the help."""
+        return list(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb, imported."""
+        if cmd_name not in self.verbs:
+            return None
+        if cmd_name not in self.commands:
+            verb, path = self.verbs[cmd_name], f"{self._path}{cmd_name}"
+            self.commands[cmd_name] = (
+                _command(path, verb)
+                if verb.place
+                else Group(GROUPS[path], f"{path} ", name=cmd_name, help=verb.help)
+            )
+        return self.commands[cmd_name]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse its own options; without any word, print the help."""
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit(int(ExitCode.USAGE))
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            raise _explained(error, ctx) from None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """The verb that the first word names.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if args[0] not in self.verbs and not ctx.resilient_parsing:
+            raise UsageError(
+                f"{ctx.command_path} has no command {args[0]}.",
+                _close(args[0], self.verbs),
+                _see(ctx, "commands"),
+            )
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Its verbs, without importing them; its options after a dash."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=verb.help)
+            for name, verb in self.verbs.items()
+            if name.startswith(incomplete)
+        ]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Usage, options and verbs, by panel."""
+        _help.write_group(self, ctx, formatter)
+
+
+class Program(Group):
+    """The ``capsedge`` command."""
+
+    def main(  # type: ignore[override]
+        self, args: Any = None, prog_name: str | None = None, **_: Any
+    ) -> NoReturn:
+        """Run the command line.
+
+        Raises:
+            UsageError: it cannot be parsed.
+            SystemExit: the command has ended.
+        """
+        code = super().main(args, prog_name or NAME, standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; an interrupt is reported here, since click would end without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as signal:
+            from capsedge.cli import _common
+
+            end = "terminated" if isinstance(signal, _signals.Terminated) else "interrupted"
+            _common.log(f"{end}: no unfinished file is left behind")
+            raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
+        except OSError as error:
+            if _streams.reader_gone(error):
+                raise SystemExit(_streams.READER_GONE) from None
+            raise
+
+
+def _command(path: str, verb: Verb) -> Command:
+    """The command of a verb's function, with what the annotations of its parameters declare."""
+    module, _, function = verb.place.partition(":")
+    declared: Callable[..., None] = getattr(import_module(f"capsedge.cli.{module}"), function)
+    # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
+    signature = inspect.signature(declared, eval_str=True)
+    parameters = [_parameter(path, parameter) for parameter in signature.parameters.values()]
+    judged = _places.judged(declared)
+    presets = {p.name: p.preset for p in parameters}
+
+    @functools.wraps(declared)
+    def run(**values: Any) -> None:
+        judged(**{name: _value(value, presets[name]) for name, value in values.items()})
+
+    return Command(
+        path.rpartition(" ")[2],
+        params=list(parameters),
+        callback=run,
+        help=inspect.getdoc(declared),
+        context_settings={**_SETTINGS, "allow_extra_args": True},
+    )
+
+
+def _value(value: Any, preset: Any) -> Any:
+    """What a verb receives: a list for several values, its default for none."""
+    if value is None or value == ():
+        return preset
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgument:
+    kind, *marks = typing.get_args(parameter.annotation)
+    (declared,) = (mark for mark in marks if isinstance(mark, (Option, Argument)))
+    required = parameter.default is parameter.empty
+    preset = None if required else parameter.default
+    kinds = [k for k in typing.get_args(kind) if k is not type(None)]
+    if kinds and typing.get_origin(kind) is not list:
+        (kind,) = kinds  # of `X | None`
+    several = typing.get_origin(kind) is list
+    kind = typing.get_args(kind)[0] if several else kind
+    settings: dict[str, Any] = {
+        "required": required,
+        "shell_complete": functools.partial(_complete, path),
+    }
+    if isinstance(declared, Argument):
+        settings |= {"type": Value(kind, None, None), "nargs": -1 if several else 1}
+        return VerbArgument(declared, parameter.name, preset, **settings)
+    settings["help"] = declared.help
+    if kind is bool:
+        return VerbOption(
+            declared, parameter.name, preset, is_flag=True, default=preset, **settings
+        )
+    settings |= {"type": Value(kind, declared.min, declared.max), "multiple": several}
+    return VerbOption(declared, parameter.name, preset, **settings)
+
+
+def _complete(path: str, ctx: click.Context, param: click.Parameter, start: str) -> list[str]:
+    """What a shell offers for a parameter."""
+    from capsedge.cli._completion import offered
+
+    return offered(path, str(param.name), ctx, start)
+
+
+def _label(param: click.Parameter) -> str:
+    """A parameter as it is named on the command line."""
+    if isinstance(param, VerbArgument):
+        return param.shown
+    return max((*param.opts, *param.secondary_opts), key=len)
+
+
+def _see(ctx: click.Context, what: str = "options") -> str:
+    return f"`{ctx.command_path} --help` lists the {what}."
+
+
+def _close(word: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, list(known), n=1)
+    return f"Did you mean {found[0]}?" if found else ""
+
+
+def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
+    """A usage error of click as one of this package."""
+    if isinstance(error, click.NoSuchOption):
+        known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
+        return UsageError(
+            f"{ctx.command_path} has no option {error.option_name}.",
+            _close(error.option_name, known),
+            _see(ctx),
+        )
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        needed = _label(error.param).removesuffix("...")
+        explanation = getattr(error.param, "help", None) or ""
+        return UsageError(f"{ctx.command_path} needs {needed}.", explanation, _see(ctx))
+    if isinstance(error, click.BadOptionUsage):
+        named = error.option_name
+        option = next(
+            p for p in ctx.command.get_params(ctx) if named in (*p.opts, *p.secondary_opts)
+        )
+        wanted = "takes no value" if getattr(option, "is_flag", False) else "needs a value"
+        explanation = getattr(option, "help", None) or ""
+        return UsageError(f"{error.option_name} {wanted}.", explanation, _see(ctx))
+    return UsageError(error.format_message(), "", _see(ctx))
+
+
+def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked:
+        from capsedge import __version__
+        from capsedge.cli._common import say
+
+        say(__version__)
+        ctx.exit()
+
+
+def _shell(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
+    if asked:
+        from capsedge.cli import _shells
+
+        _shells.install() if param.name == "install_completion" else _shells.show()
+        ctx.exit()
+
+
+def _switch(name: str, help: str, callback: Callable[..., None]) -> click.Option:
+    return click.Option(
+        [name], is_flag=True, is_eager=True, expose_value=False, callback=callback, help=help
+    )
+
+
+app = Program(
+    VERBS,
+    name=NAME,
+    help="Export trained capsule networks, prove them equal, run them at the edge.",
+    params=[
+        _switch("--version", "Print the version.", _version),
+        _switch("--install-completion", "Install completion for the current shell.", _shell),
+        _switch("--show-completion", "Show what --install-completion installs.", _shell),
+    ],
+)

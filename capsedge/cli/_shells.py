@@ -1,0 +1,84 @@
+"""``--install-completion`` and ``--show-completion``: the script by which a shell asks this command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from click.shell_completion import BashComplete, add_completion_class, get_completion_class
+
+from capsedge.cli._common import log
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.files.writing import make_folder, write_text
+
+_VARIABLE = "_CAPSEDGE_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+class Bash(BashComplete):
+    """Bash, which completes files itself where nothing is offered."""
+
+    # Names that a shell would quote are left to it (`_completion`).
+    source_template = BashComplete.source_template.replace("-o nosort", "-o default -o nosort")
+
+
+def register() -> None:
+    """Make click use the classes above."""
+    add_completion_class(Bash)
+
+
+def show() -> None:
+    """Print the script of the current shell."""
+    print(_script(_shell()))
+
+
+def install() -> None:
+    """Write the script of the current shell to where it is read from.
+
+    Raises:
+        EnvironmentProblem: the shell is not known.
+        UsageError: a file cannot be written.
+    """
+    shell, home = _shell(), Path.home()
+    if shell == "fish":
+        place = home / ".config/fish/completions/capsedge.fish"
+    elif shell == "zsh":
+        place = home / ".zfunc/_capsedge"
+    else:
+        place = home / ".bash_completions/capsedge.sh"
+    make_folder(place.parent)
+    write_text(place, _script(shell) + "\n")
+    if shell == "bash":
+        _add(home / ".bashrc", f"source '{place}'")
+    elif shell == "zsh":
+        _add(home / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
+    log(f"wrote {place}; completion works in new shells")
+
+
+def _add(settings: Path, line: str) -> None:
+    """Add a line to a shell's settings, once."""
+    text = settings.read_text(encoding="utf-8") if settings.is_file() else ""
+    if line not in text.splitlines():
+        write_text(
+            settings, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
+        )
+
+
+def _shell() -> str:
+    name = Path(os.environ.get("SHELL", "")).name
+    if name in _SHELLS:
+        return name
+    raise EnvironmentProblem(
+        "The shell is not known.",
+        f"SHELL is {name or 'not set'}; completion is for {', '.join(_SHELLS)}.",
+        "Name it: SHELL=bash capsedge --install-completion.",
+    )
+
+
+def _script(shell: str) -> str:
+    from capsedge.cli._commands import NAME, app
+
+    register()
+    made = get_completion_class(shell)
+    assert made is not None
+    return made(app, {}, NAME, _VARIABLE).source().strip()
