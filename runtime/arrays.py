@@ -76,6 +76,9 @@ def _converted(value: Any) -> NDArray[Any]:
 
 
 def _unmasked(array: NDArray[Any], name: str) -> NDArray[Any]:
+    # The type first: numpy imports np.ma, which is large, when it is first named.
+    if type(array) is np.ndarray:
+        return array
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise UsageError(
             f"{name} has masked values.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.hints import KEEP
 from capsedge.runtime.session import Session
+from capsedge.runtime.vision.decoding import SupportsRead
 from capsedge.runtime.vision.given import folder_images
 from capsedge.runtime.vision.prediction import Prediction, choose
 
@@ -63,6 +64,7 @@ def classify_files(
     session: Session | Ensemble,
     files: Sequence[Path],
     *,
+    opened: Mapping[int, SupportsRead] | None = None,
     top_k: int | None = None,
     threshold: float | None = None,
     invert: bool = False,
@@ -73,6 +75,7 @@ def classify_files(
     """Classify image files; a file that cannot be read does not stop the others.
 
     Args:
+        opened: files that are open already, by number.
         top_k, threshold, invert: as for `Session.predict`.
         reconstruct: PNG to write: the model's input, beside the decoder's picture of the requested classes;
             without ``top_k`` and ``threshold``, of up to two with a score of at least 0.5.
@@ -94,7 +97,8 @@ def classify_files(
         batch: dict[int, NDArray[np.float32]] = {}
         for number, file in numbered[start : start + GROUP]:
             try:
-                batch[number] = session.prepare(file, invert)
+                given = (opened or {}).get(number, file)
+                batch[number] = session.prepare(given, invert)
             except UsageError as error:
                 result.errors[number] = error
                 failed(error)

@@ -12,13 +12,11 @@ from capsedge import zoo
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime import passport
 from capsedge.runtime.answers import POSES
-from capsedge.runtime.averaging import check_count
 from capsedge.runtime.backends import providers
 from capsedge.runtime.backends.cores import usable_cores
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, check_overloads
 from capsedge.runtime.decoder import RECONSTRUCTION, Decoder
-from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.given import MODEL, as_path
 from capsedge.runtime.files.writing import sha256
@@ -28,6 +26,7 @@ from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.backend import Backend
+    from capsedge.runtime.ensemble import Ensemble
 
 OPS = ("auto", "fused", "portable")
 MAX_THREADS = 1024
@@ -140,6 +139,10 @@ def _load_ensemble(paths: Sequence[Path], threads: int | None, options: dict[str
     Members run one after another with all threads, which is faster for few (docs/how-to/ensembles.md), and
     at the same time where each has `SIDE_BY_SIDE` threads of its own, or runs on a GPU.
     """
+    # Not at the top: most loads are of one file, and threads take time to import.
+    from capsedge.runtime.averaging import check_count
+    from capsedge.runtime.ensemble import Ensemble
+
     check_count(len(paths))
     _check_different(paths)
     count = len(paths)

@@ -27,7 +27,7 @@ class Predictor(ABC):
         """Classify images, or compute the values of a regression. ``session(images)`` is the same.
 
         Args:
-            images: one image: a PNG or JPEG file (a path, its bytes, or open), a Pillow image, or an array of
+            images: one image: an image file (a path, its bytes, or open), a Pillow image, or an array of
                 numpy, torch or any library with ``__array__`` or DLPack; an array of several; a folder; or an
                 iterable of all these, of which one batch at a time is in memory. Arrays are pixels
                 ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, several with ``N`` in front, of uint8, uint16,

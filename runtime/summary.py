@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,6 +86,8 @@ def _cut(text: str, most: int) -> str:
 
 
 def _escaped(text: str) -> str:
+    import html  # takes as long to import as the rest of this module
+
     return html.escape(printable(text))
 
 

@@ -63,7 +63,7 @@ def batch(
 
     Args:
         model: as for `load`, or an address of fsspec such as ``s3://bucket/model.onnx``.
-        source: a folder of PNG and JPEG files, with its subfolders; a parquet file, tar archive, or a folder
+        source: a folder of images, with its subfolders; a parquet file, tar archive, or a folder
             of them; an idx, npz or npy file; by its path or an address of fsspec.
         output: a file ``*.parquet``, or a folder of parts, which may be an address of fsspec.
         column: the column of parquet files, or the array of an npz file, that holds the images; needed where

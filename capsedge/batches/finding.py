@@ -13,7 +13,7 @@ from capsedge.batches.tables import Tables, find_column
 from capsedge.batches.tars import Tars
 from capsedge.errors import UsageError
 from capsedge.runtime.files import formats, opening
-from capsedge.runtime.vision.decoding import SUFFIXES
+from capsedge.runtime.vision.image_headers import SUFFIXES
 
 _KNOWN = (
     f"Sources are folders of images ({', '.join(SUFFIXES)}), parquet files, tar archives, and idx, npz and "

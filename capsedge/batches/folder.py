@@ -10,15 +10,12 @@ from capsedge.batches.items import PART_ROWS, Item, Part
 from capsedge.batches.storage import Storage
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
-from capsedge.runtime.vision.decoding import SUFFIXES
-
-# Other formats become rows with an error instead of being left out.
-IMAGES = (*SUFFIXES, ".webp", ".bmp", ".gif", ".tif", ".tiff")
+from capsedge.runtime.vision.image_headers import SUFFIXES
 
 
 def is_image(name: str) -> bool:
     """Whether a file is an image by its name."""
-    return name.lower().endswith(IMAGES)
+    return name.lower().endswith(SUFFIXES)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Item:
 
     Attributes:
         name: its identity within the source: a path, a member of an archive, or the number of a row.
-        image: the content of a PNG or JPEG file, or an array; None if there is an error.
+        image: the content of an image file, or an array; None if there is an error.
         error: why there is no image; empty if there is one.
     """
 

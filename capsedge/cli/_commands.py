@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from capsedge.cli import _help, _places, _signals, _streams
+from capsedge.cli import _places, _signals, _streams
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
@@ -131,6 +131,8 @@ class Command(click.Command):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Usage, explanation, arguments and options."""
+        from capsedge.cli import _help
+
         _help.write_command(self, ctx, formatter)
 
 
@@ -194,6 +196,8 @@ class Group(click.Group):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Usage, options and verbs, by panel."""
+        from capsedge.cli import _help
+
         _help.write_group(self, ctx, formatter)
 
 

@@ -132,7 +132,7 @@ def _rewrites() -> Iterable[str]:
 
 
 def _images(incomplete: str) -> list[str]:
-    from capsedge.runtime.vision.decoding import SUFFIXES
+    from capsedge.runtime.vision.image_headers import SUFFIXES
 
     return files(*SUFFIXES)(incomplete)
 

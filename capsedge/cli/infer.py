@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 NOTHING = "nothing to see"
 _MANY = 100  # progress is shown from this number of images on
-Images = Annotated[list[Path], Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT]
+Images = Annotated[
+    list[Path],
+    Argument(
+        help="PNG, JPEG, GIF, BMP, TIFF or WebP files, or folders of them; - is standard input."
+    ),
+    READS_FLAT,
+]
 Models = Annotated[
     list[str] | None,
     Option(
@@ -70,11 +76,13 @@ def command(
 
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     """
+    from capsedge.cli._standard_input import contents
     from capsedge.runtime.classification import classify_files, image_files
     from capsedge.runtime.loading import load
     from capsedge.zoo import DEFAULT
 
     files = image_files(images)
+    opened = contents(files)
     given = model or [DEFAULT]
     options: dict[str, Any] = {
         "device": device, "threads": threads, "ops": ops, "provider": provider
@@ -82,7 +90,7 @@ def command(
     session = load(given, **options) if len(given) > 1 else load(given[0], **options)
     with _progress(len(files)) as progress:
         found = classify_files(
-            session, files, top_k=top, threshold=threshold, invert=invert,
+            session, files, opened=opened, top_k=top, threshold=threshold, invert=invert,
             reconstruct=reconstruct, failed=_common.log_error, progress=progress,
         )  # fmt: skip
     if as_json:

@@ -20,7 +20,7 @@ Model = Annotated[
 ]
 Images = Annotated[
     list[Path] | None,
-    Argument(help="PNG or JPEG files, or folders of them."),
+    Argument(help="PNG, JPEG, GIF, BMP, TIFF or WebP files, or folders of them."),
     READS_FLAT,
 ]
 Output = Annotated[

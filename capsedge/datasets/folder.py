@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from capsedge.datasets.sizes import check_bytes
 from capsedge.runtime.files.opening import listing
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.decoding import SUFFIXES, read_image
+from capsedge.runtime.vision.decoding import read_image
+from capsedge.runtime.vision.image_headers import SUFFIXES
 from capsedge.runtime.vision.images import prepare
-
-# Formats other than PNG and JPEG are refused by name, not ignored.
-_IMAGES = (*SUFFIXES, ".webp", ".bmp")
 
 
 def images_of(folder: Path) -> list[Path]:
-    """The PNG and JPEG files of a folder, by name.
+    """The images of a folder, by name.
 
     Raises:
         UsageError: it cannot be read.
@@ -62,7 +60,7 @@ def read_classes(
         (sub / name, label)
         for label, sub in enumerate(classes)
         for name in listing(sub)
-        if name.lower().endswith(_IMAGES)
+        if name.lower().endswith(SUFFIXES)
     ][:count]
     images = read_pixels([file for file, _ in found], prep)
     return images, np.array([label for _, label in found], np.int64)

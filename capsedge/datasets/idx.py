@@ -43,7 +43,7 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
             raise UsageError(
                 f"{path} is not an idx file of bytes.",
                 f"It begins with {head.hex(' ') or 'nothing'}, an idx file with 00 00 08.",
-                "Name an idx, npz, PNG or JPEG file, or a data set folder.",
+                "Name an idx, npz or image file, or a data set folder.",
             )
         axes = head[3]
         dimensions = _filled(content, bytearray(4 * axes))

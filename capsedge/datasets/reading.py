@@ -78,7 +78,7 @@ def read_images(
         raise UsageError(
             f"{source} holds no images.",
             "",
-            "Name a folder with PNG or JPEG files, an npz or an idx file.",
+            "Name a folder with images, an npz or an idx file.",
         )
     return replace(data, preprocessing=None if data.images.dtype.kind == "f" else prep)
 

@@ -36,7 +36,7 @@ class Predictor:
     Args:
         model: as for `capsedge.load`, or an address of fsspec such as ``s3://bucket/model.onnx``; or
             ``ray.put(read_model(...))``, which sends a file of the driver to the workers, with its checksum.
-        column: the column of images: the content of PNG or JPEG files, or arrays: pixels ``[H, W]`` or
+        column: the column of images: the content of image files, or arrays: pixels ``[H, W]`` or
             ``[H, W, C]`` of uint8 or uint16, or prepared floats ``[C, H, W]``.
         outputs: further columns: ``scores`` ``[N, J]``, ``poses`` ``[N, J, P]``.
         invert: for dark ink on a light background.

@@ -24,7 +24,7 @@ def inputs_of(session: Session) -> list[MetadataTensor]:
         UnsupportedModelError: one is of a type that the protocol does not have.
     """
     takes = session.metadata is not None and session.metadata.preprocessing is not None
-    said = {"images": "BYTES [N]: PNG or JPEG files, in JSON as base64"} if takes else {}
+    said = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
     return [_tensor(port, session, said) for port in session.inputs]
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files import limits
+from capsedge.runtime.vision.image_headers import encoding_of
 
 BYTES = "BYTES"
 DATATYPES = {
@@ -23,7 +24,6 @@ DATATYPES = {
 }  # fmt: skip
 _TYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of the values that a type takes
-_ENCODED = (b"\x89PNG", b"\xff\xd8")  # neither is base64
 
 
 def datatype_of(port: Port, path: object) -> str:
@@ -131,7 +131,7 @@ def encoded_images(name: str, shape: Sequence[int], data: object) -> list[bytes]
 
 
 def _file(name: str, element: object) -> bytes:
-    if isinstance(element, bytes) and element.startswith(_ENCODED):
+    if isinstance(element, bytes) and encoding_of(element) is not None:  # none of those is base64
         return element
     if not isinstance(element, (str, bytes)):
         raise UsageError(f"{name} is no string.", "", "Send the file in base64.")
@@ -139,7 +139,7 @@ def _file(name: str, element: object) -> bytes:
         return base64.b64decode(element, validate=True)
     except (binascii.Error, ValueError) as error:
         raise UsageError(
-            f"{name} is neither a PNG or JPEG file nor base64.", "", "Send the file in base64."
+            f"{name} is neither an image file nor base64.", "", "Send the file in base64."
         ) from error
 
 

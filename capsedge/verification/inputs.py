@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet, read_images
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.decoding import SUFFIXES
+from capsedge.runtime.vision.image_headers import SUFFIXES
 from capsedge.runtime.vision.images import normalized, prepare
 
 Floats = NDArray[np.float32]

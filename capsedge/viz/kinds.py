@@ -180,7 +180,7 @@ def _default(session: Session, request: Request, several: bool) -> list[str]:
         raise UsageError(
             "There is nothing to look at.",
             "",
-            "Name PNG or JPEG files, or labelled images with --data.",
+            "Name images, or labelled images with --data.",
         )
     names = possible(session, request)
     if several:
@@ -197,4 +197,4 @@ def _check_given(name: str, kind: Kind, request: Request) -> None:
             f"The picture '{name}' needs a data set.", "", "Name labelled images with --data."
         )
     if not kind.of_data and not request.images:
-        raise UsageError(f"The picture '{name}' needs images.", "", "Name PNG or JPEG files.")
+        raise UsageError(f"The picture '{name}' needs images.", "", "Name image files.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from capsedge.errors import UsageError
@@ -65,6 +64,8 @@ def default_model() -> Path:
 
 def unknown_model(name: str) -> UsageError:
     """The error for a name that is neither a file nor a model of the zoo."""
+    from difflib import get_close_matches
+
     near = get_close_matches(name, MODELS, n=1)
     return UsageError(
         f"There is no model '{name}'.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,8 @@ class Format:
 
     def advice(self, path: Path | str) -> tuple[str, str]:
         """What to do with a file of this kind: in Python, and on the command line."""
+        import shlex
+
         command = (self.command or self.fix).format(path=shlex.quote(str(path)))
         return self.fix.format(path=repr(str(path))), command
 
@@ -171,7 +172,7 @@ _FORMATS = {
 # Signatures at the start of a file.
 _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n", "image"), (b"\xff\xd8\xff", "image"), (b"GIF8", "image"),
-    (b"II*\0", "image"), (b"MM\0*", "image"),
+    (b"II*\0", "image"), (b"MM\0*", "image"), (b"II+\0", "image"), (b"MM\0+", "image"),
     (b"\x89HDF\r\n\x1a\n", "hdf5"), (b"\x93NUMPY", "npy"), (b"\0\0\x08", "idx"),
     (b"ftrt", "tensorrt"), (b"ptrt", "tensorrt"), (b"GGUF", "gguf"), (b"\x7fELF", "program"),
     (b"7767517", "ncnn"), (b"\xdd\x85\x76\0", "ncnn"),

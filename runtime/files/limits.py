@@ -17,11 +17,16 @@ CASCADE_BYTES = 16 * KIB  # of the description of a cascade, in the metadata
 TRACE_BYTES = MIB  # of the description of traced layers, in the metadata
 TRACED_BYTES = GIB  # of the values of one call of `Session.trace`
 
-# Images: limits on one PNG or JPEG file.
+# Images: limits on one file.
 IMAGE_FILE_BYTES = 128 * MIB
 IMAGE_PIXELS = 2**26
 IMAGE_SIDE = 32768  # keeps the integers of `resize.taps` below 2**53, hence exact as doubles too
 INPUT_VALUES = 2**26  # of one input image of a model
+GIF_BLOCKS = 65_536  # of extensions before the first frame
+BMP_RUNS_BYTES = 4 * MIB  # of a BMP file with run-length encoding, whose decoder is slow
+TIFF_TAGS = 4096  # of the first page
+TIFF_VALUES = 2**18  # of one tag: offsets of strips, entries of a palette
+TIFF_TILE_PIXELS = 2**22  # of one tile, if the image is not larger
 
 # Data sets and checkpoints.
 ARRAY_BYTES = 4 * GIB  # one file's arrays

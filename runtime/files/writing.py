@@ -313,7 +313,9 @@ def _data_files(folder: Path, depth: int) -> Iterator[os.DirEntry[str]]:
                 yield entry
 
 
-_DATA = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".npz", ".gz", "-ubyte")
+_DATA = (
+    ".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".npz", ".gz", "-ubyte"
+)  # fmt: skip
 
 
 def _no_space(error: Exception, folder: str) -> EnvironmentProblem:

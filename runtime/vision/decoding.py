@@ -1,4 +1,4 @@
-"""Reading PNG and JPEG images, and Pillow's, as arrays of pixels. Pillow only decodes."""
+"""Reading image files, and Pillow's images, as arrays of pixels. Pillow only decodes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import UsageError
+from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files import formats, limits, opening
+from capsedge.runtime.vision import image_headers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("PNG", "JPEG")
-SUFFIXES = (".png", ".jpg", ".jpeg")
 _ORIENTATION = 0x0112  # EXIF tag
+_PHOTOMETRIC = 262  # TIFF tag; 0 is white
+_EXIF_BYTES = 65_536  # the most that a JPEG file holds
 
 
 class SupportsRead(Protocol):
@@ -32,7 +33,7 @@ class SupportsRead(Protocol):
 
 
 def read_image(path: Path | str) -> NDArray[Any]:
-    """Decode a PNG or JPEG file.
+    """Decode an image file: PNG, JPEG, GIF, BMP, TIFF or WebP, of several frames or pages the first.
 
     Returns:
         ``[H, W, C]``, uint8 (uint16 for 16-bit grey), rotated according to the EXIF orientation. C is 1 for
@@ -53,17 +54,24 @@ def read_image(path: Path | str) -> NDArray[Any]:
             if pattern
             else "Check the name of the image.",
         )
-    with opening.opened(path, "Name a PNG or JPEG file that may be read.") as file:
+    with opening.opened(path, "Name an image that may be read.") as file:
         _check_bytes(str(path), opening.size(file))
         return decode(file.read(limits.IMAGE_FILE_BYTES), str(path), Path(path))
 
 
+def name_of(file: SupportsRead, name: str) -> str:
+    """The name that an open file has itself, such as its path; otherwise the name given."""
+    own = getattr(file, "name", None)
+    return own if isinstance(own, str) and own else name
+
+
 def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
-    """Decode the PNG or JPEG image that an open binary file holds from its position on, as `read_image`.
+    """Decode the image that an open binary file holds from its position on, as `read_image`.
 
     Raises:
         UsageError: it is opened as text, cannot be read, or as `read_image`.
     """
+    name = name_of(file, name)
     return decode(stream_bytes(file, name), name)
 
 
@@ -101,7 +109,7 @@ def stream_bytes(file: SupportsRead, name: str) -> bytes:
 def decode(
     data: bytes | bytearray | memoryview, name: str, path: Path | None = None
 ) -> NDArray[Any]:
-    """Decode the content of a PNG or JPEG file, as `read_image`.
+    """Decode the content of an image file, as `read_image`.
 
     Args:
         name: the name in errors.
@@ -114,20 +122,24 @@ def decode(
     data = bytes(data)
     if not data:
         raise UsageError(f"{name} is empty.", "It has 0 bytes.", "Get the image again.")
-    from PIL import Image, UnidentifiedImageError
-
-    with _explained(name):
-        try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                check_size(name, image.height, image.width)
-                return pixels_of(image)
-        except UnidentifiedImageError as error:
-            raise _no_image(name, data, path) from error
+    encoding = image_headers.encoding_of(data)
+    if encoding is None:
+        raise _no_image(name, data, path)
+    with _explained(name, encoding.name):
+        for height, width in encoding.sizes(data, name):
+            check_size(name, height, width)
+        with encoding.opened(data) as image:
+            check_size(name, image.height, image.width)
+            return pixels_of(image)
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explained(name: str, kind: str = "") -> Iterator[None]:
     """Turn the block's failures to decode an image into readable errors.
+
+    Args:
+        name: of the image.
+        kind: its format, where it is known.
 
     Raises:
         UsageError: the image is damaged or too large.
@@ -141,11 +153,20 @@ def _explained(name: str) -> Iterator[None]:
             yield
     except UsageError:
         raise
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{name} cannot be decoded.",
+            f"This Pillow cannot read {kind}: {error}.",
+            "pip install --force-reinstall pillow, or convert the image to PNG.",
+        ) from error
     except (Image.DecompressionBombError, MemoryError) as error:
-        raise _too_large(name, str(error)) from error
+        raise _too_large(name, "Pillow refuses to take the memory for its pixels.") from error
     except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
+        is_one = f"It begins as a {kind} file does. " if kind else ""
         raise UsageError(
-            f"{name} is damaged.", f"The decoder reports: {error}.", "Get the image again."
+            f"{name} is damaged.",
+            f"{is_one}The decoder reports: {error}.",
+            "Get the image again, or convert it to PNG.",
         ) from error
 
 
@@ -162,17 +183,20 @@ def _no_image(name: str, data: bytes, path: Path | None) -> UsageError:
     if told is None or told.key == "image":
         return UsageError(
             f"{what}.",
-            "It is neither a PNG nor a JPEG file, or its header is damaged.",
-            "Convert it to PNG or JPEG."
+            f"Its first bytes are not those of a {image_headers.FORMATS.replace(' and ', ' or ')} file.",
+            "Convert it to PNG."
             if path is not None
-            else "Pass the bytes of a PNG or JPEG file; pixels as an array, not as bytes.",
+            else "Pass the bytes of an image file; pixels as an array, not as bytes.",
         )
     if path is None:
         fix = command = "Pass the bytes of such a file."
     else:
         fix, command = told.advice(path)
     return UsageError(
-        f"{what}: it is {told.name}.", "PNG and JPEG files are read.", fix, command=command
+        f"{what}: it is {told.name}.",
+        f"{image_headers.FORMATS} files are read.",
+        fix,
+        command=command,
     )
 
 
@@ -228,11 +252,13 @@ def _grey16(image: Image) -> NDArray[np.uint16]:
     values = np.asarray(image)
     if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 0xFFFF:
         raise UsageError(
-            f"A Pillow image of mode '{image.mode}' has values outside 0..65535.",
+            "The image has levels of grey outside 0..65535.",
             f"Found {values.min()} to {values.max()}.",
-            "Scale it to 16 or 8 bit.",
+            "Scale it to 16 or 8 bits.",
         )
     grey = values.astype(np.uint16)
+    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0:  # Pillow inverts 8 bits, but not 16
+        grey = 0xFFFF - grey
     if "transparency" not in image.info:
         return grey
     alpha = np.where(grey == image.info["transparency"], 0, 0xFFFF).astype(np.uint16)
@@ -240,6 +266,8 @@ def _grey16(image: Image) -> NDArray[np.uint16]:
 
 
 def _orientation(image: Image) -> int:
+    if len(image.info.get("exif", b"")) > _EXIF_BYTES:
+        return 1
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception:

@@ -18,13 +18,14 @@ from capsedge.runtime.files import opening
 from capsedge.runtime.inputs import LARGEST
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.vision.decoding import (
-    SUFFIXES,
     SupportsRead,
     is_encoded,
     is_pillow,
     is_stream,
+    name_of,
     stream_bytes,
 )
+from capsedge.runtime.vision.image_headers import SUFFIXES
 from capsedge.runtime.vision.images import KINDS, of_type, prepare
 from capsedge.runtime.vision.layouts import check_layout, pixel_batch
 
@@ -176,8 +177,10 @@ def read_for_all(readings: Sequence[Reading], given: object) -> Iterator[Floats]
     count = 0
     for item in _items(given):
         name = f"image {count}"
-        again = stream_bytes(item, name) if is_stream(item) else item
-        for images in zip(*(r._read(again, name, count) for r in readings), strict=True):
+        if is_stream(item):
+            name = name_of(item, name)
+            item = stream_bytes(item, name)
+        for images in zip(*(r._read(item, name, count) for r in readings), strict=True):
             yield np.stack(images)
             count += 1
 

@@ -20,7 +20,7 @@ from capsedge.runtime.vision.resize import resize
 # Luma of ITU-R BT.601 in 1/65536: the weights sum to one exactly, so a grey RGB pixel keeps its value.
 _LUMA = (19595.0, 38470.0, 7471.0)
 _LUMA_UNIT = 65536.0
-KINDS = "PNG and JPEG files (a path, bytes or an open file), Pillow images and arrays"
+KINDS = "image files (a path, bytes or an open file), Pillow images and arrays"
 
 
 def prepare(
@@ -32,7 +32,7 @@ def prepare(
     """Turn one image into the input of a model.
 
     Args:
-        image: a PNG or JPEG file, by its path, as bytes or open; a Pillow image; or an array of pixels
+        image: an image file, by its path, as bytes or open; a Pillow image; or an array of pixels
             ``[H, W]`` or ``[H, W, C]``: uint8, uint16, bool, or floats in 0..1. C is 1, 2 (grey and alpha),
             3, 4 (RGB and alpha), or the number of channels that the model takes.
         preprocessing: from the model's metadata.
@@ -56,7 +56,7 @@ def prepare(
             )
         if wanted not in (1, 3):
             raise UsageError(
-                f"This model takes {wanted} channels, which no PNG or JPEG file has.",
+                f"This model takes {wanted} channels, which no image file has.",
                 "",
                 f"Pass an array [height, width, {wanted}] from Python.",
             )

@@ -97,7 +97,7 @@ def _unreadable(
         return ShapeError(
             f"{name} has the shape {list(shape)}.",
             f"Images are {_EXAMPLES}.",
-            "For the bytes of a PNG or JPEG file pass array.tobytes()."
+            "For the bytes of an image file pass array.tobytes()."
             if array.dtype == np.uint8
             else "Pass images alone, such as `(image for image, label in loader)`.",
         )
