@@ -88,7 +88,9 @@ class Tags(HTMLParser):
 def test_examples_are_code(site: Path) -> None:
     """Not quotations, as which Markdown reads ``>>>``, with references where an output is a list."""
     text = (site / "reference/api.html").read_text(encoding="utf-8")
-    assert text.count("capsedge</span><span class=\"o\">.</span><span class=\"n\">deploy_web</span>") == 1
+    assert (
+        text.count('capsedge</span><span class="o">.</span><span class="n">deploy_web</span>') == 1
+    )
     assert "&gt;&gt;&gt;" not in re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL)
     assert "<blockquote>" not in text
 

@@ -9,7 +9,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS_MODEL_OR_NAME, READS_REPOSITORY, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
@@ -18,7 +18,7 @@ Models = Annotated[
     typer.Argument(
         metavar="MODEL...", help="ONNX files, TensorRT engines, or names of the zoo (digits-em)."
     ),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Ops = Annotated[
     str,
@@ -48,7 +48,7 @@ Mount = Annotated[
 Folder = Annotated[
     Path,
     typer.Argument(metavar="REPOSITORY", help="A folder of `capsedge deploy triton`."),
-    READS,
+    READS_REPOSITORY,
 ]
 Manifest = Annotated[Path, typer.Option("-o", "--output", help="The YAML file."), WRITES]
 Storage = Annotated[

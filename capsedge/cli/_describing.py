@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from capsedge.cli._options import words
-from capsedge.cli._places import READS
+from capsedge.cli._places import READS_DATA, READS_LIST
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits, opening
 
@@ -35,7 +35,7 @@ Typical = Annotated[
         "Images as in training: a data set folder, npz, idx or images. The file then tells when an image "
         "has nothing to see.",
     ),
-    READS,
+    READS_DATA,
 ]
 
 
@@ -46,7 +46,7 @@ class Described:
     classes: Annotated[
         Path | None,
         _option("classes", "Names of the classes: a text file with one per line, or a,b,c."),
-        READS,
+        READS_LIST,
     ] = None
     task: Annotated[str | None, _option("task", "classification, multi-label or regression.")] = (
         None

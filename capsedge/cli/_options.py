@@ -48,7 +48,7 @@ BatchSizes = Annotated[str, typer.Option("--batch", help="Batch sizes, for examp
 DeployedFolder = Annotated[
     Path,
     typer.Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
-    Role(written=lambda folder: [folder / "capsedge.json"]),
+    Role(written=lambda folder: [folder / "capsedge.json"], creates=True),
 ]
 Limit = Annotated[
     int | None,

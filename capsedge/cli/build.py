@@ -14,7 +14,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._places import READS, UPDATES, Role
+from capsedge.cli._places import READS_MODEL, UPDATES, Role
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.passport import path_of
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-Model = Annotated[Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`."), READS]
+Model = Annotated[
+    Path, typer.Argument(help="ONNX file of `capsedge export` or `quantize`."), READS_MODEL
+]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="The engine; MODEL.engine by default."),

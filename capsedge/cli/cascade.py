@@ -10,7 +10,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS_DATA, READS_MODEL, WRITES
 from capsedge.cli._progress import stages
 from capsedge.cli._tables import print_table
 from capsedge.errors import ParityError
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from capsedge.pipelines.cascade_report import CascadeReport
 
 Small = Annotated[
-    Path, typer.Argument(help="The ONNX file that runs first, on every image."), READS
+    Path, typer.Argument(help="The ONNX file that runs first, on every image."), READS_MODEL
 ]
 Large = Annotated[
-    Path, typer.Argument(help="The ONNX file that decides the images in doubt."), READS
+    Path, typer.Argument(help="The ONNX file that decides the images in doubt."), READS_MODEL
 ]
 Data = Annotated[
     Path,
@@ -31,7 +31,7 @@ Data = Annotated[
         help="Training images, which need no labels: data set folder (its training split), npz, npy, idx or "
         "images.",
     ),
-    READS,
+    READS_DATA,
 ]
 MinAgreement = Annotated[
     float,

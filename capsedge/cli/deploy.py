@@ -13,7 +13,7 @@ import typer
 
 from capsedge.cli import _deploy_servers, _options, _signals
 from capsedge.cli._common import log, print_json
-from capsedge.cli._places import READS
+from capsedge.cli._places import READS_MODEL_OR_NAME
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.quantities import size
@@ -29,7 +29,7 @@ Models = Annotated[
     typer.Argument(
         metavar="MODEL...", help="ONNX files of `capsedge export`, or names of the zoo (digits-em)."
     ),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Iterations = Annotated[
     str,

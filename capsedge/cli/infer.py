@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from capsedge.cli import _common, _options
-from capsedge.cli._places import READS, READS_FLAT, WRITES
+from capsedge.cli._places import READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NOTHING = "nothing to see"
 _MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
-    list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_FLAT
+    list[Path], typer.Argument(help="PNG or JPEG files, or folders of them."), READS_IMAGES
 ]
 Models = Annotated[
     list[str] | None,
@@ -33,7 +33,7 @@ Models = Annotated[
         help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default. "
         "Repeat it for an ensemble, which averages scores.",
     ),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Top = Annotated[int | None, typer.Option("--top", min=1, help="Show the K best classes.")]
 Threshold = Annotated[

@@ -10,7 +10,7 @@ import typer
 from capsedge.cli import _common, _options
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS, READS_MODEL, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode, UsageError
 from capsedge.runtime.charts import check_chart
@@ -28,7 +28,7 @@ Models = Annotated[
     typer.Argument(
         help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."
     ),
-    READS,
+    READS_MODEL,
 ]
 Inputs = Annotated[
     Path | None,
@@ -60,7 +60,7 @@ PeerModel = Annotated[
         "--peer-model",
         help="Another file for the peers to run, for example the portable export.",
     ),
-    READS,
+    READS_MODEL,
 ]
 Html = Annotated[
     Path | None, typer.Option("--html", help="Write the report as one HTML file."), WRITES

@@ -10,7 +10,7 @@ import typer
 
 from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json, require
-from capsedge.cli._places import READS, Role
+from capsedge.cli._places import READS_DATA, READS_OR_NAME, Role
 from capsedge.cli._tables import print_table
 from capsedge.cli._training import bar
 from capsedge.runtime.files.writing import REJECTED, beside
@@ -24,7 +24,7 @@ Checkpoint = Annotated[
     typer.Argument(
         metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name of the zoo (digits-em)."
     ),
-    READS,
+    READS_OR_NAME,
 ]
 Data = Annotated[
     Path | None,
@@ -33,7 +33,7 @@ Data = Annotated[
         help="Labelled data set folder: its training images to prune by and fine-tune on, its test "
         "images for the gate. Without it only what changes no output goes.",
     ),
-    READS,
+    READS_DATA,
 ]
 Output = Annotated[
     Path,

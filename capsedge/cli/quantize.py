@@ -11,7 +11,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._places import READS, UPDATES, WRITES, Role
+from capsedge.cli._places import READS_DATA, READS_MODEL, UPDATES, WRITES, Role
 from capsedge.cli._progress import stages
 from capsedge.cli._tables import print_table
 from capsedge.errors import ParityError, UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from capsedge.calibration.sensitivity import Damage
 
 LISTED = 12  # kept nodes printed; --json lists all
-Model = Annotated[Path, typer.Argument(help="The FP32 ONNX file."), READS]
+Model = Annotated[Path, typer.Argument(help="The FP32 ONNX file."), READS_MODEL]
 CalibData = Annotated[
     Path,
     typer.Option(
@@ -32,7 +32,7 @@ CalibData = Annotated[
         help="Images to calibrate on: data set folder (its training split), npz, npy, idx or images; "
         "prepared arrays for a file that does not state the preprocessing.",
     ),
-    READS,
+    READS_DATA,
 ]
 Precision = Annotated[str, typer.Option("--precision", help="int8, fp16 or mixed.")]
 CalibImages = Annotated[
@@ -45,7 +45,7 @@ Data = Annotated[
         help="Images to compare with FP32 on, labelled for accuracy; by default the test split of "
         "--calib-data, or its images that were not drawn.",
     ),
-    READS,
+    READS_DATA,
 ]
 Method = Annotated[str, typer.Option("--method", help="minmax, percentile, entropy or mse.")]
 Target = Annotated[str, typer.Option("--target", help="ort-cpu, tensorrt, openvino or litert.")]

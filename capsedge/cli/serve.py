@@ -10,7 +10,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
-from capsedge.cli._places import Role
+from capsedge.cli._places import Role, check_model, file_or_name
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ LAST_PORT = 65535
 LARGEST_BATCH = 1024
 
 
-def _file(given: Any) -> Path:
+def _file(given: Any) -> Path | None:
     from capsedge.serving.served import file_of
 
-    return file_of(given)
+    return file_or_name(file_of(given))
 
 
 Models = Annotated[
@@ -35,7 +35,7 @@ Models = Annotated[
         help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE or NAME:VERSION=FILE "
         "sets the name that clients use.",
     ),
-    Role(reads=True, named=_file),
+    Role(reads=True, check=check_model, named=_file),
 ]
 Port = Annotated[
     int, typer.Option("--port", min=0, max=LAST_PORT, help="Of REST; 0 takes a free one.")

@@ -10,7 +10,7 @@ import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._places import READS, WRITES, Role
+from capsedge.cli._places import READS, READS_DATA, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.quantities import size
@@ -24,7 +24,7 @@ Data = Annotated[
         "--data",
         help="Data set folder: calibrated and searched on its training split, reported on its test split.",
     ),
-    READS,
+    READS_DATA,
 ]
 Model = Annotated[
     str | None,
@@ -53,7 +53,7 @@ Keep = Annotated[
     typer.Option(
         "--keep", help="Folder for the files; an interrupted sweep goes on where it stopped."
     ),
-    Role(written=lambda folder: [folder / "sweep-state.json"]),
+    Role(written=lambda folder: [folder / "sweep-state.json"], creates=True),
 ]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write the points as JSON."), WRITES

@@ -2,7 +2,7 @@
 
 Names that share an explanation (``height, width: ...``) become an entry each, ``Attributes`` of several
 names likewise; double backticks are Markdown already. ``Example`` becomes ``Examples``, the only heading
-below which griffe reads doctests as code: elsewhere an output such as ``['a']`` would be a Markdown reference.
+below which griffe reads doctests as code: elsewhere an output such as ``['a']`` is a Markdown reference.
 """
 
 from __future__ import annotations
