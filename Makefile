@@ -1,10 +1,18 @@
-# A newcomer needs only `make demo` and `make test`. Both create their own environment in .venv.
+# A newcomer needs only `make demo` and `make test`. Both use one environment in .venv: `make demo` installs what
+# exports and runs, `make test` adds the rest.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 MINUTES ?= 10
+# Where torch comes from; the package index if empty, which for Linux has the builds with CUDA, gigabytes. For the
+# CPU build: TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Nothing but torch itself is taken from there.
+TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
@@ -12,12 +20,18 @@ MINUTES ?= 10
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(call TORCH,$(VENV))
+	$(BIN)/python $(INSTALL) -e '.[cpu,export]'
 	@touch $@
 
-demo: $(READY) ## Export and verify the default model, classify the sample images
+# By name: it is installed, so pip adds only what the extra names, and compiles nothing again.
+$(READY): $(DEMO)
+	$(BIN)/python $(INSTALL) 'capsedge[dev]'
+	@touch $@
+
+demo: $(DEMO) ## Export and verify the default model, classify the sample images
 	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh
 
 lint: $(READY) ## Check style and types
@@ -39,7 +53,8 @@ test-nvidia: $(READY) ## Test with NVIDIA's parser, builder and plugin registry,
 test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machine; installs Ray in build/ray
 	@echo "Installing Ray (240 MB) and pandas, beside the packages of the tests, in build/ray."
 	$(PYTHON) -m venv build/ray
-	build/ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/batches/requirements.txt -e '.[dev]'
+	$(call TORCH,build/ray)
+	build/ray/bin/python $(INSTALL) -r tests/batches/requirements.txt -e '.[dev]'
 	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/batches -m "slow or not slow"
 
 $(VENV)-serve/.ready: pyproject.toml tests/serving/constraints.txt
@@ -71,18 +86,18 @@ test-web: $(READY) web ## Test the npm package and the page in Node.js and Chrom
 	$(BIN)/python -m pytest -n 0 tests/web tests/page tests/deploy -m "slow or not slow"
 
 fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python $(INSTALL) -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
 
 wheels: $(READY) web ## Build the page, the source archive and all wheels in dist/
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	$(BIN)/python $(INSTALL) -e '.[release]'
 	$(BIN)/python -m tools.wheels
 
-docs: $(READY) ## Build the documentation site in build/site
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+docs: $(DEMO) ## Build the documentation site in build/site
+	$(BIN)/python $(INSTALL) 'capsedge[docs]'
 	$(BIN)/python -m mkdocs build --strict
 
 cuda: ## Build the CUDA kernels in build/cuda, for every GPU that nvcc supports (CUDA_ARCHITECTURES=87 for one)

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests import skips
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    skips.register(config)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,17 +22,45 @@ CODE = ("*.py", "*.h", "*.hpp", "*.c", "*.cpp", "*.cu", "*.txt")
 FOLDERS = ("capsedge", "exporters", "runtime", "calibration", "benchmarks", "tests", "tools")
 
 
-def build(output: Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+# As `python -m mkdocs`, but without the finder of an editable installation, which leads back to ROOT.
+MKDOCS = """
+import runpy, sys
+sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
+runpy.run_module("mkdocs", run_name="__main__")
+"""
+
+
+def build(output: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("mkdocstrings")
     pytest.importorskip("material")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(output)]
+    command = [sys.executable, "-c", MKDOCS, "build", "--strict", "-d", str(output)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def git(*arguments: str, cwd: Path = ROOT, **options: Any) -> bytes:
+    done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, check=True, **options)
+    return done.stdout
+
+
+def clone(folder: Path) -> None:
+    """A clean clone with the changes of the working tree, and nothing that git ignores."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a checkout of git")
+    git("clone", "--quiet", "--shared", str(ROOT), str(folder))
+    if changes := git("diff", "--binary", "HEAD"):
+        git("apply", "--whitespace=nowarn", cwd=folder, input=changes)
+    for name in git("ls-files", "--others", "--exclude-standard", "-z").decode().split("\0"):
+        if name:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("site")
-    done = build(output)
+    """The site, built from a clean clone, as users do."""
+    source, output = (tmp_path_factory.mktemp(name) for name in ("clone", "site"))
+    clone(source)
+    done = build(output, source)
     assert done.returncode == 0, done.stdout + done.stderr
     return output
 
@@ -52,6 +81,17 @@ class Tags(HTMLParser):
             self.fetched.add(found.get("src") or "")
         if tag == "link":
             self.fetched.add(found.get("href") or "")
+
+
+@pytest.mark.slow
+def test_examples_are_code(site: Path) -> None:
+    """Not quotations, as which Markdown reads ``>>>``, with references where an output is a list."""
+    text = (site / "reference/api.html").read_text(encoding="utf-8")
+    assert (
+        text.count('capsedge</span><span class="o">.</span><span class="n">deploy_web</span>') == 1
+    )
+    assert "&gt;&gt;&gt;" not in re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL)
+    assert "<blockquote>" not in text
 
 
 @pytest.mark.slow

@@ -31,10 +31,15 @@ def test_an_option_says_what_it_takes() -> None:
 
 def test_names_that_share_an_explanation_get_one_each() -> None:
     text = "Size.\n\nArgs:\n    height, width: in pixels,\n        both.\n    scale: a factor."
-    assert docstrings.split(text) == (
+    assert docstrings.rewritten(text) == (
         "Size.\n\nArgs:\n    height: in pixels,\n        both.\n    width: in pixels,\n        both.\n"
         "    scale: a factor."
     )
+
+
+def test_an_example_is_code_whose_output_is_no_reference() -> None:
+    text = "Names.\n\nExample:\n    >>> names()\n    ['a']\n"
+    assert docstrings.rewritten(text) == text.replace("Example", "Examples")
 
 
 def test_readme_and_chart_are_those_of_the_measurements() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS_MODEL_OR_NAME, READS_REPOSITORY, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
@@ -17,7 +17,7 @@ Models = Annotated[
     Argument(
         metavar="MODEL...", help="ONNX files, TensorRT engines, or names of the zoo (digits-em)."
     ),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Ops = Annotated[
     str,
@@ -45,7 +45,7 @@ Mount = Annotated[
 Folder = Annotated[
     Path,
     Argument(metavar="REPOSITORY", help="A folder of `capsedge deploy triton`."),
-    READS,
+    READS_REPOSITORY,
 ]
 Manifest = Annotated[Path, Option("-o", "--output", help="The YAML file."), WRITES]
 Storage = Annotated[

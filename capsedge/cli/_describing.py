@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from capsedge.cli._options import words
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS
+from capsedge.cli._places import READS_DATA, READS_LIST
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits, opening
 
@@ -34,7 +34,7 @@ Typical = Annotated[
         "Images as in training: a data set folder, npz, idx or images. The file then tells when an image "
         "has nothing to see.",
     ),
-    READS,
+    READS_DATA,
 ]
 
 
@@ -45,7 +45,7 @@ class Described:
     classes: Annotated[
         Path | None,
         _option("classes", "Names of the classes: a text file with one per line, or a,b,c."),
-        READS,
+        READS_LIST,
     ] = None
     task: Annotated[str | None, _option("task", "classification, multi-label or regression.")] = (
         None

@@ -43,7 +43,7 @@ BatchSizes = Annotated[str, Option("--batch", help="Batch sizes, for example 1,8
 DeployedFolder = Annotated[
     Path,
     Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
-    Role(written=lambda folder: [folder / "capsedge.json"]),
+    Role(written=lambda folder: [folder / "capsedge.json"], creates=True),
 ]
 Limit = Annotated[
     int | None,

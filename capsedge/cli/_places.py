@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
-from capsedge.runtime.files.writing import check_apart, check_writable
+from capsedge.runtime.files.writing import check_apart, check_creatable, check_writable
+
+Check = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -25,19 +28,60 @@ class Role:
     Attributes:
         reads: whether it is read.
         flat: whether a folder is read without its subfolders.
+        check: refuses what is read if it is missing, or no file of its kind; by default a missing path.
+        any_of: whether one of several paths is enough; the verb reports the others.
         written: returns the files that are written for it.
+        creates: whether the verb creates the folder of what is written.
         named: the path in the value; None if it names none.
     """
 
     reads: bool = False
     flat: bool = False
+    check: Check = lambda path: _check_present(path)
+    any_of: bool = False
     written: Callable[[Path], list[Path]] = lambda _: []
+    creates: bool = False
     named: Callable[[Any], Path | None] = Path
 
 
-READS = Role(reads=True)
-WRITES = Role(written=lambda path: [path])
-READS_FLAT = Role(reads=True, flat=True)
+def _check_present(path: Path) -> None:
+    if opening.kind(path) is None:
+        raise UsageError(f"Cannot read {path}.", "There is no such file.", "Check the path.")
+
+
+def check_data(path: Path) -> None:
+    if opening.kind(path) is None:
+        raise UsageError(f"There is no {path}.", "", "Name a folder or file with images.")
+
+
+def _check_repository(path: Path) -> None:
+    if opening.kind(path) is None:
+        raise UsageError(
+            f"There is no folder {path}.", "", "Write one with `capsedge deploy triton`."
+        )
+
+
+def check_model(path: Path) -> None:
+    from capsedge.runtime.passport import is_engine
+    from capsedge.runtime.reading.onnx_file import check_file
+
+    if is_engine(path):
+        _check_present(path)
+    else:
+        check_file(path)
+
+
+def _check_image(path: Path) -> None:
+    from capsedge.runtime.vision.decoding import check_image
+
+    check_image(path)
+
+
+def file_or_name(text: Any) -> Path | None:
+    """The file, unless the text is the name of a model."""
+    path = Path(text)
+    plain = path.name == str(text) and not path.suffix
+    return None if plain and opening.kind(path) is None else path
 
 
 def _code(text: str) -> Path | None:
@@ -51,9 +95,29 @@ def _arrays(text: str) -> Path | None:
     return Path(text) if text.endswith((".npy", ".npz")) else None
 
 
+def _list(text: Any) -> Path | None:
+    """The file, unless the text is a list."""
+    return None if "," in str(text) and opening.kind(text) is None else Path(text)
+
+
+def _image(path: Path) -> Path | None:
+    """The file or folder; ``-`` is left to the verb."""
+    return None if str(path) == "-" else path
+
+
+READS = Role(reads=True)
+READS_MODEL = Role(reads=True, check=check_model)
+READS_MODEL_OR_NAME = Role(reads=True, check=check_model, named=file_or_name)
+READS_OR_NAME = Role(reads=True, named=file_or_name)
+READS_DATA = Role(reads=True, check=check_data)
+READS_IMAGES = Role(reads=True, flat=True, check=_check_image, any_of=True, named=_image)
+READS_REPOSITORY = Role(reads=True, check=_check_repository, named=file_or_name)
 READS_CODE = Role(reads=True, named=_code)
 READS_ARRAYS = Role(reads=True, named=_arrays)
-UPDATES = Role(reads=True, written=lambda path: [path])  # read if it exists, written at the end
+READS_LIST = Role(reads=True, named=_list)
+WRITES = Role(written=lambda path: [path])
+# Read if it exists, written at the end.
+UPDATES = Role(reads=True, check=lambda _: None, written=lambda path: [path])
 
 
 def role_of(annotation: Any) -> Role | None:
@@ -66,8 +130,7 @@ def judged(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        if not values.get("dry_run"):
-            _judge(_roles(command), values)
+        _judge(_roles(command), values, dry=bool(values.get("dry_run")))
         command(**values)
 
     return run
@@ -80,32 +143,62 @@ def _roles(command: Callable[..., None]) -> dict[str, Role]:
     return {name: role for name, role in found.items() if role is not None}
 
 
-def _judge(roles: Mapping[str, Role], values: Mapping[str, Any]) -> None:
+def _judge(roles: Mapping[str, Role], values: Mapping[str, Any], dry: bool) -> None:
+    """Refuse paths that cannot be read or written, before packages are imported.
+
+    Args:
+        dry: whether nothing is written.
+
+    Raises:
+        UsageError: a path is missing, of the wrong kind, not permitted, or both read and written.
+        ArtefactError: a model's file is empty or too large.
+    """
     inputs, flat, outputs = _package(), list[Path](), list[Path]()
     for name, role in roles.items():
         value = values.get(name)
         given = value if isinstance(value, list) else [value] if value else []
-        for path in filter(None, map(role.named, given)):
+        paths = [path for path in map(role.named, given) if path is not None]
+        if role.reads:
+            _check_readable(paths, role)
+        for path in paths:
             written = role.written(path)
-            # If the folder does not exist, the verb creates it or reports it.
-            outputs += [p for p in written if opening.kind(p.parent) is not None]
-            if role.reads:
-                _check_readable(path)
-                if not written:
-                    (flat if role.flat else inputs).append(path)
-    for path in outputs:
-        check_writable(path)
+            if not written:
+                (flat if role.flat else inputs).append(path)
+            outputs += [] if dry else _writable(written, role.creates)
     if outputs:
         check_apart(outputs, inputs, flat)
 
 
-def _check_readable(path: Path) -> None:
-    """Refuse pipes, sockets and devices; a missing file is left to the verb, which knows how to get it."""
-    kind = opening.kind(path)
-    if kind not in (None, opening.FILE, opening.FOLDER):
-        raise UsageError(
-            f"Cannot read {path}.", f"It is a {kind}.", "Name a file or, where accepted, a folder."
-        )
+def _writable(files: list[Path], creates: bool) -> list[Path]:
+    """The files to write whose folder is there; the others are refused, or their folder will be made."""
+    found = []
+    for file in files:
+        if creates and opening.kind(file.parent) is None:
+            check_creatable(file.parent)
+        else:
+            check_writable(file)
+            found.append(file)
+    return found
+
+
+def _check_readable(paths: list[Path], role: Role) -> None:
+    """Refuse what is missing, a pipe, a socket or a device, or may not be read."""
+    present = []
+    for path in paths:
+        kind = opening.kind(path)
+        if kind not in (None, opening.FILE, opening.FOLDER):
+            raise UsageError(
+                f"Cannot read {path}.",
+                f"It is a {kind}.",
+                "Name a file or, where accepted, a folder.",
+            )
+        if kind is not None:
+            present.append(path)
+            if not os.access(path, os.R_OK):
+                raise UsageError(f"Cannot read {path}.", "You may not read it.", "Check its mode.")
+    for path in paths:
+        if not (role.any_of and present):
+            role.check(path)
 
 
 def _package() -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from capsedge.cli import _common, _options
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import Role
+from capsedge.cli._places import Role, check_data, check_model, file_or_name
 from capsedge.cli._progress import bar
 from capsedge.cli.infer import Invert, Provider
 from capsedge.errors import ExitCode
@@ -25,6 +25,12 @@ def _local(text: str) -> Path | None:
     return None if is_remote(text) else Path(plain(text))
 
 
+def _local_model(text: str) -> Path | None:
+    """The same, unless the text is the name of a model."""
+    path = _local(text)
+    return None if path is None else file_or_name(path)
+
+
 def _written(output: Path) -> list[Path]:
     """What is written last: the file, or the mark of a complete folder of parts."""
     from capsedge.batches.journal import SUCCESS, is_file
@@ -37,7 +43,7 @@ Model = Annotated[
     Argument(
         metavar="MODEL", help="ONNX file, TensorRT engine, name of the zoo (digits-em), or address."
     ),
-    Role(reads=True, named=_local),
+    Role(reads=True, check=check_model, named=_local_model),
 ]
 Source = Annotated[
     str,
@@ -46,7 +52,7 @@ Source = Annotated[
         help="Folder of images, parquet files or tar archives; or one parquet, tar, idx, npz or npy file; or "
         "an address such as s3://bucket/folder.",
     ),
-    Role(reads=True, named=_local),
+    Role(reads=True, check=check_data, named=_local),
 ]
 Output = Annotated[
     str,
@@ -55,7 +61,7 @@ Output = Annotated[
         "--output",
         help="A file *.parquet, or a folder (or an address) for a folder of parts.",
     ),
-    Role(written=_written, named=_local),
+    Role(written=_written, creates=True, named=_local),
 ]
 Column = Annotated[
     str,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, UPDATES, Role
+from capsedge.cli._places import READS_MODEL, UPDATES, Role
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.passport import path_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-Model = Annotated[Path, Argument(help="ONNX file of `capsedge export` or `quantize`."), READS]
+Model = Annotated[Path, Argument(help="ONNX file of `capsedge export` or `quantize`."), READS_MODEL]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The engine; MODEL.engine by default."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS_DATA, READS_MODEL, WRITES
 from capsedge.cli._progress import stages
 from capsedge.cli._tables import print_table
 from capsedge.errors import ParityError
@@ -17,8 +17,12 @@ from capsedge.errors import ParityError
 if TYPE_CHECKING:
     from capsedge.pipelines.cascade_report import CascadeReport
 
-Small = Annotated[Path, Argument(help="The ONNX file that runs first, on every image."), READS]
-Large = Annotated[Path, Argument(help="The ONNX file that decides the images in doubt."), READS]
+Small = Annotated[
+    Path, Argument(help="The ONNX file that runs first, on every image."), READS_MODEL
+]
+Large = Annotated[
+    Path, Argument(help="The ONNX file that decides the images in doubt."), READS_MODEL
+]
 Data = Annotated[
     Path,
     Option(
@@ -26,7 +30,7 @@ Data = Annotated[
         help="Training images, which need no labels: data set folder (its training split), npz, npy, idx or "
         "images.",
     ),
-    READS,
+    READS_DATA,
 ]
 MinAgreement = Annotated[
     float,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS
+from capsedge.cli._places import READS_MODEL_OR_NAME
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.quantities import size
@@ -26,7 +26,7 @@ Models = Annotated[
     Argument(
         metavar="MODEL...", help="ONNX files of `capsedge export`, or names of the zoo (digits-em)."
     ),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Iterations = Annotated[
     str,

@@ -13,7 +13,7 @@ from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS, READS_ARRAYS, WRITES
+from capsedge.cli._places import READS, READS_ARRAYS, READS_DATA, WRITES
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Frozen:
     calib_data: Annotated[
         Path | None,
         Option("--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."),
-        READS,
+        READS_DATA,
     ] = None
     calib_images: Annotated[
         int,

@@ -11,7 +11,7 @@ from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, READS_CODE, WRITES
+from capsedge.cli._places import READS, READS_CODE, READS_DATA, WRITES
 from capsedge.cli._progress import comparing
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
@@ -68,7 +68,7 @@ Data = Annotated[
         help="Images with labels, or with values to estimate: measure accuracy or errors, and those of "
         "alternatives.",
     ),
-    READS,
+    READS_DATA,
 ]
 Limit = Annotated[int, Option("--limit", min=1, help="Use only the first N images.")]
 Output = Annotated[

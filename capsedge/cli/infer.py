@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _common, _options
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, READS_FLAT, WRITES
+from capsedge.cli._places import READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Images = Annotated[
     Argument(
         help="PNG, JPEG, GIF, BMP, TIFF or WebP files, or folders of them; - is standard input."
     ),
-    READS_FLAT,
+    READS_IMAGES,
 ]
 Models = Annotated[
     list[str] | None,
@@ -36,7 +36,7 @@ Models = Annotated[
         help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default. "
         "Repeat it for an ensemble, which averages scores.",
     ),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Top = Annotated[int | None, Option("--top", min=1, help="Show the K best classes.")]
 Threshold = Annotated[

@@ -10,14 +10,14 @@ from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS_MODEL, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
     from capsedge.pipelines.optimize import OptimizationReport
 
-Model = Annotated[Path, Argument(help="ONNX file of any tool, opset 8 or later."), READS]
+Model = Annotated[Path, Argument(help="ONNX file of any tool, opset 8 or later."), READS_MODEL]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The new file; MODEL.fused.onnx by default."),

@@ -9,7 +9,7 @@ from capsedge.cli import _common, _options
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS, READS_MODEL, WRITES
 from capsedge.cli._tables import print_table
 from capsedge.errors import ExitCode, UsageError
 from capsedge.runtime.charts import check_chart
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Models = Annotated[
     list[Path] | None,
     Argument(help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."),
-    READS,
+    READS_MODEL,
 ]
 Inputs = Annotated[
     Path | None,
@@ -57,7 +57,7 @@ PeerModel = Annotated[
         "--peer-model",
         help="Another file for the peers to run, for example the portable export.",
     ),
-    READS,
+    READS_MODEL,
 ]
 Html = Annotated[Path | None, Option("--html", help="Write the report as one HTML file."), WRITES]
 Png = Annotated[Path | None, Option("--png", help="Write the report's charts as a PNG."), WRITES]

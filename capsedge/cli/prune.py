@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json, require
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, Role
+from capsedge.cli._places import READS_DATA, READS_OR_NAME, Role
 from capsedge.cli._tables import print_table
 from capsedge.cli._training import bar
 from capsedge.runtime.files.writing import REJECTED, beside
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Checkpoint = Annotated[
     str,
     Argument(metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name of the zoo (digits-em)."),
-    READS,
+    READS_OR_NAME,
 ]
 Data = Annotated[
     Path | None,
@@ -30,7 +30,7 @@ Data = Annotated[
         help="Labelled data set folder: its training images to prune by and fine-tune on, its test "
         "images for the gate. Without it only what changes no output goes.",
     ),
-    READS,
+    READS_DATA,
 ]
 Output = Annotated[
     Path,

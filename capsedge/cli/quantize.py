@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, UPDATES, WRITES, Role
+from capsedge.cli._places import READS_DATA, READS_MODEL, UPDATES, WRITES, Role
 from capsedge.cli._progress import stages
 from capsedge.cli._tables import print_table
 from capsedge.errors import ParityError, UsageError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from capsedge.calibration.sensitivity import Damage
 
 LISTED = 12  # kept nodes printed; --json lists all
-Model = Annotated[Path, Argument(help="The FP32 ONNX file."), READS]
+Model = Annotated[Path, Argument(help="The FP32 ONNX file."), READS_MODEL]
 CalibData = Annotated[
     Path,
     Option(
@@ -31,7 +31,7 @@ CalibData = Annotated[
         help="Images to calibrate on: data set folder (its training split), npz, npy, idx or images; "
         "prepared arrays for a file that does not state the preprocessing.",
     ),
-    READS,
+    READS_DATA,
 ]
 Precision = Annotated[str, Option("--precision", help="int8, fp16 or mixed.")]
 CalibImages = Annotated[
@@ -44,7 +44,7 @@ Data = Annotated[
         help="Images to compare with FP32 on, labelled for accuracy; by default the test split of "
         "--calib-data, or its images that were not drawn.",
     ),
-    READS,
+    READS_DATA,
 ]
 Method = Annotated[str, Option("--method", help="minmax, percentile, entropy or mse.")]
 Target = Annotated[str, Option("--target", help="ort-cpu, tensorrt, openvino or litert.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _common, _options
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, READS_FLAT, WRITES
+from capsedge.cli._places import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 Model = Annotated[
     str,
     Argument(help="ONNX file, TensorRT engine, or a name of the zoo (digits-em)."),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Images = Annotated[
     list[Path] | None,
     Argument(help="PNG, JPEG, GIF, BMP, TIFF or WebP files, or folders of them."),
-    READS_FLAT,
+    READS_IMAGES,
 ]
 Output = Annotated[
     Path | None,
@@ -60,7 +60,7 @@ Layer = Annotated[
 Data = Annotated[
     Path | None,
     Option("--data", help="hardest: labelled images; of a data set folder the test split."),
-    READS,
+    READS_DATA,
 ]
 Count = Annotated[int, Option("--count", min=1, max=100, help="hardest: images to show.")]
 Limit = Annotated[

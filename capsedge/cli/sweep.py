@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS, WRITES, Role
+from capsedge.cli._places import READS, READS_DATA, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 from capsedge.runtime.quantities import size
@@ -23,7 +23,7 @@ Data = Annotated[
         "--data",
         help="Data set folder: calibrated and searched on its training split, reported on its test split.",
     ),
-    READS,
+    READS_DATA,
 ]
 Model = Annotated[
     str | None,
@@ -48,7 +48,7 @@ Threads = Annotated[int, Option("--threads", min=1, help="Threads of one inferen
 Keep = Annotated[
     Path | None,
     Option("--keep", help="Folder for the files; an interrupted sweep goes on where it stopped."),
-    Role(written=lambda folder: [folder / "sweep-state.json"]),
+    Role(written=lambda folder: [folder / "sweep-state.json"], creates=True),
 ]
 Output = Annotated[Path | None, Option("-o", "--output", help="Write the points as JSON."), WRITES]
 Picture = Annotated[

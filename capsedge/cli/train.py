@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from capsedge.cli import _options, _signals
 from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS, Role
+from capsedge.cli._places import READS, READS_DATA, READS_OR_NAME, Role
 from capsedge.cli._training import bar
 from capsedge.training.run_files import files
 
@@ -20,7 +20,7 @@ Model = Annotated[
         help="Name of a model, such as digits-em (an unknown name lists all models), or a checkpoint "
         "whose shape is trained anew, from fresh weights.",
     ),
-    READS,
+    READS_OR_NAME,
 ]
 Data = Annotated[
     Path,
@@ -29,12 +29,12 @@ Data = Annotated[
         help="Data set folder: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
         "test.npz, or train/ and test/ with one sub-folder of images per class; or one npz file.",
     ),
-    READS,
+    READS_DATA,
 ]
 Output = Annotated[
     Path,
     Option("-o", "--output", help="Folder of the run: checkpoint, history, state."),
-    Role(written=files),
+    Role(written=files, creates=True),
 ]
 Epochs = Annotated[int, Option("--epochs", min=1, help="Passes over the training images.")]
 Batch = Annotated[int, Option("--batch", min=1, help="Images per step.")]

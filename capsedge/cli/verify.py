@@ -10,7 +10,7 @@ from capsedge.cli._ensemble_certificate import show
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS, READS_DATA, READS_MODEL, READS_MODEL_OR_NAME, WRITES
 from capsedge.cli._progress import comparing
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LISTED = 10  # flips printed; the certificate lists more
 
 
-Model = Annotated[Path | None, Argument(help="ONNX file or TensorRT engine."), READS]
+Model = Annotated[Path | None, Argument(help="ONNX file or TensorRT engine."), READS_MODEL]
 Checkpoints = Annotated[
     list[Path] | None,
     Option(
@@ -41,7 +41,7 @@ Names = Annotated[
         help="With MODEL, a trained model of the zoo that it was exported from. Without, the file to verify; "
         "repeat it for an ensemble.",
     ),
-    READS,
+    READS_MODEL_OR_NAME,
 ]
 Data = Annotated[
     Path | None,
@@ -49,7 +49,7 @@ Data = Annotated[
         "--data",
         help="Data set folder (its test split), npz, idx or images; by default the package's samples.",
     ),
-    READS,
+    READS_DATA,
 ]
 Inputs = Annotated[
     Path | None,

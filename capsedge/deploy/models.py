@@ -60,9 +60,22 @@ def page_models(
     return found
 
 
-def _read(path: Path, name: str) -> PageModel:
+def check_given(name: str) -> None:
+    """Refuse what is neither a model of the zoo nor a file.
+
+    Raises:
+        UsageError: it is neither.
+        ArtefactError: the file is empty or too large.
+    """
+    if zoo.zoo_model(name) is not None:
+        return
+    path = Path(name)
     if not os.path.lexists(path) and not path.suffix:
-        raise zoo.unknown_model(str(path))
+        raise zoo.unknown_model(name)
+    onnx_file.check_file(path)
+
+
+def _read(path: Path, name: str) -> PageModel:
     data, summary = onnx_file.read_harmless(path)
     metadata = ModelMetadata.from_properties(summary.metadata)
     _check_runnable(str(path), summary, metadata)

@@ -11,7 +11,7 @@ from pathlib import Path
 from capsedge import zoo
 from capsedge.deploy.grouping import grouped
 from capsedge.deploy.manifest import MANIFEST, earlier_files, listed
-from capsedge.deploy.models import page_models
+from capsedge.deploy.models import check_given, page_models
 from capsedge.deploy.report import DeployedFile, WebDeployment, WebModel
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files import limits
@@ -60,10 +60,12 @@ def deploy_web(
     paths = [str(as_path(path, MODEL)) for path in given]
     target = as_path(output, "the path of a folder to write")
     _check(paths, iterations)
-    site = _site()
+    for path in paths:
+        check_given(path)
     earlier = earlier_files(target)
     earlier += [WORKER] if earlier else []
     check_replaceable(target, earlier)
+    site = _site()
     notes: list[str] = []
 
     def noted(text: str) -> None:
@@ -124,7 +126,7 @@ def _site() -> dict[str, Path]:
     if "index.html" not in found or WORKER not in found:
         raise EnvironmentProblem(
             "The page is not in this installation.",
-            f"{_SITE} is built from runtime/web/page, which needs Node.js 20 or later.",
+            f"{_SITE} is built from runtime/web/page, which needs Node.js 20.19 or later.",
             "Run `make web` in the checkout, or install a wheel of capsedge.",
         )
     return found

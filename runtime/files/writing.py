@@ -78,6 +78,25 @@ def check_writable(target: Path | str) -> None:
         )
 
 
+def check_creatable(folder: Path) -> None:
+    """Check before long work whether a folder that does not exist can be created; changes nothing.
+
+    Raises:
+        UsageError: something else is in its way, or the folder above may not be written.
+    """
+    above = folder
+    while (found := opening.kind(above)) is None and above != above.parent:
+        above = above.parent
+    if found != opening.FOLDER or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"Cannot create the folder {folder}.",
+            f"You may not write in the folder {above}."
+            if found == opening.FOLDER
+            else f"{above} is a {found}, not a folder.",
+            "Choose another place.",
+        )
+
+
 def beside(path: Path, suffix: str) -> Path:
     """The file whose name has the suffix appended."""
     return Path(f"{path}{suffix}")

@@ -8,8 +8,11 @@ what the runtime must know is collected: metadata, ``capsedge`` nodes, functions
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, opening
@@ -101,6 +104,18 @@ def read_bytes(path: Path | str) -> bytes:
         ArtefactError: it is empty or too large.
     """
     path = Path(path)
+    with _opened(path) as file:
+        return file.read(MAX_BYTES)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what cannot be a model file, without reading it; raises as `read_bytes`."""
+    with _opened(path):
+        pass
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     found = opening.kind(path)
     if found == opening.FOLDER:
         told = formats.tell(path)
@@ -117,14 +132,13 @@ def read_bytes(path: Path | str) -> bytes:
                 f"It has {size:,} bytes; the format ends at {MAX_BYTES:,}.",
                 "Check that it is the right file.",
             )
-        data = file.read(MAX_BYTES)
-    if not data:
-        raise ArtefactError(
-            f"{path} is empty.",
-            "It has 0 bytes; a download or an export was probably interrupted.",
-            "Fetch it again, or export it again with `capsedge export`.",
-        )
-    return data
+        if not size:
+            raise ArtefactError(
+                f"{path} is empty.",
+                "It has 0 bytes; a download or an export was probably interrupted.",
+                "Fetch it again, or export it again with `capsedge export`.",
+            )
+        yield file
 
 
 def summarize(data: bytes, name: str = "the model") -> OnnxSummary:

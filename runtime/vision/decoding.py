@@ -42,6 +42,18 @@ def read_image(path: Path | str) -> NDArray[Any]:
     Raises:
         UsageError: the file is missing, damaged, of another format or too large.
     """
+    check_image(path)
+    with opening.opened(path, "Name an image that may be read.") as file:
+        _check_bytes(str(path), opening.size(file))
+        return decode(file.read(limits.IMAGE_FILE_BYTES), str(path), Path(path))
+
+
+def check_image(path: Path | str) -> None:
+    """Refuse a path that leads nowhere.
+
+    Raises:
+        UsageError: the file is missing.
+    """
     if opening.kind(path) is None:
         if str(path).startswith(("http:", "https:")):
             fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
@@ -54,9 +66,6 @@ def read_image(path: Path | str) -> NDArray[Any]:
             if pattern
             else "Check the name of the image.",
         )
-    with opening.opened(path, "Name an image that may be read.") as file:
-        _check_bytes(str(path), opening.size(file))
-        return decode(file.read(limits.IMAGE_FILE_BYTES), str(path), Path(path))
 
 
 def name_of(file: SupportsRead, name: str) -> str:

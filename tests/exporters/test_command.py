@@ -106,7 +106,7 @@ def test_the_default_is_the_zoo(
         (["--model", "digits-em", "--routing", "dynamic"], "routes by em"),
         (["--routing", "emm"], "no routing 'emm'"),
         (["--batch", "2", "--dynamic-batch"], "exclude each other"),
-        (["--model", "digits-em", "--checkpoint", "x.pt"], "exclude each other"),
+        (["--model", "digits-em", "--checkpoint", __file__], "exclude each other"),
         (["--checkpoint", "missing.safetensors"], "There is no such file"),
         (["--no-rewrite", "cone"], "no rewrite 'cone'"),
         (["--model", "digits-em", "--opset", "13"], "Opset 13"),

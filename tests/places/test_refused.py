@@ -30,7 +30,7 @@ Given = dict[str, dict[str, list[str | Path]]]
 @pytest.fixture(autouse=True)
 def _heavy_packages() -> None:
     for name in ("torch", "onnxscript", "matplotlib"):
-        pytest.importorskip(name, reason="verbs name it before anything else where it is missing")
+        pytest.importorskip(name, reason="the verbs run: pip install 'capsedge[export,viz]'")
 
 
 @pytest.fixture

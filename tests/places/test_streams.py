@@ -61,9 +61,7 @@ def test_help(verb: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", sorted(MISSING))
 def test_errors(verb: str, tmp_path: Path) -> None:
     """What is wrong decides about the exit code, not whether it can be said."""
-    pytest.importorskip(
-        "torch", reason="some verbs name it before anything else where it is missing"
-    )
+    pytest.importorskip("torch", reason="the verbs run: pip install 'capsedge[export]'")
     failing = f"{COMMAND} {verb} {MISSING[verb]}"
     cases = ("2>/dev/full", "--json >&- 2>&-", "--json >/dev/full 2>/dev/full")
     line = "; ".join(f"{failing} {streams}; codes+=($?)" for streams in cases)

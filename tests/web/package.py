@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 
 WEB = ROOT / "runtime" / "web"
 DRIVER = Path(__file__).with_name("driver.mjs")
-_OLDEST_NODE = 20
+_OLDEST_NODE = (20, 19)
 
 
 def missing() -> str:
@@ -25,8 +25,10 @@ def missing() -> str:
     if node is None:
         return "needs Node.js: https://nodejs.org, or apt-get install nodejs"
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
-    if int(version.lstrip("v").split(".")[0]) < _OLDEST_NODE:
-        return f"needs Node.js {_OLDEST_NODE} or newer, this is {version.strip()}"
+    if tuple(map(int, version.lstrip("v").split(".")[:2])) < _OLDEST_NODE:
+        return (
+            f"needs Node.js {'.'.join(map(str, _OLDEST_NODE))} or newer, this is {version.strip()}"
+        )
     if not (WEB / "node_modules" / "onnxruntime-web").is_dir():
         return "needs the npm packages of runtime/web: make web"
     return ""

@@ -1,7 +1,8 @@
 """Docstrings of this package as griffe reads Google's style.
 
 Names that share an explanation (``height, width: ...``) become an entry each, ``Attributes`` of several
-names likewise; double backticks are Markdown already.
+names likewise; double backticks are Markdown already. ``Example`` becomes ``Examples``, the only heading
+below which griffe reads doctests as code: elsewhere an output such as ``['a']`` is a Markdown reference.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from typing import Any
 
 from griffe import Extension, Object
 
+_EXAMPLE = re.compile(r"^( *)Example:$")
 _SHARED = re.compile(r"^(?P<indent> +)(?P<names>\w+(?:, \w+)+): (?P<text>.*)$")
 
 
-class SharedEntries(Extension):
-    """Splits the entries of a docstring that explain several names at once."""
+class OwnStyle(Extension):
+    """Turns this package's docstrings into those that griffe reads."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrite the docstring before it is parsed."""
         if obj.docstring is not None:
-            obj.docstring.value = split(obj.docstring.value)
+            obj.docstring.value = rewritten(obj.docstring.value)
 
 
-def split(text: str) -> str:
-    """The docstring with an entry for each name."""
+def rewritten(text: str) -> str:
+    """The docstring with an entry for each name, and its example as code."""
     lines = text.split("\n")
     out: list[str] = []
     at = 0
@@ -32,7 +34,7 @@ def split(text: str) -> str:
         found = _SHARED.match(lines[at])
         at += 1
         if not found:
-            out.append(lines[at - 1])
+            out.append(_EXAMPLE.sub(r"\1Examples:", lines[at - 1]))
             continue
         block = [found["text"]]
         deeper = found["indent"] + " "

@@ -1,0 +1,46 @@
+"""What `make demo` and `make test` install, and that CI runs them first, in the checkout as it comes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.conftest import ROOT
+
+CPU = "https://download.pytorch.org/whl/cpu"  # of PyTorch's own installation page
+
+
+def installs(*arguments: str) -> list[str]:
+    """The lines of pip that make would run where nothing is installed yet."""
+    if shutil.which("make") is None:
+        pytest.skip("make is missing: apt-get install make")
+    command = ["make", "-n", "VENV=build/no-such-environment", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if " -m pip install " in line]
+
+
+def test_the_demo_installs_what_it_runs_and_the_tests_add_the_rest() -> None:
+    demo, test = installs("demo"), installs("test")
+    assert [line.split()[-1] for line in demo] == ["'.[cpu,export]'"]
+    assert test[: len(demo)] == demo
+    assert [line.split()[-1] for line in test[len(demo) :]] == ["'capsedge[dev]'"]
+
+
+def test_torch_comes_from_another_index_on_request_and_nothing_else_does() -> None:
+    assert not any("index" in line for line in installs("demo"))
+    first, *others = installs("demo", f"TORCH_INDEX={CPU}")
+    assert others == installs("demo")
+    assert first.endswith(f"-c constraints.txt --no-deps --index-url {CPU} torch")
+    assert f"make demo TORCH_INDEX={CPU}" in (ROOT / "README.md").read_text()
+
+
+def test_ci_runs_the_commands_of_the_readme_first() -> None:
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    targets = [
+        found[1] for line in lines if (found := re.match(r"(?:if .*; then )?make ([\w-]+)", line))
+    ]
+    assert targets == ["demo", "test", "runtimes", "web", "docs", "test-nvidia"]
+    assert not [line for line in lines[: lines.index("make demo")] if "tools/" in line]
