@@ -13,16 +13,19 @@ import binascii
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from capsedge.batches.parquet_pages import rows_at_once
+from capsedge.batches.thrift import read_struct
 from capsedge.errors import CapsedgeError, EnvironmentProblem
 from capsedge.runtime.files import limits
 
 MAGIC = b"PAR1"
 INSTALL = "pip install 'capsedge[batch]'"
 _KEY, _HIDDEN = b"ARROW:schema", b"ARROW:hidden"
+_BUFFER = 1 << 20
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
 _EXTENSION = b"ARROW:extension:name"
 
@@ -47,13 +50,56 @@ def opened_parquet(file: BinaryIO) -> Iterator[Any]:
         plain = _Plain(file)
         found = parquet.ParquetFile(
             plain,
+            buffer_size=_BUFFER,  # columns are read as a stream, and not as a whole
             thrift_string_size_limit=limits.PARQUET_FOOTER_BYTES,
-            thrift_container_size_limit=limits.PARQUET_FOOTER_BYTES,
+            thrift_container_size_limit=limits.PARQUET_VALUES,
         )
         if len(found.schema) > limits.PARQUET_COLUMNS:
             raise BadParquet(f"it has over {limits.PARQUET_COLUMNS:,} columns")
+        _check_rows(found.metadata)
     with found:
         yield found
+
+
+def batches(
+    table: Any, file: BinaryIO, groups: Sequence[int], column: str, rows: int
+) -> Iterator[Any]:
+    """Batches of a column, each of so few rows that their values stay within the limits.
+
+    On this thread alone: pyarrow's own threads may still wait for the file when the process ends, which
+    aborts it.
+
+    Args:
+        table: from `opened_parquet`.
+        file: what it was opened on.
+        groups: the row groups.
+        rows: of one batch, at most.
+
+    Raises:
+        BadParquet: the column is damaged or exceeds a limit.
+    """
+    with reading():
+        rows = min(rows, rows_at_once(file, table.metadata, groups, column))
+        found = table.iter_batches(rows, row_groups=groups, columns=[column], use_threads=False)
+    while True:
+        with reading():
+            batch = next(found, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _check_rows(metadata: Any) -> None:
+    """Refuse a file that states more rows than the limit, or fewer than none.
+
+    Raises:
+        BadParquet: it does.
+    """
+    counts = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
+    if min(counts, default=0) < 0:
+        raise BadParquet("a row group states a negative number of rows")
+    if sum(counts) > limits.PARQUET_ROWS:
+        raise BadParquet(f"it states {sum(counts):,} rows, the limit is {limits.PARQUET_ROWS:,}")
 
 
 @contextmanager
@@ -108,6 +154,7 @@ class _Plain(io.RawIOBase):
         file.seek(self._start)
         footer = file.read(length + 8)
         _check_plain(footer)
+        read_struct(footer[:-8])  # lists that are longer than the footer are refused here
         self._footer = footer.replace(_KEY, _HIDDEN)
         self._at = 0
 

@@ -1,0 +1,135 @@
+"""What a column of a parquet file unpacks to, told from the headers of its pages before any is unpacked.
+
+https://parquet.apache.org/docs/file-format/data-pages/. A page of a few bytes may unpack to gigabytes, and a
+dictionary repeats a value in as many rows as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from capsedge.batches.thrift import BadThrift, Truncated, read_struct
+from capsedge.runtime.files import limits
+
+_WINDOW = 1 << 10  # bytes that nearly every header fits in
+_DICTIONARY = 2  # of PageType
+# Fields of PageHeader, and those of its parts that count values.
+_TYPE, _UNPACKED, _PACKED = 1, 2, 3
+_COUNTS = {0: 5, _DICTIONARY: 7, 3: 8}  # by PageType: data, dictionary, data of version 2
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page.
+
+    Attributes:
+        dictionary: whether it holds the dictionary and no values of rows.
+        stored: its bytes in the file.
+        unpacked: its bytes once they are unpacked.
+        values: that it holds; in lists, of all their rows together.
+    """
+
+    dictionary: bool
+    stored: int
+    unpacked: int
+    values: int
+
+
+class BadPages(Exception):
+    """The pages are damaged or exceed a limit; the message says why."""
+
+
+def rows_at_once(file: BinaryIO, metadata: Any, groups: Sequence[int], column: str) -> int:
+    """Check the pages of a column; returns how many rows may be decoded at once, at least 1.
+
+    Args:
+        file: the parquet file.
+        metadata: its `pyarrow.parquet.FileMetaData`.
+        groups: the row groups that will be read.
+        column: ``name``, or ``name.field`` of a structure.
+
+    Raises:
+        BadPages: a page is damaged or unpacks to more than the limits allow.
+    """
+    largest = 1
+    for group in groups:
+        for chunk, lists in _chunks(metadata, group, column):
+            values = 0
+            for page in _pages(file, chunk):
+                largest = max(largest, page.unpacked)
+                values += 0 if page.dictionary else page.values
+            if lists and values > limits.PARQUET_LIST_VALUES:
+                raise BadPages(
+                    f"a row group has lists of {values:,} values, the limit is "
+                    f"{limits.PARQUET_LIST_VALUES:,}: write smaller row groups"
+                )
+    # No value is larger than the page that it, or the dictionary with it, is in.
+    return max(1, limits.PARQUET_READ_BYTES // largest)
+
+
+def _chunks(metadata: Any, group: int, column: str) -> Iterator[tuple[Any, bool]]:
+    """The chunks of a column in a row group, and whether each holds lists."""
+    for k in range(metadata.num_columns):
+        path = metadata.schema.column(k).path
+        if path == column or path.startswith(f"{column}."):
+            found = metadata.schema.column(k)
+            yield metadata.row_group(group).column(k), found.max_repetition_level > 0
+
+
+def _pages(file: BinaryIO, chunk: Any) -> Iterator[Page]:
+    """The pages of a column chunk, as pyarrow finds them.
+
+    Raises:
+        BadPages: one is damaged, or unpacks to more than the limits allow.
+    """
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
+        at = chunk.dictionary_page_offset
+    stop, seen = at + chunk.total_compressed_size, 0
+    if at < 0 or chunk.total_compressed_size < 0 or chunk.num_values < 0:
+        raise BadPages("a column has a negative size")
+    while at < stop and seen < chunk.num_values:
+        page, header = _page(file, at)
+        yield page
+        seen += 0 if page.dictionary else page.values
+        at += header + page.stored
+
+
+def _page(file: BinaryIO, at: int) -> tuple[Page, int]:
+    """The page at an offset, and the bytes of its header.
+
+    Raises:
+        BadPages: it is damaged, or unpacks to more than the limits allow.
+    """
+    fields, length = _header(file, at)
+    kind, unpacked, stored = (_number(fields, key) for key in (_TYPE, _UNPACKED, _PACKED))
+    most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * stored)
+    if unpacked > most:
+        raise BadPages(f"the page at byte {at:,} unpacks to {unpacked:,} bytes")
+    inner = fields.get(_COUNTS.get(kind, 0))
+    values = _number(inner, 1) if isinstance(inner, dict) else 0
+    return Page(kind == _DICTIONARY, stored, unpacked, values), length
+
+
+def _header(file: BinaryIO, at: int) -> tuple[dict[int, object], int]:
+    size = _WINDOW
+    while True:
+        file.seek(at)
+        data = file.read(size)
+        try:
+            return read_struct(data)
+        except Truncated as error:
+            if len(data) < size or size >= limits.PARQUET_PAGE_HEADER_BYTES:
+                raise BadPages(f"the page at byte {at:,} has a damaged header") from error
+            size *= 4
+        except BadThrift as error:
+            raise BadPages(f"the page at byte {at:,} has a damaged header: {error}") from error
+
+
+def _number(fields: dict[int, object], key: int) -> int:
+    value = fields.get(key)
+    if not isinstance(value, int) or not 0 <= value < 2**31:
+        raise BadPages("a page states no size, or a negative one")
+    return value
