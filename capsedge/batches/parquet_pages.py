@@ -56,14 +56,18 @@ def rows_at_once(file: BinaryIO, metadata: Any, groups: Sequence[int], column: s
     largest = 1
     for group in groups:
         for chunk, lists in _chunks(metadata, group, column):
-            values = 0
+            values = stored = 0
             for page in _pages(file, chunk):
                 largest = max(largest, page.unpacked)
                 values += 0 if page.dictionary else page.values
-            if lists and values > limits.PARQUET_LIST_VALUES:
+                stored += page.stored
+            # All of them may be of one row, which is decoded as a whole.
+            most = max(limits.INPUT_VALUES, limits.PARQUET_LIST_RATIO * stored)
+            most = min(most, limits.PARQUET_LIST_VALUES)
+            if lists and values > most:
                 raise BadPages(
-                    f"a row group has lists of {values:,} values, the limit is "
-                    f"{limits.PARQUET_LIST_VALUES:,}: write smaller row groups"
+                    f"{stored:,} bytes of a row group hold lists of {values:,} values, the limit is "
+                    f"{most:,}: write smaller row groups"
                 )
     # No value is larger than the page that it, or the dictionary with it, is in.
     return max(1, limits.PARQUET_READ_BYTES // largest)

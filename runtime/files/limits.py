@@ -77,5 +77,6 @@ PARQUET_DEPTH = 64  # of structures in them
 PARQUET_COLUMNS = 10_000
 PARQUET_ROWS = 10_000_000  # of one file
 PARQUET_PAGE_HEADER_BYTES = MIB
-PARQUET_LIST_VALUES = 2**28  # of one row group, in a column of lists
+PARQUET_LIST_VALUES = 2**28  # of one row group, in a column of lists ...
+PARQUET_LIST_RATIO = 256  # ... and for each of its bytes, if that is more than `INPUT_VALUES`
 PARQUET_READ_BYTES = 64 * MIB  # of values decoded at once, if that is more than one
