@@ -153,7 +153,7 @@ class Arrays:
                 head = file.read(4)
                 if head[:2] == b"\x1f\x8b":
                     return None
-                if head[:3] != bytes((0, 0, 8)) or not 1 <= head[3] <= 4:
+                if len(head) < 4 or head[:3] != bytes((0, 0, 8)) or not 1 <= head[3] <= 4:
                     return None  # the reader of the whole file says what is wrong
                 packed = file.read(4 * head[3])
                 if len(packed) < 4 * head[3]:

@@ -131,14 +131,14 @@ class Journal:
         assert self.file is not None
         try:
             with opening.opened(self.file) as file, opened_parquet(file) as table:
-                stated = parse((table.metadata.metadata or {}).get(PLAN, b"null"))
+                stated = parse((table.content.metadata.metadata or {}).get(PLAN, b"null"))
                 counts = decode(Counts, stated.pop("counts")) if isinstance(stated, dict) else None
                 if counts is None or stated != {"sha256": self.digest}:
                     return False
                 rows = 0
-                for k in range(table.num_row_groups):
+                for k in range(len(table.groups)):
                     with reading():
-                        rows += table.read_row_group(k, use_threads=False).num_rows
+                        rows += table.content.read_row_group(k, use_threads=False).num_rows
         except (BadParquet, Malformed, KeyError, UsageError):
             return False
         self.counts = counts

@@ -6,11 +6,11 @@ dictionary repeats a value in as many rows as it likes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from capsedge.batches.thrift import BadThrift, Truncated, read_struct
+from capsedge.batches.thrift import BadThrift, Fields, Truncated, read_struct
 from capsedge.runtime.files import limits
 
 _WINDOW = 1 << 10  # bytes that nearly every header fits in
@@ -41,60 +41,105 @@ class BadPages(Exception):
     """The pages are damaged or exceed a limit; the message says why."""
 
 
-def rows_at_once(file: BinaryIO, metadata: Any, groups: Sequence[int], column: str) -> int:
+@dataclass(frozen=True)
+class Chunk:
+    """A column in a row group: where its pages are.
+
+    Attributes:
+        start: offset of the first.
+        stop: where the last one ends.
+        values: that they hold.
+    """
+
+    start: int
+    stop: int
+    values: int
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group: its rows, and its columns in the order of the schema."""
+
+    rows: int
+    chunks: tuple[Chunk, ...]
+
+
+def row_groups(footer: bytes) -> tuple[RowGroup, ...]:
+    """The row groups that a footer states; pyarrow's own objects for them abort the process on some footers.
+
+    Raises:
+        BadThrift: the footer is damaged, or has more or deeper values than the limits allow.
+        BadPages: it states sizes that no file has.
+    """
+    fields, _ = read_struct(footer)
+    return tuple(
+        RowGroup(_long(group, 3), tuple(_chunk(column) for column in _structures(group, 1)))
+        for group in _structures(fields, 4)
+    )
+
+
+def _chunk(column: Fields) -> Chunk:
+    """A chunk, which begins at its dictionary if that comes before its data."""
+    stated = column.get(3)
+    if not isinstance(stated, dict):
+        raise BadPages("a column without a description")
+    start = _long(stated, 9)
+    dictionary = _long(stated, 11) if 11 in stated else 0
+    if 0 < dictionary < start:
+        start = dictionary
+    return Chunk(start, start + _long(stated, 7), _long(stated, 5))
+
+
+def _structures(fields: Fields, key: int) -> list[Fields]:
+    found = fields.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _long(fields: Fields, key: int) -> int:
+    value = fields.get(key)
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise BadPages("a row group states no size, or a negative one")
+    return value
+
+
+def rows_at_once(file: BinaryIO, chunks: Iterable[Chunk], lists: bool) -> int:
     """Check the pages of a column; returns how many rows may be decoded at once, at least 1.
 
     Args:
         file: the parquet file.
-        metadata: its `pyarrow.parquet.FileMetaData`.
-        groups: the row groups that will be read.
-        column: ``name``, or ``name.field`` of a structure.
+        chunks: of the column, in the row groups that will be read.
+        lists: whether the column holds lists.
 
     Raises:
         BadPages: a page is damaged or unpacks to more than the limits allow.
     """
     largest = 1
-    for group in groups:
-        for chunk, lists in _chunks(metadata, group, column):
-            values = stored = 0
-            for page in _pages(file, chunk):
-                largest = max(largest, page.unpacked)
-                values += 0 if page.dictionary else page.values
-                stored += page.stored
-            # All of them may be of one row, which is decoded as a whole.
-            most = max(limits.INPUT_VALUES, limits.PARQUET_LIST_RATIO * stored)
-            most = min(most, limits.PARQUET_LIST_VALUES)
-            if lists and values > most:
-                raise BadPages(
-                    f"{stored:,} bytes of a row group hold lists of {values:,} values, the limit is "
-                    f"{most:,}: write smaller row groups"
-                )
+    for chunk in chunks:
+        values = stored = 0
+        for page in _pages(file, chunk):
+            largest = max(largest, page.unpacked)
+            values += 0 if page.dictionary else page.values
+            stored += page.stored
+        # All of them may be of one row, which is decoded as a whole.
+        most = max(limits.INPUT_VALUES, limits.PARQUET_LIST_RATIO * stored)
+        most = min(most, limits.PARQUET_LIST_VALUES)
+        if lists and values > most:
+            raise BadPages(
+                f"{stored:,} bytes of a row group hold lists of {values:,} values, the limit is "
+                f"{most:,}: write smaller row groups"
+            )
     # No value is larger than the page that it, or the dictionary with it, is in.
     return max(1, limits.PARQUET_READ_BYTES // largest)
 
 
-def _chunks(metadata: Any, group: int, column: str) -> Iterator[tuple[Any, bool]]:
-    """The chunks of a column in a row group, and whether each holds lists."""
-    for k in range(metadata.num_columns):
-        path = metadata.schema.column(k).path
-        if path == column or path.startswith(f"{column}."):
-            found = metadata.schema.column(k)
-            yield metadata.row_group(group).column(k), found.max_repetition_level > 0
-
-
-def _pages(file: BinaryIO, chunk: Any) -> Iterator[Page]:
+def _pages(file: BinaryIO, chunk: Chunk) -> Iterator[Page]:
     """The pages of a column chunk, as pyarrow finds them.
 
     Raises:
         BadPages: one is damaged, or unpacks to more than the limits allow.
     """
-    at = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
-        at = chunk.dictionary_page_offset
-    stop, seen = at + chunk.total_compressed_size, 0
-    if at < 0 or chunk.total_compressed_size < 0 or chunk.num_values < 0:
-        raise BadPages("a column has a negative size")
-    while at < stop and seen < chunk.num_values:
+    at, seen = chunk.start, 0
+    while at < chunk.stop and seen < chunk.values:
         page, header = _page(file, at)
         yield page
         seen += 0 if page.dictionary else page.values
@@ -117,7 +162,7 @@ def _page(file: BinaryIO, at: int) -> tuple[Page, int]:
     return Page(kind == _DICTIONARY, stored, unpacked, values), length
 
 
-def _header(file: BinaryIO, at: int) -> tuple[dict[int, object], int]:
+def _header(file: BinaryIO, at: int) -> tuple[Fields, int]:
     size = _WINDOW
     while True:
         file.seek(at)
@@ -132,7 +177,7 @@ def _header(file: BinaryIO, at: int) -> tuple[dict[int, object], int]:
             raise BadPages(f"the page at byte {at:,} has a damaged header: {error}") from error
 
 
-def _number(fields: dict[int, object], key: int) -> int:
+def _number(fields: Fields, key: int) -> int:
     value = fields.get(key)
     if not isinstance(value, int) or not 0 <= value < 2**31:
         raise BadPages("a page states no size, or a negative one")

@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from capsedge.batches.items import PART_ROWS, Item, Part, qualified
-from capsedge.batches.parquet_file import BadParquet, batches, opened_parquet, reading
+from capsedge.batches.parquet_file import BadParquet, opened_parquet, reading
 from capsedge.batches.storage import Storage
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
@@ -50,7 +50,7 @@ class Tables:
     def _cut(self, file: str) -> list[Part]:
         try:
             with self.storage.opened(file) as content, opened_parquet(content) as table:
-                groups = [table.metadata.row_group(k).num_rows for k in range(table.num_row_groups)]
+                groups = [group.rows for group in table.groups]
         except (BadParquet, UsageError, OSError) as error:
             if not file:
                 raise _unreadable(self.storage.address, error) from error
@@ -66,7 +66,7 @@ class Tables:
         try:
             with self.storage.opened(part.file) as content, opened_parquet(content) as table:
                 groups = list(range(part.start, part.stop))
-                for batch in batches(table, content, groups, self.column, _READ):
+                for batch in table.batches(groups, self.column, _READ):
                     for image in islice(_values(batch.column(0)), part.rows - done):
                         name = qualified(part.file, part.row + done)
                         done += 1
@@ -88,7 +88,7 @@ def find_column(storage: Storage, files: Sequence[str], wanted: str) -> str:
     for file in files:
         try:
             with storage.opened(file) as content, opened_parquet(content) as table:
-                schema = table.schema_arrow
+                schema = table.content.schema_arrow
         except (BadParquet, UsageError, OSError) as error:
             problem = error
             continue

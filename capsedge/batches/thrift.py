@@ -27,7 +27,8 @@ def read_struct(data: bytes) -> tuple[Fields, int]:
     """The fields of the structure that bytes begin with, and its length.
 
     Returns:
-        Numbers and structures by field number, other values as None; the bytes that the structure takes.
+        Numbers, structures and lists of structures by field number, other values as None; the bytes that the
+        structure takes.
 
     Raises:
         BadThrift: the bytes are damaged, or hold more values or deeper ones than the limits allow.
@@ -75,7 +76,8 @@ class _Walk:
         elif kind in (_LIST, _SET):
             head = self._byte()
             count = head >> 4 if head >> 4 < 15 else self._varint()
-            self._elements(count, (head & 15,), depth)
+            found = self._elements(count, (head & 15,), depth)
+            return found if head & 15 == _STRUCT else None
         elif kind == _MAP:
             if count := self._varint():
                 kinds = self._byte()
@@ -84,15 +86,13 @@ class _Walk:
             raise BadThrift(f"it has a value of the unknown type {kind}")
         return None
 
-    def _elements(self, count: int, kinds: tuple[int, ...], depth: int) -> None:
+    def _elements(self, count: int, kinds: tuple[int, ...], depth: int) -> list[object]:
         if depth > limits.PARQUET_DEPTH:
             raise BadThrift(f"it is nested over {limits.PARQUET_DEPTH} deep")
         if count > len(self._data) - self.at:  # an element has at least a byte
             raise Truncated("it ends within a list")
         self._count(count)
-        for _ in range(count):
-            for kind in kinds:
-                self._value(kind, depth + 1)
+        return [self._value(kind, depth + 1) for _ in range(count) for kind in kinds]
 
     def _byte(self) -> int:
         if self.at >= len(self._data):

@@ -57,6 +57,7 @@ def npz() -> dict[str, bytes]:
         "a header that is code": images_npz("__import__('os').system('true')"),
         "a header that is no token": images_npz("{'descr': '''"),
         "objects": images_npz(NPY.replace("|u1", "|O") % "1,"),
+        "floats of one byte": images_npz(NPY.replace("|u1", "<f1") % "10, 10, 10"),
         "records": images_npz("{'descr': [('a', '|u1')], 'fortran_order': False, 'shape': (1,), }"),
         "unpacks 1,000 times": archive({"images.npy": npy(NPY % "540000000,", bytes(200 << 20))}),
         "lzma": images_npz(NPY % "10, 10, 10", zipfile.ZIP_LZMA),
@@ -488,6 +489,7 @@ def arrays() -> dict[str, bytes]:
         "255 sizes of 2**32 - 1": bytes((0, 0, 8, 255)) + b"\xff" * 1020 + b"\0",
         "255 sizes, gzipped": gzip.compress(bytes((0, 0, 8, 255)) + b"\xff" * 1020),
         "no size": bytes((0, 0, 8, 0)),
+        "three bytes": bytes((0, 0, 8)),
         "negative": npy(NPY % "-1, 28, 28", bytes(784)),
         "an image of 2**40 pixels": npy(NPY % "1, 1048576, 1048576"),
         "4,096 sizes": npy(NPY % ("1," * 4096), b"\0"),
@@ -496,7 +498,8 @@ def arrays() -> dict[str, bytes]:
         "a bomb of gzip": gzip.compress(
             struct.pack(">IIII", 0x803, 900_000, 28, 28) + bytes(600 << 20), 1
         ),
-        "DIGITS": npy(NPY % f"{DIGITS}, 28, 28"),
+        "floats of one byte": npy(NPY.replace("|u1", "<f1") % "2, 8, 8", bytes(128)),
+        "a size of 400 digits": npy(NPY % f"{DIGITS}, 28, 28"),
         **{f"npz: {title}": data for title, data in npz().items()},
     }
 

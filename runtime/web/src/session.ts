@@ -239,7 +239,7 @@ export class Session {
     if (!image.every((value) => Math.abs(value) < LARGEST)) {
       throw new CapsedgeError(
         "input",
-        "The prepared input has values that are NaN, infinite, or of 2^60 and more.",
+        "The prepared input has values that are NaN, infinite, or of 2^32 and more.",
         "Pass finite numbers.",
       );
     }
