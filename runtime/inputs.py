@@ -14,7 +14,7 @@ from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.backends.onnxruntime_backend import Port
 
 # Of images: layers may amplify them 2^20 times, and squares of 2^20 such values still add up within float32
-# (2 * (32 + 20) + 20 < 128). The same in libcapsedge (session.cpp, decoder.cpp) and in the npm package (decoder.ts).
+# (2 * (32 + 20) + 20 < 128). The same in libcapsedge (session.cpp, decoder.cpp) and in decoder.ts.
 LARGEST = 2.0**32
 
 
@@ -64,7 +64,7 @@ def fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
 
 
 def _small(array: NDArray[Any], bound: float) -> bool:
-    """Whether the sum of the squares tells that all values are below ``bound``; never if one is NaN or infinite.
+    """Whether the sum of squares tells that all values are below ``bound``; never if one is NaN or infinite.
 
     One pass without copies, after which ordinary arrays need no closer look. Between passes numpy waits for
     the interpreter, which in a busy server takes longer than the pass.

@@ -45,6 +45,10 @@ KERNEL = 1024
 NAME_CHARACTERS = 1024  # of one class name
 ORIGIN_CHARACTERS = 4096  # of one text about where weights come from
 ORIGIN_ENTRIES = 256  # notes, differences, results of a comparison
+MODEL_VALUES = 2**26  # of one layer's output for one image
+MODEL_SUM = 2**28  # of all layers' outputs for one image
+MODEL_STEPS = 20_000  # operators of one image, routing iterations each on their own
+MODEL_OPERATIONS = 2**40  # floating-point operations of one image
 
 # Graphs of inspected ONNX files.
 GRAPH_NODES = 100_000
