@@ -305,16 +305,24 @@ class Runner(Summarized):
             batch = np.concatenate([batch, rest])
         port = self.inputs[0]
         found = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
-        for name, value in found.items():
-            if value.ndim < 1 or len(value) != len(batch):
-                raise ArtefactError(
-                    f"{self.path} computed other rows of '{name}' than images.",
-                    f"Its shape is {list(value.shape)} for {len(batch)} images.",
-                    "Export the model again so that every output has one row per image.",
-                )
+        self._check_rows(found, len(batch))
         if count == len(batch):
             return found
         return {name: value[:count] for name, value in found.items()}
+
+    def _check_rows(self, outputs: Mapping[str, NDArray[Any]], images: int) -> None:
+        """Refuse outputs that do not have one row per image.
+
+        Raises:
+            ArtefactError: one has not.
+        """
+        for name, value in outputs.items():
+            if value.ndim < 1 or len(value) != images:
+                raise ArtefactError(
+                    f"{self.path} computed other rows of '{name}' than images.",
+                    f"Its shape is {list(value.shape)} for {images} images.",
+                    "Export the model again so that every output has one row per image.",
+                )
 
 
 def _arrays(images: AnyArray | Iterable[AnyArray]) -> NDArray[Any] | Iterator[NDArray[Any]]:
