@@ -15,6 +15,7 @@ from torch import Tensor
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.models import CapsuleModel, build
 from capsedge.models.config import ModelConfig, config_from_dict
+from capsedge.models.work import check_work
 from capsedge.runtime.files import formats, limits
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.documents import Malformed, parse
@@ -141,13 +142,14 @@ def _shapes(config: ModelConfig) -> Shapes:
     """Names and shapes of a model's parameters and buffers, without allocating them.
 
     Raises:
-        UsageError: such a model is impossible.
+        UsageError: such a model is impossible, or takes more work than the limits allow.
     """
     try:
         with torch.device("meta"):
             model = build(config)
     except RuntimeError as error:  # raised by torch for sizes beyond 64 bits
         raise UsageError("No model can be that large.", str(error).split("\n")[0]) from error
+    check_work(model)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

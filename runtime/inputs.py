@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.backends.onnxruntime_backend import Port
 
-LARGEST = 2.0**60  # squares of larger values, and sums of those, overflow float32
+# Of images: layers may amplify them 2^20 times, and squares of 2^20 such values still add up within float32
+# (2 * (32 + 20) + 20 < 128). The same in libcapsedge (session.cpp, decoder.cpp) and in decoder.ts.
+LARGEST = 2.0**32
 
 
 def stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:
@@ -62,13 +64,13 @@ def fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
 
 
 def _small(array: NDArray[Any], bound: float) -> bool:
-    """Whether the squares of all values add up to less than ``bound``; never if one is NaN or infinite.
+    """Whether the sum of squares tells that all values are below ``bound``; never if one is NaN or infinite.
 
     One pass without copies, after which ordinary arrays need no closer look. Between passes numpy waits for
     the interpreter, which in a busy server takes longer than the pass.
     """
     flat = array.reshape(-1)
-    return bool(np.einsum("i,i->", flat, flat) < bound)
+    return bool(np.einsum("i,i->", flat, flat) < bound * bound)
 
 
 def checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
@@ -103,9 +105,9 @@ def checked(port: Port, array: object, bound: float, any_batch: bool = False) ->
         if wrong:
             raise UsageError(
                 f"Input '{port.name}' has values that are NaN or infinite"
-                + (", or of 2^60 and more." if bound == LARGEST else "."),
+                + (", or of 2^32 and more." if bound == LARGEST else "."),
                 f"{wrong} of {array.size} values; wanted: finite numbers"
-                + (" with finite squares." if bound == LARGEST else "."),
+                + (" below 2^32." if bound == LARGEST else "."),
                 "Clean the array before inference.",
             )
     return array

@@ -294,16 +294,35 @@ class Runner(Summarized):
             )
 
     def _run_batch(self, batch: NDArray[Any], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Run ``[n, C, H, W]``; a batch that is empty or shorter than the fixed one is padded with zeros."""
+        """Run ``[n, C, H, W]``; a batch that is empty or shorter than the fixed one is padded with zeros.
+
+        Raises:
+            ArtefactError: an output has more or fewer rows than there are images.
+        """
         count, size = len(batch), self.smallest_batch
         if count < size:
             rest = np.zeros((size - count, *batch.shape[1:]), batch.dtype)
             batch = np.concatenate([batch, rest])
         port = self.inputs[0]
         found = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
+        self._check_rows(found, len(batch))
         if count == len(batch):
             return found
         return {name: value[:count] for name, value in found.items()}
+
+    def _check_rows(self, outputs: Mapping[str, NDArray[Any]], images: int) -> None:
+        """Refuse outputs that do not have one row per image.
+
+        Raises:
+            ArtefactError: one has not.
+        """
+        for name, value in outputs.items():
+            if value.ndim < 1 or len(value) != images:
+                raise ArtefactError(
+                    f"{self.path} computed other rows of '{name}' than images.",
+                    f"Its shape is {list(value.shape)} for {images} images.",
+                    "Export the model again so that every output has one row per image.",
+                )
 
 
 def _arrays(images: AnyArray | Iterable[AnyArray]) -> NDArray[Any] | Iterator[NDArray[Any]]:

@@ -155,6 +155,7 @@ class Session(Explaining, Predictor):
             UsageError, ArtefactError: as `predict`.
         """
         top_k, threshold = self._choice(top_k, threshold)
+        self._check_rows(outputs, len(images))
         return list(self._interpreted(images, outputs, top_k, threshold, invert))
 
     def check_choice(self, top_k: int | None, threshold: float | None) -> None:
@@ -260,9 +261,13 @@ class Session(Explaining, Predictor):
         scores, kind = scores_of(found, answers.kind, self.multi_label)
         none = np.zeros((*scores.shape, 0), np.float32)
         of_poses = none if answers.poses is None else outputs[answers.poses]
+        if of_poses.shape[:2] != scores.shape:
+            raise self._other_size(int(np.prod(of_poses.shape[1:2])), scores.shape[1], "poses")
         taken: NDArray[Any] | list[None] = [None] * len(scores)
         if answers.long_way is not None:
             taken = outputs[answers.long_way]
+            if taken.ndim != 1:
+                raise self._other_size(int(np.prod(taken.shape[1:])), 1, "decisions of the cascade")
         for row, poses, long in zip(scores, of_poses, taken, strict=True):
             poses = poses.astype(np.float32).reshape(len(row), -1)
             labels = tuple(

@@ -12,7 +12,7 @@ from capsedge.batches.answering import Answerer
 from capsedge.batches.columns import Counts, part_bytes, schema_of
 from capsedge.batches.finding import find_source
 from capsedge.batches.items import Part, Source
-from capsedge.batches.journal import Journal
+from capsedge.batches.journal import Journal, check_output
 from capsedge.batches.model_bytes import ModelBytes, read_model
 from capsedge.batches.parquet_file import import_parquet
 from capsedge.batches.report import BatchReport
@@ -23,7 +23,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
 from capsedge.runtime.session import Session
 
-FORMAT = 1  # of the table: an unfinished run of another format is not resumed
+FORMAT = 2  # of the table: an unfinished run of another format is not resumed
 Progress = Callable[[int, int | None], None]
 
 
@@ -49,6 +49,7 @@ def batch(
     outputs: Sequence[str] = (),
     invert: bool = False,
     resume: bool = False,
+    force: bool = False,
     cluster: str | None = None,
     threads: int | None = None,
     ops: str = "auto",
@@ -72,6 +73,7 @@ def batch(
         invert: for dark ink on a light background.
         resume: go on with an unfinished run of the same model, source and options. The table is the same, bit
             for bit, as that of a run that was not interrupted.
+        force: replace the table, finished or not, of an earlier run.
         cluster: address of a running Ray cluster, or ``auto`` for the one that this machine belongs to; None
             runs on this machine alone, without Ray. Its machines reach the source by the same path.
         threads: threads of one inference; on a cluster, the CPUs of one worker (1 by default).
@@ -82,10 +84,11 @@ def batch(
         The counts, and where the table is.
 
     Raises:
-        UsageError: the source or the model cannot be read, the output lies in the source or holds something
-            else, or an argument is wrong.
+        UsageError: the source or the model cannot be read, the output lies in the source, exists already or
+            names another format, or an argument is wrong.
         EnvironmentProblem: pyarrow, Ray or a package for an address is missing, or the disk is full.
-        ArtefactError: the model's file is damaged, or does not state its classes and its preprocessing.
+        ArtefactError: the model's file is damaged, or does not state its classes and its preprocessing; a
+            part of the run that goes on is damaged.
 
     Example:
         >>> capsedge.batch("digits-em", "photos/", "answers.parquet").images
@@ -99,6 +102,12 @@ def batch(
             "The next run would read it.",
             "Name an output outside of the source.",
         )
+    check_output(target)
+    if resume and force:
+        raise UsageError(
+            "A run goes on, or replaces an earlier one.", "", "Use resume or force.",
+            command="Use --resume or --force.",
+        )  # fmt: skip
     options = _Options(
         threads, ops, device, provider, invert, tuple(dict.fromkeys(outputs)), cluster
     )
@@ -114,7 +123,7 @@ def batch(
         parts = found.parts()
         journal = Journal(target, _plan(session, content, found, options), parts)
         try:
-            done = journal.begin(resume)
+            done = journal.begin(resume, force)
             if not journal.complete:
                 left = [part for part in parts if part.number not in done]
                 produced = _produced(answerer, schema, found, left, content, options)

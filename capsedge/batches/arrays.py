@@ -58,11 +58,12 @@ class Arrays:
                 "Images are pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
                 "Save the images in one of these forms.",
             )
-        if math.prod(shape[1:]) > limits.INPUT_VALUES:
+        # Without values, a file of any size could hold any number of images.
+        if not 1 <= math.prod(shape[1:]) <= limits.INPUT_VALUES:
             raise UsageError(
                 f"{self.storage.address} has images {list(shape[1:])}.",
-                f"The limit is {limits.INPUT_VALUES:,} values.",
-                "Make the images smaller.",
+                f"Images have from 1 to {limits.INPUT_VALUES:,} values.",
+                "Save images of another size.",
             )
         return [
             Part(k, start=start, stop=min(start + PART_ROWS, shape[0]), row=start,
@@ -152,7 +153,7 @@ class Arrays:
                 head = file.read(4)
                 if head[:2] == b"\x1f\x8b":
                     return None
-                if head[:3] != bytes((0, 0, 8)) or not 1 <= head[3] <= 4:
+                if len(head) < 4 or head[:3] != bytes((0, 0, 8)) or not 1 <= head[3] <= 4:
                     return None  # the reader of the whole file says what is wrong
                 packed = file.read(4 * head[3])
                 if len(packed) < 4 * head[3]:

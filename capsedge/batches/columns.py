@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
 from capsedge.batches.answering import Answerer, Row
 from capsedge.batches.items import PART_ROWS
-from capsedge.batches.parquet_file import import_parquet
+from capsedge.batches.parquet_file import import_parquet, reading
 
-COUNTS = b"capsedge.counts"
 PLAN = b"capsedge.plan"
 
 
@@ -63,7 +61,7 @@ def schema_of(answerer: Answerer) -> Any:
 
 
 def part_bytes(rows: Iterable[Row], schema: Any) -> tuple[bytes, Counts]:
-    """A parquet file of the rows, with its counts in the metadata; a row group for every `PART_ROWS` rows."""
+    """A parquet file of the rows, with a row group for every `PART_ROWS` rows, and its counts."""
     import pyarrow as pa
 
     rest, counts, sink = iter(rows), Counts(), pa.BufferOutputStream()
@@ -73,7 +71,6 @@ def part_bytes(rows: Iterable[Row], schema: Any) -> tuple[bytes, Counts]:
             counts.failed += sum(row.get("error") is not None for row in few)
             counts.nothing += sum(row.get("nothing") is not None for row in few)
             writer.write_table(pa.Table.from_pylist(few, schema=schema))
-        writer.add_key_value_metadata({COUNTS: json.dumps(counts.to_dict())})
     return sink.getvalue().to_pybytes(), counts
 
 
@@ -84,35 +81,33 @@ def table_writer(target: Any, schema: Any) -> Any:
     )
 
 
-def counts_of(file: BinaryIO) -> Counts:
-    """The counts of a part.
-
-    Raises:
-        ValueError: the file has none.
-    """
-    stated = import_parquet().read_metadata(file).metadata or {}
-    counts = json.loads(stated.get(COUNTS, b"null"))
-    if not isinstance(counts, dict):
-        raise ValueError("it states no counts")
-    return Counts(**counts)
-
-
-def merge(parts: Sequence[Any], target: BinaryIO, schema: Any, plan: str) -> None:
-    """One table of the rows of parts, in their order.
+def merge(parts: Iterable[bytes], target: BinaryIO, schema: Any, plan: str) -> int:
+    """One table of the rows of parts, in their order; returns how many there are.
 
     Args:
-        parts: functions that open a part, each a context manager.
-        plan: the digest of the plan, which the table states.
+        parts: the content of each.
+        plan: what the table states of itself.
+
+    Raises:
+        BadParquet: a part is damaged.
     """
+    rows = 0
     with table_writer(target, schema) as writer:
-        for opened in parts:
-            with opened() as part:
-                for table in _groups(part):
-                    writer.write_table(table)
+        for part in parts:
+            for table in _groups(part):
+                rows += table.num_rows
+                writer.write_table(table)
         writer.add_key_value_metadata({PLAN: plan})
+    return rows
 
 
-def _groups(part: BinaryIO) -> Iterator[Any]:
-    with import_parquet().ParquetFile(part, page_checksum_verification=True) as file:
+def _groups(part: bytes) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with reading():
+        file = import_parquet().ParquetFile(pa.BufferReader(part))
+    with file:
         for k in range(file.num_row_groups):
-            yield file.read_row_group(k)
+            with reading():
+                table = file.read_row_group(k, use_threads=False)
+            yield table

@@ -13,16 +13,19 @@ import binascii
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from capsedge.batches.parquet_pages import RowGroup, row_groups, rows_at_once
 from capsedge.errors import CapsedgeError, EnvironmentProblem
 from capsedge.runtime.files import limits
 
 MAGIC = b"PAR1"
 INSTALL = "pip install 'capsedge[batch]'"
 _KEY, _HIDDEN = b"ARROW:schema", b"ARROW:hidden"
+_BUFFER = 1 << 20
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
 _EXTENSION = b"ARROW:extension:name"
 
@@ -31,9 +34,58 @@ class BadParquet(Exception):
     """The file is damaged, exceeds a limit or is not harmless; the message says why."""
 
 
+@dataclass(frozen=True)
+class Table:
+    """An open parquet file.
+
+    Attributes:
+        content: a `pyarrow.parquet.ParquetFile` whose columns have plain types.
+        groups: its row groups.
+    """
+
+    content: Any
+    groups: tuple[RowGroup, ...]
+    _file: BinaryIO
+
+    def batches(self, groups: Sequence[int], column: str, rows: int) -> Iterator[Any]:
+        """Batches of a column, each of so few rows that their values stay within the limits.
+
+        On this thread alone: pyarrow's own threads may still wait for the file when the process ends, which
+        aborts it.
+
+        Args:
+            groups: the row groups.
+            column: ``name``, or ``name.field`` of a structure.
+            rows: of one batch, at most.
+
+        Raises:
+            BadParquet: the column is damaged or exceeds a limit.
+        """
+        with reading():
+            for place, lists in self._places(column):
+                chunks = [self.groups[k].chunks[place] for k in groups]
+                rows = min(rows, rows_at_once(self._file, chunks, lists))
+            found = self.content.iter_batches(
+                rows, row_groups=groups, columns=[column], use_threads=False
+            )
+        while True:
+            with reading():
+                batch = next(found, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _places(self, column: str) -> Iterator[tuple[int, bool]]:
+        """The columns of the schema that one of the table consists of, and whether each holds lists."""
+        for k in range(len(self.content.schema)):
+            stored = self.content.schema.column(k)
+            if stored.path == column or stored.path.startswith(f"{column}."):
+                yield k, stored.max_repetition_level > 0
+
+
 @contextmanager
-def opened_parquet(file: BinaryIO) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile` whose columns have plain types, while the block runs.
+def opened_parquet(file: BinaryIO) -> Iterator[Table]:
+    """A parquet file, while the block runs.
 
     Args:
         file: the file, open for reading at any position.
@@ -47,13 +99,17 @@ def opened_parquet(file: BinaryIO) -> Iterator[Any]:
         plain = _Plain(file)
         found = parquet.ParquetFile(
             plain,
+            buffer_size=_BUFFER,  # columns are read as a stream, and not as a whole
             thrift_string_size_limit=limits.PARQUET_FOOTER_BYTES,
-            thrift_container_size_limit=limits.PARQUET_FOOTER_BYTES,
+            thrift_container_size_limit=limits.PARQUET_VALUES,
         )
         if len(found.schema) > limits.PARQUET_COLUMNS:
             raise BadParquet(f"it has over {limits.PARQUET_COLUMNS:,} columns")
+        rows = sum(group.rows for group in plain.groups)
+        if rows > limits.PARQUET_ROWS:
+            raise BadParquet(f"it states {rows:,} rows, the limit is {limits.PARQUET_ROWS:,}")
     with found:
-        yield found
+        yield Table(found, plain.groups, file)
 
 
 @contextmanager
@@ -108,6 +164,7 @@ class _Plain(io.RawIOBase):
         file.seek(self._start)
         footer = file.read(length + 8)
         _check_plain(footer)
+        self.groups = row_groups(footer[:-8])  # refuses lists that are longer than the footer
         self._footer = footer.replace(_KEY, _HIDDEN)
         self._at = 0
 

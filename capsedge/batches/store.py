@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -69,15 +69,9 @@ class Store:
         if self._remote is None:
             write_bytes(self._folder / name, content)
             return
-        try:
+        with self._failing(f"Writing {name} to"):
             fs, path = self._remote.system
             fs.pipe_file(f"{path.rstrip('/')}/{name}", content)
-        except Exception as error:  # every file system has errors of its own
-            raise EnvironmentProblem(
-                f"Writing {name} to {self.address} failed.",
-                f"{type(error).__name__}: {error}.",
-                "Check the address and the rights to it, then continue with --resume.",
-            ) from error
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
@@ -93,14 +87,45 @@ class Store:
             with self._remote.opened(name) as remote:
                 yield remote
 
-    def get(self, name: str) -> bytes:
-        """The content of a file.
+    def get(self, name: str, most: int) -> bytes:
+        """The content of a file; of one with more than ``most`` bytes, so many and one more.
 
         Raises:
             UsageError: it cannot be read.
         """
         with self.opened(name) as file:
-            return file.read()
+            return file.read(most + 1)
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Remove files.
+
+        Raises:
+            UsageError, EnvironmentProblem: they cannot be removed.
+        """
+        for name in sorted(names):
+            if self._remote is None:
+                with opening.explained(self._folder / name, "Check the rights to it."):
+                    (self._folder / name).unlink()
+                continue
+            fs, path = self._remote.system
+            with self._failing(f"Removing {name} from"):
+                fs.rm_file(f"{path.rstrip('/')}/{name}")
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Turn a file system's failures into readable errors.
+
+        Raises:
+            EnvironmentProblem: the block failed.
+        """
+        try:
+            yield
+        except Exception as error:  # every file system has errors of its own
+            raise EnvironmentProblem(
+                f"{what} {self.address} failed.",
+                f"{type(error).__name__}: {error}.",
+                "Check the address and the rights to it, then continue with --resume.",
+            ) from error
 
     def unlock_file(self) -> None:
         """Remove the mark of the lock from a folder that stays."""

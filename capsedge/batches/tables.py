@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count as counting
+from itertools import islice
 from typing import Any
 
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ class Tables:
     def _cut(self, file: str) -> list[Part]:
         try:
             with self.storage.opened(file) as content, opened_parquet(content) as table:
-                groups = [table.metadata.row_group(k).num_rows for k in range(table.num_row_groups)]
+                groups = [group.rows for group in table.groups]
         except (BadParquet, UsageError, OSError) as error:
             if not file:
                 raise _unreadable(self.storage.address, error) from error
@@ -64,19 +65,14 @@ class Tables:
         done = 0
         try:
             with self.storage.opened(part.file) as content, opened_parquet(content) as table:
-                batches = table.iter_batches(
-                    _READ, row_groups=list(range(part.start, part.stop)), columns=[self.column]
-                )
-                while done < part.rows:
-                    with reading():
-                        batch = next(batches, None)
-                        images = [] if batch is None else list(_values(batch.column(0)))
-                    if batch is None:
-                        raise BadParquet("it has fewer rows than its footer states")
-                    for image in images[: part.rows - done]:
+                groups = list(range(part.start, part.stop))
+                for batch in table.batches(groups, self.column, _READ):
+                    for image in islice(_values(batch.column(0)), part.rows - done):
                         name = qualified(part.file, part.row + done)
                         done += 1
                         yield _item(name, image)
+                if done < part.rows:
+                    raise BadParquet("it has fewer rows than its footer states")
         except (BadParquet, UsageError, OSError) as error:
             for row in range(part.row + done, part.row + part.rows):
                 yield Item(qualified(part.file, row), error=f"The file is damaged: {_why(error)}")
@@ -92,7 +88,7 @@ def find_column(storage: Storage, files: Sequence[str], wanted: str) -> str:
     for file in files:
         try:
             with storage.opened(file) as content, opened_parquet(content) as table:
-                schema = table.schema_arrow
+                schema = table.content.schema_arrow
         except (BadParquet, UsageError, OSError) as error:
             problem = error
             continue
@@ -162,16 +158,31 @@ def _grouped(file: str, groups: Sequence[int]) -> Iterator[Part]:
 
 
 def _values(column: Any) -> Iterator[Any]:
-    """The values of a column: bytes, arrays, None, or the text of an error."""
+    """The values of a column: bytes, arrays, None, or the text of an error.
+
+    Raises:
+        BadParquet: the column is damaged.
+    """
     import pyarrow.types as types
 
-    while types.is_struct(column.type):  # nulls of the structure are nulls of its field
-        column = column.flatten()[0]
-    if _is_bytes(column.type):
-        yield from (value.as_py() for value in column)
-        return
+    with reading():
+        while types.is_struct(column.type):  # nulls of the structure are nulls of its field
+            column = column.flatten()[0]
+    read = _bytes if _is_bytes(column.type) else _array
     for k in range(len(column)):
-        yield None if not column[k].is_valid else _array(column.slice(k, 1))
+        with reading():
+            row = column.slice(k, 1)
+            value = None if row.null_count else read(row)
+        yield value
+
+
+def _bytes(rows: Any) -> bytes | str:
+    """The value of one row; the text of an error if it is larger than a file of an image may be."""
+    content = rows[0].as_buffer()
+    if content.size > limits.IMAGE_FILE_BYTES:
+        return f"It has {content.size:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}."
+    data: bytes = content.to_pybytes()
+    return data
 
 
 def _array(rows: Any) -> NDArray[Any] | str:

@@ -51,7 +51,7 @@ class Stream:
     """
 
     def __init__(self, file: BinaryIO, stored: int) -> None:
-        self._file = file
+        self._file, self._stored = file, stored
         self.packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         self.position = 0
@@ -80,13 +80,13 @@ class Stream:
         return b"".join(parts)
 
     def skip(self, count: int) -> None:
-        """Go forward.
+        """Go forward, at most to the end: a header may claim more bytes than any file has.
 
         Raises:
             BadTar: the archive is damaged or too large.
         """
         if self._inflate is None:
-            self.position = self._file.seek(self.position + count)
+            self.position = self._file.seek(min(self.position + count, self._stored))
             return
         while count > 0 and (data := self.read(min(count, 1 << 20))):
             count -= len(data)
@@ -124,7 +124,6 @@ def members(stream: Stream, start: int = 0) -> Iterator[Member]:
     sized: int | None = None
     offset, count = start, 0
     while header := _header(stream):
-        at = stream.position - BLOCK
         kind, size = header[156:157], _number(header[124:136])
         if kind in b"LKxg" and kind:
             text = _extension(stream, size)
@@ -137,13 +136,29 @@ def members(stream: Stream, start: int = 0) -> Iterator[Member]:
         name = _text(header[:100]) if named is None else named
         if named is None and header[257:262] == b"ustar" and header[345:346] != b"\0":
             name = f"{_text(header[345:500])}/{name}"
-        content = at + BLOCK
+        if kind == b"S" and header[482]:
+            _skip_map(stream)
+        content = stream.position
         yield Member(offset, name, size, "" if kind in _REGULAR else _OTHER.get(kind, "no file"))
         count += 1
         if count > limits.TAR_MEMBERS:
             raise BadTar(f"it has over {limits.TAR_MEMBERS:,} members")
         stream.skip(content + -(-size // BLOCK) * BLOCK - stream.position)
         named, sized, offset = None, None, stream.position
+
+
+def _skip_map(stream: Stream) -> None:
+    """Go past the blocks in which GNU tar continues the map of a sparse file.
+
+    Raises:
+        BadTar: the archive ends in them.
+    """
+    while True:
+        block = stream.read(BLOCK)
+        if len(block) < BLOCK:
+            raise BadTar("it ends within the map of a sparse file")
+        if not block[504]:
+            return
 
 
 def _header(stream: Stream) -> bytes:
@@ -211,13 +226,15 @@ def _stated(kind: bytes, text: bytes) -> tuple[str | None, int | None]:
         return None, None
     name: str | None = None
     size: int | None = None
-    while text:
-        length, _, rest = text.partition(b" ")
-        known = length.isdigit() and len(length) < 10
-        if not known or not len(length) + 1 < int(length) <= len(text):
+    at = 0
+    while at < len(text):
+        space = text.find(b" ", at, at + 10)
+        length = text[at:space] if space > 0 else b""
+        stop = at + int(length) if length.isdigit() else 0
+        if not space + 1 < stop <= len(text):
             raise BadTar("a pax header is damaged")
-        record, text = rest[: int(length) - len(length) - 1], text[int(length) :]
-        key, _, value = record.rstrip(b"\n").partition(b"=")
+        key, _, value = text[space + 1 : stop].rstrip(b"\n").partition(b"=")
+        at = stop
         if key == b"path":
             name = _text(value)
         elif key == b"size":

@@ -77,6 +77,9 @@ Resume = Annotated[
     bool,
     Option("--resume", help="Go on with an interrupted run of the same model and source."),
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace the table of an earlier run, finished or not.")
+]
 Cluster = Annotated[
     str | None,
     Option("--cluster", help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto."),
@@ -91,6 +94,7 @@ def command(
     outputs: Outputs = "",
     invert: Invert = False,
     resume: Resume = False,
+    force: Force = False,
     cluster: Cluster = None,
     threads: _options.Threads = None,
     ops: _options.Ops = "auto",
@@ -108,8 +112,8 @@ def command(
     with redirect_stdout(sys.stderr), _progress() as progress, _resumable():
         report = batch(
             model, source, output, column=column, outputs=_options.words(outputs), invert=invert,
-            resume=resume, cluster=cluster, threads=threads, ops=ops, device=device, provider=provider,
-            progress=progress,
+            resume=resume, force=force, cluster=cluster, threads=threads, ops=ops, device=device,
+            provider=provider, progress=progress,
         )  # fmt: skip
     if as_json:
         _common.print_json(report.to_dict())

@@ -132,7 +132,11 @@ def header(path: Path, member: IO[bytes], name: str) -> tuple[np.dtype[Any], boo
     shape = tuple(int(match[1]) for match in matches if match)
     if len(shape) != len(sizes) or len(shape) > 8:
         raise _foreign(path, name, f"its shape is ({found['shape'].strip()[:80]})")
-    return np.dtype(found["descr"]), found["order"] == "True", shape
+    try:
+        dtype = np.dtype(found["descr"])
+    except TypeError:  # a size that its kind of number does not come in
+        raise _foreign(path, name, f"its type is {found['descr']}") from None
+    return dtype, found["order"] == "True", shape
 
 
 def _foreign(path: Path, name: str, why: str) -> UsageError:

@@ -114,7 +114,7 @@ class Stage(nn.Module):
         shift = self.shift(capsule[:, :4]).tanh()
         width = self.bins * (1 + self.scale(capsule[:, 4:8]).tanh())
         share = self.share(capsule[:, 8:]).relu().reshape(-1, self.values, self.bins)
-        bins = torch.arange(self.bins, dtype=capsule.dtype) - self.bins // 2
+        bins = torch.arange(self.bins, dtype=capsule.dtype, device=capsule.device) - self.bins // 2
         return ((bins + shift.unsqueeze(-1)) * share).sum(-1), width
 
 

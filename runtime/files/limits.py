@@ -50,6 +50,10 @@ KERNEL = 1024
 NAME_CHARACTERS = 1024  # of one class name
 ORIGIN_CHARACTERS = 4096  # of one text about where weights come from
 ORIGIN_ENTRIES = 256  # notes, differences, results of a comparison
+MODEL_VALUES = 2**26  # of one layer's output for one image
+MODEL_SUM = 2**28  # of all layers' outputs for one image
+MODEL_STEPS = 20_000  # operators of one image, routing iterations each on their own
+MODEL_OPERATIONS = 2**40  # floating-point operations of one image
 
 # Graphs of inspected ONNX files.
 GRAPH_NODES = 100_000
@@ -77,4 +81,11 @@ OPTIMIZE_BYTES = 16 * GIB  # of address space, of which libraries take a part
 TAR_MEMBERS = 10_000_000  # of one archive
 TAR_HEADER_BYTES = 64 * KIB  # of one extended header, such as one with a long name
 PARQUET_FOOTER_BYTES = 64 * MIB
+PARQUET_VALUES = 2_000_000  # in the footer, or in the header of one page
+PARQUET_DEPTH = 64  # of structures in them
 PARQUET_COLUMNS = 10_000
+PARQUET_ROWS = 10_000_000  # of one file
+PARQUET_PAGE_HEADER_BYTES = MIB
+PARQUET_LIST_VALUES = 2**28  # of one row group, in a column of lists ...
+PARQUET_LIST_RATIO = 256  # ... and for each of its bytes, if that is more than `INPUT_VALUES`
+PARQUET_READ_BYTES = 64 * MIB  # of values decoded at once, if that is more than one

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.batches.sources import COUNT, KINDS, MODEL, pixels, write_folder
+from tests.batches.test_resume import content
 from tests.places.table import run
 
 
@@ -21,7 +22,7 @@ def test_json_and_the_exit_code_of_bad_images(
     assert f"{COUNT} images" in said.out
     assert f"6 of {COUNT} images" in said.err
     (folder / "bad.png").write_bytes(b"")
-    assert run([*words, "--json", "--outputs", "scores"], monkeypatch) == 2
+    assert run([*words, "--json", "--outputs", "scores", "--force"], monkeypatch) == 2
     said = capsys.readouterr()
     document = json.loads(said.out)
     assert (document["images"], document["failed"], document["kind"]) == (COUNT + 1, 1, "folder")
@@ -57,6 +58,7 @@ def test_an_interrupt_says_how_to_go_on(
     [
         (["--outputs", "pictures"], "no pictures"), (["--column", "x"], "no columns"),
         (["--device", "cuda", "--cluster", "auto"], "on a cluster"),
+        (["--resume", "--force"], "--resume or --force"),
     ],
 )  # fmt: skip
 def test_wrong_options(
@@ -71,3 +73,41 @@ def test_wrong_options(
     assert run(["batch", MODEL, str(source), "-o", out, *words], monkeypatch) == 2
     assert why in capsys.readouterr().err
     assert not Path(out).exists()
+
+
+def test_a_table_is_replaced_only_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = KINDS["npy"](pixels(), tmp_path)
+    for name in ("a.parquet", "parts"):
+        place = tmp_path / name
+        words = ["batch", MODEL, str(source), "--threads", "1", "-o", str(place)]
+        assert run(words, monkeypatch) == 0
+        before = content(place)
+        for more in ([], ["--invert"], ["--invert", "--resume"]):
+            assert run([*words, *more], monkeypatch) == 2
+            assert "--force" in capsys.readouterr().err
+            assert content(place) == before
+        assert run([*words, "--invert", "--force"], monkeypatch) == 0
+        assert content(place) != before
+    # Neither does --force remove what no run wrote.
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/a.txt").write_text("mine")
+    assert run([*words[:-1], str(tmp_path / "mine"), "--force"], monkeypatch) == 2
+    assert content(tmp_path / "mine") == {"a.txt": b"mine"}
+
+
+def test_tables_of_other_formats_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = KINDS["npy"](pixels(3), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.run").mkdir()
+    words = ["batch", MODEL, str(source), "--threads", "1", "-o"]
+    for name in ("a.csv", "a.json", "b/a.XLSX", "memory://place/a.csv", "a.arrow", "a.parquet.gz"):
+        assert run([*words, name], monkeypatch) == 2, name
+        assert "*.parquet" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, "old.run"]
+    for name in ("A.PARQUET", "a.csv/", "run-1.5", "old.run", ".hidden", "2026.11.23"):
+        assert run([*words, name], monkeypatch) == 0, name
+        assert Path(name).is_file() == (name == "A.PARQUET")

@@ -153,7 +153,7 @@ def test_extension_types_are_refused_before_they_run(
             parquet_file, "_check_plain", lambda _: None
         )  # as if it had found nothing
         with (tmp_path / "a.parquet").open("rb") as data, parquet_file.opened_parquet(data) as file:
-            assert file.schema_arrow.field("image").type == pa.binary()
+            assert file.content.schema_arrow.field("image").type == pa.binary()
         assert not Exploding.opened
     finally:
         pa.unregister_extension_type("capsedge.exploding")

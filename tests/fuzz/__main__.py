@@ -10,10 +10,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fuzz import native_target, python_target
+from tests.fuzz import native_target, onnx_mutants, python_target
 from tests.fuzz.target import Budget, Outcome, Target
 
-TARGETS: tuple[Target, ...] = (*native_target.TARGETS, *python_target.TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *native_target.TARGETS, *python_target.TARGETS, *onnx_mutants.TARGETS,
+)  # fmt: skip
 
 
 def main() -> int:

@@ -57,6 +57,7 @@ def npz() -> dict[str, bytes]:
         "a header that is code": images_npz("__import__('os').system('true')"),
         "a header that is no token": images_npz("{'descr': '''"),
         "objects": images_npz(NPY.replace("|u1", "|O") % "1,"),
+        "floats of one byte": images_npz(NPY.replace("|u1", "<f1") % "10, 10, 10"),
         "records": images_npz("{'descr': [('a', '|u1')], 'fortran_order': False, 'shape': (1,), }"),
         "unpacks 1,000 times": archive({"images.npy": npy(NPY % "540000000,", bytes(200 << 20))}),
         "lzma": images_npz(NPY % "10, 10, 10", zipfile.ZIP_LZMA),
@@ -369,6 +370,140 @@ def onnx() -> dict[str, bytes]:
     return found
 
 
+def _varint(value: int) -> bytes:
+    found = b""
+    while value > 127:
+        found, value = found + bytes((value & 127 | 128,)), value >> 7
+    return found + bytes((value,))
+
+
+def _footer(thrift: bytes) -> bytes:
+    """A parquet file of a footer alone."""
+    return b"PAR1" + thrift + struct.pack("<I", len(thrift)) + b"PAR1"
+
+
+def parquet() -> dict[str, bytes]:
+    """Tables of images: of few bytes, which claim or unpack to many."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def made(column: Any, **options: Any) -> bytes:
+        buffer = io.BytesIO()
+        options = {"compression": "zstd", "write_statistics": False, **options}
+        pq.write_table(pa.table({"image": column}), buffer, store_schema=False, **options)
+        return buffer.getvalue()
+
+    large = bytes(100 << 20)
+    delta = {"use_dictionary": False, "column_encoding": {"image": "DELTA_BYTE_ARRAY"}}
+    repeated = pa.DictionaryArray.from_arrays(
+        pa.array([0] * 16, pa.int8()), pa.array([large], pa.binary())
+    )
+    zeros, count = pa.array(np.zeros(300 << 20, np.uint8)), 300 << 20
+    rows = pa.ListArray.from_arrays(pa.array(range(0, count + 1, 1 << 20), pa.int32()), zeros)
+    one = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), zeros)
+    good = made(pa.array([b"one", b"two"], pa.binary()), compression="none")
+    # The fields of FileMetaData: version, schema, row groups; of the last, three of num_rows.
+    schema = b"\x19\x2c" + b"\x48\x01r\x15\x02\x00" + b"\x15\x0c\x25\x00\x18\x05image\x00"
+    return {
+        "16 rows of one value of 100 MB": made(repeated, dictionary_pagesize_limit=1 << 30),
+        "16 rows that share 20 MB": made(pa.array([large[: 20 << 20]] * 16, pa.binary()), **delta),
+        "lists of 300 MB": made(rows, data_page_version="2.0"),
+        "one list of 300 MB": made(one),
+        "a list of 60,000,000 elements of the schema": _footer(b"\x15\x02\x19\xfc" + _varint(60_000_000)),
+        "60,000,000 row groups": _footer(
+            b"\x15\x02" + schema + b"\x16\x04\x19\xfc" + _varint(60_000_000) + bytes(1000)),
+        "5,000,000 empty elements": _footer(b"\x15\x02\x19\xfc" + _varint(5_000_000) + bytes(5_000_000)),
+        "nested structures": _footer(b"\x1c" * 100_000),
+        "nested lists": _footer(b"\x19" * 100_000),
+        "2**62 rows": _footer(b"\x15\x02" + schema + b"\x16" + _varint(2**63)
+                              + b"\x19\x1c\x19\x0c\x16\x00\x16" + _varint(2**63) + b"\x00\x00"),
+        "-2 rows": _footer(b"\x15\x02" + schema + b"\x16\x03"
+                           + b"\x19\x1c\x19\x0c\x16\x00\x16\x03\x00\x00"),
+        "a footer of 2**32 - 1 bytes": b"PAR1" + b"\xff" * 4 + b"PAR1",
+        "a page of 2**31 - 1 bytes": good.replace(b"\x15\x16", b"\x15\xfe\xff\xff\xff\x0f", 1),
+        "cut off": good[: len(good) // 2],
+    }  # fmt: skip
+
+
+def tar() -> dict[str, bytes]:
+    """Archives whose headers claim what is not there."""
+
+    def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
+        fields = (
+            name.ljust(100, b"\0") + b"0000644\0" * 3 + size + b"0" * 11 + b"\0" + bytes(8) + kind
+        )
+        return readers._summed(fields.ljust(257, b"\0") + b"ustar\x0000")
+
+    def binary(size: int) -> bytes:
+        return struct.pack(">BxxxQ", 0x80, size)
+
+    end, found = bytes(1024), {}
+    sizes = {
+        "2**63 - 513": binary(2**63 - 513), "2**63 - 1": binary(2**63 - 1), "2**64 - 1": binary(2**64 - 1),
+        "-1": b"\xff" * 12, "the least": b"\x80" + bytes(11), "of letters": b"abcdefghijk\0",
+        "of 12 digits": b"7" * 12, "2**40": binary(2**40), "of spaces": b" " * 12,
+    }  # fmt: skip
+    for title, size in sizes.items():
+        for kind in (b"0", b"L", b"K", b"x", b"g", b"S", b"1", b"7", b"V"):
+            found[f"a size {title}, of the kind {kind.decode()}"] = (
+                header(b"a.png", size, kind) + end
+            )
+            found[f"a size {title}, no image, of the kind {kind.decode()}"] = (
+                header(b"a.txt", size, kind) + end
+            )
+    small = b"%011o\0" % 512
+    records = {
+        "a record of 10**9 bytes": b"999999999 path=a", "a size of 10**17": b"27 size=100000000000000000\n",
+        "a size of 18 digits": b"28 size=999999999999999999\n", "a negative size": b"11 size=-5\n",
+        "a record of no bytes": b"0 path=a\n", "no length": b"path=a\n", "a length alone": b"512",
+        "a size of letters": b"10 size=a\n", "a length of 400 digits": DIGITS.encode() + b" path=a\n",
+    }  # fmt: skip
+    for title, record in records.items():
+        found[f"pax: {title}"] = (
+            header(b"x", small, b"x") + record.ljust(512, b"\0") + header(b"a.png", small) + end
+        )
+    whole = b"".join(b"5 a=\n" for _ in range(10_000))
+    pax = header(b"x", b"%011o\0" % len(whole), b"x") + whole.ljust(
+        -(-len(whole) // 512) * 512, b"\0"
+    )
+    found["pax: 100 headers of 10,000 records"] = pax * 100 + end
+    sparse = bytearray(header(b"a.png", small, b"S"))
+    sparse[482] = 1
+    found["a sparse map without an end"] = (
+        readers._summed(bytes(sparse)) + (bytes(504) + b"\1" + bytes(7)) * 50
+    )
+    found["long names of 100,000 members"] = (header(b"n", small, b"L") + b"n" * 512) * 5000 + end
+    found["100,000 members"] = b"\1" + header(b"a.png", b"0" * 11 + b"\0") * 100_000 + end
+    found["a gzip bomb"] = gzip.compress(header(b"a.txt", binary(2**40)) + bytes(600 << 20), 1)
+    found["members of one name"] = header(b"a.png", b"0" * 11 + b"\0") * 100 + end
+    return found
+
+
+def arrays() -> dict[str, bytes]:
+    """Arrays, read part by part."""
+    return {
+        "2**60 images without pixels": npy(NPY % "1152921504606846976, 0, 64"),
+        "2**32 - 1 images without pixels": struct.pack(">IIII", 0x803, 2**32 - 1, 0, 28),
+        "2**32 - 1 images": struct.pack(">IIII", 0x803, 2**32 - 1, 28, 28) + bytes(1000),
+        "255 sizes": bytes((0, 0, 8, 255)) + b"\0\0\0\1" * 255 + b"\0",
+        "255 sizes of 2**32 - 1": bytes((0, 0, 8, 255)) + b"\xff" * 1020 + b"\0",
+        "255 sizes, gzipped": gzip.compress(bytes((0, 0, 8, 255)) + b"\xff" * 1020),
+        "no size": bytes((0, 0, 8, 0)),
+        "three bytes": bytes((0, 0, 8)),
+        "negative": npy(NPY % "-1, 28, 28", bytes(784)),
+        "an image of 2**40 pixels": npy(NPY % "1, 1048576, 1048576"),
+        "4,096 sizes": npy(NPY % ("1," * 4096), b"\0"),
+        "Fortran's order of 2**40": npy((NPY % "2, 1048576, 1048576").replace("False", "True")),
+        "objects": npy(NPY.replace("|u1", "|O") % "2, 8, 8", pickle.dumps(print)),
+        "a bomb of gzip": gzip.compress(
+            struct.pack(">IIII", 0x803, 900_000, 28, 28) + bytes(600 << 20), 1
+        ),
+        "floats of one byte": npy(NPY.replace("|u1", "<f1") % "2, 8, 8", bytes(128)),
+        "a size of 400 digits": npy(NPY % f"{DIGITS}, 28, 28"),
+        **{f"npz: {title}": data for title, data in npz().items()},
+    }
+
+
 def passport() -> dict[str, bytes]:
     """Passports."""
     good = json.loads(next(iter(readers.READERS["passport"].seeds())))
@@ -539,5 +674,6 @@ HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "state": state,
     "safetensors": safetensors, "weights": weights, "module": torch,
     "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "passport": passport,
-    "metadata": metadata, "table": table, "repository": repository,
+    "metadata": metadata, "table": table, "repository": repository, "parquet": parquet, "tar": tar,
+    "arrays": arrays,
 }  # fmt: skip

@@ -408,6 +408,101 @@ def _key_maps() -> Iterable[bytes]:
     yield b'ignore = ["b*"]\n[tensors]\na = ["x", ' + steps + b"]\n[model]\nepsilon = 1e-8"
 
 
+# Sources of `capsedge batch`.
+
+
+def _read_source(path: Path) -> None:
+    from capsedge.batches.finding import find_source
+
+    source = find_source(str(path))
+    for part in source.parts():
+        for item in source.read(part):
+            assert bool(item.error) == (item.image is None)
+            assert isinstance(item.image, (bytes, np.ndarray, type(None)))
+
+
+def _read_parquet(data: bytes) -> None:
+    _read_source(_file("s.parquet", data))
+
+
+def _parquets() -> Iterable[bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    content = pa.array([b"one", None, b"three", b"three"], pa.binary())
+    pixels = [[[1, 2], [3, 4]], None, [[5, 6], [7, 8]], []]
+    for column in (
+        content, pa.StructArray.from_arrays([content], ["bytes"]),
+        pa.array(pixels, pa.list_(pa.list_(pa.uint8()))), pa.array([[0.5, 1.5]] * 4, pa.list_(pa.float32())),
+    ):  # fmt: skip
+        for options in (
+            {}, {"compression": "none", "use_dictionary": False, "row_group_size": 2},
+            {"compression": "zstd", "data_page_version": "2.0", "write_page_checksum": True},
+        ):  # fmt: skip
+            buffer = io.BytesIO()
+            pq.write_table(pa.table({"image": column}), buffer, store_schema=False, **options)
+            yield buffer.getvalue()
+    buffer = io.BytesIO()
+    encoding = {"image": "DELTA_BYTE_ARRAY"}
+    pq.write_table(
+        pa.table({"image": content}), buffer, use_dictionary=False, column_encoding=encoding
+    )
+    yield buffer.getvalue()
+
+
+def _read_tar(data: bytes) -> None:
+    """An archive; after the byte 1, one that is gzipped; after 2, a header whose checksum is mended."""
+    if data[:1] == b"\1":
+        data = gzip.compress(data[1:], 1)
+    elif data[:1] == b"\2":
+        blocks = [_summed(data[k : k + 512]) for k in range(1, len(data), 512)]
+        data = b"".join(blocks)
+    _read_source(_file("s.tar", data))
+
+
+def _summed(header: bytes) -> bytes:
+    """A header of a tar archive with the checksum of its bytes."""
+    header = header.ljust(512, b"\0")
+    return header[:148] + b"%06o\0 " % sum(header[:148] + b" " * 8 + header[156:]) + header[156:]
+
+
+def _tars() -> Iterable[bytes]:
+    import tarfile
+
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+            for name, kind in (
+                ("a.png", tarfile.REGTYPE), ("n" * 90 + "/" + "m" * 90 + ".png", tarfile.REGTYPE),
+                ("link.png", tarfile.SYMTYPE), ("s.png", tarfile.GNUTYPE_SPARSE), ("a.png", tarfile.REGTYPE),
+            ):  # fmt: skip
+                member = tarfile.TarInfo(name)
+                member.type, member.size = kind, 3 if kind == tarfile.REGTYPE else 0
+                archive.addfile(member, io.BytesIO(b"abc"))
+        data = buffer.getvalue()[:10_240]
+        yield data
+        yield b"\1" + data
+        yield b"\2" + data[:1024]
+
+
+def _read_arrays(data: bytes) -> None:
+    _read_source(_file("s.array", data))
+
+
+def _arrays() -> Iterable[bytes]:
+    for array in (np.zeros((3, 4, 4), np.uint8), np.ones((2, 1, 4, 4), np.float32)):
+        for save in (np.save, np.savez):
+            buffer = io.BytesIO()
+            save(buffer, array)
+            yield buffer.getvalue()
+    buffer = io.BytesIO()
+    np.save(buffer, np.asfortranarray(np.arange(32, dtype=np.uint16).reshape(2, 4, 4)))
+    yield buffer.getvalue()
+    idx = struct.pack(">IIII", 0x803, 2, 3, 3) + bytes(18)
+    yield idx
+    yield gzip.compress(idx)
+
+
 # What runs on the device.
 
 
@@ -572,6 +667,13 @@ READERS: dict[str, Reader] = {
         ("capsedge.runtime.files.safetensors_file", "capsedge.runtime.reading.inspection",
          "capsedge.checkpoint", *_JSON),
     ),
+    "parquet": Reader(
+        _read_parquet, _parquets,
+        ("capsedge.batches.parquet_file", "capsedge.batches.parquet_pages", "capsedge.batches.thrift",
+         "capsedge.batches.tables"),
+    ),
+    "tar": Reader(_read_tar, _tars, ("capsedge.batches.tar_file", "capsedge.batches.tars")),
+    "arrays": Reader(_read_arrays, _arrays, ("capsedge.batches.arrays", "capsedge.datasets")),
     "weights": Reader(
         _read_weights, _weights,
         ("capsedge.formats", "capsedge.families", "capsedge.weights", "capsedge.torch_file"),

@@ -622,16 +622,16 @@ def test_a_fixed_batch_that_is_too_large(tmp_path: Path, batch: int):
         capsedge.load(save(capsule_model(batch=batch), tmp_path / "large.onnx"))
 
 
-@pytest.mark.parametrize("value", [2.0**60, -1e38])
+@pytest.mark.parametrize("value", [2.0**32, -1e38])
 def test_values_whose_squares_overflow(tmp_path: Path, value: float):
     """One answer for all backends, which differ in where they overflow; other tools' models may need them."""
     image = np.full((1, 1, 8, 8), value, np.float32)
     session = capsedge.load(save(capsule_model(), tmp_path / "m.onnx"))
-    with pytest.raises(UsageError, match=r"2\^60"):
+    with pytest.raises(UsageError, match=r"2\^32"):
         session.run(image)
-    session.run(np.full_like(image, 2.0**59))
+    session.run(np.full_like(image, np.nextafter(np.float32(2**32), np.float32(0))))
     for array in (image, image.astype(np.float64)):
-        with pytest.raises(UsageError, match=r"2\^60"):
+        with pytest.raises(UsageError, match=r"2\^32"):
             session.predict(array)
     capsule = capsule_model()
     del capsule.metadata_props[:]

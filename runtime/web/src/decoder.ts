@@ -10,7 +10,7 @@ import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 
 const CHUNK = 64; // images per run; bounds memory
-export const LARGEST = 2 ** 60; // squares of larger values, and sums of those, overflow float32
+export const LARGEST = 2 ** 32; // of images: with larger ones, squares behind layers overflow float32
 const AGAIN = "Export the model again with `capsedge export --with reconstruction`.";
 
 /** How to open a part of a file. */
@@ -61,7 +61,7 @@ export class Decoder {
   /**
    * The pictures of poses.
    *
-   * @param poses `[N, J, P]` in a row, or `[N, P]` with `classIndex`; finite, and below 2^60.
+   * @param poses `[N, J, P]` in a row, or `[N, P]` with `classIndex`; finite, and below 2^32.
    * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` of that class.
    * @throws CapsedgeError `input` where the poses do not fit.
    */
@@ -100,7 +100,7 @@ export class Decoder {
     if (!poses.every((value) => Math.abs(value) < LARGEST)) {
       throw new CapsedgeError(
         "input",
-        "The poses have values that are NaN, infinite, or of 2^60 and more.",
+        "The poses have values that are NaN, infinite, or of 2^32 and more.",
         "Pass finite numbers.",
       );
     }

@@ -239,7 +239,7 @@ export class Session {
     if (!image.every((value) => Math.abs(value) < LARGEST)) {
       throw new CapsedgeError(
         "input",
-        "The prepared input has values that are NaN, infinite, or of 2^60 and more.",
+        "The prepared input has values that are NaN, infinite, or of 2^32 and more.",
         "Pass finite numbers.",
       );
     }
@@ -257,6 +257,7 @@ export class Session {
     const scores = scoresOf(found.data, answers.kind, metadata.task === "multi-label");
     const ranking = ranked(scores, (k) => description.labels[k] ?? String(k), choice.top, choice.threshold);
     const poses = answers.poses ? ofImage(outputs.get(answers.poses) as FloatArray).data : new Float32Array(0);
+    if (poses.length % scores.length) throw otherSize({ dims: [poses.length] }, scores.length, "poses");
     const longWay = answers.longWay ? (outputs.get(answers.longWay)?.data[0] ?? 0) !== 0 : null;
     const [best] = ranking;
     return {

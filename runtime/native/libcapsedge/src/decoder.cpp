@@ -14,7 +14,7 @@ namespace capsedge::libcapsedge {
 namespace {
 
 constexpr size_t kChunk = 64;  // poses of one run, as in Python; bounds memory
-constexpr float kLargest = 0x1p60f;
+constexpr float kLargest = 0x1p32f;
 
 const Level& plain() { return *levels_here().front(); }
 
@@ -31,8 +31,8 @@ bool is_float(const Port& port) { return port.type == CAPSEDGE_FLOAT32 || port.t
 void check_finite(const float* poses, size_t values) {
   const auto wrong = std::count_if(poses, poses + values, [](float v) { return !(std::fabs(v) < kLargest); });
   if (wrong > 0)
-    fail_usage("The poses have values that are NaN or infinite, or of 2^60 and more.",
-               std::to_string(wrong) + " of " + std::to_string(values) + " values; wanted: finite numbers with finite squares.",
+    fail_usage("The poses have values that are NaN or infinite, or of 2^32 and more.",
+               std::to_string(wrong) + " of " + std::to_string(values) + " values; wanted: finite numbers below 2^32.",
                "Clean the poses before decoding.");
 }
 

@@ -45,12 +45,12 @@ bool all_below(const void* data, size_t count, T bound) {
   return below;
 }
 
-// Floating-point values that are finite, and of our models below 2^60, where squares and sums of them fit a float; true
+// Floating-point values that are finite, and of our models below 2^32, with which squares fit a float also behind layers; true
 // for other types. Other tools' models may take the most negative number for a mask.
 bool is_moderate(const void* data, size_t count, int32_t type, bool ours) {
-  if (type == CAPSEDGE_FLOAT32) return all_below<uint32_t>(data, count, (ours ? 127u + 60u : 255u) << 23);
+  if (type == CAPSEDGE_FLOAT32) return all_below<uint32_t>(data, count, (ours ? 127u + 32u : 255u) << 23);
   if (type == CAPSEDGE_FLOAT16) return all_below<uint16_t>(data, count, 0x7C00u);
-  if (type == CAPSEDGE_FLOAT64) return all_below<uint64_t>(data, count, uint64_t{ours ? 1023u + 60u : 0x7FFu} << 52);
+  if (type == CAPSEDGE_FLOAT64) return all_below<uint64_t>(data, count, uint64_t{ours ? 1023u + 32u : 0x7FFu} << 52);
   return true;
 }
 
@@ -98,8 +98,8 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
     fail_usage("Input '" + port.name + "' has " + std::to_string(tensor.data ? tensor.bytes : 0) + " bytes.",
                "Its shape takes " + std::to_string(bytes) + ".");
   if (readable && !is_moderate(tensor.data, bytes / element_bytes(tensor.type), tensor.type, ours))
-    fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^60 and more." : "."),
-               ours ? "Wanted: finite numbers with finite squares." : "Wanted: finite numbers.",
+    fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^32 and more." : "."),
+               ours ? "Wanted: finite numbers below 2^32." : "Wanted: finite numbers.",
                "Clean the values before inference.");
   return value;
 }
@@ -244,6 +244,11 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
   // Not every operator of ONNX Runtime takes empty tensors.
   if (!empty) run_values(given, input_count, found, output_count, batch, stream);
   for (size_t i = 0; i < output_count; ++i) {
+    if (metadata_ && (found[i].rank < 1 || found[i].shape[0] != batch))
+      throw Failure(CAPSEDGE_ARTEFACT, name_ + " computed other rows of '" + backend_->outputs()[found[i].port].name + "' than images.",
+                    "Its shape is " + shape_text(found[i].shape, static_cast<size_t>(found[i].rank)) + " for " + std::to_string(batch) +
+                        " images.",
+                    "Export the model again with `capsedge export`.");
     outputs[i].bytes = found[i].bytes;
     outputs[i].type = found[i].type;
     outputs[i].rank = found[i].rank;
