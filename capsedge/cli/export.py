@@ -392,6 +392,7 @@ def _print(report: ExportReport, source: Source) -> None:
         "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
         "inputs": shapes(report.inputs),
         "outputs": shapes(report.outputs),
+        **({"scores": str(report.scores)} if report.scores else {}),
         "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
         + f"; function bodies: {report.functions}",
         "rewrites": _said(report.rewrites),

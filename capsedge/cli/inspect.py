@@ -326,9 +326,12 @@ def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
         facts.append(("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"))
     stated = meta.outputs
     if stated is None:
+        facts.append(("scores", "the output called lengths or logits, as in all files of capsedge"))
         return facts
     if stated.scores:
         facts.append(("scores", f"{stated.scores} ({stated.kind})"))
+        if meta.chosen is not None:
+            facts.append(("why these scores", meta.chosen.reason))
         facts.append(("poses", stated.poses or "none"))
     else:
         named = zip(stated.names, stated.units, strict=True)
