@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import log2, prod
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class _Candidate:
     def told(self) -> str:
         """The output for a person."""
         if self.capsules:
-            return f"the lengths of the capsules {self.name} {list(self.sizes)}"
+            return f"the lengths of {self.name} {list(self.sizes)}"
         return f"{self.name} {list(self.sizes)}"
 
 
@@ -124,20 +124,23 @@ def choose(
     inside: NDArray[np.bool_] | None = None,
     images: Sequence[int] = (),
     others: Arrays | None = None,
+    adds: bool = True,
 ) -> Choice:
     """The output that holds scores.
 
-    A mask - one class an image, at the largest value of another output - is none. Of outputs that are known
-    functions of each other, such as logits and their softmax, the lengths of capsules or else probabilities
-    are taken. Two that decide differently are a question to the user.
+    A mask, which marks one class per image, that with the largest value of another output, holds none. Of
+    outputs that are known functions of each other, such as logits and their softmax, the lengths of capsules
+    or else probabilities are taken. Two that decide differently are a question to the user.
 
     Args:
         outputs: by name, on several different images, first axis.
         classes: how many there are; 0 where that is not known.
         at_least: whether there may be more.
         inside: rows whose images have the range of pixels; all by default.
-        images: shape of the input of one image: an output of this shape is a picture.
+        images: shape of the input of one image: an output of this shape is a picture, and where the number
+            of classes is open, so is one of as many values.
         others: further inputs, of which an output may be a copy: a label.
+        adds: whether the caller can add lengths to the network, as export does.
 
     Raises:
         UsageError: there is none, or several may be meant; it says which option or line of code answers.
@@ -147,7 +150,12 @@ def choose(
         return count >= classes if at_least else classes in (0, count)
 
     rows = max(map(len, outputs.values()), default=0)
-    found = _candidates(outputs, fits, tuple(images), rows)
+    pictures = prod(images) if at_least or not classes else 0
+    found = [
+        c
+        for c in _candidates(outputs, fits, tuple(images), rows)
+        if c.capsules or c.scores.shape[1] != pictures
+    ]
     masks = _masks(found, dict(others or {}))
     left = [c for c in found if c.name not in masks]
     if not left:
@@ -164,7 +172,7 @@ def choose(
     if len(rivals) == 1:
         [one] = rivals
         what = "capsule" if one.capsules else "score"
-        reason = f"it alone has a {what} for each of {one.scores.shape[1]} classes"
+        reason = f"only {one.name} has a {what} for each class"
         source = (
             one.name
             if one.capsules
@@ -179,11 +187,11 @@ def choose(
         equal = [(p, c) for p in plain for c in capsules if _close(p.scores, c.scores)]
         if equal:
             one, of = equal[0]
-            return taken(one, of.name, f"it holds the lengths of the capsules {of.name}")
+            return taken(one, of.name, f"it holds the lengths of {of.name}")
         one = next((c for c in plain if _sums_to_one(c.scores)), rivals[0])
         alike = ", ".join(c.told for c in rivals if c is not one)
         source = lengths[0].name if lengths else ""
-        return taken(one, source, f"it is a function of {alike}, or that of it: they decide alike")
+        return taken(one, source, f"it and {alike} are functions of each other and decide alike")
     if len(plain) == 1:
         one = plain[0]
         if lengths and all(_decide_alike(one.scores, c.scores) for c in lengths):
@@ -192,7 +200,13 @@ def choose(
         if one.name in SCORES and [c.name for c in lengths] == [POSES]:
             reason = f"it is called {one.name} and stands beside {POSES}, as in files of capsedge"
             return taken(one, POSES, reason)
-    raise _question(rivals, inside)
+    raise _question(rivals, inside, adds)
+
+
+def has_candidates(outputs: Arrays, least: int) -> bool:
+    """Whether an output has the shape of at least so many scores, or of as many capsules."""
+    rows = max(map(len, outputs.values()), default=0)
+    return bool(_candidates(outputs, lambda count: count >= least, (), rows))
 
 
 def mask_of(name: str, outputs: Arrays) -> str:
@@ -264,7 +278,7 @@ def capsule_lengths(capsules: Array) -> Array:
 
 
 def _masks(found: Sequence[_Candidate], others: dict[str, Array]) -> dict[str, str]:
-    """Outputs that mark one class an image, that with the largest value of another output; why, by name."""
+    """Outputs that mark one class per image, that with the largest value of another output; why, by name."""
     masks: dict[str, str] = {}
     marks = {c.name: _marked(c.scores, c.capsules) for c in found}
     for c in found:
@@ -279,8 +293,8 @@ def _masks(found: Sequence[_Candidate], others: dict[str, Array]) -> dict[str, s
         ]
         for told, scores in sources:
             if scores.shape[1] == c.scores.shape[1] and _at_largest(marked, scores):
-                what = "the other capsules zeroed" if c.capsules else "one class marked an image"
-                masks[c.name] = f"a mask ({what}, always that of the largest of {told})"
+                what = "all capsules but one zeroed" if c.capsules else "one class marked per image"
+                masks[c.name] = f"a mask ({what}: the largest of {told})"
                 break
     return masks
 
@@ -360,21 +374,29 @@ def _sums_to_one(scores: Array) -> bool:
     return bool(whole and (rows >= 0).all())
 
 
-def _question(rivals: Sequence[_Candidate], inside: NDArray[np.bool_] | None) -> UsageError:
+def _question(
+    rivals: Sequence[_Candidate], inside: NDArray[np.bool_] | None, adds: bool
+) -> UsageError:
     """Several outputs may be meant."""
     classes = [c.scores[inside if inside is not None else slice(None)].argmax(1) for c in rivals]
     differ = sum(len(set(row)) > 1 for row in zip(*classes, strict=True))
-    told = "; ".join(c.told for c in rivals)
-    options = " or ".join(
-        f"--scores {c.name}{f' (`{ONE_LINE}` of it)' if c.capsules else ''}" for c in rivals
-    )
-    python = " or ".join(f"outputs=Outputs(scores={c.name!r})" for c in rivals)
+    options, python = [], []
+    for c in rivals:
+        if c.capsules and not adds:
+            way = f"`{ONE_LINE}` in forward for the lengths of {c.name}"
+            options.append(way)
+            python.append(way)
+            continue
+        lengths = " for its lengths" if c.capsules else ""
+        options.append(f"--scores {c.name}{lengths}")
+        python.append(f"scores={c.name!r}{lengths}")
+    lines = "" if not adds else f" In code: return only one, for capsules v `{ONE_LINE}`."
     return UsageError(
-        f"{len(rivals)} of the outputs could hold the scores of the classes.",
-        f"{told[0].upper()}{told[1:]}. They choose different classes for {differ} of {len(classes[0])} test "
-        "images.",
-        f"Say which decides the class: {python}.",
-        command=f"Say which decides the class: {options}.",
+        f"{len(rivals)} outputs could hold the scores of the classes.",
+        f"They are {' and '.join(c.told for c in rivals)}, and choose different classes for {differ} of "
+        f"{len(classes[0])} test images.",
+        f"Say which decides the class: {' or '.join(python)}.{lines}",
+        command=f"Say which decides the class: {' or '.join(options)}.{lines}",
     )
 
 
