@@ -108,7 +108,7 @@ def _check_shape(session: Session, scores: str) -> None:
     named = 0 if session.metadata is None else len(session.metadata.class_names)
     fault = "" if len(port.shape) == 1 else shape_fault(scores, tuple(sizes) or (1,), named)
     if not port.dtype.startswith("float"):
-        fault = f"{scores} holds {port.dtype}, and scores are floats"
+        fault = f"'{scores}' holds {port.dtype}, and scores are floats"
     if not fault:
         return
     known = session.score_output
@@ -117,7 +117,7 @@ def _check_shape(session: Session, scores: str) -> None:
     line = f"or let forward return scores [N, classes], of class capsules v `{ONE_LINE}`, and export again."
     raise UsageError(
         f"'{scores}' does not hold the scores of classes.",
-        f"{fault[0].upper()}{fault[1:]}.",
+        f"{fault}.",
         f"Name {python}, {line}",
         command=f"Name {other}, {line}",
     )

@@ -104,7 +104,7 @@ def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) ->
     count, sizes = len(metadata.class_names), scores.shape[1:]
     fault = shape_fault(scores.name, sizes, count)
     if fault and (count or metadata.outputs is not None):
-        raise Unfit(f"{fault[0].upper()}{fault[1:]}.")
+        raise Unfit(f"{fault}.")
     if poses is None:
         return
     classes = count or sizes[0]

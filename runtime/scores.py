@@ -110,9 +110,9 @@ def shape_fault(name: str, sizes: Sequence[int | str | None], classes: int = 0) 
     """
     if len(sizes) != 1:
         capsules = f"; that of capsules gives their lengths: {ONE_LINE}" if len(sizes) == 2 else ""
-        return f"{name} has {list(sizes)} for an image, not a score for each class{capsules}"
+        return f"'{name}' has {list(sizes)} for an image, not a score for each class{capsules}"
     if classes and isinstance(sizes[0], int) and sizes[0] != classes:
-        return f"{classes} classes are named, {name} has {sizes[0]} scores"
+        return f"{classes} classes are named, '{name}' has {sizes[0]} scores"
     return ""
 
 
@@ -242,6 +242,23 @@ def doubts(name: str, scores: Array, probabilities: Array, noise: NDArray[np.boo
             f"how sure an answer is. {fix}"
         ]
     return []
+
+
+def answer_doubts(scores: Array) -> list[str]:
+    """Warnings on the scores ``[n, J]`` that were found for a user's own images.
+
+    A softmax or a sigmoid in floating point does not reach 0 and 1 in all of them.
+    """
+    if not len(scores) or scores.shape[1] < 2:
+        return []
+    marks = np.isin(scores, (0.0, 1.0)).all() and (scores.sum(1) == 1).all()
+    if not marks:
+        return []
+    return [
+        f"every score is exactly 0 or 1, with one 1 per image ({len(scores)} in all): a mask made by argmax, "
+        "which does not tell how sure an answer is. Export again with --scores naming another output, or "
+        f"`{ONE_LINE}` in forward"
+    ]
 
 
 def _candidates(
