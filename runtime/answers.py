@@ -102,9 +102,8 @@ def _check_input(metadata: ModelMetadata, inputs: Sequence[Port]) -> None:
 
 def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) -> None:
     count, sizes = len(metadata.class_names), scores.shape[1:]
-    fault = shape_fault(scores.name, sizes, count)
-    if fault and (count or metadata.outputs is not None):
-        raise Unfit(f"{fault}.")
+    if shape_fault(scores.name, sizes, count) and (count or metadata.outputs is not None):
+        raise Unfit(f"It names {count} classes, {scores.name} has {list(sizes)}.")
     if poses is None:
         return
     classes = count or sizes[0]

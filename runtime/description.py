@@ -105,13 +105,11 @@ class Described:
             kinds = {"length": "lengths", "probability": "probabilities"}
             poses = f"poses in {m.outputs.poses}" if m.outputs.poses else "no poses"
             kind = kinds.get(m.outputs.kind, m.outputs.kind)
-            why = f" ({m.chosen.reason})" if m.chosen else ""
-            where = (
-                f"{len(m.class_names)} classes, scores ({kind}) in {m.outputs.scores}{why}, {poses}"
-            )
+            where = f"{len(m.class_names)} classes, scores ({kind}) in {m.outputs.scores}, {poses}"
         images = "" if m.preprocessing else "; no preprocessing of images, which --size gives it"
         nothing = f"; nothing to see: {m.nothing.claim}" if m.nothing else ""
-        return f"the file states: {m.task}, {where}{images}{nothing}"
+        why = f"; why these scores: {m.chosen.reason}" if m.chosen else ""
+        return f"the file states: {m.task}, {where}{images}{nothing}{why}"
 
 
 def described(

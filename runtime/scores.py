@@ -226,8 +226,8 @@ def doubts(name: str, scores: Array, probabilities: Array, noise: NDArray[np.boo
         noise: rows of noise.
     """
     fix = (
-        "Look for a mask made by argmax, a constant, or inputs of another range (--range), and name another "
-        f"output with --scores, or `{ONE_LINE}` in forward"
+        "It may be a mask made by argmax, or the range of its inputs is not that of training: name another "
+        f"output as scores, or let forward `{ONE_LINE}`, or correct the range"
     )
     spread = scores.max(0) - scores.min(0)
     if len(scores) > 1 and (spread <= 1e-6 * max(float(np.abs(scores).max()), 1e-30)).all():
@@ -256,8 +256,8 @@ def answer_doubts(scores: Array) -> list[str]:
         return []
     return [
         f"every score is exactly 0 or 1, with one 1 per image ({len(scores)} in all): a mask made by argmax, "
-        "which does not tell how sure an answer is. Export again with --scores naming another output, or "
-        f"`{ONE_LINE}` in forward"
+        "which does not tell how sure an answer is. Export it again with another output named as "
+        f"scores, or with `{ONE_LINE}` in forward"
     ]
 
 

@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused(stated: dict[str, Any], why: str):
 
 
 def test_two_outputs_that_could_hold_the_scores():
-    with pytest.raises(UsageError, match="2 of the outputs could hold"):
+    with pytest.raises(UsageError, match="2 outputs could hold"):
         describe(foreign_model({"a": [3], "b": [3]}), class_names=["x", "y", "z"])
 
 
