@@ -138,9 +138,10 @@ def sensitivity(
         model, calib_data, calib_images, data, limit, method, target, "auto", seed, scores
     ) as (source, splits):
         source.check_opset("int8", target)
+        doubts = source.check_reference(splits.evaluation, progress)
         ranges = source.calibrate(splits.calibration, method, table, progress)
         damage = measure_sensitivity(source, ranges, splits.evaluation, splits.calibration, target)
-        return SensitivityReport(tuple(damage), splits.warnings)
+        return SensitivityReport(tuple(damage), (*splits.warnings, *doubts))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.judging.chance import at_most
 from capsedge.runtime.cascade import CONFIDENCE
 
 _STEPS = 100  # of a bisection to the last bit of a double
@@ -161,7 +161,7 @@ def agreement_at_least(changed: int, images: int, confidence: float = CONFIDENCE
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if _at_most(changed, images, 1.0 - middle) > 1.0 - confidence:
+        if at_most(changed, images, 1.0 - middle) > 1.0 - confidence:
             high = middle
         else:
             low = middle
@@ -173,25 +173,8 @@ def most_changed(images: int, agreement: float, confidence: float = CONFIDENCE) 
     low, high = 0, images
     while low < high:
         middle = (low + high + 1) // 2
-        if _at_most(middle, images, 1.0 - agreement) <= 1.0 - confidence:
+        if at_most(middle, images, 1.0 - agreement) <= 1.0 - confidence:
             low = middle
         else:
             high = middle - 1
     return low
-
-
-def _at_most(most: int, trials: int, rate: float) -> float:
-    """The probability of at most ``most`` successes in ``trials``, each with the probability ``rate``."""
-    if rate <= 0.0:
-        return 1.0
-    if rate >= 1.0:
-        return 0.0
-    log_rate, log_rest = math.log(rate), math.log1p(-rate)
-    whole = math.lgamma(trials + 1)
-    return math.fsum(
-        math.exp(
-            whole - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
-            + k * log_rate + (trials - k) * log_rest
-        )
-        for k in range(most + 1)
-    )  # fmt: skip

@@ -28,6 +28,11 @@ Answers = dict[str, list[Array]]
 Progress = Callable[[int, int], None]
 
 
+def change(drop: float) -> str:
+    """Points in words: ``0.25 points lost``; ``2.00 points gained`` for a negative drop."""
+    return f"{abs(drop):.2f} points {'gained' if round(drop, 2) < 0 else 'lost'}"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A file compared with its FP32 source.
@@ -68,6 +73,11 @@ class Outcome:
         if self.accuracy is None or self.reference is None:
             return 100.0 * (1.0 - self.agreement)
         return 100.0 * (self.reference - self.accuracy)
+
+    @property
+    def change(self) -> str:
+        """The drop in words: points lost, or gained where the accuracy rose."""
+        return change(self.drop)
 
     def __str__(self) -> str:
         if self.outputs:
@@ -126,6 +136,18 @@ def answers(
     if judge.scores is not None:
         _check_finite(session, judge.scores, found[judge.scores])
     return found
+
+
+def samples(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:
+    """All inputs and outputs of the first samples that have these as their first axis."""
+    parts: dict[str, list[Array]] = {}
+    for size, inputs, outputs in runs(session, data.first(min(count, len(data)))):
+        for name, value in {**inputs, **outputs}.items():
+            if np.ndim(value) and len(value) >= size:
+                parts.setdefault(name, []).append(np.asarray(value)[:size])
+    whole = max((sum(map(len, part)) for part in parts.values()), default=0)
+    joined = {name: np.concatenate(part) for name, part in parts.items()}
+    return {name: value for name, value in joined.items() if len(value) == whole}
 
 
 def _scores(value: Array, count: int) -> Array:

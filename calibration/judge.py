@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from capsedge.errors import UsageError
+from capsedge.runtime.score_checks import check_computed
+from capsedge.runtime.scores import (
+    CAPSULES,
+    ONE_LINE,
+    Arrays,
+    Choice,
+    choose,
+    has_candidates,
+    shape_fault,
+)
 from capsedge.runtime.session import DEFAULT_THRESHOLD, Session
 
 if TYPE_CHECKING:
@@ -44,15 +55,23 @@ class Judge:
     batched: bool = False
 
     @classmethod
-    def of(cls, session: Session, scores: str | None = None, classes: int = 0) -> Judge:
+    def of(
+        cls,
+        session: Session,
+        scores: str | None = None,
+        classes: int = 0,
+        outputs: Callable[[], Arrays] | None = None,
+    ) -> Judge:
         """The judge of a file.
 
         Args:
             scores: the output that decides the class, if the user names it.
             classes: the largest label and one, where there are labels.
+            outputs: runs the file on samples, for the outputs by name, first axis the samples.
 
         Raises:
-            UsageError: there is no such output, or labels and several outputs that may decide.
+            UsageError: there is no such output, it does not hold scores, or there are labels and several
+                outputs that may decide.
         """
         names = tuple(port.name for port in session.outputs)
         if scores is not None:
@@ -60,34 +79,75 @@ class Judge:
                 raise UsageError(
                     f"The model has no output '{scores}'.", f"Its outputs: {', '.join(names)}."
                 )
+            _check_shape(session, scores)
             return cls(scores, (), *_task(session, scores), "named as the scores")
         if session.value_outputs:
             why = "the file states a regression"
             return cls(None, session.value_outputs, why=why, batched=True)
         known = session.score_output
         if known is not None:
-            return cls(known, (), *_task(session, known), "its name says that it decides")
-        if classes:
-            wide = [
-                port.name
-                for port in session.outputs
-                if port.dtype.startswith("float")
-                and port.shape
-                and isinstance(port.shape[-1], int)
-                and port.shape[-1] >= max(classes, 2)
-                and len(port.shape) <= 2
-            ]
-            if len(wide) > 1:
-                raise UsageError(
-                    "The file does not say which output decides the class.",
-                    f"The data has labels, and {', '.join(wide)} may be the scores.",
-                    f"Name it: `scores={wide[0]!r}`.",
-                    command=f"Name it: --scores {wide[0]}",
-                )
-            if wide:
-                return cls(wide[0], (), why="the only output with a score for every label")
+            return cls(known, (), *_task(session, known), _reason(session, known))
+        if classes and outputs is not None:
+            choice = _chosen(session, classes, outputs())
+            if choice is not None:
+                return cls(choice.output, (), why=choice.reason)
         why = "the file names no output that decides a class"
         return cls(None, names, why=why, batched=session.metadata is not None)
+
+
+def _check_shape(session: Session, scores: str) -> None:
+    """Refuse a named output that does not have the shape of scores; axes of 1 do not count.
+
+    Raises:
+        UsageError: it says what to name or return instead.
+    """
+    port = next(p for p in session.outputs if p.name == scores)
+    sizes = (
+        [size for size in port.shape[1:] if size != 1] if len(port.shape) > 2 else port.shape[1:]
+    )
+    named = 0 if session.metadata is None else len(session.metadata.class_names)
+    fault = "" if len(port.shape) == 1 else shape_fault(scores, tuple(sizes) or (1,), named)
+    if not port.dtype.startswith("float"):
+        fault = f"'{scores}' holds {port.dtype}, and scores are floats"
+    if not fault:
+        return
+    known = session.score_output
+    other = f"--scores {known}" if known and known != scores else "another output with --scores"
+    python = f"scores={known!r}" if known and known != scores else "another output as scores="
+    line = f"or let forward return scores [N, classes], of class capsules v `{ONE_LINE}`, and export again."
+    raise UsageError(
+        f"'{scores}' does not hold the scores of classes.",
+        f"{fault}.",
+        f"Name {python}, {line}",
+        command=f"Name {other}, {line}",
+    )
+
+
+def _reason(session: Session, scores: str) -> str:
+    """Why the output of scores that a file states is that, or one called as in files of the package."""
+    if session.metadata is None:
+        return f"it is called {scores}, as scores are in files of capsedge"
+    chosen = session.metadata.chosen
+    return "the file states it" if chosen is None else chosen.reason
+
+
+def _chosen(session: Session, classes: int, outputs: Arrays) -> Choice | None:
+    """The scores of a file that states none, by its outputs' values; None where no output has their shape.
+
+    Raises:
+        UsageError: several may be meant, or the file would have to compute them of one.
+    """
+    inputs = {port.name for port in session.inputs}
+    found = {name: value for name, value in outputs.items() if name not in inputs}
+    others = {name: value for name, value in outputs.items() if name in inputs}
+    shape = next(iter(others.values())).shape[1:] if others else ()
+    wide = max(classes, 2)
+    if not has_candidates(found, wide):
+        return None
+    choice = choose(found, wide, at_least=True, images=shape, others=others, adds=False)
+    if choice.form == CAPSULES:
+        check_computed(choice)
+    return choice
 
 
 def _task(session: Session, scores: str) -> tuple[bool, float]:

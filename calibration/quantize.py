@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,8 @@ def quantize(
         check_writable(file)
     tables = [] if request.table is None else [request.table]
     check_apart([*outputs, *tables], [source.path])
+    doubts = source.check_reference(splits.evaluation, progress)
+    splits = replace(splits, warnings=(*splits.warnings, *doubts))
     made = _made(source, splits, request, progress)
     outcome = source.outcome(made.model, splits.evaluation, progress)
     source.described(made.model, request.precision, _description(splits, request, outcome, made))

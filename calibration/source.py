@@ -32,10 +32,12 @@ from capsedge.graph.foreign import plain
 from capsedge.graph.proto import opset_of
 from capsedge.graph.quantized_file import finish
 from capsedge.graph.wiring import Graph
+from capsedge.judging.chance import check_above_chance
 from capsedge.runtime.files import opening
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.reading.onnx_file import read_bytes
+from capsedge.runtime.score_checks import score_warnings
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
 TARGETS = ("ort-cpu", *QDQ)
@@ -145,11 +147,14 @@ class Source:
         """
         labels = data.labels
         classes = 0 if labels is None or len(labels) == 0 else int(labels.max()) + 1
-        self.judge = Judge.of(self.session, self._named, classes)
+        self.judge = Judge.of(
+            self.session, self._named, classes, lambda: evaluate.samples(self.session, data)
+        )
         if self.judge.scores is None and (labels is not None or data.ignored):
             return [f"the labels are not used: {self.judge.why}"]
+        warnings = [] if self._named else list(score_warnings(self.session))
         if labels is None:
-            return []
+            return warnings
         port = next(p for p in self.session.outputs if p.name == self.judge.scores)
         wide = port.shape[-1] if len(port.shape) == 2 else None
         if isinstance(wide, int) and classes > wide:
@@ -158,7 +163,22 @@ class Source:
                 f"'{port.name}' has {wide} scores, for the classes 0 to {wide - 1}.",
                 "Give labels that count the model's classes from 0.",
             )
-        return []
+        return warnings
+
+    def check_reference(self, data: ImageSet, progress: Progress | None = None) -> list[str]:
+        """Refuse to judge by an accuracy that is chance; warnings where the images are too few to tell.
+
+        Raises:
+            UsageError: the FP32 file answers no better than guesses.
+        """
+        found = self.answers(data, progress)
+        accuracy = evaluate.compare(found, found, data, self.judge).reference
+        if accuracy is None or self.judge.scores is None:
+            return []
+        classes = found[self.judge.scores][0].shape[1]
+        return check_above_chance(
+            accuracy, len(data), classes, self.judge.scores, data.source, str(self.path)
+        )
 
     def check_opset(self, precision: str, target: str) -> None:
         """Refuse a file whose operators are older than those that a target needs.

@@ -40,6 +40,24 @@ class CaseParity:
     outside: bool = False
 
 
+@dataclass(frozen=True)
+class ScoresTaken:
+    """The output that decides the class.
+
+    Attributes:
+        output: its name.
+        kind: ``length``, ``logits`` or ``probability``.
+        reason: why this one.
+    """
+
+    output: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.output} ({self.kind}): {self.reason}"
+
+
 @dataclass(frozen=True, repr=False)
 class ExportReport(Summarized):
     """The result of an export.
@@ -59,6 +77,8 @@ class ExportReport(Summarized):
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
         dry_run: whether the file was left unwritten.
+        scores: the output that decides the class; None where the file states none.
+        doubts: why the scores may say nothing.
     """
 
     path: Path
@@ -77,6 +97,8 @@ class ExportReport(Summarized):
     rtol: float
     parity: tuple[CaseParity, ...]
     dry_run: bool = False
+    scores: ScoresTaken | None = None
+    doubts: tuple[str, ...] = ()
 
     def _summary(self) -> Summary:
         verdict = "PASSED" if self.passed else "FAILED"
@@ -86,6 +108,7 @@ class ExportReport(Summarized):
         rows = [
             Row("file", f"{written}, {size(self.size)}"),
             Row("against PyTorch", proof),
+            *([Row("scores", str(self.scores))] if self.scores else []),
             Row("operators", ", ".join(f"{n} {kind}" for kind, n in self.operators.items())),
             *(Row(name, effect) for name, effect in self.rewrites.items()),
             *(Row("note", note) for note in (*self.notes, *self.warnings)),
@@ -101,7 +124,8 @@ class ExportReport(Summarized):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each output that differs on hard cases outside the range of the user's inputs."""
+        """A sentence for each output that differs on hard cases outside the range of the user's inputs, and
+        the doubts about the scores."""
         failed = [p for p in self.parity if p.outside and not p.passed]
         said = []
         for name in dict.fromkeys(p.output for p in failed):
@@ -111,7 +135,7 @@ class ExportReport(Summarized):
                 f"'{name}' differs on {len(cases)} hard cases outside the range of your inputs, at worst by "
                 f"{worst.max_abs:.3g} ({worst.case}, {worst.excess:.3g} times the tolerance)"
             )
-        return tuple(said)
+        return (*said, *self.doubts)
 
     def check(self, cause: str = "") -> None:
         """Raise if a comparison failed.
@@ -152,6 +176,6 @@ class ExportReport(Summarized):
             "max_abs": self.max_abs,
             "cases": values.pop("parity"),
         }
-        del values["atol"], values["rtol"]
+        del values["atol"], values["rtol"], values["doubts"]
         values["warnings"] = list(self.warnings)
         return values

@@ -7,6 +7,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,30 @@ Example = Tensor | Sequence[Tensor]
 _FP64, _FP32 = 1e-9, 1e-4  # of the largest magnitude: what batching may change by rounding
 
 
+@dataclass(frozen=True)
+class Scored:
+    """Scores ``[N, J]`` made of an output.
+
+    Attributes:
+        output: its number among the values.
+        classes: J.
+        capsules: whether it holds capsules, whose lengths are the scores; otherwise it has axes of 1 more.
+    """
+
+    output: int
+    classes: int
+    capsules: bool
+
+    def __call__(self, values: Sequence[Tensor]) -> Tensor:
+        """The scores; axes of 1 do not count."""
+        flat = values[self.output].flatten(1)
+        if not self.capsules:
+            return flat
+        capsules = flat.reshape(flat.shape[0], self.classes, flat.shape[1] // self.classes)
+        lengths: Tensor = torch.linalg.vector_norm(capsules, dim=-1)
+        return lengths
+
+
 class Flat(nn.Module):
     """A user's module whose output, of any form, is made a plain tuple of tensors.
 
@@ -36,13 +61,18 @@ class Flat(nn.Module):
         module: the user's.
         ranks: dimensions of each output, where they are known: ``squeeze()`` at batch 1 is undone.
         each: whether the module takes one image at a time; a batch is then taken apart.
+        scored: makes scores of one of the outputs, the last output then; None for none.
     """
 
     def __init__(
-        self, module: nn.Module, ranks: Sequence[int] | None = None, each: bool = False
+        self,
+        module: nn.Module,
+        ranks: Sequence[int] | None = None,
+        each: bool = False,
+        scored: Scored | None = None,
     ) -> None:
         super().__init__()
-        self.module, self.each = module, each
+        self.module, self.each, self.scored = module, each, scored
         self.ranks = None if ranks is None else tuple(ranks)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -55,12 +85,12 @@ class Flat(nn.Module):
         with on_cpu():
             values = tuple(named(self.module(*inputs)).values())
         values = _apart(values, inputs)
-        if self.ranks is None or len(self.ranks) != len(values):
-            return values
-        return tuple(
-            v[None] if v.ndim == rank - 1 and inputs[0].shape[0] == 1 else v
-            for v, rank in zip(values, self.ranks, strict=True)
-        )
+        if self.ranks is not None and len(self.ranks) == len(values):
+            values = tuple(
+                v[None] if v.ndim == rank - 1 and inputs[0].shape[0] == 1 else v
+                for v, rank in zip(values, self.ranks, strict=True)
+            )
+        return values if self.scored is None else (*values, self.scored(values))
 
 
 def _apart(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

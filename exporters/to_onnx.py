@@ -20,11 +20,12 @@ from capsedge.exporters.arguments import Inputs, check_module, own_inputs
 from capsedge.exporters.capture import capture
 from capsedge.exporters.diagnosis import diagnose
 from capsedge.exporters.emit import lower
-from capsedge.exporters.export_report import CaseParity, ExportReport
+from capsedge.exporters.export_report import CaseParity, ExportReport, ScoresTaken
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import of_module, sized
 from capsedge.exporters.recognizing import recognize_routing
 from capsedge.exporters.routing_calls import RoutingCalls
+from capsedge.exporters.scoring import with_scores
 from capsedge.exporters.traced import Traced
 from capsedge.exporters.traced_graph import traced_graph
 from capsedge.exporters.translation import TORCH_DOMAIN
@@ -42,10 +43,11 @@ from capsedge.graph.simplify import simplify
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.description import Description, described
+from capsedge.runtime.description import Described, Description, described
 from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.scores import LENGTHS, LOGITS
 from capsedge.runtime.trace import TraceOutputs
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
@@ -150,6 +152,12 @@ def export(
             metadata,
             checkpoint_sha256,
         )
+        stated = subject.metadata
+        if (description or subject.traced) and stated is None:
+            name = type(model).__name__
+            stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
+        if description and stated is not None and not isinstance(model, CapsuleModel):
+            subject, description, stated = with_scores(subject, description, stated, batch)
         if subject.to_trace or subject.traced:  # all iterations have results: none can be left out
             rewrites = Rewrites.none()
         own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
@@ -159,18 +167,20 @@ def export(
         checks.validate(lowered)
         cases = _cases(subject, batch, own)
         parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
-    stated = subject.metadata
-    if (description or subject.traced) and stated is None:
+    if stated is None and subject.traced:
         name = type(model).__name__
         stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
     data, notes = lowered.SerializeToString(), tuple[str, ...]()
+    doubts: tuple[str, ...] = ()
     if stated is not None and all(p.passed for p in parity):
         stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
         # A fused file runs only with the kernels, so it is read with its function bodies.
         whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
-        data, notes = _described(
+        made, notes = _described(
             subject, data, whole.SerializeToString(), description, stated, path
         )
+        if made is not None:
+            data, stated, doubts = made.data, made.metadata, made.warnings
     report = ExportReport(
         path=path,
         size=len(data),
@@ -188,6 +198,8 @@ def export(
         rtol=rtol,
         parity=parity,
         dry_run=dry_run,
+        scores=_scores_taken(stated, subject),
+        doubts=doubts,
     )
     if not report.passed:
         with _evaluating(model):
@@ -198,6 +210,18 @@ def export(
     return report
 
 
+def _scores_taken(stated: ModelMetadata | None, subject: Subject) -> ScoresTaken | None:
+    """The output that decides the class, as the file states it."""
+    if stated is None or stated.task == REGRESSION:
+        return None
+    reason = stated.chosen.reason if stated.chosen else "the name of scores in files of capsedge"
+    if stated.outputs is not None:
+        return ScoresTaken(stated.outputs.scores, stated.outputs.kind, reason)
+    named = {LENGTHS: "length", LOGITS: "logits"}
+    name = next((n for n in subject.outputs if n in named), None)
+    return None if name is None else ScoresTaken(name, named[name], reason)
+
+
 def _described(
     subject: Subject,
     data: bytes,
@@ -205,8 +229,8 @@ def _described(
     description: Description,
     stated: ModelMetadata,
     path: Path,
-) -> tuple[bytes, tuple[str, ...]]:
-    """The file with its metadata, and notes.
+) -> tuple[Described | None, tuple[str, ...]]:
+    """The file with its metadata; None if it stays as it is; and notes.
 
     A traced network of the user's own that nobody described may be none of images, for which there is no
     metadata; its trace is then outputs as any other.
@@ -214,11 +238,11 @@ def _described(
     if subject.traced is not None:
         stated = dataclasses.replace(stated, trace=TraceOutputs(subject.traced.layers))
     try:
-        return described(data, description, stated, path, runnable=runnable).data, ()
+        return described(data, description, stated, path, runnable=runnable), ()
     except UsageError as error:
         if description or subject.metadata is not None:
             raise
-        return data, (
+        return None, (
             f"the file does not state its trace, which is outputs as any other: {error.why} `session.trace` "
             "and `see` need a network of images with class_names (docs/how-to/export.md#trace)",
         )

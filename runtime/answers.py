@@ -12,9 +12,8 @@ from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.cascade import LONG_WAY
 from capsedge.runtime.inputs import fits
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
+from capsedge.runtime.scores import POSES, SCORES, shape_fault
 
-SCORES = ("lengths", "logits")
-POSES = "poses"
 _KINDS = {"lengths": "length", "logits": "logits"}
 
 
@@ -86,7 +85,9 @@ def _of_cascade(found: Answers, ports: dict[str, Port]) -> Answers:
 
 
 def _by_name(ports: dict[str, Port]) -> Answers:
-    scores = next((name for name in ports if name in SCORES), None)
+    scores = next(
+        (n for n, port in ports.items() if n in SCORES and not shape_fault(n, port.shape[1:])), None
+    )
     poses = POSES if POSES in ports else None
     return Answers(scores, _KINDS.get(scores or "", ""), poses)
 
@@ -101,8 +102,7 @@ def _check_input(metadata: ModelMetadata, inputs: Sequence[Port]) -> None:
 
 def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) -> None:
     count, sizes = len(metadata.class_names), scores.shape[1:]
-    wrong = not fits((count,), sizes) if count else len(sizes) != 1
-    if wrong and (count or metadata.outputs is not None):
+    if shape_fault(scores.name, sizes, count) and (count or metadata.outputs is not None):
         raise Unfit(f"It names {count} classes, {scores.name} has {list(sizes)}.")
     if poses is None:
         return

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.hints import KEEP
+from capsedge.runtime.scores import answer_doubts
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.decoding import SupportsRead
 from capsedge.runtime.vision.given import folder_images
@@ -33,6 +34,7 @@ class Classified:
         files: the files, in the order of their numbers in the results.
         predictions: by the number of the file.
         errors: errors of the files that could not be read, by number.
+        warnings: why the scores may say nothing.
         drawn: the colour of each class on the sheet of reconstructions, by number and class.
     """
 
@@ -40,6 +42,7 @@ class Classified:
     predictions: dict[int, Prediction] = field(default_factory=dict)
     errors: dict[int, UsageError] = field(default_factory=dict)
     drawn: dict[int, dict[int, str]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def long_way(self) -> float | None:
@@ -113,6 +116,8 @@ def classify_files(
         progress(min(start + GROUP, len(files)), len(files))
     if sheet is not None:
         sheet.write()
+    found = [prediction.scores for prediction in result.predictions.values()]
+    result.warnings = tuple(answer_doubts(np.stack(found))) if found else ()
     return result
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
-from capsedge.runtime.answers import POSES, SCORES
 from capsedge.runtime.files import limits
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import (
@@ -25,12 +24,23 @@ from capsedge.runtime.metadata import (
     Preprocessing,
 )
 from capsedge.runtime.nothing import Nothing
+from capsedge.runtime.probing import Probes
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.reading.properties import with_properties
+from capsedge.runtime.score_checks import check_computed, kind_of, run_probes, warnings_on
+from capsedge.runtime.scores import (
+    LENGTHS,
+    LOGITS,
+    POSES,
+    SCORES,
+    Chosen,
+    choose,
+    shape_fault,
+)
 from capsedge.runtime.session import Session
 
-_KIND_BY_NAME = {"lengths": "length", "logits": "logits"}
-_PROBES = 4  # images that a file is run on
+NAMED = "named by the user"
+_KIND_BY_NAME = {LENGTHS: "length", LOGITS: "logits"}
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -77,10 +87,12 @@ class Described:
     Attributes:
         data: the bytes of the file.
         metadata: what it states now.
+        warnings: on its scores, for the user.
     """
 
     data: bytes
     metadata: ModelMetadata
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Where the answer is, for people; also what was taken from the outputs' values."""
@@ -96,7 +108,8 @@ class Described:
             where = f"{len(m.class_names)} classes, scores ({kind}) in {m.outputs.scores}, {poses}"
         images = "" if m.preprocessing else "; no preprocessing of images, which --size gives it"
         nothing = f"; nothing to see: {m.nothing.claim}" if m.nothing else ""
-        return f"the file states: {m.task}, {where}{images}{nothing}"
+        why = f"; why these scores: {m.chosen.reason}" if m.chosen else ""
+        return f"the file states: {m.task}, {where}{images}{nothing}{why}"
 
 
 def described(
@@ -126,12 +139,13 @@ def described(
     if base is None:
         base = ModelMetadata.from_properties(onnx_file.summarize(data, str(name)).metadata)
     base = base or ModelMetadata("", {}, "", 0, (), None)
+    warnings: tuple[str, ...] = ()
     if description:
         plain = load_bytes(with_properties(runnable, {}, OURS), path)
-        base = metadata_for(description, plain, base)
+        base, warnings = metadata_for(description, plain, base)
     properties = checked_properties(base, path)
     _check_read(with_properties(runnable, properties, OURS), path)
-    return Described(with_properties(data, properties, OURS), base)
+    return Described(with_properties(data, properties, OURS), base, warnings)
 
 
 def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") -> dict[str, str]:
@@ -169,8 +183,10 @@ def _check_read(data: bytes, path: Path) -> None:
         ) from error
 
 
-def metadata_for(description: Description, session: Session, base: ModelMetadata) -> ModelMetadata:
-    """The metadata that a description gives a network.
+def metadata_for(
+    description: Description, session: Session, base: ModelMetadata
+) -> tuple[ModelMetadata, tuple[str, ...]]:
+    """The metadata that a description gives a network, and warnings on its scores.
 
     Args:
         session: of the network, read without its metadata.
@@ -179,37 +195,59 @@ def metadata_for(description: Description, session: Session, base: ModelMetadata
     Raises:
         UsageError: the description contradicts itself or does not fit the network.
     """
-    if len(session.inputs) != 1 or len(session.inputs[0].shape) != 4:
-        shapes = ", ".join(f"{port.name} {list(port.shape)}" for port in session.inputs)
-        raise UsageError(
-            f"{session.path} does not take images.",
-            f"Its inputs: {shapes}; wanted one, [N, channels, height, width] or with the channels last.",
-            "Use `Session.run` with arrays.",
-        )
+    check_takes_images(str(session.path), {p.name: p.shape for p in session.inputs})
     try:
-        preprocessing = _preprocessing(description, session, base.preprocessing)
-        task = _task(description, base)
-        probed = _probe(session, preprocessing)
+        preprocessing = preprocessing_for(
+            description, session.inputs[0].shape[1:], base.preprocessing, str(session.path)
+        )
+        task = task_of(description, base)
+        images, probed = run_probes(session, preprocessing)
+        names: tuple[str, ...] = ()
+        chosen, warnings = None, tuple[str, ...]()
         if task == REGRESSION:
-            names: tuple[str, ...] = ()
-            outputs: Outputs | None = _values(description.outputs, base.outputs, probed)
+            outputs: Outputs | None = _values(
+                description.outputs, base.outputs, probed, len(images.images)
+            )
         else:
             names = _classes(description, base)
-            outputs = _scores(description.outputs, base.outputs, names, probed)
-        return dataclasses.replace(
+            scored = _scores(description.outputs, base, names, probed, images)
+            outputs, chosen = scored.outputs, scored.chosen
+            warnings = warnings_on(scored.name, scored.kind, task, probed, images)
+        described = dataclasses.replace(
             base,
             task=task,
             class_names=names,
             preprocessing=preprocessing,
             outputs=outputs,
             nothing=_nothing(description, preprocessing, base),
+            chosen=chosen,
         )
+        return described, warnings
     except UsageError:  # is a ValueError, too
         raise
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{session.path} cannot be described so.", f"{error}.", "Change the options."
         ) from error
+
+
+def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None]]) -> None:
+    """Refuse a network of other inputs than images.
+
+    Args:
+        name: of the network.
+        inputs: shapes by name.
+
+    Raises:
+        UsageError: it has several, or not one of four axes.
+    """
+    if [len(shape) for shape in inputs.values()] != [4]:
+        shapes = ", ".join(f"{port} {list(shape)}" for port, shape in inputs.items())
+        raise UsageError(
+            f"{name} does not take images.",
+            f"Its inputs: {shapes}; wanted one, [N, channels, height, width] or with the channels last.",
+            "Use `Session.run` with arrays.",
+        )
 
 
 def _nothing(
@@ -223,9 +261,20 @@ def _nothing(
     return description.typical(preprocessing)
 
 
-def _preprocessing(
-    description: Description, session: Session, base: Preprocessing | None
+def preprocessing_for(
+    description: Description,
+    sizes: Sequence[int | str | None],
+    base: Preprocessing | None,
+    name: str,
 ) -> Preprocessing | None:
+    """How images become the input ``[N, *sizes]``, by a description and what was known before.
+
+    Args:
+        name: of the network, in errors.
+
+    Raises:
+        UsageError, ValueError: the description does not fit, or leaves a size open.
+    """
     given = description.preprocessing
     if given is None or isinstance(given, Preprocessing):
         return given or base
@@ -236,7 +285,6 @@ def _preprocessing(
     if base is not None:
         return dataclasses.replace(base, **changes)
     names = ("channels", "height", "width")
-    sizes = session.inputs[0].shape[1:]
     if changes.setdefault("layout", _layout(sizes)) == "NHWC":
         sizes = (sizes[2], sizes[0], sizes[1])
     for name, found in zip(names, sizes, strict=True):
@@ -245,7 +293,7 @@ def _preprocessing(
     missing = [name for name in names if name not in changes]
     if missing:
         raise UsageError(
-            f"{session.path} leaves the size of its input open.",
+            f"{name} leaves the size of its input open.",
             f"Not stated: {', '.join(missing)}.",
             "Give --size HEIGHTxWIDTH, or in Python a Preprocessing.",
         )
@@ -257,7 +305,12 @@ def _layout(sizes: Sequence[int | str | None]) -> str:
     return "NHWC" if sizes[2] in (1, 3) and sizes[0] not in (1, 3) else "NCHW"
 
 
-def _task(description: Description, base: ModelMetadata) -> str:
+def task_of(description: Description, base: ModelMetadata) -> str:
+    """The task that a description gives a network.
+
+    Raises:
+        ValueError: the description contradicts itself.
+    """
     task = description.task
     if task is None and description.class_names is not None:
         task = base.task if base.task in CLASSIFICATION else CLASSIFICATION[0]
@@ -292,89 +345,74 @@ def _classes(description: Description, base: ModelMetadata) -> tuple[str, ...]:
     return names
 
 
-def _probe(session: Session, preprocessing: Preprocessing | None) -> Arrays:
-    """The outputs on noise and on plain images; sizes that the file leaves open are 32."""
-    port = session.inputs[0]
-    shape = [size if isinstance(size, int) else 32 for size in port.shape[1:]]
-    if preprocessing is not None:
-        shape = list(preprocessing.shape)
-    declared = [
-        f for f, d in zip(shape, port.shape[1:], strict=True) if isinstance(d, int) and f != d
-    ]
-    if declared:
-        raise ValueError(f"the input takes {list(port.shape[1:])}, not {shape}")
-    if not port.dtype.startswith("float"):
-        raise ValueError(f"the input takes {port.dtype}, and images become floats")
-    rng = np.random.default_rng(0)
-    images = rng.random((_PROBES, *shape), np.float32)
-    images[0] = 0
-    parts: dict[str, list[NDArray[Any]]] = {}
-    for _, found in session.run_batches(images):
-        for name, value in found.items():
-            parts.setdefault(name, []).append(np.atleast_1d(value))
-    return {name: np.concatenate(values) for name, values in parts.items()}
+@dataclass(frozen=True)
+class _Scored:
+    """The output of scores: its name, its kind, what the metadata says of it, and why it was chosen."""
+
+    name: str
+    kind: str
+    outputs: Outputs | None
+    chosen: Chosen | None
 
 
 def _scores(
-    given: Outputs | None, base: Outputs | None, names: tuple[str, ...], probed: Arrays
-) -> Outputs | None:
-    """Which outputs decide the class; None where their names say it."""
-    given, stated = given or Outputs(), base or Outputs()
-    scores = given.scores or stated.scores or _score_output(probed, len(names))
-    value = _output(probed, scores)
-    if value.ndim != 2:
-        raise ValueError(f"{scores} has {_sizes(value)} for an image, not a score for each class")
-    if names and value.shape[1] != len(names):
-        raise ValueError(f"{len(names)} classes are named, {scores} has {value.shape[1]}")
+    given: Outputs | None,
+    base: ModelMetadata,
+    names: tuple[str, ...],
+    probed: Arrays,
+    images: Probes,
+) -> _Scored:
+    """Which output decides the class; its `outputs` are None where their names say it."""
+    given, stated = given or Outputs(), base.outputs or Outputs()
+    scores, chosen = given.scores, Chosen(NAMED) if given.scores else None
+    if scores == stated.scores:
+        chosen = base.chosen
+    if not scores:
+        scores, chosen = stated.scores, base.chosen
+    named = [name for name in SCORES if name in probed]
+    if not scores and base.class_names and len(named) == 1:  # a file that leaves it to the names
+        scores, chosen = named[0], base.chosen
+    posed = ""
+    if not scores:
+        choice = choose(probed, len(names), inside=images.inside, images=images.images.shape[1:])
+        check_computed(choice)
+        scores, chosen, posed = choice.output, Chosen(choice.reason), choice.poses
+    value = _output(probed, scores, len(images.images))
+    if fault := shape_fault(scores, value.shape[1:], len(names)):
+        raise ValueError(fault)
     kind = given.kind or (stated.kind if scores == stated.scores else "")
-    kind = kind or _KIND_BY_NAME.get(scores) or _kind(value)
-    poses = given.poses or stated.poses or (POSES if _posed(probed, value) else "")
-    if poses and (_output(probed, poses).ndim < 3 or probed[poses].shape[1] != value.shape[1]):
+    kind = kind or _KIND_BY_NAME.get(scores) or kind_of(value[images.inside])
+    poses = given.poses or stated.poses or (POSES if _posed(probed, POSES, value) else "")
+    poses = poses or (posed if _posed(probed, posed, value) else "")
+    if poses and (
+        _output(probed, poses, len(value)).ndim < 3 or probed[poses].shape[1] != value.shape[1]
+    ):
         raise ValueError(f"{poses} has {_sizes(probed[poses])}, not a pose for each class")
     found = Outputs(scores=scores, kind=kind, poses=poses)
     only = len(set(SCORES) & set(probed)) == 1
-    if only and found == Outputs(scores=scores, kind=_KIND_BY_NAME.get(scores, ""), poses=POSES):
-        return None
-    return found
+    made = chosen is not None and chosen.made_of
+    if (
+        only
+        and not made
+        and found == Outputs(scores=scores, kind=_KIND_BY_NAME.get(scores, ""), poses=POSES)
+    ):
+        return _Scored(scores, kind, None, chosen)
+    return _Scored(scores, kind, found, chosen)
 
 
-def _posed(probed: Arrays, scores: NDArray[Any]) -> bool:
-    poses = probed.get(POSES)
+def _posed(probed: Arrays, name: str, scores: NDArray[Any]) -> bool:
+    poses = probed.get(name)
     return poses is not None and poses.ndim >= 3 and poses.shape[1] == scores.shape[1]
 
 
-def _score_output(probed: Arrays, classes: int) -> str:
-    """The output called lengths or logits, otherwise the only one with a number for each class."""
-    named = [name for name in SCORES if name in probed]
-    floats = {name: value for name, value in probed.items() if value.dtype.kind == "f"}
-    fitting = [n for n, v in floats.items() if v.ndim == 2 and classes in (0, v.shape[1])]
-    found = named if len(named) == 1 else fitting
-    if len(found) != 1:
-        sizes = ", ".join(f"{name} {_sizes(value)}" for name, value in probed.items())
-        what = f"{classes} classes" if classes else "the classes"
-        raise ValueError(
-            f"{len(found) or 'none'} of the outputs could hold the scores of {what}: {sizes}; "
-            "name it: --scores, in Python Outputs(scores=...)"
-        )
-    return found[0]
-
-
-def _kind(scores: NDArray[Any]) -> str:
-    """What scores are, by their values: probabilities add up to one, lengths lie between 0 and 1."""
-    if (scores < 0).any() or (scores > 1).any():
-        return "logits"
-    whole = scores.shape[1] > 1 and np.allclose(scores.sum(axis=1), 1, atol=1e-3)
-    return "probability" if whole else "length"
-
-
-def _values(given: Outputs | None, base: Outputs | None, probed: Arrays) -> Outputs:
+def _values(given: Outputs | None, base: Outputs | None, probed: Arrays, rows: int) -> Outputs:
     """The outputs of a regression with a name and a unit for each value."""
     given, base = given or Outputs(), base or Outputs()
     outputs = given.values or base.values
     if not outputs:
         named = given.names and set(given.names) <= set(probed)
         outputs = given.names if named else tuple(probed)
-    counts = {name: int(np.prod(_output(probed, name).shape[1:])) for name in outputs}
+    counts = {name: int(np.prod(_output(probed, name, rows).shape[1:])) for name in outputs}
     names = given.names or (base.names if outputs == base.values else ())
     total = sum(counts.values())
     if not names or (names == outputs and total != len(names)):
@@ -396,11 +434,11 @@ def _values(given: Outputs | None, base: Outputs | None, probed: Arrays) -> Outp
     return Outputs(values=outputs, names=names, units=units)
 
 
-def _output(probed: Arrays, name: str) -> NDArray[Any]:
+def _output(probed: Arrays, name: str, rows: int) -> NDArray[Any]:
     if name not in probed:
         raise ValueError(f"there is no output {name}; the graph has {', '.join(probed)}")
     value = probed[name]
-    if len(value) != _PROBES or value.dtype.kind != "f":
+    if len(value) != rows or value.dtype.kind != "f":
         raise ValueError(f"output {name} does not hold floats with the images first")
     return value
 

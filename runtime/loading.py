@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, overload
 from capsedge import zoo
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime import passport
-from capsedge.runtime.answers import POSES
 from capsedge.runtime.backends import providers
 from capsedge.runtime.backends.cores import usable_cores
 from capsedge.runtime.backends.native_library import find_library
@@ -22,6 +21,7 @@ from capsedge.runtime.files.given import MODEL, as_path
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.scores import POSES
 from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.nothing import LEAST_SIDE, NOTHING_PROPERTY, Nothing, read_nothing
 from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin, read_origin
+from capsedge.runtime.scores import CHOSEN_PROPERTY, Chosen, read_chosen
 from capsedge.runtime.trace import TRACE_PROPERTY, TraceOutputs, read_trace
 
 SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
@@ -24,6 +25,7 @@ _APART = {
     "nothing": NOTHING_PROPERTY,
     "cascade": CASCADE_PROPERTY,
     "trace": TRACE_PROPERTY,
+    "chosen": CHOSEN_PROPERTY,
 }
 OURS = (PREFIX, *_APART.values())  # what the names of all our properties begin with
 
@@ -168,6 +170,7 @@ class ModelMetadata:
         nothing: when an image has nothing to see; None if the file does not state it.
         cascade: the two networks of a cascade; None for others. The rest describes the large one.
         trace: the outputs with the values of every routing iteration; None if the file has none.
+        chosen: why its output of scores was taken for that; None if the file does not state it.
     """
 
     architecture: str
@@ -186,6 +189,7 @@ class ModelMetadata:
     nothing: Nothing | None = None
     cascade: Cascade | None = None
     trace: TraceOutputs | None = None
+    chosen: Chosen | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -259,6 +263,7 @@ class ModelMetadata:
                 nothing=read_nothing(properties),
                 cascade=read_cascade(properties),
                 trace=read_trace(properties),
+                chosen=read_chosen(properties),
             )
             if found.schema > schema:
                 raise Malformed(

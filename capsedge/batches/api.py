@@ -21,6 +21,7 @@ from capsedge.batches.store import apart
 from capsedge.errors import UsageError
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load
+from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 
 FORMAT = 2  # of the table: an unfinished run of another format is not resumed
@@ -118,6 +119,7 @@ def batch(
     content = read_model(model) if is_remote(str(model)) or cluster is not None else None
     with _session(model, content, options) as session:
         found = find_source(where, column)
+        warnings = score_warnings(session)
         answerer = Answerer(session, options.outputs, invert, threads)
         schema = schema_of(answerer)
         parts = found.parts()
@@ -136,7 +138,7 @@ def batch(
     counts = journal.counts
     return BatchReport(
         str(model), where, target, found.kind, counts.images, counts.failed, counts.nothing,
-        len(parts), len(done), seconds,
+        len(parts), len(done), seconds, warnings,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ class BatchReport(Summarized):
         parts: parts that the source was read in.
         resumed: those of them that an earlier run had finished.
         seconds: time that this run took.
+        warnings: why the model's scores may say nothing.
     """
 
     model: str
@@ -35,6 +36,7 @@ class BatchReport(Summarized):
     parts: int
     resumed: int
     seconds: float
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -47,5 +49,6 @@ class BatchReport(Summarized):
             Row("images", f"{self.images:,}"), Row("with an error", f"{self.failed:,}"),
             Row("nothing to see", f"{self.nothing:,}"),
             Row("resumed", f"{self.resumed} of {self.parts} parts"), Row("seconds", f"{self.seconds:.1f}"),
+            *(Row("warning", warning) for warning in self.warnings),
         ]  # fmt: skip
         return Summary("BatchReport", [line], rows)

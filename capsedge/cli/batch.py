@@ -115,6 +115,8 @@ def command(
             resume=resume, force=force, cluster=cluster, threads=threads, ops=ops, device=device,
             provider=provider, progress=progress,
         )  # fmt: skip
+    for warning in report.warnings:
+        _common.log(f"warning: {warning}")
     if as_json:
         _common.print_json(report.to_dict())
     else:

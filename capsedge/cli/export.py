@@ -250,6 +250,12 @@ def _export_known(
 
     found = find_model(model, checkpoint, routing)
     target = output or Path(f"{found.name}.onnx")
+    default = model is None and checkpoint is None
+    if default:
+        log(
+            f"exporting {found.name}, the package's own model for digits: the default, as neither --module, "
+            "--checkpoint nor --model names another"
+        )
     if not found.trained:
         log(
             f"warning: {found.name} has no trained weights in this package: exporting its random "
@@ -261,7 +267,7 @@ def _export_known(
             "averages over the batch"
         )
     options["checkpoint_sha256"] = sha256(found.checkpoint) if found.checkpoint else ""
-    source = Source(found.name, found.checkpoint)
+    source = Source(found.name, found.checkpoint, default=default)
     if frozen.calib_data is None:
         _show(export(found.model, target, **options, dry_run=dry_run), source, as_json)
         return
@@ -314,6 +320,7 @@ class Source:
     Attributes:
         pictures: whether the file states how pictures become its input.
         inputs: the file of the user's own inputs; None if only shapes were given.
+        default: whether it was taken because the user named none.
     """
 
     name: str
@@ -321,6 +328,7 @@ class Source:
     own: ModuleSource | None = None
     pictures: bool = True
     inputs: Path | None = None
+    default: bool = False
 
     def following(self, report: ExportReport) -> list[str]:
         """The commands to run next; untrained weights can be neither verified nor used to infer."""
@@ -360,6 +368,7 @@ def _show(
             {
                 **report.to_dict(),
                 "model": source.name,
+                "default_model": source.default,
                 "checkpoint": str(source.weights) if source.weights else None,
                 "trained": source.weights is not None,
                 **more,
@@ -380,11 +389,13 @@ def _print(report: ExportReport, source: Source) -> None:
 
     worst = max(report.parity, key=lambda p: p.excess)
     lines: dict[str, Any] = {
-        "model": f"{source.name} ({source.weights or 'untrained weights'})",
+        "model": f"{source.name} ({source.weights or 'untrained weights'})"
+        + (", the default: --module or --checkpoint names another" if source.default else ""),
         "file": f"{report.path}{' (not written: dry run)' if report.dry_run else ''}",
         "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
         "inputs": shapes(report.inputs),
         "outputs": shapes(report.outputs),
+        **({"scores": str(report.scores)} if report.scores else {}),
         "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
         + f"; function bodies: {report.functions}",
         "rewrites": _said(report.rewrites),

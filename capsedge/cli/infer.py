@@ -100,6 +100,8 @@ def command(
         if reconstruct is not None:
             _common.log(f"wrote {reconstruct}")
     _log_hints(found)
+    for warning in found.warnings:
+        _common.log(f"warning: {warning}")
     if found.long_way is not None and not as_json:
         taken = sum(p.long_way is True for p in found.predictions.values())
         _common.say(
@@ -155,6 +157,7 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
             "ops": session.ops,
             "images": lines,
             "failed": len(found.errors),
+            **({"warnings": list(found.warnings)} if found.warnings else {}),
             **({} if found.long_way is None else {"long_way_share": found.long_way}),
             "reconstruction": str(reconstruct) if found.drawn else None,
         }

@@ -321,12 +321,19 @@ def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
         facts.append(("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"))
     stated = meta.outputs
     if stated is None:
-        return facts
+        facts.append(("scores", "the output called lengths or logits, as in files of capsedge"))
+        return facts + _why(meta)
     if stated.scores:
         facts.append(("scores", f"{stated.scores} ({stated.kind})"))
+        facts += _why(meta)
         facts.append(("poses", stated.poses or "none"))
     else:
         named = zip(stated.names, stated.units, strict=True)
         values = ", ".join(f"{name} ({unit})" if unit else name for name, unit in named)
         facts.append(("values", f"{values} in {', '.join(stated.values)}"))
     return facts
+
+
+def _why(meta: ModelMetadata) -> list[tuple[str, str]]:
+    """Why the output of scores was taken for that, as the file's maker states it."""
+    return [] if meta.chosen is None else [("why these scores", meta.chosen.reason)]

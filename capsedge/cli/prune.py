@@ -120,9 +120,11 @@ def command(
 
 
 def _log_round(number: int, done: Round) -> None:
+    from capsedge.calibration.evaluate import change
+
     log(
         f"round {number}: {done.multiply_adds:,} multiply-adds, {100 * done.held_out:.2f} % of the "
-        f"held-out images ({done.drop:+.2f} points lost)"
+        f"held-out images ({change(done.drop)})"
     )
 
 
@@ -148,8 +150,8 @@ def show(report: PruningReport) -> None:
         told = f"agreement {100 * o.agreement:.2f} % of {o.images} images"
         if o.accuracy is not None and o.reference is not None:
             told = (
-                f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.drop:.2f} points "
-                f"lost (allowed {report.gate.max_drop:g}); {o.images} images"
+                f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.change} "
+                f"(allowed {report.gate.max_drop:g}); {o.images} images"
             )
         rows.append((f"on the {report.images['evaluated_on']}", told))
     print_table("Pruned", ("", ""), rows)

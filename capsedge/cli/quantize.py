@@ -216,14 +216,14 @@ def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
 def _show_damage(found: Sequence[Damage]) -> None:
     print_table(
         "Damage of each alone in 8 bits, largest first",
-        ("", "kind", "score error", "agreement", "points lost", "saved"),
+        ("", "kind", "score error", "agreement", "accuracy", "saved"),
         [
             (
                 d.name,
                 d.kind,
                 f"{d.outcome.error:.2e}",
                 f"{100 * d.outcome.agreement:.2f} %",
-                f"{d.outcome.drop:.2f}",
+                d.outcome.change,
                 size(d.saved) if d.saved > 0 else "-",
             )
             for d in found
@@ -281,10 +281,7 @@ def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
         agreement += f": {o.drop:.2f} points of answers changed ({allowed})"
         margins = f"changed answers up to {o.surest:.3g}, median of all {o.typical:.3g}"
         return [("agreement", agreement), ("FP32's margins", margins)]
-    accuracy = (
-        f"{100 * o.accuracy:.2f} %, FP32 {100 * o.reference:.2f} %: "
-        f"{o.drop:.2f} points lost ({allowed})"
-    )
+    accuracy = f"{100 * o.accuracy:.2f} %, FP32 {100 * o.reference:.2f} %: {o.change} ({allowed})"
     return [("agreement", agreement), ("accuracy", accuracy)]
 
 
@@ -295,13 +292,13 @@ def show_search(search: Search) -> None:
     whole = max(c.bytes for c in search.candidates)
     print_table(
         f"Pareto front of {len(search.candidates)} candidates (size, time per image, score error)",
-        ("size", "smaller", "ms", "points lost", "agreement", "", "assignment"),
+        ("size", "smaller", "ms", "accuracy", "agreement", "", "assignment"),
         [
             (
                 size(c.bytes),
                 f"{whole / c.bytes:.2f}x",
                 f"{c.milliseconds:.2f}",
-                f"{c.outcome.drop:.2f}",
+                c.outcome.change,
                 f"{100 * c.outcome.agreement:.2f} %",
                 "ok" if c.fits else "over",
                 levels(c.assignment),

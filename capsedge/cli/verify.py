@@ -205,6 +205,8 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
             _common.say("No hard case lies within the range of the inputs.")
             continue
         _show_part(title, document[part])
+        for warning in document[part].get("warnings", ()):
+            _common.log(f"warning: {warning}")
         if ignored := document[part].get("ignored"):
             _common.say(
                 f"note: the {ignored} of the samples are not used: the file states a regression"

@@ -21,6 +21,7 @@ from capsedge.pipelines.pairing import Fit, fit
 from capsedge.runtime.cascade import Parent
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.reading.onnx_file import read_bytes
+from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import DEFAULT_THRESHOLD, Session
 
 Progress: TypeAlias = "Callable[[str, int, int], None]"
@@ -62,12 +63,18 @@ class Networks:
     """Both networks, and how they fit.
 
     Attributes:
+        warnings: why their scores may say nothing.
         threshold: of several labels, the score from which one is given; None where the best class is.
     """
 
     def __init__(self, small: Network, large: Network) -> None:
         self.small, self.large = small, large
         self.fit: Fit = fit(small.session, large.session)
+        self.warnings = [
+            f"{network.session.path.name}: {warning}"
+            for network in (small, large)
+            for warning in score_warnings(network.session)
+        ]
         self.threshold: float | None = None
         if large.session.multi_label:  # a logit of 0 is a probability of one half
             logits = large.session.score_kind == "logits"

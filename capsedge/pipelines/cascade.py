@@ -162,7 +162,7 @@ def _joined(
         deformed_agreement=deformed,
         max_share=max_share,
         failures=_failures(found, changed, max_share, demanded),
-        warnings=(*halves.warnings, *networks.fit.notes, *warnings),
+        warnings=(*halves.warnings, *networks.fit.notes, *networks.warnings, *warnings),
         model=model.SerializeToString(),
     )
 

@@ -160,7 +160,8 @@ def optimize(
         if description:
             made = described(better, description, name=source)
             better = made.data
-            document["notes"] = [*document["notes"], str(made)]
+            warnings = [f"warning: {warning}" for warning in made.warnings]
+            document["notes"] = [*document["notes"], str(made), *warnings]
         before = after = None
         if measure and document["inputs"]:
             with as_file(better) as fresh:

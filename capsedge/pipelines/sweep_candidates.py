@@ -119,6 +119,8 @@ class Maker:
             }
             source.described(made, precision, described)
             write_bytes(path, made.SerializeToString())
+        doubts = source.check_reference(self.search)
+        self.warnings += [doubt for doubt in doubts if doubt not in self.warnings]
         accuracy = float(source.outcome(made, self.search).accuracy or 0)
         self.state.add(path, accuracy)
         return accuracy

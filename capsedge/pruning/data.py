@@ -10,6 +10,7 @@ import numpy as np
 from capsedge.calibration.evaluate import Outcome, of_scores
 from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
+from capsedge.judging.chance import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.session import DEFAULT_THRESHOLD
@@ -89,6 +90,21 @@ class Judge:
         self._data, self._expected = data, predict_all(parent, data).numpy()
         self._multi_label = parent.config.task == "multi-label"
         self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
+
+    def check_parent(self) -> list[str]:
+        """Refuse to prune by an accuracy that is chance; warnings where the images are too few to tell.
+
+        Raises:
+            UsageError: the parent answers no better than guesses.
+        """
+        labels = self._data.labels
+        if self._multi_label or labels is None:
+            return []
+        accuracy = float((self._expected.argmax(1) == labels).mean())
+        classes = self._expected.shape[1]
+        return check_above_chance(
+            accuracy, len(labels), classes, "the scores", self._data.source, "the checkpoint"
+        )
 
     def outcome(self, pruned: CapsuleModel) -> Outcome:
         """A pruned network's answers against the parent's."""

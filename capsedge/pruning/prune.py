@@ -225,6 +225,7 @@ class _Pruning:
         """The smallest network that keeps its accuracy on the held-out images, or the one asked for."""
         best, rounds = self.smaller, list[Round]()
         judge = Judge(self.parent, images.held_out)
+        self.warnings += judge.check_parent()
         goals = list(self._goals())
         for number, goal in enumerate(goals, 1):
             last = number == len(goals) or self.request.target_speedup is None

@@ -16,6 +16,8 @@ from torch import nn
 from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.judging.chance import check_above_chance
+from capsedge.judging.decisions import Decisions
 from capsedge.judging.tolerance import NOISE
 from capsedge.pipelines.own_module import OwnModule
 from capsedge.runtime.cascade import Parent
@@ -25,6 +27,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import pruned_of
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
+from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.verification.arrays import Given, array_runs, arrays_for, takes_images
 from capsedge.verification.certificate import Certificate, Link
@@ -127,7 +130,7 @@ def certify(
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
     ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.long_way_output}
-    source = Reference(module, expected_of(module, ranks), ranks)
+    source = Reference(module, expected_of(module, ranks), ranks, session.metadata)
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
@@ -143,6 +146,7 @@ def certify(
 
         worst = _worst_images(on_samples, on_hard, samples, hard)
         ledger = routing_ledger(source, session, worst).to_dict()
+    warnings = _warnings(session, on_samples.decisions, samples.source)
     return Certificate(
         chain=(link, *_source_links(session), _artefact_link(session)),
         samples={
@@ -150,6 +154,7 @@ def certify(
             "images": len(samples),
             "sha256": samples.digest(),
             **({"ignored": samples.ignored} if samples.ignored else {}),
+            **({"warnings": warnings} if warnings else {}),
             **on_samples.to_dict(),
         },
         hard_cases={"names": list(hard.names), "noise_factor": NOISE, **on_hard.to_dict()},
@@ -160,6 +165,22 @@ def certify(
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[str]:
+    """Why the scores, or an accuracy measured by them, may say nothing."""
+    found = list(score_warnings(session))
+    accuracy = None if decisions is None else decisions.accuracy_reference
+    if decisions is not None and accuracy is not None and session.score_output is not None:
+        port = next(p for p in session.outputs if p.name == session.score_output)
+        classes = port.shape[-1] if isinstance(port.shape[-1], int) else 0
+        try:
+            found += check_above_chance(
+                accuracy, decisions.labelled, classes, port.name, data, "the reference"
+            )
+        except UsageError as error:
+            found.append(f"{error.what} {error.why}")
+    return found
 
 
 def software() -> dict[str, str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
-from capsedge.exporters.own_modules import default_double, named
+from capsedge.exporters.own_modules import Scored, default_double, named
 from capsedge.exporters.traced import traced_routing
 from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, with_iterations
@@ -31,15 +31,22 @@ class Reference:
         module: one of the package's models, or any module that takes the images.
         outputs: names of the artefact's outputs.
         ranks: how many dimensions each has.
+        metadata: of the artefact: which scores export made of another output.
 
     Attributes:
         module: a copy in FP32 and evaluation mode; the given module is not changed.
     """
 
     def __init__(
-        self, module: nn.Module, outputs: Sequence[str], ranks: Mapping[str, int] | None = None
+        self,
+        module: nn.Module,
+        outputs: Sequence[str],
+        ranks: Mapping[str, int] | None = None,
+        metadata: ModelMetadata | None = None,
     ) -> None:
         self.ranks = ranks
+        self._chosen = metadata.chosen if metadata is not None and metadata.outputs else None
+        self._scores = metadata.outputs.scores if metadata and metadata.outputs else ""
         self.module = copy.deepcopy(module).eval().float()
         self.outputs = tuple(outputs)
         self._double: nn.Module | None = None
@@ -117,13 +124,19 @@ class Reference:
 
     def _named(self, found: dict[str, torch.Tensor], images: int) -> Mapping[str, torch.Tensor]:
         """By the artefact's names, which may be the caller's; ``squeeze()`` at batch 1 undone."""
-        if not set(self.outputs) <= found.keys() and len(found) >= len(self.outputs):
-            found = dict(zip(self.outputs, found.values(), strict=False))
+        made = self._chosen is not None and self._chosen.made_of and self._scores not in found
+        own = [name for name in self.outputs if not made or name != self._scores]
+        if not set(own) <= found.keys() and len(found) >= len(own):
+            found = dict(zip(own, found.values(), strict=False))
         ranks = self.ranks or {}
-        return {
+        values = {
             name: v[None] if images == 1 and v.ndim == ranks.get(name, v.ndim) - 1 else v
             for name, v in found.items()
         }
+        if made and self._chosen is not None and self._chosen.made_of in values:
+            scored = Scored(0, self._chosen.classes, self._chosen.capsules)
+            values[self._scores] = scored([values[self._chosen.made_of]])
+        return values
 
 
 def expected_of(module: nn.Module, outputs: Iterable[str]) -> list[str]:

@@ -54,7 +54,7 @@ def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, A
         from capsedge.pipelines.own_module import ModuleSource, load_module
 
         own = load_module(ModuleSource(**json.loads(s.module))).module
-        reference = Reference(own, expected_of(own, names))
+        reference = Reference(own, expected_of(own, names), metadata=metadata)
     else:
         reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
     order = [given.name for given in structure.graph.inputs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 
 import capsedge
 from capsedge.calibration import mixed
-from capsedge.calibration.evaluate import Outcome, compare
+from capsedge.calibration.evaluate import Outcome, compare, samples
 from capsedge.calibration.judge import Gate, Judge
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.judging.numeric import ErrorCount, OutputError, has_columns
+from capsedge.runtime.loading import load_bytes
 from tests.foreign.files import IMAGES, MADE
 
 
@@ -114,7 +116,7 @@ def test_what_is_judged_is_said_and_written(tmp_path: Path) -> None:
 def test_labels_tell_which_output_decides() -> None:
     model = MADE["opset17"]().model.SerializeToString()
     labels = np.arange(40) % 5
-    data = ImageSet("test", IMAGES["x"][20:], labels[20:])
+    data = answered(model)
     report = capsedge.quantize(model, calib_data=IMAGES["x"][:20], data=data, max_drop=100)
     assert report.outcome.judged_by == "accuracy"
     assert "the class of y" in report.judged
@@ -126,8 +128,21 @@ def test_labels_tell_which_output_decides() -> None:
             data=ImageSet("t", IMAGES["x"][20:], labels[20:] + 2),
             scores="y",
         )
+    data = answered(words)
     report = capsedge.quantize(words, calib_data=IMAGES["x"][:20], data=data, max_drop=100)
     assert report.outcome.accuracy is not None
+    # Labels that the model cannot know stop the work before it begins.
+    assert data.labels is not None
+    wrong = replace(data, labels=(data.labels + 1) % 5)
+    with pytest.raises(UsageError, match="no better than chance"):
+        capsedge.quantize(model, calib_data=IMAGES["x"][:20], data=wrong, max_drop=100)
+
+
+def answered(model: bytes) -> ImageSet:
+    """Images with the model's own answers for labels."""
+    data = ImageSet("test", IMAGES["x"][20:])
+    found = samples(load_bytes(model, Path("m.onnx")), data)["y"]
+    return replace(data, labels=found.reshape(len(found), -1).argmax(1))
 
 
 def test_python_is_told_python() -> None:

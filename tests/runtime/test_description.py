@@ -168,7 +168,7 @@ def test_one_unit_stands_for_all_and_names_stay():
 @pytest.mark.parametrize(
     ("stated", "why"),
     [
-        ({"class_names": ["a", "b"]}, "none of the outputs could hold the scores of 2 classes"),
+        ({"class_names": ["a", "b"]}, "None of the outputs could hold the scores of 2 classes"),
         ({"class_names": []}, "no class is named"),
         ({"class_names": ["a", " ", "c"]}, "class 1 is empty"),
         ({"class_names": ["a", "b", 3]}, "class 2 is empty or not text"),
@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused(stated: dict[str, Any], why: str):
 
 
 def test_two_outputs_that_could_hold_the_scores():
-    with pytest.raises(UsageError, match="2 of the outputs could hold"):
+    with pytest.raises(UsageError, match="2 outputs could hold"):
         describe(foreign_model({"a": [3], "b": [3]}), class_names=["x", "y", "z"])
 
 
