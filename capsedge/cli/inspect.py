@@ -144,7 +144,7 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
         return [forecast(file, n, device) for n in batches]
     except UnknownSizes as error:
         try:
-            from capsedge.graph.shapes import with_shapes
+            from capsedge.graph.stated_shapes import stated as with_shapes
         except ModuleNotFoundError:
             raise error from None
         with as_file(with_shapes(read_harmless(file)[0])) as stated:

@@ -11,6 +11,7 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.datasets import ImageSet
 from capsedge.exporters.to_onnx import export
 from capsedge.graph.proto import copy_of
+from capsedge.graph.stated_shapes import state_shapes
 from capsedge.pipelines.find import FoundModel
 from capsedge.pipelines.frozen_export import describe_frozen
 from capsedge.pipelines.sweep_state import State
@@ -118,6 +119,7 @@ class Maker:
                 "data_sha256": self.calibration.digest(),
             }
             source.described(made, precision, described)
+            state_shapes(made)
             write_bytes(path, made.SerializeToString())
         accuracy = float(source.outcome(made, self.search).accuracy or 0)
         self.state.add(path, accuracy)
@@ -139,6 +141,7 @@ class Maker:
                 "layers": freeze(frozen, self.calibration),
             }
             describe_frozen(frozen, source, measured)
+            state_shapes(frozen)
             write_bytes(path, frozen.SerializeToString())
             self.state.add(path)
         return path

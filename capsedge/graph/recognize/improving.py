@@ -26,6 +26,7 @@ from capsedge.graph.recognize.targets import constant_shapes
 from capsedge.graph.recognize.unroll import unroll
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.simplify import simplify
+from capsedge.graph.stated_shapes import state_shapes
 
 OLDEST, LEAST, WANTED = 8, 18, 20
 Stage = Callable[[str], None]
@@ -124,6 +125,7 @@ def improve(
         notes = ["the clean-up changed the numbers and was not kept", *said]
         if not equal(comparisons):
             raise _unprovable(comparisons)
+    state_shapes(finished)
     return Improved(
         finished.SerializeToString(),
         recognition,
