@@ -96,7 +96,7 @@ def split(
         tested = tested.draw(limit, seed)
     chosen = drawn.draw(count, seed)
     rest = drawn.without(chosen)
-    warnings = check_calibration(chosen) + source.judge_on(tested)
+    warnings = check_calibration(chosen, len(pool)) + source.judge_on(tested)
     check_disjoint(chosen if len(rest) == 0 else drawn, tested)
     if len(rest) < 100:
         rest = chosen

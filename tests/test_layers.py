@@ -27,6 +27,7 @@ ROOMS = (
     "runtime.cascade",
     "runtime.trace",
     "runtime.metadata",
+    "runtime.maker",
     "runtime.passport",
     "runtime.arrays",
     "runtime.reading",

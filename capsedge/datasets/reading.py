@@ -150,9 +150,10 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
     """The error for a folder without labelled images."""
     layout = f"{inside}/CLASS/image.png, one sub-folder per class"
     if images := folder.images_of(inside):
+        count = "1 image lies" if len(images) == 1 else f"{len(images)} images lie"
         return UsageError(
             f"{inside} holds images, but no labels.",
-            f"Its {len(images)} images lie in one folder; a label is the sub-folder that an image is in.",
+            f"{count} in the folder itself; a label is the name of the sub-folder that an image is in.",
             f"Sort them: {layout}; or save an npz file with 'images' and 'labels' (docs/reference/data.md).",
         )
     given = sorted(n for n in listing(source) if n.split(".")[0].split("_")[0] in _SPLITS)
