@@ -21,6 +21,7 @@ from capsedge.calibration.table import Table
 from capsedge.calibration.units import Kept, Unit
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.graph.stated_shapes import state_shapes
 from capsedge.runtime.files.writing import (
     REJECTED,
     beside,
@@ -95,7 +96,7 @@ def split(
         tested = tested.draw(limit, seed)
     chosen = drawn.draw(count, seed)
     rest = drawn.without(chosen)
-    warnings = check_calibration(chosen) + source.judge_on(tested)
+    warnings = check_calibration(chosen, len(pool)) + source.judge_on(tested)
     check_disjoint(chosen if len(rest) == 0 else drawn, tested)
     if len(rest) < 100:
         rest = chosen
@@ -184,6 +185,7 @@ def quantize(
     made = _made(source, splits, request, progress)
     outcome = source.outcome(made.model, splits.evaluation, progress)
     source.described(made.model, request.precision, _description(splits, request, outcome, made))
+    state_shapes(made.model)
     content = made.model.SerializeToString()
     runs = executed(content, MADE)
     if request.precision != "fp16" and request.target == "ort-cpu":
@@ -240,6 +242,7 @@ def _report(
             "calibration": len(splits.calibration),
             "search": len(splits.search) if made.search is not None else 0,
             "evaluation": len(splits.evaluation),
+            "evaluated_on": splits.evaluation.described,
         },
         warnings=splits.warnings,
         model=content,
@@ -272,6 +275,7 @@ def _description(splits: Splits, request: Request, outcome: Outcome, made: _Made
         "data_sha256": splits.calibration.digest(),
         "evaluation": {
             "data": splits.evaluation.source,
+            "split": splits.evaluation.split,
             "sha256": splits.evaluation.digest(),
             **rounded(outcome),
             **request.gate.to_dict(outcome),
@@ -306,7 +310,7 @@ class Rejected(ParityError):
         other, option = ("", "") if mixed else ("`precision='mixed'`, ", "--precision mixed, ")
         super().__init__(
             f"The {report.precision} file loses too much.",
-            f"{measured} on {o.images} images"
+            f"{measured} on {o.images} images ({report.images['evaluated_on']})"
             + (f"; kept as {report.output}. " if report.output is not None else ". ")
             + " ".join(report.gate.failures(o)),
             f"Try {other}another `method=`, more `calib_images=`, or allow more with "

@@ -31,7 +31,7 @@ class QuantizationReport(Summarized):
         search: all candidates, for mixed precision.
         gate: what the file was allowed to lose.
         judged: the outputs that it was judged by, in words.
-        images: numbers of images for calibration, search and evaluation.
+        images: numbers of images for calibration, search and evaluation, and what the last are.
         warnings: warnings about the images, for the user.
         model: the file's bytes.
         foreign: whether the FP32 file is another tool's.
@@ -65,6 +65,7 @@ class QuantizationReport(Summarized):
         name = "not written" if self.output is None else str(self.output)
         ratio = f"{size(self.size)}, {self.size / self.source_size:.0%} of FP32"
         told = f"{verdict}: {self.outcome} on {self.outcome.images} images"
+        told += f" ({self.images['evaluated_on']})"
         kept = f"{len(self.kept)} nodes" if self.kept else "nothing"
         rows = [
             Row("file", name),

@@ -35,6 +35,7 @@ from capsedge.graph.wiring import Graph
 from capsedge.judging.chance import check_above_chance
 from capsedge.runtime.files import opening
 from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.maker import export_again
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.reading.onnx_file import read_bytes
 from capsedge.runtime.score_checks import score_warnings
@@ -192,11 +193,17 @@ class Source:
         )
         if opset < least:
             new = self.path.with_suffix(".fused.onnx").name
+            convert = f"Convert it first: `capsedge.optimize({str(self.path)!r}, {new!r})`."
+            command = (
+                f"Convert it first: `capsedge optimize {shlex.quote(str(self.path))} -o {new}`."
+            )
+            if self.graph.fused:  # `optimize` leaves such files as they are
+                convert = command = export_again(self.metadata)
             raise UnsupportedModelError(
                 f"{self.path} has opset {opset}, too old for {precision} and {target}.",
                 f"The nodes that it needs exist from opset {least} on.",
-                f"Convert it first: `capsedge.optimize({str(self.path)!r}, {new!r})`.",
-                command=f"Convert it first: `capsedge optimize {shlex.quote(str(self.path))} -o {new}`.",
+                convert,
+                command=command,
             )
 
     def calibrate(
@@ -242,12 +249,16 @@ class Source:
             try:
                 finish(model, self._bodies, self._runtime)
             except Exception as error:  # onnx raises many kinds, none of them ours
+                clean = f"Clean it up first: `capsedge.optimize({str(self.path)!r}, 'clean.onnx')`."
+                command = f"Clean it up first: `capsedge optimize {shlex.quote(str(self.path))}`."
+                if self.graph.fused:  # `optimize` leaves such files as they are
+                    clean = command = export_again(self.metadata)
                 first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise UnsupportedModelError(
                     f"{self.path} cannot be written for this target.",
                     f"ONNX says: {first[:300]}",
-                    f"Clean it up first: `capsedge.optimize({str(self.path)!r}, 'clean.onnx')`.",
-                    command=f"Clean it up first: `capsedge optimize {shlex.quote(str(self.path))}`.",
+                    clean,
+                    command=command,
                 ) from error
 
     def emit(

@@ -8,16 +8,25 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 
 
-def check_calibration(data: ImageSet) -> list[str]:
+def check_calibration(data: ImageSet, of: int | None = None) -> list[str]:
     """Refuse images that give no useful range; returns warnings.
+
+    Args:
+        of: the number of images that they were drawn from, where the others are kept to compare on.
 
     Raises:
         UsageError: there is only one image, or all values of all images are the same.
     """
     if len(data) < 2:
+        told = "One image is" if of in (None, 1) else f"{of} images are"
+        kept = (
+            ""
+            if of in (None, 1)
+            else f"Of the {of}, 1 is left to calibrate on and the others compare. "
+        )
         raise UsageError(
-            "One image is not enough to calibrate on.",
-            "Every activation would get the range of this image, and other images would be clipped.",
+            f"{told} not enough to calibrate on.",
+            f"{kept}Every activation would get the range of one image, and other images would be clipped.",
             "Give 100 or more images like those that the model will see.",
         )
     if all(float(np.ptp(batch)) == 0.0 for batch in data.batches(256)):

@@ -40,6 +40,7 @@ from capsedge.graph.recognize.report import Recognition
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import UnknownShapeError
 from capsedge.graph.simplify import simplify
+from capsedge.graph.stated_shapes import state_shapes
 from capsedge.graph.targets import resolve
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
@@ -170,12 +171,13 @@ def export(
     if stated is None and subject.traced:
         name = type(model).__name__
         stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
+    # A fused file runs only with the kernels, so it is read with its function bodies.
+    whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
+    state_shapes(lowered, whole)
     data, notes = lowered.SerializeToString(), tuple[str, ...]()
     doubts: tuple[str, ...] = ()
     if stated is not None and all(p.passed for p in parity):
         stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
-        # A fused file runs only with the kernels, so it is read with its function bodies.
-        whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
         made, notes = _described(
             subject, data, whole.SerializeToString(), description, stated, path
         )

@@ -148,6 +148,16 @@ def described(
     return Described(with_properties(data, properties, OURS), base, warnings)
 
 
+_FITS = (
+    "Correct the argument that says so: class_names, preprocessing, task, outputs or typical "
+    "(docs/reference/metadata.md)."
+)
+_FITS_COMMAND = (
+    "Correct the option that says so: --classes, --size, --range, --mean, --std, --task or --outputs "
+    "(docs/reference/metadata.md)."
+)
+
+
 def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") -> dict[str, str]:
     """The properties of metadata, which the package reads back.
 
@@ -161,7 +171,9 @@ def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") 
     except (ArtefactError, TypeError, ValueError) as error:
         why = error.why if isinstance(error, CapsedgeError) else f"{error}."
     if why:
-        raise UsageError(f"{name} cannot have this metadata.", why, "Change what is stated.")
+        raise UsageError(
+            f"The description of {name} cannot be written.", why, _FITS, command=_FITS_COMMAND
+        )
     return properties
 
 
@@ -227,7 +239,10 @@ def metadata_for(
         raise
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{session.path} cannot be described so.", f"{error}.", "Change the options."
+            f"The description does not fit {session.path}.",
+            f"{str(error)[:1].upper()}{str(error)[1:]}.",
+            _FITS,
+            command=_FITS_COMMAND,
         ) from error
 
 

@@ -13,6 +13,7 @@ from capsedge.runtime.arrays import AnyArray
 from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_of
 from capsedge.runtime.files import limits
 from capsedge.runtime.inputs import fixed_bytes
+from capsedge.runtime.maker import decoder_again, export_again
 from capsedge.runtime.metadata import REGRESSION
 from capsedge.runtime.preparing import Preparing
 from capsedge.runtime.trace import Trace, TraceOutputs, joined
@@ -96,7 +97,7 @@ class Explaining(Preparing):
                 else "It has no output with a pose for each class.",
                 "Load the ONNX file that the engine was built from."
                 if self.passport
-                else "Export the model with its poses: `capsedge export --with reconstruction`.",
+                else decoder_again(self.metadata),
             )
         self._decoder.check()
         return self._decoder
@@ -113,7 +114,7 @@ class Explaining(Preparing):
             raise UsageError(
                 f"{self.path} cannot reconstruct images.",
                 f"It has no output '{RECONSTRUCTION}'.",
-                "Export the model with its decoder: `capsedge export --with reconstruction`.",
+                decoder_again(self.metadata),
             )
 
     def trace(
@@ -159,7 +160,7 @@ class Explaining(Preparing):
             raise UsageError(
                 f"{self.path} does not show its routing.",
                 f"It has no output '{min(missing)}'." if missing else "It has no trace.",
-                "Export the model again with its trace: `capsedge export --with trace`.",
+                export_again(self.metadata, "--with trace"),
             )
         return stated
 

@@ -28,6 +28,7 @@ ROOMS = (
     "runtime.trace",
     "runtime.scores",
     "runtime.metadata",
+    "runtime.maker",
     "runtime.passport",
     "runtime.arrays",
     "runtime.reading",

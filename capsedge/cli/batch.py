@@ -78,7 +78,7 @@ Resume = Annotated[
     Option("--resume", help="Go on with an interrupted run of the same model and source."),
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Replace the table of an earlier run, finished or not.")
+    bool, Option("--force", help="Replace the table of an earlier run, finished or not.")
 ]
 Cluster = Annotated[
     str | None,

@@ -15,6 +15,7 @@ from capsedge.cli._module import OwnModule
 from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS, READS_ARRAYS, READS_DATA, WRITES
 from capsedge.errors import UsageError
+from capsedge.graph.recognize.report import by_reason
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
@@ -420,8 +421,8 @@ def _print_recognition(report: ExportReport) -> None:
     for found in report.recognition.found:
         read = ", ".join(f"{k} {v}" for k, v in found.parameters.items())
         say(f"recognized {found.operator}: {read}")
-    for left in report.recognition.left:
-        say(f"left       {left.place}, as standard operators: {left.reason}")
+    for places, reason in by_reason((e.place, e.reason) for e in report.recognition.left):
+        say(f"left       {places}, as standard operators: {reason}")
     notes = (*report.notes, *(n for f in report.recognition.found for n in f.notes))
     for note in dict.fromkeys(notes):
         say(f"note       {note}")

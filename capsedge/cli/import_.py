@@ -188,10 +188,10 @@ def _compared(c: Comparison) -> list[tuple[str, str]]:
 
 def _measured(m: Measured) -> list[tuple[str, str]]:
     if m.accuracy is not None:
-        return [("accuracy", f"{100 * m.accuracy:.2f} % of {m.images} images")]
+        return [("accuracy", f"{100 * m.accuracy:.2f} % of {m.images} images ({m.data})")]
     named = zip(m.errors.items(), m.units, strict=True)
     errors = ", ".join(f"{name} {error:.4g} {unit}".rstrip() for (name, error), unit in named)
-    return [("mean error", f"{errors}; {m.images} images")]
+    return [("mean error", f"{errors}; {m.images} images ({m.data})")]
 
 
 def _print(report: ImportReport) -> None:

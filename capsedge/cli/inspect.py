@@ -139,14 +139,19 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
         return [forecast(file, n, device) for n in batches]
     except UnknownSizes as error:
         try:
-            from capsedge.graph.shapes import with_shapes
+            from capsedge.graph.stated_shapes import stated
         except ModuleNotFoundError:
-            raise error from None
-        with as_file(with_shapes(read_harmless(file)[0])) as stated:
+            raise UnknownSizes(
+                error.what,
+                f"{error.why} onnx could infer it, and is not installed.",
+                "pip install 'capsedge[build]'",
+            ) from None
+        with as_file(stated(read_harmless(file)[0])) as complete:
             try:
-                return [forecast(stated, n, device) for n in batches]
-            except UnknownSizes:
-                raise error from None
+                return [forecast(complete, n, device) for n in batches]
+            except UnknownSizes as found:
+                words = (found.what, found.why, found.fix)
+                raise UnknownSizes(*(w.replace(str(complete), str(file)) for w in words)) from None
 
 
 def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from capsedge.cli._groups import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS_MODEL, WRITES
 from capsedge.cli._tables import print_table
+from capsedge.graph.recognize.report import by_reason
 from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def _print(done: OptimizationReport) -> None:
         print_table("recognized", ["operator", "makes", "read off"], rows)
     if done.left:
         print_table(
-            "left as it was", ["softmax", "why"], [[e["place"], e["reason"]] for e in done.left]
+            "left as it was",
+            ["softmax", "why"],
+            [*by_reason((e["place"], e["reason"]) for e in done.left)],
         )
     if not done.found and not done.left:
         say("no capsule routing was found")

@@ -243,6 +243,7 @@ def show(report: QuantizationReport) -> None:
         ),
         ("calibration", f"{report.images['calibration']} images, {report.method}"),
         ("judged by", report.judged),
+        ("judged on", report.images["evaluated_on"]),
         *_verdict(report),
     ]
     print_table("Quantized", ("", ""), rows)

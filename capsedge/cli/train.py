@@ -27,7 +27,8 @@ Data = Annotated[
     Option(
         "--data",
         help="Data set folder: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
-        "test.npz, or train/ and test/ with one sub-folder of images per class; or one npz file.",
+        "test.npz, or train/ and test/ with one sub-folder of images per class; or, without test images, one "
+        "sub-folder per class, or one npz file.",
     ),
     READS_DATA,
 ]
@@ -77,6 +78,12 @@ Fast = Annotated[
     ),
 ]
 Resume = Annotated[bool, Option("--resume", help="Continue the run in the output folder.")]
+
+_ACCURACIES = {
+    "test": "test accuracy",
+    "validation": "validation accuracy",
+    "training": "accuracy on the training images",
+}
 
 
 def command(
@@ -135,5 +142,8 @@ def command(
 
 
 def _log_epoch(line: dict[str, Any], epochs: int) -> None:
-    accuracy = f", test accuracy {line['test_accuracy']:.4f}" if "test_accuracy" in line else ""
+    accuracy = ""
+    for which, words in _ACCURACIES.items():
+        if f"{which}_accuracy" in line:
+            accuracy = f", {words} {line[f'{which}_accuracy']:.4f}"
     log(f"epoch {line['epoch']}/{epochs}: loss {line['loss']:.5f}{accuracy}, {line['seconds']} s")

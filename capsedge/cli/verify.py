@@ -197,8 +197,10 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
     print_table("Chain", ("", "", ""), [_link(link) for link in document["chain"]])
     if document["chain"][-1]["kind"] == "cascade":
         _common.say("The cascade is compared with its large network's reference, by decisions.")
+    samples = document["samples"]
+    split = f", {samples['split']} split" if samples.get("split") else ""
     for title, part in (
-        (f"Samples: {document['samples']['images']} ({document['samples']['source']})", "samples"),
+        (f"Samples: {samples['images']} ({samples['source']}{split})", "samples"),
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
     ):
         if part == "hard_cases" and not document[part]["names"]:

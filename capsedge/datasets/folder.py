@@ -26,6 +26,11 @@ def images_of(folder: Path) -> list[Path]:
     return [folder / name for name in listing(folder) if name.lower().endswith(SUFFIXES)]
 
 
+def holds_folders(folder: Path) -> bool:
+    """Whether there is such a folder, with folders in it."""
+    return os.path.isdir(folder) and any(os.path.isdir(folder / name) for name in listing(folder))
+
+
 def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.float32]:
     """Images prepared for a model's input ``[N, C, H, W]``.
 

@@ -31,7 +31,8 @@ class ImageSet:
         labels: their classes ``[N]``; None if not known.
         preprocessing: how pixels become a model's input; None if they are prepared, or without a model.
         names: file names of single images; empty for other sources.
-        split: the split of a data set folder; empty for other sources.
+        split: the split of a data set: ``train``, ``test`` or ``validation``; empty for a source that is not
+            divided.
         whole: whether these are all images of the source.
         others: what the model's other inputs take ``[N, ...]``, by name.
         ignored: what the source has and nothing uses, such as a regression's labels; else empty.
@@ -51,6 +52,12 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def described(self) -> str:
+        """Which images these are, for the figures that are measured on them."""
+        which = f"{self.split} split" if self.split else "no train/test split"
+        return f"{self.source}, {which}"
 
     @property
     def classes(self) -> NDArray[np.int64]:

@@ -21,6 +21,9 @@ from capsedge.runtime.metadata import Preprocessing
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k"}
+# Names of the files or folders of a split, the one that is meant first.
+_NAMES = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
+_SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(_NAMES["test"][1:], "validation")
 # What may be read as data; other formats that are recognized are refused by name.
 _DATA = ("npz", "zip", "npy", "image", "idx", "compressed", "folder")
 
@@ -93,12 +96,16 @@ def read_split(
             python batches of CIFAR-10 (``data_batch_1`` and so on), with ``train.npz`` / ``test.npz``
             (or ``train_*.npz``), with ``train/`` and ``test/`` folders of images, one sub-folder per class;
             or one npz file with ``images`` and ``labels``.
-        split: ``train`` or ``test``.
+        split: ``train`` or ``test``; without test images, a validation split is taken for them.
         prep: the model's preprocessing, used to size images of a folder.
         limit: number of images to read, from the first on.
 
+    Returns:
+        A set whose ``split`` is ``train``, ``test`` or ``validation``; empty where the source is one set, in
+        one file or with one sub-folder per class, which is read whatever the split.
+
     Raises:
-        UsageError: there is no data in a known format, or it is damaged.
+        UsageError: there is no data in a known format, it lacks the split, or it is damaged.
     """
     source = Path(source)
     found = tell(source) if os.path.lexists(source) else None
@@ -116,19 +123,53 @@ def read_split(
     ]
     if batches:
         return replace(_cifar(source, batches, limit), split=split)
-    archives = [n for n in names if n.startswith(split) and n.endswith(".npz")]
-    if archives:
-        return replace(_labelled(_archive(source / archives[0], limit, prep, {})), split=split)
-    inside = source / split if os.path.isdir(source / split) else source
+    for name in _NAMES[split]:
+        archives = [n for n in names if n.startswith(name) and n.endswith(".npz")]
+        if archives:
+            data = _labelled(_archive(source / archives[0], limit, prep, {}))
+            return replace(data, split=_SPLITS[name])
+    inside, of = _classes_of(source, split)
     pixels, labels = folder.read_classes(inside, prep, limit)
     if len(pixels) == 0:
-        raise UsageError(
-            f"{inside} holds no data in a known format.",
-            "Known are MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, images, and one "
-            "sub-folder of images per class.",
-            "Name a folder with one of these (docs/reference/data.md).",
+        raise _no_classes(source, inside, split)
+    return ImageSet(source.name, pixels, labels, split=of, whole=limit is None)
+
+
+def _classes_of(source: Path, split: str) -> tuple[Path, str]:
+    """The folder with the classes' sub-folders, and the split that it is; empty if the source is one set.
+
+    A class may be called ``train`` too: a split has sub-folders of its own.
+    """
+    for name in _NAMES[split]:
+        if folder.holds_folders(source / name):
+            return source / name, _SPLITS[name]
+    return source, ""
+
+
+def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
+    """The error for a folder without labelled images."""
+    layout = f"{inside}/CLASS/image.png, one sub-folder per class"
+    if images := folder.images_of(inside):
+        count = "1 image lies" if len(images) == 1 else f"{len(images)} images lie"
+        return UsageError(
+            f"{inside} holds images, but no labels.",
+            f"{count} in the folder itself; a label is the name of the sub-folder that an image is in.",
+            f"Sort them: {layout}; or save an npz file with 'images' and 'labels' (docs/reference/data.md).",
         )
-    return ImageSet(source.name, pixels, labels, split=split, whole=limit is None)
+    given = sorted(n for n in listing(source) if n.split(".")[0].split("_")[0] in _SPLITS)
+    if inside == source and given:
+        names = " or ".join(_NAMES[split][:2])
+        return UsageError(
+            f"{source} has no {split} images.",
+            f"It holds {', '.join(given)}.",
+            f"Add {names}, in the same format (docs/reference/data.md).",
+        )
+    return UsageError(
+        f"{inside} holds no data in a known format.",
+        "Known are MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, and one sub-folder of "
+        "images per class.",
+        f"Lay images out as {layout}; or name a folder with one of the others (docs/reference/data.md).",
+    )
 
 
 def _labelled(data: ImageSet) -> ImageSet:
@@ -158,10 +199,18 @@ def _archive(
         labels = _labels(source, arrays.read("labels", limit)) if known and classes else None
     whole = limit is None or len(images) < limit if images.ndim else True
     if images.ndim and labels is not None and labels.shape != (len(images),):
-        raise UsageError(f"{source} has labels {list(labels.shape)} for {len(images)} images.")
+        raise _other_count(source, labels, images)
     ignored = "labels" if known and not classes else ""
     data = ImageSet(source.name, images, labels, whole=whole, others=others, ignored=ignored)
     return _checked(data, source, prep, inputs)
+
+
+def _other_count(source: Path, labels: NDArray[Any], images: NDArray[Any]) -> UsageError:
+    return UsageError(
+        f"{source} has labels {list(labels.shape)} for {len(images)} images.",
+        "Every image has one label: the number of its class, counted from 0.",
+        f"Save labels [{len(images)}], in the order of the images (docs/reference/data.md).",
+    )
 
 
 def _named(source: Path, arrays: npz.Arrays, inputs: list[str]) -> list[str]:
@@ -299,7 +348,7 @@ def _idx(source: Path, limit: int | None) -> ImageSet:
     if beside != source and os.path.lexists(beside):
         labels = idx.read(beside, limit).astype(np.int64)
         if labels.shape != (len(images),):
-            raise UsageError(f"{beside} has labels {list(labels.shape)} for {len(images)} images.")
+            raise _other_count(beside, labels, images)
     whole = limit is None or len(images) < limit
     return ImageSet(source.name, images[..., None], labels, whole=whole)
 

@@ -20,16 +20,6 @@ def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
-def with_shapes(data: bytes) -> bytes:
-    """A file with the shapes that inference finds, also through computed shapes; as it is if that fails."""
-    try:
-        model = onnx.load_model_from_string(data)
-        inferred_ = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        return bytes(inferred_.SerializeToString())
-    except Exception:  # onnx raises many kinds for what other tools write, none of them ours
-        return data
-
-
 def values_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     """Type and shape of every tensor of the graph, as far as inference finds them."""
     graph = onnx.shape_inference.infer_shapes(model).graph

@@ -38,6 +38,13 @@ _RULES = [
 _ROUNDS = 3  # one step opens the way for another: a fold, a rewrite, a fold
 
 
+def fold(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
+    """A copy with constants of at most ``limit`` bytes folded, and nothing else changed."""
+    graph = ir.from_proto(model)
+    optimizer.fold_constants(graph, input_size_limit=limit, output_size_limit=limit)
+    return ir.to_proto(graph)
+
+
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with constants folded into initializers, casts and transposes merged, duplicates shared.
 

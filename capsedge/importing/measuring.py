@@ -31,6 +31,7 @@ class Measured:
         errors: mean absolute error of each value, in its unit; angles the shorter way round.
         units: of the values.
         better: accuracy, or mean of the errors, of every alternative that is clearly better, by its words.
+        data: which images they are.
         useless: values whose error is no lower than that of the mean of the targets.
     """
 
@@ -40,6 +41,7 @@ class Measured:
     errors: Mapping[str, float] = field(default_factory=dict)
     units: tuple[str, ...] = ()
     useless: tuple[str, ...] = ()
+    data: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -74,7 +76,7 @@ def measure(
         if _clearly_better(found, own, regression):
             better[words] = score(found, regression)
     if not regression:
-        return Measured(len(images), score(own, regression), better)
+        return Measured(len(images), score(own, regression), better, data=images.described)
     outputs = model.config.outputs or Outputs()
     targets = _targets(images)
     middle = np.broadcast_to(np.median(targets, 0), targets.shape)
@@ -83,7 +85,9 @@ def measure(
     useless = [
         n for n, least in zip(outputs.names, constant, strict=True) if errors[n] >= least > 0
     ]
-    return Measured(len(images), None, better, errors, outputs.units, tuple(useless))
+    return Measured(
+        len(images), None, better, errors, outputs.units, tuple(useless), images.described
+    )
 
 
 def clearly_best(

@@ -160,6 +160,7 @@ def _joined(
         small_agreement=1.0 - float(alone.mean()),
         deformation=deformation.strength,
         deformed_agreement=deformed,
+        data=halves.held_out.described,
         max_share=max_share,
         failures=_failures(found, changed, max_share, demanded),
         warnings=(*halves.warnings, *networks.fit.notes, *networks.warnings, *warnings),

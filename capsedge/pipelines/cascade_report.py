@@ -23,6 +23,7 @@ class CascadeReport(Summarized):
         deformation: strength of the deformed copies that the thresholds were chosen on, up to 1.
         deformed_agreement: share of deformed copies of the held-out images on which the cascade decides like
             the large network.
+        data: the images that it was measured on, in words.
         max_share: largest share of images that was allowed to take the long way.
         failures: what is not met, in sentences; empty if it passed.
         warnings: warnings, and outputs that the cascade does not have.
@@ -35,6 +36,7 @@ class CascadeReport(Summarized):
     small_agreement: float
     deformation: float
     deformed_agreement: float
+    data: str
     max_share: float
     failures: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -64,6 +66,7 @@ class CascadeReport(Summarized):
                 f"{self.deformed_agreement:.4%}, deformed by {self.deformation:g}",
             ),
             ("small network alone", alone),
+            ("measured on", f"{self.data}; the networks may have been trained on these images"),
             ("thresholds from", f"{self.calibration_images:,} other images and deformed copies"),
         ]
 
@@ -81,6 +84,7 @@ class CascadeReport(Summarized):
             "small_agreement": self.small_agreement,
             "deformation": self.deformation,
             "deformed_agreement": self.deformed_agreement,
+            "data": self.data,
             "max_share": self.max_share,
             "expected_time": self.cascade.expected,
             "worst_time": self.cascade.worst,

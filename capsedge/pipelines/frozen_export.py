@@ -18,6 +18,7 @@ from capsedge.datasets import ImageSet
 from capsedge.exporters.export_report import ExportReport
 from capsedge.exporters.to_onnx import export
 from capsedge.graph.proto import copy_of, operator_counts
+from capsedge.graph.stated_shapes import state_shapes
 from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
 
 
@@ -72,6 +73,7 @@ def export_frozen(
         **rounded(outcome),
     }
     describe_frozen(frozen, source, measured)
+    state_shapes(frozen)
     data = frozen.SerializeToString()
     write_bytes(path, data)
     report = dataclasses.replace(

@@ -14,6 +14,7 @@ import numpy as np
 from capsedge import errors
 from capsedge.datasets.typical import Typical, typical_images
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.graph.recognize.report import by_reason
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.confined import Bounds, confined
@@ -82,7 +83,12 @@ class OptimizationReport(Summarized):
             Row("against the original", proof),
             *speed,
             *(Row("operator", f"{f.get('operator', '')} {f.get('place', '')}") for f in self.found),
-            *(Row("left", f"{f.get('place', '')}: {f.get('reason', '')}") for f in self.left),
+            *(
+                Row("left", f"{places}: {reason}")
+                for places, reason in by_reason(
+                    (e.get("place", ""), e.get("reason", "")) for e in self.left
+                )
+            ),
             *(Row("note", note) for note in self.notes),
         ]
         first = f"{short(Path(name).name)}: {len(self.found)} operators found, {nodes}"

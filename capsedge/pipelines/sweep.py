@@ -171,7 +171,7 @@ def sweep(
         models=tuple(found.name for found in models),
         searched=len(search),
         images=len(tested),
-        data=tested.source,
+        data=tested.described,
         threads=threads,
         points=tuple(points),
         warnings=(*warnings, *notes),
@@ -257,7 +257,12 @@ def _test_images(
             "Give a data set with a test split.",
         )
     notes = []
-    if tested.split and len(tested) < count:
+    if not tested.split:
+        notes.append(
+            f"{data} is not divided into train and test: files are reported on images that the sweep has not "
+            "used, which the networks may have been trained on"
+        )
+    elif len(tested) < count:
         notes = [f"{count - len(tested)} test images are training images too and are left out"]
     return (tested if limit is None else tested.draw(limit, 0)), notes
 

@@ -11,6 +11,7 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.datasets import ImageSet
 from capsedge.exporters.to_onnx import export
 from capsedge.graph.proto import copy_of
+from capsedge.graph.stated_shapes import state_shapes
 from capsedge.pipelines.find import FoundModel
 from capsedge.pipelines.frozen_export import describe_frozen
 from capsedge.pipelines.sweep_state import State
@@ -118,6 +119,7 @@ class Maker:
                 "data_sha256": self.calibration.digest(),
             }
             source.described(made, precision, described)
+            state_shapes(made)
             write_bytes(path, made.SerializeToString())
         doubts = source.check_reference(self.search)
         self.warnings += [doubt for doubt in doubts if doubt not in self.warnings]
@@ -141,6 +143,7 @@ class Maker:
                 "layers": freeze(frozen, self.calibration),
             }
             describe_frozen(frozen, source, measured)
+            state_shapes(frozen)
             write_bytes(path, frozen.SerializeToString())
             self.state.add(path)
         return path

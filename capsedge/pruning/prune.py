@@ -191,11 +191,11 @@ class _Pruning:
         best, rounds = self._rounds(images, recipe, work)
         test = read_test(data, self.parent.config, limit, images)
         judged = Judge(self.parent, images.held_out if test is None else test).outcome(best)
-        counts = {
+        counts: dict[str, int | str] = {
             "fine_tuning": len(images.training),
             "held_out": len(images.held_out),
             "evaluation": judged.images,
-            "evaluated_on": "held-out training images" if test is None else "test split",
+            "evaluated_on": "held-out training images" if test is None else f"{test.split} split",
         }
         report = self.finish(best, self.request.criterion, tuple(rounds), judged, counts)
         shutil.rmtree(work)

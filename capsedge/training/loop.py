@@ -152,6 +152,7 @@ def train(
     order and augmentation of an epoch depend on the seed and the epoch alone.
 
     Args:
+        test: images that are not trained on; without them, accuracy is measured on the training images.
         initial: a trained model of the same configuration to go on from; fresh weights when left out.
 
     Raises:
@@ -189,10 +190,11 @@ def train(
             "loss": run.train_epoch(epoch, data, progress),
             "seconds": round(time.monotonic() - started, 1),
         }
-        if test is not None and (recipe.pairs != "none" or config.task == "single-label"):
-            right = right_answers(run.average, test, recipe.pairs)
-            line["test_accuracy"] = float(right.float().mean())
-            line["test_images"] = len(right)
+        if recipe.pairs != "none" or config.task == "single-label":
+            right = right_answers(run.average, data if test is None else test, recipe.pairs)
+            which = "training" if test is None else test.split or "test"
+            line[f"{which}_accuracy"] = float(right.float().mean())
+            line[f"{which}_images"] = len(right)
         run.history.append(line)
         run.save()
         run.write_results()

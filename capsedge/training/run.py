@@ -37,7 +37,8 @@ def train_model(
 
     Args:
         model: name of the registry, or a checkpoint whose shape is trained anew, from fresh weights.
-        data: a data set as `read_split` takes it; without a test split nothing is tested.
+        data: a data set as `read_split` takes it; without test images, accuracy is measured on the training
+            images, and called so.
         folder: of the run: checkpoint, history, state.
         recipe: how to train.
         iterations: of routing; the model's own by default.
@@ -63,12 +64,9 @@ def train_model(
     if threads:
         torch.set_num_threads(threads)
     training = read_split(data, "train", config.preprocessing, limit)
-    test: ImageSet | None = None
-    try:
-        test = read_split(data, "test", config.preprocessing, limit)
-    except UsageError as error:
-        log(f"no test images: {error.what}")
-    log(f"{model}: {len(training)} training images, {len(test) if test else 0} test images")
+    test = _held_out(data, config, limit, log)
+    which = "test" if test is None else test.split
+    log(f"{model}: {len(training)} training images, {len(test) if test else 0} {which} images")
     train(
         config,
         recipe,
@@ -81,6 +79,22 @@ def train_model(
         epoch_done=epoch_done,
     )
     return folder / MODEL
+
+
+def _held_out(
+    data: Path, config: ModelConfig, limit: int | None, log: Callable[[str], None]
+) -> ImageSet | None:
+    """The images to test on; None where the data has none apart from the training images."""
+    try:
+        found = read_split(data, "test", config.preprocessing, limit)
+    except UsageError as error:
+        why = error.what
+    else:
+        if found.split:
+            return found
+        why = f"{data} is not divided into train and test."
+    log(f"no test images: {why} Accuracy is measured on the training images.")
+    return None
 
 
 def _shape(model: str) -> ModelConfig:

@@ -32,6 +32,10 @@ class _Line:
     seconds: float
     test_accuracy: float | None = None
     test_images: int | None = None
+    validation_accuracy: float | None = None
+    validation_images: int | None = None
+    training_accuracy: float | None = None
+    training_images: int | None = None
 
 
 class _Foreign(Exception):

@@ -151,6 +151,7 @@ def certify(
         chain=(link, *_source_links(session), _artefact_link(session)),
         samples={
             "source": Path(samples.source).name,
+            "split": samples.split,
             "images": len(samples),
             "sha256": samples.digest(),
             **({"ignored": samples.ignored} if samples.ignored else {}),

@@ -17,6 +17,7 @@ from capsedge.exporters.own_modules import Scored, default_double, named
 from capsedge.exporters.traced import traced_routing
 from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, with_iterations
+from capsedge.runtime.maker import Maker, maker_of, reference_options
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.trace import PREFIX
 
@@ -173,13 +174,23 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
 
         if (path := checkpoint_by_sha256(stated)) is not None:
             return path
+    if maker_of(metadata) is Maker.MODULE:
+        raise UsageError(
+            "There is no reference to compare with.",
+            "The file was exported from a network of your own, whose code it does not hold.",
+            "Pass the module that it was exported from.",
+            command=f"Name its code and its weights: {reference_options(metadata)} "
+            "(docs/how-to/your-model.md).",
+        )
     why = f"It was exported from a checkpoint with the SHA-256 {stated}, which is not in the zoo."
     raise UsageError(
         "There is no reference to compare with.",
         why if stated else "The file does not state the checkpoint that it was exported from.",
         "Pass the checkpoint, or the module that the file was exported from.",
-        command="Name it with --checkpoint, or a network of your own with --module and --weights "
-        "(docs/how-to/your-model.md).",
+        command="Name it: --checkpoint CHECKPOINT."
+        if maker_of(metadata) is Maker.CHECKPOINT
+        else f"Name the code of a network of your own, {reference_options(None)} "
+        "(docs/how-to/your-model.md); or --checkpoint CHECKPOINT, if it was exported from one.",
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.runtime.maker import export_again
 from capsedge.runtime.session import Session
 from capsedge.runtime.trace import Trace, TracedLayer
 from capsedge.viz.examples import Examples, check_finite
@@ -39,7 +40,7 @@ def read_trace(session: Session, examples: Examples) -> Trace:
             raise ArtefactError(
                 f"The trace of {session.path} does not fit its graph.",
                 f"The values of its layer '{layer.name}' have other shapes than its metadata states.",
-                "Export the model again with `capsedge export --with trace`.",
+                export_again(session.metadata, "--with trace"),
             )
         for value, _ in [(layer.poses, ()), *others]:
             if value is not None:

@@ -75,11 +75,22 @@ class _Memory(ctypes.Structure):
     )
 
 
+_WITHOUT_GPU = (35, 100)  # cudaErrorInsufficientDriver (or no driver), cudaErrorNoDevice
+
+
 class CudaError(EnvironmentProblem):
     """A call of the CUDA runtime failed."""
 
     def __init__(self, function: str, code: int, words: str) -> None:
         self.code = code
+        if code in _WITHOUT_GPU:
+            super().__init__(
+                "There is no NVIDIA GPU that CUDA can use on this machine, and an engine needs one.",
+                f"CUDA error {code}: {words} ({function}).",
+                "Run the ONNX file that the engine was built from, `capsedge infer --model MODEL.onnx "
+                "IMAGE.png`; if there is a GPU, `capsedge doctor` says what keeps it from being used.",
+            )
+            return
         super().__init__(
             f"The GPU refused {function}.",
             f"CUDA error {code}: {words}.",

@@ -37,6 +37,7 @@ _PORTABLE = re.compile(
 )
 # As the exporter names weights; with an ending where quantization made another tensor of one.
 _PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
+_WRAPPER = re.compile(r"^(model|module)\.")  # around the network, by the exporter
 # Operators that belong to the layer before them, unless they join two computed values.
 _FOLLOW = frozenset(
     ("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "Tanh", "Clip", "Gelu",
@@ -314,7 +315,9 @@ def _names(
     by_node: dict[str, str] = {}
     for node in written.nodes:
         if node.domain == DOMAIN and node.operator in OPERATORS:
-            layer = layer_of_weights(node)
+            # Weights of the user's own routing are constants without a module; their node has a name.
+            unnamed_layer = node.name if node.operator in ROUTING_OPERATORS else ""
+            layer = layer_of_weights(node) or unnamed_layer
             layers[node.op].append(layer)
             by_node[node.name] = layer
     result: dict[_Instance, str] = {}
@@ -401,7 +404,7 @@ def layer_of_weights(node: Node) -> str:
     for name in node.inputs:
         stem, dot, leaf = _RENAMED.sub("", name).rpartition(".")
         if dot and _PARAMETER.fullmatch(leaf):
-            return stem.removeprefix("model.").removesuffix(".conv")
+            return _WRAPPER.sub("", stem).removesuffix(".conv")
     return ""
 
 

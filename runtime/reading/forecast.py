@@ -205,10 +205,8 @@ def _unknown(path: Path | str, graph: Graph, missing: list[str]) -> UnknownSizes
     return UnknownSizes(
         f"The sizes of {path} cannot be determined from the file.",
         f"It does not state the shape of {len(missing)} values, the first is '{missing[0]}'.",
-        f"`capsedge.optimize({str(path)!r}, 'clean.onnx')` makes computed shapes constant where it can; "
-        "sizes that depend on values cannot be forecast.",
-        command=f"`capsedge optimize {shlex.quote(str(path))} -o clean.onnx` makes computed shapes constant "
-        "where it can; sizes that depend on values cannot be forecast.",
+        "Sizes that depend on values cannot be forecast; measure them: "
+        f"`capsedge profile {shlex.quote(str(path))}`.",
     )
 
 

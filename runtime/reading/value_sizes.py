@@ -1,13 +1,14 @@
 """Sizes of all values of a graph for one batch size, from the shapes that the file states.
 
-Files state most shapes, with names for what is free: ``N`` is the batch, others stand for products with it
-in inlined bodies. A name means one number everywhere, so each is solved for from the operators that keep
-the number of elements, broadcast, or multiply.
+Files state most shapes, with names for what is free: ``N`` is the batch, ``36*N`` a multiple of it, others
+stand for products with it in inlined bodies. A name means one number everywhere, so each is solved for from
+the operators that keep the number of elements, broadcast, or multiply.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from capsedge.runtime.files import limits
@@ -18,6 +19,7 @@ _SAME_COUNT = frozenset(
     ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike",
      "Softmax", "LogSoftmax", "LayerNormalization")
 )  # fmt: skip
+_MULTIPLE = re.compile(r"([1-9][0-9]{0,9})\*([A-Za-z_]\w*)")
 _ROUNDS = 3
 
 
@@ -55,8 +57,16 @@ class Sizes:
         stated = self._stated.get(name)
         if stated is None or stated.shape is None:
             return None
-        numbers = [self._numbers.get(d, d) if isinstance(d, str) else d for d in stated.shape]
+        numbers = [self._number(d) if isinstance(d, str) else d for d in stated.shape]
         return tuple(numbers) if all(isinstance(d, int) for d in numbers) else None  # type: ignore[arg-type]
+
+    def _number(self, name: str) -> int | None:
+        """What a name stands for, or a multiple of one: ``N``, ``36*N``."""
+        if name in self._numbers:
+            return self._numbers[name]
+        multiple = _MULTIPLE.fullmatch(name)
+        number = self._numbers.get(multiple[2]) if multiple else None
+        return None if multiple is None or number is None else int(multiple[1]) * number
 
     def _visit(self, node: Node) -> None:
         inputs = [self.shape(name) for name in node.inputs if name]

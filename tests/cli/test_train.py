@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from capsedge.checkpoint import load_checkpoint
 from capsedge.cli import app
 from capsedge.errors import UsageError
+from capsedge.training.recipe_of import training_of
 from tests.conftest import ROOT
 
 RUN = ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--json"]
@@ -44,6 +45,26 @@ def test_trains_and_goes_on(data: Path) -> None:
     more = data / "more"
     init = ("--init", run / "model.safetensors")
     assert invoke(*RUN, "--data", data, "-o", more, "--epochs", 1, *init).exit_code == 0
+
+
+def test_without_test_images_there_is_no_test_accuracy(data: Path) -> None:
+    """One file is one set: the accuracy is of the training images, and called so everywhere."""
+    run, alone = data / "run", data / "train.npz"
+    done = invoke(*RUN[:-1], "--data", alone, "-o", run, "--epochs", 1, "--limit", 16)
+    assert done.exit_code == 0, done.output
+    assert "accuracy on the training images" in done.stderr
+    assert "no test images" in done.stderr
+    assert "test accuracy" not in done.stderr
+    (line,) = [json.loads(text) for text in (run / "history.jsonl").read_text().splitlines()]
+    assert line["training_images"] == 16
+    assert "training_accuracy" in line
+    assert not any(key.startswith("test") for key in line)
+    stored = training_of(run / "model.safetensors")
+    assert stored is not None
+    assert json.loads(stored)["last"]["training_accuracy"] == line["training_accuracy"]
+    assert "test_accuracy" not in stored
+    more = invoke(*RUN, "--data", alone, "-o", run, "--epochs", 1, "--limit", 16, "--resume")
+    assert json.loads(more.stdout)["epochs"] == []
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_folder_of_images(tmp_path: Path) -> None:
     assert found.images.shape == (2, 28, 28, 1)
     assert found.images[:, 0, 0, 0].tolist() == [10, 200]
     assert found.labels.tolist() == [0, 1]
-    with pytest.raises(UsageError, match="no data"):
+    with pytest.raises(UsageError, match="no labels"):
         read_split(tmp_path / "train" / "a", "train", PREP)
 
 

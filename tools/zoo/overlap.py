@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from capsedge.checkpoint import load_checkpoint
-from capsedge.datasets import read_split
 from capsedge.runtime.files.writing import write_text
 from capsedge.training.evaluation import right_answers
 from tools.zoo.routed import export
-from tools.zoo.runs import commands, facts, is_in, recipe, stages, write_checkpoint
+from tools.zoo.runs import commands, facts, is_in, recipe, stages, test_split, write_checkpoint
 
 __all__ = ["export", "is_in", "write"]
 
@@ -50,7 +49,7 @@ def write(name: str, runs: Path, data: Path) -> None:
     source = runs / name / "model.safetensors"
     target = write_checkpoint(source, name, data, half=True)
     model = load_checkpoint(target)
-    test = read_split(data, "test", model.config.preprocessing)
+    test = test_split(data, model.config.preprocessing)
     right = int(right_answers(model, test, "overlap").sum())
     card = CARD.format(
         accuracy=right / len(test) * 100,

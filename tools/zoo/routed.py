@@ -8,11 +8,10 @@ import numpy as np
 
 import capsedge
 from capsedge.checkpoint import load_checkpoint
-from capsedge.datasets import read_split
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.training.evaluation import predict_all
 from capsedge.zoo import zoo_checkpoint
-from tools.zoo.runs import commands, facts, is_in, recipe, stages, write_checkpoint
+from tools.zoo.runs import commands, facts, is_in, recipe, stages, test_split, write_checkpoint
 
 __all__ = ["confusion", "export", "is_in", "write"]
 
@@ -64,7 +63,7 @@ def write(name: str, runs: Path, data: Path) -> None:
     source, routing = runs / name / "model.safetensors", name.removeprefix("digits-")
     target = write_checkpoint(source, name, data)
     model = load_checkpoint(target)
-    test = read_split(data, "test", model.config.preprocessing)
+    test = test_split(data, model.config.preprocessing)
     found = predict_all(model, test).argmax(1).numpy()
     right = int((found == test.labels).sum())
     card = CARD.format(

@@ -10,10 +10,12 @@ import safetensors
 import torch
 
 from capsedge.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.datasets import read_split
+from capsedge.datasets import ImageSet, read_split
+from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import PRUNING_KEY
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.nothing import NOTHING_KEY
 from capsedge.training.recipe_of import TRAINING_KEY
 from capsedge.training.typical import criterion
@@ -81,6 +83,18 @@ def indented(words: list[str]) -> str:
         else:
             lines.append(f"    {word}")
     return "    " + " \\\n    ".join(lines) + "\n"
+
+
+def test_split(data: Path, prep: Preprocessing) -> ImageSet:
+    """The test images, on which a card reports.
+
+    Raises:
+        UsageError: the data has none.
+    """
+    found = read_split(data, "test", prep)
+    if found.split != "test":
+        raise UsageError(f"{data} has no test split.", "A card reports on test images only.")
+    return found
 
 
 def write_checkpoint(

@@ -8,14 +8,14 @@ import numpy as np
 
 import capsedge
 from capsedge.checkpoint import load_checkpoint
-from capsedge.datasets import ImageSet, read_images
+from capsedge.datasets import ImageSet
 from capsedge.models import CapsuleModel, build
 from capsedge.runtime.files.writing import sha256, temporary_folder, write_text
 from capsedge.runtime.lineage import pruned_of
 from capsedge.training.evaluation import predict_all
 from capsedge.zoo import zoo_checkpoint, zoo_model
 from tools.zoo.routed import confusion
-from tools.zoo.runs import commands, facts, is_in, write_checkpoint
+from tools.zoo.runs import commands, facts, is_in, test_split, write_checkpoint
 
 __all__ = ["export", "is_in", "write"]
 
@@ -80,7 +80,7 @@ def write(name: str, runs: Path, data: Path) -> None:
     )
     export(name, data)
     model, parent = load_checkpoint(target), load_checkpoint(runs / PARENT / "model.safetensors")
-    test = read_images(data, model.config.preprocessing, "test")
+    test = test_split(data, model.config.preprocessing)
     found = answers(name, test)
     right = int((found == test.classes).sum())
     before, after = pruned.multiply_adds

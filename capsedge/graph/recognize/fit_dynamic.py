@@ -129,7 +129,10 @@ def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
             if graph.is_float(name) and graph.size(name) < most:
                 found.append(name)
     if not found:
-        raise NotRecognized("nothing follows its softmax")
+        raise NotRecognized(
+            "what follows the softmax is as large as the votes, or depends on more than they: no weighted "
+            "sum of votes"
+        )
     return found[:_ENDS]
 
 

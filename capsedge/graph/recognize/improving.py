@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -21,11 +21,12 @@ from capsedge.graph.recognize.half import between_casts, has_halves, widened, wi
 from capsedge.graph.recognize.proof import NOWHERE, TOLERANCE, Comparison, Original, prove
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.recognition import candidates
-from capsedge.graph.recognize.report import Recognition
+from capsedge.graph.recognize.report import Left, Recognition
 from capsedge.graph.recognize.targets import constant_shapes
 from capsedge.graph.recognize.unroll import unroll
 from capsedge.graph.recognize.values import Values
 from capsedge.graph.simplify import simplify
+from capsedge.graph.stated_shapes import state_shapes
 
 OLDEST, LEAST, WANTED = 8, 18, 20
 Stage = Callable[[str], None]
@@ -115,6 +116,7 @@ def improve(
         between_casts(edit, graph.kinds)
     stage("proving")
     finished, comparisons, recognition = recognized_and_proven(original, cleaned, made, left, graph)
+    notes += _unrouted(recognition, left)
     if not equal(comparisons):
         wanted = batch if as_it_is.free else "keep"
         finished, graph, said = with_batch(
@@ -124,6 +126,7 @@ def improve(
         notes = ["the clean-up changed the numbers and was not kept", *said]
         if not equal(comparisons):
             raise _unprovable(comparisons)
+    state_shapes(finished)
     return Improved(
         finished.SerializeToString(),
         recognition,
@@ -139,6 +142,22 @@ def improve(
         },
         tuple(comparisons),
     )
+
+
+def _unrouted(recognition: Recognition, left: Sequence[Left]) -> list[str]:
+    """Why there is no routing in the report, where neither an operator nor a line of it says so."""
+    squashes = sum(found.operator == "Squash" for found in recognition.found)
+    if recognition.left or squashes < len(recognition.found):
+        return []
+    if left:
+        return [f"no routing was recognized: {left[0].reason}"]
+    said = "no routing was recognized: no softmax weighs anything by what comes in"
+    if not squashes:
+        return [f"{said}; other ways to route are not looked for"]
+    return [
+        f"{said}, though there are capsules ({squashes} squashes). One pass over equal couplings is a mean "
+        "of the votes and needs no operator; couplings without a softmax are not looked for"
+    ]
 
 
 def _original(data: bytes, source: onnx.ModelProto) -> tuple[Original, list[str]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+_LISTED = 3  # places with the same reason that are named
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,26 @@ class Left:
 
     place: str
     reason: str
+
+
+def by_reason(left: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Places with the same reason together: the places in words, and the reason.
+
+    Args:
+        left: place and reason of each.
+    """
+    places: dict[str, list[str]] = {}
+    for place, reason in left:
+        places.setdefault(reason, []).append(place)
+    return [
+        (found[0] if len(found) == 1 else f"{len(found)} softmaxes, {_listed(found)}", reason)
+        for reason, found in places.items()
+    ]
+
+
+def _listed(places: list[str]) -> str:
+    shown = ", ".join(places[:_LISTED])
+    return shown if len(places) <= _LISTED else f"{shown}, ..."
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Hardest(Picture):
         margins: ``[N]``, below 0 for a mistake.
         mistaken: ``[N]``, whether the model prefers the rival.
         images: size of the data set.
+        data: which images they are.
         mistakes: in the whole data set.
     """
 
@@ -45,6 +46,7 @@ class Hardest(Picture):
     margins: NDArray[np.float64]
     mistaken: NDArray[np.bool_]
     images: int
+    data: str
     mistakes: int
 
     @property
@@ -56,9 +58,9 @@ class Hardest(Picture):
     def description(self) -> str:
         """What the sheet shows."""
         return (
-            f"The {len(self.margins)} hardest of {self.images:,} images ({self.mistakes:,} are mistaken): "
-            "the true class, and the strongest of the others, after an arrow if the model prefers it (framed "
-            "in red), in brackets if it does not; below, the margin between their scores."
+            f"The {len(self.margins)} hardest of {self.images:,} images ({self.data}; {self.mistakes:,} "
+            "are mistaken): the true class, and the strongest of the others, after an arrow if the model "
+            "prefers it (framed in red), in brackets if it does not; below, the margin between their scores."
         )
 
     def _figure(self) -> Figure:
@@ -128,6 +130,7 @@ def compute(
         margins=margins[order],
         mistaken=mistaken[order],
         images=len(found),
+        data=found.described,
         mistakes=int(mistaken.sum()),
     )
 
