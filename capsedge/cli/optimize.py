@@ -12,6 +12,7 @@ from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
 from capsedge.cli._places import READS, WRITES
+from capsedge.cli._progress import said
 from capsedge.cli._tables import print_table
 from capsedge.runtime.quantities import size
 
@@ -66,7 +67,7 @@ def command(
         batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
         **described.keywords(),
         typical=typical_data,
-        progress=(lambda _: None) if as_json else log,
+        progress=said(as_json),
     )
     if as_json:
         print_json(done.to_dict())

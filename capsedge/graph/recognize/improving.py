@@ -94,7 +94,8 @@ def improve(
     original, sigmoids = _original(data, source)
     plain = _prepared(source)
     before = opset_of(plain)
-    stage(f"converting from opset {before}")
+    if before < LEAST:
+        stage(f"converting from opset {before}")
     converted = _converted(plain, before)
     stage("cleaning")
     cleaned, notes = _cleaned(converted)
@@ -124,6 +125,12 @@ def improve(
         notes = ["the clean-up changed the numbers and was not kept", *said]
         if not equal(comparisons):
             raise _unprovable(comparisons)
+    if original.refused:
+        case, why = next(iter(original.refused.items()))
+        count = len(original.refused)
+        notes.append(
+            f"{count} of the inputs tried are none of this file, which fails on them: {case}: {why}"
+        )
     return Improved(
         finished.SerializeToString(),
         recognition,
