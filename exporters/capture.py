@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,11 +20,13 @@ from capsedge.exporters.free_batch import NotAlike, merge
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import Flat, PerImage, sized
 from capsedge.exporters.translation import translation_table
-from capsedge.exporters.user_code import first_line, is_user_code, line_of, place
+from capsedge.exporters.user_code import first_line, is_user_code, line_of, lines_in, place
 
 BATCH = "N"
+aten = torch.ops.aten
 _TWO = (3, 5)  # batches that a module is captured at where its code fixes them
 _FIXED = "Constraints violated"
+_NO_ONNX = re.compile(r"Error when translating node.*?target=(torch\.ops\.[\w.]+?)\]", re.DOTALL)
 _DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
 
 
@@ -90,6 +93,7 @@ def _captured(
     shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
+        _name_squeezed_axes(program)
         made = torch.onnx.export(
             program,
             dynamo=True,
@@ -105,11 +109,33 @@ def _captured(
     return made.model_proto, made.exported_program or program
 
 
+def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
+    """Let every ``squeeze`` name its axes, in place.
+
+    ``squeeze()`` is captured at a batch of several images, and the rest of the graph counts on the axes that
+    it left there. In a file without names, a batch of one image would lose its axis too.
+    """
+    squeezes = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.op != "call_function" or node.target not in squeezes:
+                continue
+            source, *named = node.args
+            before, after = source.meta["val"].shape, node.meta["val"].shape
+            axes = named[0] if named else range(len(before))
+            axes = [axes] if isinstance(axes, int) else axes
+            axes = sorted({axis % len(before) for axis in axes}) if len(before) else []
+            ones = [axis for axis in axes if isinstance(before[axis], int) and before[axis] == 1]
+            if len(before) - len(ones) == len(after):
+                node.target, node.args = aten.squeeze.dims, (source, ones)
+    program.graph_module.recompile()
+
+
 def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
     """What stopped torch, with the user's line and the way out."""
     cause = error.__cause__ or error
     text = f"{type(cause).__name__} {cause}"
-    where = line_of(error) or line_of(cause)
+    where = line_of(error) or line_of(cause) or next(lines_in(str(error)), "")
     if any(sign in text for sign in _DECIDES):
         return UnsupportedModelError(
             "PyTorch cannot capture this module as a graph: its code decides by the values of its input.",
@@ -126,6 +152,21 @@ def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
             "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
             "batch=1 (--batch 1).",
             details=list(dict.fromkeys(lines[:3])),
+        )
+    unknown = _NO_ONNX.search(text)
+    if unknown is not None:
+        return UnsupportedModelError(
+            "The module cannot be written as ONNX.",
+            f"ONNX has no form of {unknown[1]}.",
+            "Write that line with other operations, or leave it out of what is exported.",
+            details=[where] if where else [],
+        )
+    if ".numpy()" in text or "numpy" in where:
+        return UnsupportedModelError(
+            "PyTorch cannot capture this module as a graph: its code leaves PyTorch for numpy.",
+            f"{type(cause).__name__}: {first_line(cause)}",
+            "Use torch's functions (torch.clip, torch.linalg, ...) instead of numpy's.",
+            details=[where] if where else [],
         )
     return UnsupportedModelError(
         "PyTorch cannot capture this module as a graph.",

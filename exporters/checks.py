@@ -73,17 +73,18 @@ MOST_GIVEN = 64  # of the user's inputs that are compared
 def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
     """Random and hard inputs of the shapes and types of the example, one list of tensors per case.
 
-    Zeros; values of 1e-6 and 1e3 times the usual; all equal (every child ties); one spike. Integer
-    inputs repeat the example.
+    Zeros; values of 1e-6 and 1e3 times the usual; all equal (every child ties); one spike. Integers, which
+    may be indices, are the example's, or lie between the example's at the same position.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, indices = (torch.Generator().manual_seed(seed) for seed in (0, 4))
 
     def fill(kind: str, batch: int) -> list[Tensor]:
         inputs = []
         for x in example:
             shape = (batch, *x.shape[1:])
             if not x.dtype.is_floating_point:
-                inputs.append(x[:1].expand(shape).contiguous())
+                rows = x[torch.arange(batch) % len(x)]
+                inputs.append(rows if kind == "uniform" else drawn_within(x, batch, indices))
                 continue
             value = torch.rand(shape, generator=generator)
             if kind == "normal":
@@ -104,6 +105,17 @@ def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]
 
     kinds = ("uniform", "normal", "zero", "tiny", "huge", "equal", "spike")
     return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
+
+
+def drawn_within(example: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """Rows drawn between the least and the largest of the example at each position; whole where it is."""
+    least, most = (v.double() for v in (example.amin(0), example.amax(0)))
+    drawn = torch.rand((batch, *least.shape), generator=generator, dtype=torch.float64)
+    whole = bool((example.double() == example.double().round()).all())
+    wanted = (
+        least + torch.floor(drawn * (most - least + 1)) if whole else least + drawn * (most - least)
+    )
+    return wanted.clamp(least, most).to(example.dtype)
 
 
 def given_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from capsedge.errors import CapsedgeError
 from capsedge.exporters import checks
 from capsedge.exporters.export_report import ExportReport
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.user_code import is_user_code, place
+from capsedge.exporters.user_code import node_lines
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.proto import copy_of
 from capsedge.graph.rewrites import Rewrites
@@ -24,7 +23,6 @@ from capsedge.judging.tolerance import Tolerance, excess
 
 Make = Callable[[int | None, Rewrites, bool], tuple[onnx.ModelProto, torch.export.ExportedProgram]]
 """Batch, rewrites and recognition to a graph without function bodies, and the program that it was made of."""
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def diagnose(
@@ -124,12 +122,5 @@ class _Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         value = super().run_node(n)
         if isinstance(value, Tensor) and n.op == "call_function":
-            self.values[n.name] = (value.detach().numpy().copy(), next(_lines(n), ""))
+            self.values[n.name] = (value.detach().numpy().copy(), next(node_lines(n), ""))
         return value
-
-
-def _lines(node: torch.fx.Node) -> Iterator[str]:
-    """The user's lines of a node, the innermost first."""
-    for match in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
-        if is_user_code(match["file"]):
-            yield place(match["file"], int(match["line"]))

@@ -27,6 +27,7 @@ from capsedge.exporters.user_code import (
 from capsedge.runtime.metadata import ModelMetadata
 
 Example = Tensor | Sequence[Tensor]
+_LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with
 _FP64, _FP32 = 1e-9, 1e-4  # of the largest magnitude: what batching may change by rounding
 
 
@@ -82,8 +83,8 @@ class Flat(nn.Module):
         return self._whole(*inputs)
 
     def _whole(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        with on_cpu():
-            values = tuple(named(self.module(*inputs)).values())
+        with on_cpu():  # code may write into its input, which others read afterwards
+            values = tuple(named(self.module(*(x.clone() for x in inputs))).values())
         values = _apart(values, inputs)
         if self.ranks is not None and len(self.ranks) == len(values):
             values = tuple(
@@ -129,7 +130,9 @@ def named(result: Any) -> dict[str, Tensor]:
     wrong: list[str] = []
 
     def walk(name: str, value: Any) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.is_complex():
+            wrong.append(f"{name or 'the output'} (complex numbers: return torch.view_as_real(x))")
+        elif isinstance(value, Tensor):
             found[name or "output"] = value
         elif isinstance(value, Mapping):
             for key, each in value.items():
@@ -146,7 +149,9 @@ def named(result: Any) -> dict[str, Tensor]:
     if wrong or not found:
         raise UnsupportedModelError(
             "The module's outputs cannot be exported.",
-            f"Not a tensor: {', '.join(wrong) or 'there is no output'}.",
+            f"Not a tensor of real numbers: {', '.join(wrong)}."
+            if wrong
+            else "forward returns nothing.",
             "Return a tensor, a tuple, a named tuple or a dict of tensors.",
         )
     return found
@@ -175,7 +180,8 @@ def of_module(
                 f"The module has {len(names)} outputs: {', '.join(names)}.",
             )
         names = tuple(output_names)
-    shaped = sized(tensors, batch or max(2, len(tensors[0])))
+    count = batch or min(max(2, len(tensors[0])), _LARGEST_EXAMPLE)
+    shaped = tuple(t[torch.arange(count) % len(t)].clone() for t in tensors)
     return Subject(flat.eval(), inputs, names, shaped, metadata, (1, 2, 5))
 
 
@@ -230,8 +236,8 @@ def _input_names(module: nn.Module, count: int) -> tuple[str, ...]:
 
 
 def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
-    """The first image of each, repeated to a batch."""
-    return tuple(t[:1].expand(batch, *t.shape[1:]).contiguous() for t in tensors)
+    """The first image of each, repeated to a batch; a copy, which code may write into."""
+    return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
 
 
 def _flat(
@@ -272,9 +278,12 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
             return named(module(*inputs))
     except CapsedgeError:
         raise
-    except Exception as error:  # of the user's code: any kind
+    except (Exception, SystemExit) as error:  # of the user's code: any kind
         lines, fix = _fixed_batch(module, batch)
-        fix = fix or "Check the shape of the example."
+        fix = fix or (
+            "Check the shape of the example; where the code says a number of images, use x.size(0), or fix "
+            "the batch to that number with batch= (--batch)."
+        )
         lines = [line_of(error), *lines]
         raise UnsupportedModelError(
             f"The module fails on an example of {', '.join(str(list(t.shape)) for t in inputs)}.",
@@ -335,9 +344,11 @@ def _check_alone(
             end.
     """
     what = "The module works at batch 2, and not at batch 1."
-    fix = "Name the axis: squeeze(-1), so that an axis of one image stays; or fix another batch with batch= "
-    fix += "(--batch)."
+    fix = "Fix a batch that it works at with batch=2 (--batch 2), or change that line."
     squeezes = lines_with(module, ".squeeze()") or lines_with(module, "torch.squeeze(")
+    if squeezes:
+        fix = "Name the axis: squeeze(-1), so that an axis of one image stays; or fix another batch with "
+        fix += "batch= (--batch)."
     try:
         alone = _run(module, sized(tensors, 1), 1)
     except UnsupportedModelError as error:
@@ -381,9 +392,10 @@ def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str
             raise UnsupportedModelError(
                 "An image's answer depends on the other images of its batch, so the batch cannot be free.",
                 f"Output '{name}' of one image differs by {float((a - b).abs().max()):.3g} when two others "
-                "come along: routing that averages its agreements (or the like) over the batch.",
-                "Use batch=1 (--batch 1), which is what one image at a time computes; or leave the average "
-                "over axis 0 out and train again.",
+                "come along: routing that averages its agreements over the batch, BatchNorm in training mode, "
+                "or the like.",
+                "Use batch=1 (--batch 1), which is what one image at a time computes; or leave out what joins "
+                "the images (an average over axis 0, .train() in forward) and train again.",
                 details=lines[:1],
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from capsedge.datasets.typical import Typical, typical_images
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import checks, modules
+from capsedge.exporters.answers import about_the_module
 from capsedge.exporters.arguments import Inputs, check_module, own_inputs
 from capsedge.exporters.capture import capture
 from capsedge.exporters.diagnosis import diagnose
 from capsedge.exporters.emit import lower
 from capsedge.exporters.export_report import CaseParity, ExportReport, ScoresTaken
+from capsedge.exporters.hard_inputs import taken
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import of_module, sized
 from capsedge.exporters.recognizing import recognize_routing
@@ -55,6 +57,7 @@ from capsedge.schema.operators import OPERATORS
 
 IR_VERSION = 10
 OPSETS = range(18, 22)
+Progress = Callable[[str], None]
 OPS = ("auto", "fused", "portable")
 ATOL, RTOL = 1e-5, 1e-4
 
@@ -83,6 +86,7 @@ def export(
     typical: Typical | None = None,
     checkpoint_sha256: str = "",
     dry_run: bool = False,
+    progress: Progress = lambda _: None,
 ) -> ExportReport:
     """Export a capsule network to one self-contained ONNX file and prove it equal.
 
@@ -116,6 +120,7 @@ def export(
             predictions say that there is nothing to see.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
+        progress: told what is being done.
 
     Returns:
         The contents of the file, and every comparison.
@@ -142,7 +147,11 @@ def export(
         check_writable(path)
     rewrites = rewrites or Rewrites()
     _check_parameters(model)
-    with _evaluating(model):
+    made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]] = []
+    ours = isinstance(model, CapsuleModel)
+    answering = contextlib.nullcontext() if ours else about_the_module(made)
+    with _evaluating(model), answering:
+        progress("running the module on the example")
         subject = _subject(
             model,
             example,
@@ -162,11 +171,13 @@ def export(
         if subject.to_trace or subject.traced:  # all iterations have results: none can be left out
             rewrites = Rewrites.none()
         own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
-        found = to_proto(subject, opset, batch, rewrites)
+        found = to_proto(subject, opset, batch, rewrites, progress=progress)
+        made.append((found.model, found.program))
         subject = dataclasses.replace(subject, traced=found.traced)
         lowered = _with_ops(found.model, ops, rewrites)
         checks.validate(lowered)
-        cases = _cases(subject, batch, own)
+        cases, left_out = _cases(subject, batch, own)
+        progress(f"comparing with PyTorch on {len(cases)} inputs")
         parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
     if stated is None and subject.traced:
         name = type(model).__name__
@@ -195,7 +206,12 @@ def export(
         functions=len(lowered.functions),
         rewrites=found.rewrites,
         recognition=found.recognition,
-        notes=(*found.notes, *(subject.traced.notes if subject.traced else ()), *notes),
+        notes=(
+            *found.notes,
+            *left_out,
+            *(subject.traced.notes if subject.traced else ()),
+            *notes,
+        ),
         atol=atol,
         rtol=rtol,
         parity=parity,
@@ -204,6 +220,7 @@ def export(
         doubts=doubts,
     )
     if not report.passed:
+        progress("looking for the node that differs")
         with _evaluating(model):
             make = functools.partial(_again, subject, opset)
             report.check(diagnose(subject, make, batch, rewrites, cases, report))
@@ -355,11 +372,19 @@ class Lowered:
 
 
 def to_proto(
-    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, recognize: bool = True
+    subject: Subject,
+    opset: int,
+    batch: int | None,
+    rewrites: Rewrites,
+    recognize: bool = True,
+    progress: Progress = lambda _: None,
 ) -> Lowered:
     """Capture the module and lower it to ``capsedge`` nodes without functions.
 
     A module without capsule operators has its own routing recognized, unless ``recognize`` is False.
+
+    Args:
+        progress: told what is being done.
 
     Raises:
         UnsupportedModelError: torch cannot capture the module, or a shape depends on more than the batch.
@@ -370,6 +395,7 @@ def to_proto(
         module = modules.KeepingAllPasses(module).eval()
     with torch.no_grad(), RoutingCalls() as calls:
         subject.module(*subject.example)
+    progress("capturing it as a graph")
     raw, program = capture(module, subject, opset, batch)
     model = simplify(raw)
     model.ir_version = IR_VERSION
@@ -388,7 +414,7 @@ def to_proto(
     del model.graph.output[len(subject.outputs) :]
     recognition, notes = Recognition(), tuple[str, ...]()
     if recognize and not calls.outputs and not operator_nodes(model):
-        model, recognition, notes = recognize_routing(model)
+        model, recognition, notes = recognize_routing(model, progress)
     traced = subject.traced
     if subject.to_trace:
         traced, model = traced_graph(subject.module, model, subject.example, recognition)
@@ -442,10 +468,16 @@ def _again(
     return made.model, made.program
 
 
-def _cases(subject: Subject, batch: int | None, own: Sequence[Tensor]) -> list[checks.Case]:
+def _cases(
+    subject: Subject, batch: int | None, own: Sequence[Tensor]
+) -> tuple[list[checks.Case], tuple[str, ...]]:
+    """What is compared, and what to say of hard inputs that a module of the user's own does not take."""
     batches = subject.batches if batch is None else (batch,)
     given = checks.given_cases(own, batches) if own else []
-    return [*given, *checks.input_cases(subject.example, batches)]
+    hard, notes = checks.input_cases(subject.example, batches), tuple[str, ...]()
+    if not isinstance(getattr(subject.module, "model", None), CapsuleModel):
+        hard, notes = taken(subject.module, hard, own or subject.example, batches)
+    return [*given, *hard], notes
 
 
 def _prove(

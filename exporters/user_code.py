@@ -28,6 +28,9 @@ _LIBRARIES = tuple(
 )
 
 
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
 class OnCpu(TorchFunctionMode):
     """Tensors stay on the CPU where code says ``.cuda()`` or ``device="cuda"``; ``.data`` is a plain alias.
 
@@ -114,6 +117,18 @@ def line_of(error: BaseException) -> str:
     return found
 
 
+def node_lines(node: torch.fx.Node) -> Iterator[str]:
+    """The user's lines of a captured node, the innermost first."""
+    yield from lines_in(node.meta.get("stack_trace") or "")
+
+
+def lines_in(trace: str) -> Iterator[str]:
+    """The user's lines that a printed stack names, the innermost first."""
+    for match in reversed(list(_FRAME.finditer(trace))):
+        if is_user_code(match["file"]):
+            yield place(match["file"], int(match["line"]))
+
+
 def place(filename: str, number: int) -> str:
     """A line of code for a person."""
     code = linecache.getline(filename, number).strip()
@@ -161,7 +176,12 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in _REDUCING and args and isinstance(args[0], Tensor):
+        name = getattr(func, "__name__", "")
+        if name == "batch_norm" and (
+            kwargs.get("training") or True in args[5:6]
+        ):  # the batch's statistics
+            self._note()
+        if name in _REDUCING and args and isinstance(args[0], Tensor):
             axes = kwargs.get("dim", args[1] if len(args) > 1 else None)
             axes = axes if isinstance(axes, (tuple, list)) else (axes,)
             x = args[0]

@@ -10,6 +10,11 @@ from typing import Any
 from capsedge.cli._common import log
 
 
+def said(as_json: bool) -> Callable[[str], None]:
+    """A line for each stage of the work; none where the answer is for a program."""
+    return (lambda _: None) if as_json else lambda stage: log(f"{stage} ...")
+
+
 @contextmanager
 def comparing() -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal; elsewhere a line after every quarter of a long comparison."""

@@ -14,6 +14,7 @@ from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._parameters import Option
 from capsedge.cli._places import READS, READS_ARRAYS, READS_DATA, WRITES
+from capsedge.cli._progress import said
 from capsedge.errors import UsageError
 from capsedge.graph.recognize.report import by_reason
 
@@ -225,10 +226,11 @@ def _export_own(
     target = output or Path(f"{own.name.lower()}.onnx")
     if own.code is not None and not dry_run:
         check_apart([target], [own.code])
-    log("capturing, recognizing routing, and comparing; a large network takes minutes")
     checksum = sha256(own.weights) if own.weights else ""
     options["checkpoint_sha256"] = checksum
-    report = export(own.module, target, example=inputs, **options, dry_run=dry_run)
+    report = export(
+        own.module, target, example=inputs, **options, dry_run=dry_run, progress=said(as_json)
+    )
     arrays = options["inputs"] or (Path(example) if example.endswith((".npy", ".npz")) else None)
     exported = Source(own.name, own.weights, source, "preprocessing" in options, arrays)
     _show(report, exported, as_json, {"weights_sha256": checksum})

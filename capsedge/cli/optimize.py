@@ -11,6 +11,7 @@ from capsedge.cli._describing import Described, Typical
 from capsedge.cli._groups import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS_MODEL, WRITES
+from capsedge.cli._progress import said
 from capsedge.cli._tables import print_table
 from capsedge.graph.recognize.report import by_reason
 from capsedge.runtime.quantities import size
@@ -64,7 +65,7 @@ def command(
         batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
         **described.keywords(),
         typical=typical_data,
-        progress=(lambda _: None) if as_json else log,
+        progress=said(as_json),
     )
     if as_json:
         print_json(done.to_dict())

@@ -29,6 +29,7 @@ from capsedge.runtime.reading.onnx_file import OnnxSummary, read_harmless
 from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 LARGEST_BATCH = 4096
+_STAGE = "stage: "  # how the worker begins a line that says what it does
 _WORKER = "capsedge.graph.recognize.worker"
 Progress = Callable[[str], None]
 Batch = int | Literal["free", "keep"]
@@ -256,12 +257,16 @@ def _improved(
     Raises:
         CapsedgeError: the worker's own, or that it ended or did not end.
     """
-    progress("recognizing and proving, in a process of its own")
+
+    def told(line: str) -> None:
+        if line.startswith(_STAGE):
+            progress(line.removeprefix(_STAGE))
+
     bounds = Bounds(limits.OPTIMIZE_SECONDS, limits.OPTIMIZE_BYTES, limits.ARRAY_BYTES)
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        with confined(_WORKER, file, bounds, words=[str(batch)]) as ended:
+        with confined(_WORKER, file, bounds, words=[str(batch)], told=told) as ended:
             code, said = ended.code, ended.said
             header, better = ended.answer.readline(), ended.answer.read()
     if code is None:
@@ -285,9 +290,7 @@ def _improved(
 
 
 def _stage(said: str) -> str:
-    stages = [
-        line.removeprefix("stage: ") for line in said.splitlines() if line.startswith("stage: ")
-    ]
+    stages = [line.removeprefix(_STAGE) for line in said.splitlines() if line.startswith(_STAGE)]
     return stages[-1] if stages else "starting"
 
 

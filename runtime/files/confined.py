@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -21,6 +22,9 @@ _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "import runpy; runpy.run_module(sys.argv[1], run_name='__main__')"
 )
+
+_POLL = 0.2  # seconds
+_LONGEST = 500  # bytes of a line
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ def confined(
     bounds: Bounds,
     environment: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
+    told: Callable[[str], None] | None = None,
 ) -> Iterator[Ended]:
     """Run a module of the package on an open file, which it finds on its standard input.
 
@@ -68,6 +73,7 @@ def confined(
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
         environment: variables to set.
         words: more arguments, which `confine` returns in the process.
+        told: called with each line of its standard error while it runs (not on Windows).
     """
     numbers = [str(n) for n in (bounds.seconds, bounds.memory, bounds.output)]
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
@@ -80,7 +86,7 @@ def confined(
             env={**os.environ, **(environment or {})},
         )
         try:
-            code: int | None = process.wait(bounds.seconds)
+            code: int | None = _waited(process, bounds.seconds, said, told)
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -89,6 +95,38 @@ def confined(
         said.seek(max(0, said.seek(0, os.SEEK_END) - 2000))
         answer.seek(0)
         yield Ended(code, answer, said.read().decode(errors="replace"))
+
+
+def _waited(
+    process: subprocess.Popen[bytes],
+    seconds: int,
+    said: IO[bytes],
+    told: Callable[[str], None] | None,
+) -> int:
+    """The exit code, after its lines were passed on.
+
+    Raises:
+        subprocess.TimeoutExpired: its time is up.
+    """
+    if told is None or sys.platform == "win32":
+        return process.wait(seconds)
+    end, at, part = time.monotonic() + seconds, 0, b""
+    while True:
+        try:
+            code: int | None = process.wait(min(_POLL, max(0.0, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            code = None
+        # The process writes where the file's one offset is, which `pread` leaves alone.
+        while more := os.pread(said.fileno(), 1 << 16, at):
+            at += len(more)
+            *lines, part = (part + more).split(b"\n")
+            part = part[-_LONGEST:]
+            for line in lines:
+                told(line[:_LONGEST].decode(errors="replace"))
+        if code is not None:
+            return code
+        if time.monotonic() >= end:
+            raise subprocess.TimeoutExpired(process.args, seconds)
 
 
 def confine() -> list[str]:

@@ -95,7 +95,8 @@ def improve(
     original, sigmoids = _original(data, source)
     plain = _prepared(source)
     before = opset_of(plain)
-    stage(f"converting from opset {before}")
+    if before < LEAST:
+        stage(f"converting from opset {before}")
     converted = _converted(plain, before)
     stage("cleaning")
     cleaned, notes = _cleaned(converted)
@@ -127,6 +128,12 @@ def improve(
         if not equal(comparisons):
             raise _unprovable(comparisons)
     state_shapes(finished)
+    if original.refused:
+        case, why = next(iter(original.refused.items()))
+        count = len(original.refused)
+        notes.append(
+            f"{count} of the inputs tried are none of this file, which fails on them: {case}: {why}"
+        )
     return Improved(
         finished.SerializeToString(),
         recognition,

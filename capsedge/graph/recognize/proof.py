@@ -53,6 +53,7 @@ class Original:
     Attributes:
         batch: the number of images that it is fixed at; 0 where it is free.
         truth: of a file in FP16, the same in FP32, which both files are compared with.
+        refused: the inputs that it does not run on, and what ONNX Runtime says.
 
     A file of a fixed batch is run as often as needed, every image once, among images of other inputs. So a
     function in which images depend on each other is found out.
@@ -61,6 +62,7 @@ class Original:
     def __init__(self, data: bytes, batch: int = 0) -> None:
         self.session = _session(data)
         self.truth: Original | None = None
+        self.refused: dict[str, str] = {}
         self.names = [o.name for o in self.session.get_outputs()]
         self.batch = batch
 
@@ -80,9 +82,11 @@ class Original:
     def _full(self, rows: Array) -> Array:
         """Rows and as many others as the batch wants."""
         shape = (self.batch - len(rows), *rows.shape[1:])
-        floating = np.issubdtype(rows.dtype, np.floating)
-        drawn = np.random.default_rng(8).random(shape) if floating else np.ones(shape)
-        return np.concatenate([rows, drawn.astype(rows.dtype)])
+        if np.issubdtype(rows.dtype, np.floating):
+            drawn = np.random.default_rng(8).random(shape).astype(rows.dtype)
+        else:  # whatever they stand for, these are known to be taken
+            drawn = np.resize(rows[::-1], shape)
+        return np.concatenate([rows, drawn])
 
     def _joined(self, parts: list[Array], images: int) -> Array:
         if parts[0].ndim == 0 or len(parts[0]) != self.batch:
@@ -92,6 +96,8 @@ class Original:
 
 def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
     """Run both on random and hard inputs; where the original is not finite nothing is compared.
+
+    An input that the original does not run on (an index beyond its table) is none of its inputs.
 
     A file in FP16 is compared with what it would give in FP32: the new file may be as far from that as the
     original is. An output of the original that is nowhere finite proves nothing: its excess is infinite.
@@ -104,7 +110,12 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
     found: list[Comparison] = []
     seen: set[str] = set()
     for case, feeds in _cases(graph, original.batch):
-        wanted, given = original.run(feeds), after.run(original.names, feeds)
+        try:
+            wanted = original.run(feeds)
+        except Exception as error:  # ONNX Runtime's errors have no common public base
+            original.refused[case] = first_line(error)
+            continue
+        given = after.run(original.names, feeds)
         if original.truth is None:
             # What rounding leaves as it is (zero, integers) need not run again.
             moved = [original.run(m) for m in _rounded(feeds)] or [wanted]
@@ -121,6 +132,12 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
                 found.append(_compare(case, name, one, truth[k], wanted[k], own[k]))
             if np.isfinite(wanted[k].astype(np.float64)).any():
                 seen.add(name)
+    if not found and original.refused:
+        raise UnsupportedModelError(
+            "The file fails on every input that was tried.",
+            f"ONNX Runtime says: {next(iter(original.refused.values()))}",
+            "Only files that run can be proven; export it anew.",
+        )
     infinite = float("inf")
     unseen = [name for name in original.names if name not in seen]
     return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
@@ -154,7 +171,10 @@ def _cases(graph: Values, fixed: int) -> Iterator[tuple[str, dict[str, Array]]]:
             feeds = {}
             for name, plain in graph.feeds(batch, seed=12).items():
                 x = plain
-                if np.issubdtype(x.dtype, np.floating):
+                if name in graph.tables:
+                    entries = 1 if kind == "zero" else graph.tables[name]
+                    x = rng.integers(entries, size=x.shape).astype(plain.dtype)
+                elif np.issubdtype(x.dtype, np.floating):
                     x = _drawn(kind, x.shape, rng).astype(plain.dtype)
                 feeds[name] = x
             yield f"{kind}, batch {batch}", feeds

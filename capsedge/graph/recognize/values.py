@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.proto import copy_of
 from capsedge.graph.recognize.double import in_double
+from capsedge.graph.recognize.indices import table_sizes
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.seen import Seen
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
@@ -30,6 +31,7 @@ Array = NDArray[Any]
 Function = Callable[..., list[Array]]
 
 BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
+ALWAYS = (1, 2, 3)  # batches that a file with a free one runs at, whatever it was traced with
 _LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
 MOST_NODES = 20_000
 MOST_ELEMENTS = 1 << 28  # of an input
@@ -82,6 +84,7 @@ class Values:
     Attributes:
         batch: the batch that was run.
         free: whether the batch is free in the file.
+        tables: of the inputs that are indices, how many entries what they look up has.
         dims_say_free: whether the file says so, be it true or not.
         value: every constant by name.
         seen: what is kept of every tensor.
@@ -113,20 +116,25 @@ class Values:
             raise NotRecognized(f"an input has more than {MOST_ELEMENTS:,} elements")
         self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
         self._flow()
+        self.tables = table_sizes(self.nodes, self.weights, list(self.dims))
         found = self._first_run()
         self.seen = {name: Seen.of(value) for name, value in found.items()}
         self.value = {name: found[name] for name in self.constant if name in found}
 
     def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
-        """Inputs for the whole graph: uniform numbers, integers as ones."""
+        """Inputs for the whole graph: uniform numbers, indices within their table, other integers as ones."""
         rng = np.random.default_rng(seed)
         found = {}
         for name, dims in self.dims.items():
             shape = [(batch if k == 0 else 1) if d == 0 else d for k, d in enumerate(dims)]
             kind = helper.tensor_dtype_to_np_dtype(self.types[name])
-            drawn = (
-                scale * rng.random(shape) if np.issubdtype(kind, np.floating) else np.ones(shape)
-            )
+            drawn: Array
+            if name in self.tables:
+                drawn = rng.integers(self.tables[name], size=shape)
+            elif np.issubdtype(kind, np.floating):
+                drawn = scale * rng.random(shape)
+            else:
+                drawn = np.ones(shape)
             found[name] = drawn.astype(kind)
         return found
 
@@ -143,10 +151,12 @@ class Values:
         names = [o.name for o in session.get_outputs()]
         why = ""
         # One image last: broadcasting makes as many of it as the file was traced with.
-        batches = (*BATCHES[:-1], *self._named_batches(), BATCHES[-1])
+        batches = [*BATCHES[:-1], *self._named_batches(), BATCHES[-1]] if self.free else [0]
         each = self._bytes_of_an_image(session) if self.free else 0
-        for batch in batches if self.free else (0,):
-            if batch > 2 and batch * each > MOST_BYTES:
+        for batch in batches:
+            if (batch > 2 and batch * each > MOST_BYTES) or (
+                self.dims_say_free and not self.free and batch != batches[-1]
+            ):
                 continue
             feeds = self.feeds(batch)
             try:
@@ -158,11 +168,31 @@ class Values:
             if _bytes(found) > MOST_BYTES and batch > 2:
                 del found
                 continue
-            self.free = (self.free and batch == BATCHES[0]) or (
-                self.free and self._runs(session, 2)
-            )
-            return dict(zip(names, found, strict=True)) | feeds | self.weights
+            result = dict(zip(names, found, strict=True)) | feeds | self.weights
+            if self.free:
+                rows = self._rows_that_count(session, result)
+                if rows != batch:
+                    batches.append(rows)
+                    self.free = False
+                    continue
+                self.free = self._runs_at(session, ALWAYS)
+            return result
         raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
+
+    def _rows_that_count(
+        self, session: onnxruntime.InferenceSession, found: dict[str, Array]
+    ) -> int:
+        """The images that the outputs have rows for: all, or the first ones, which a trace took apart."""
+        names = [o.name for o in self.model.graph.output]
+        rows = len(found[names[0]]) if np.ndim(found[names[0]]) else 0
+        if not 0 < rows < self.batch:
+            return self.batch
+        feeds = self.feeds(self.batch)
+        for name, other in self.feeds(self.batch, seed=1).items():
+            feeds[name][rows:] = other[rows:]
+        moved = session.run(names, feeds)
+        same = all(np.array_equal(found[n], m) for n, m in zip(names, moved, strict=True))
+        return rows if same else self.batch
 
     def _bytes_of_an_image(self, session: onnxruntime.InferenceSession) -> int:
         """Of all values; 0 where the graph does not run with two images."""
@@ -182,12 +212,15 @@ class Values:
         likely = [b for b, _ in counts.most_common() if 1 < b <= _LARGEST_BATCH]
         return [b for b in likely if b not in BATCHES][:_GUESSED]
 
-    def _runs(self, session: onnxruntime.InferenceSession, batch: int) -> bool:
+    def _runs_at(self, session: onnxruntime.InferenceSession, batches: Iterable[int]) -> bool:
         """Whether a batch that is free in name is so indeed."""
-        try:
-            session.run(None, self.feeds(batch))
-        except Exception:
-            return False
+        for batch in batches:
+            if batch == self.batch:
+                continue
+            try:
+                session.run(None, self.feeds(batch))
+            except Exception:
+                return False
         return True
 
     def _flow(self) -> None:
