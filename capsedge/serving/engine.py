@@ -26,6 +26,7 @@ from capsedge.runtime.files import limits
 from capsedge.serving.connection import Connection
 from capsedge.serving.grpc_server import GrpcServer
 from capsedge.serving.guard import PATHS, Guard
+from capsedge.serving.held import Held
 from capsedge.serving.inference import Inference
 from capsedge.serving.model import CapsedgeModel
 from capsedge.serving.served import Address, Ports, Serving
@@ -160,8 +161,11 @@ class Engine(MLServer):
         self._data_plane._inference_middleware = InferenceMiddlewares()
         self._rest_server = _Rest(self._settings, self._data_plane, handlers)
         self._rest_server.keep(PATHS, Inference(self._data_plane).routes())
-        self._rest_server._app.add_middleware(Guard, hosts=_hosts(self._serving.host), known=known)
-        self._grpc_server = GrpcServer(self._settings, self._data_plane, handlers, known)
+        held = Held()
+        self._rest_server._app.add_middleware(
+            Guard, hosts=_hosts(self._serving.host), known=known, held=held
+        )
+        self._grpc_server = GrpcServer(self._settings, self._data_plane, handlers, known, held)
         self._metrics_server = _Metrics(self._settings)
         self._metrics_server.keep(frozenset({METRICS}))
         self._kafka_server = None
