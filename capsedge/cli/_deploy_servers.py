@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
-from capsedge.cli._places import READS, WRITES
+from capsedge.cli._places import READS, WRITES, Role
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
+
+
+def _file(given: Any) -> Path:
+    from capsedge.deploy.naming import file_of
+
+    return file_of(given)
+
 
 Models = Annotated[
     list[Path],
     typer.Argument(
-        metavar="MODEL...", help="ONNX files, TensorRT engines, or names of the zoo (digits-em)."
+        metavar="MODEL...",
+        help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE sets the name that "
+        "clients use.",
     ),
-    READS,
+    Role(reads=True, named=_file),
 ]
 Ops = Annotated[
     str,

@@ -23,7 +23,7 @@ LARGEST_BATCH = 1024
 
 
 def _file(given: Any) -> Path:
-    from capsedge.serving.served import file_of
+    from capsedge.deploy.naming import file_of
 
     return file_of(given)
 

@@ -15,9 +15,12 @@ _READER = ThreadPoolExecutor(1, "capsedge-requests")
 
 
 async def aside(
-    size: int, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    size: int,
+    function: Callable[Arguments, Result],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
 ) -> Result:
-    """The result of a function whose work grows with a number of bytes: at once, or in a thread of its own."""
+    """The result of a function whose work grows with a size in bytes: at once, or in a thread of its own."""
     if size <= _SMALL:
         return function(*args, **kwargs)
     loop = asyncio.get_running_loop()

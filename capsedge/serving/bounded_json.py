@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.files import limits
+from capsedge.serving.tensors import as_array
 
 try:
     from orjson import loads as _loads
@@ -90,9 +91,7 @@ class _Reader:
     def _count(self, items: int = 1) -> None:
         self._left -= items
         if self._left < 0:
-            self.fail(
-                f"it has over {limits.REQUEST_ITEMS:,} values besides long lists of numbers"
-            )
+            self.fail(f"it has over {limits.REQUEST_ITEMS:,} values besides long lists of numbers")
 
     def _take(self, character: bytes) -> bool:
         self.space()
@@ -240,7 +239,7 @@ class _Reader:
             if self._numbers < 0:
                 self.fail(f"its lists have over {limits.REQUEST_VALUES:,} numbers")
             try:
-                parts.append(np.asarray(values))
+                parts.append(as_array(values))
             except (ValueError, OverflowError) as error:
                 raise Malformed("a list holds more than numbers") from error
             if parts[-1].dtype.kind not in "biuf":

@@ -1,4 +1,4 @@
-"""One HTTP connection, on uvicorn's protocol: limits on headers and time, and answers that leave in one piece."""
+"""One HTTP connection, on uvicorn's protocol: limits on headers and time, and answers in one piece."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ class Connection(HttpToolsProtocol):
         """Start the request, or let it wait for those before it."""
         super().on_headers_complete()
         if len(self.pipeline) > limits.PIPELINED:
-            self._stop(429, f"Over {limits.PIPELINED} requests wait for the answer to an earlier one.")
+            self._stop(
+                429, f"Over {limits.PIPELINED} requests wait for the answer to an earlier one."
+            )
 
     def _should_upgrade(self) -> bool:
         """Whether a request with an offer is left to `_declined` once its headers are complete."""

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import ipaddress
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _GRACE = 10  # seconds that running requests have to end
 _STEP = 0.01  # seconds between looks whether a server has started
 METRICS = "/metrics"
+_MESSAGES, _MESSAGES_SECONDS = 20, 10.0  # so many in so many seconds are told
+_MESSAGE_CHARACTERS = 1000
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -234,18 +237,30 @@ class Engine(MLServer):
 
 
 class _Messages(logging.Handler):
-    """Messages of the engine, one line each. What a client did wrong is told to the client alone."""
+    """Messages of the engine, one line each. What a client did wrong is told to the client alone.
+
+    No client can fill a disk with them: of those that come together only the first are told, and a count.
+    """
 
     def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._tell = log
+        self._since, self._told = -math.inf, 0
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if getattr(error, "status_code", 500) < 500:
             return
+        if record.created >= self._since + _MESSAGES_SECONDS:
+            if self._told > _MESSAGES:
+                self._tell(f"{self._told - _MESSAGES:,} more messages of the server were left out")
+            self._since, self._told = record.created, 0
+        self._told += 1
+        if self._told > _MESSAGES:
+            return
         text = " ".join(record.getMessage().split())
-        self._tell(text if error is None else f"{text}: {type(error).__name__}: {error}")
+        text = text if error is None else f"{text}: {type(error).__name__}: {error}"
+        self._tell(text[:_MESSAGE_CHARACTERS])
 
 
 def _started(web: _Web) -> bool:

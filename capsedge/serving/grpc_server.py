@@ -1,7 +1,7 @@
 """The gRPC service of the Open Inference Protocol, on grpc's own server.
 
 Every method takes and gives plain bytes, message by message: grpc would otherwise take up any number of
-messages before a line of this runs, decode them on the event loop, and log a line for each that it cannot read.
+messages before a line of this runs, decode them on the event loop, and log each one that it cannot read.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class _Service:
         message = await self._arrived(context)
         if message is None:
             await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
-        await self._answered(answer, message, context)
+        else:
+            await self._answered(answer, message, context)
 
     async def _each(self, answer: _Answer, _requests: object, context: Any) -> None:
         while (message := await self._arrived(context)) is not None:

@@ -72,9 +72,7 @@ class Guard:
         finally:
             self._held.give(taken[0])
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, taken: list[int]
-    ) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, taken: list[int]) -> None:
         parts = _parts(receive)
         try:
             self._check(scope)

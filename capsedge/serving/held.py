@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from capsedge.runtime.files import limits
 
@@ -25,7 +25,7 @@ class Full(Exception):
 class Held:
     """Counts the bytes. Belongs to one event loop.
 
-    The messages of gRPC cannot be counted while they arrive, so that they have places of their own: as many as
+    The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
     `limits.RECEIVING`, each for the largest message. All else shares the rest of `limits.HELD_BYTES`.
     """
 
@@ -33,7 +33,7 @@ class Held:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._arriving: OrderedDict[asyncio.Future[object], float] = OrderedDict()
+        self._arriving: OrderedDict[asyncio.Future[Any], float] = OrderedDict()
 
     def take(self, count: int) -> None:
         """Count bytes of a request; whoever takes them gives them back.

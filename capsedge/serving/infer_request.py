@@ -121,7 +121,7 @@ def _parameters(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {} if found is None else _member(found, f"{name}.parameters", dict)
 
 
-_KINDS = {dict: "object", list: "list", str: "text"}
+_KINDS: dict[type, str] = {dict: "object", list: "list", str: "text"}
 
 
 def _need(owner: Mapping[str, Any], key: str, kind: type, name: str) -> Any:

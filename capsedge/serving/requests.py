@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
     from capsedge.serving.infer_request import InferRequest
 
-    Payload: TypeAlias = InferRequest | InferenceRequest  # the second in an MLServer of the user's own
+    Payload: TypeAlias = (
+        InferRequest | InferenceRequest
+    )  # the second in an MLServer of the user's own
 
 # Parameters of a request.
 PREDICTIONS, TOP_K, THRESHOLD, INVERT = "predictions", "top_k", "threshold", "invert"

@@ -99,7 +99,9 @@ def respond(
             name=output,
             shape=list(found[output].shape),
             datatype=DATATYPES[str(found[output].dtype)],
-            data=TensorData.model_construct(root=flat(found[output]) if lists else found[output].ravel()),
+            data=TensorData.model_construct(
+                root=flat(found[output]) if lists else found[output].ravel()
+            ),
         )
         for output in request.outputs
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -84,7 +85,7 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
     try:
         with np.errstate(over="ignore"):  # becomes infinite, which the session refuses
             # At once where it may be: numpy lets go of the interpreter for a cast, and then waits for it.
-            found = np.array(data, dtype) if _floats(data, dtype) else np.asarray(data)
+            found = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
     except (ValueError, OverflowError) as error:
         raise _no_numbers(name, datatype) from error
     if found.size != count:
@@ -100,6 +101,19 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
             raise UsageError(f"Input '{name}' has values outside the range of {datatype}.")
     with np.errstate(over="ignore"):
         return found.astype(dtype, copy=False).reshape(list(shape))
+
+
+def as_array(data: object) -> NDArray[Any]:
+    """Values as numpy takes them, but whole numbers of 64 bits beside smaller ones, which it rounds.
+
+    Raises:
+        ValueError, OverflowError: they are no array.
+    """
+    found = np.asarray(data)
+    if found.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
+        with contextlib.suppress(OverflowError):  # some are below 0
+            return np.array(data, np.uint64)
+    return found
 
 
 def _floats(data: object, dtype: np.dtype[Any]) -> bool:
