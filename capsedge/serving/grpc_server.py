@@ -49,7 +49,10 @@ _OPTIONS = [
     # One more server on a port would silently take a part of its requests.
     ("grpc.so_reuseport", 0),
 ]
-_Answer = Callable[[bytes, Any], Awaitable[bytes]]
+# A message stands in a list, from which whoever reads it takes it out: an error that grpc keeps for a while
+# would keep the frames that it went through, and with them the message.
+_Message = list[bytes]
+_Answer = Callable[[_Message, Any], Awaitable[bytes]]
 
 
 class _Refused(Exception):
@@ -99,28 +102,28 @@ class _Service:
 
     async def _once(self, answer: _Answer, _requests: object, context: Any) -> None:
         message = await self._arrived(context)
-        if message is None:
+        if not message:
             await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
-        else:
-            await self._answered(answer, message, context)
+        await self._answered(answer, message, context)
 
     async def _each(self, answer: _Answer, _requests: object, context: Any) -> None:
-        while (message := await self._arrived(context)) is not None:
+        while message := await self._arrived(context):
             await self._answered(answer, message, context)
 
-    async def _arrived(self, context: Any) -> bytes | None:
-        """The next message; None where there are no more."""
+    async def _arrived(self, context: Any) -> _Message:
+        """The next message; empty where there are no more."""
         try:
             message = await self._held.arrive(context.read)
         except Full as error:
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
-        return None if message is aio.EOF else message
+        return [] if message is aio.EOF else [message]
 
-    async def _answered(self, answer: _Answer, message: bytes, context: Any) -> None:
-        size = len(message)
+    async def _answered(self, answer: _Answer, message: _Message, context: Any) -> None:
+        size = len(message[0])
         try:
             self._held.take(size)
         except Full as error:
+            message.clear()
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
         try:
             found = await answer(message, context)
@@ -132,7 +135,7 @@ class _Service:
             except asyncio.TimeoutError:
                 await context.abort(StatusCode.DEADLINE_EXCEEDED, "The answer was not taken.")
 
-    async def _refusing(self, answer: _Answer, message: bytes, context: Any) -> bytes:
+    async def _refusing(self, answer: _Answer, message: _Message, context: Any) -> bytes:
         """An answer; what is wrong with a request becomes its status."""
         try:
             return await answer(message, context)
@@ -148,18 +151,19 @@ class _Service:
         await context.abort(code, why)
         raise AssertionError("abort returns never")
 
-    async def _about(self, name: str, message: bytes, context: Any) -> bytes:
-        if len(message) > _SHORT:
+    async def _about(self, name: str, message: _Message, context: Any) -> bytes:
+        if len(message[0]) > _SHORT:
+            message.clear()
             raise Malformed("it is too long for one that only names a model")
-        request = _ASKED[name].FromString(message)
+        request = _ASKED[name].FromString(message[0])
         if name.startswith("Model"):
             self._check_known(request.name, request.version)
         found = await getattr(self._servicer, name)(request, context)
         return bytes(found.SerializeToString())
 
-    async def _infer(self, message: bytes, _context: Any) -> bytes:
-        name, version, payload = await aside(len(message), from_grpc, message)
-        del message
+    async def _infer(self, message: _Message, _context: Any) -> bytes:
+        size = len(message[0])
+        name, version, payload = await aside(size, lambda: from_grpc(message.pop()))
         self._check_known(name, version)
         raw = payload.raw
         answer = await self._data_plane.infer(payload, name, version)
@@ -170,7 +174,7 @@ class _Service:
             raise _Refused(StatusCode.NOT_FOUND, missing(name, version))
 
 
-async def _closed(_message: bytes, _context: Any) -> bytes:
+async def _closed(_message: _Message, _context: Any) -> bytes:
     raise _Refused(StatusCode.UNIMPLEMENTED, "Models are not loaded or unloaded remotely.")
 
 

@@ -28,6 +28,7 @@ PATHS = frozenset(
     }
 )  # fmt: skip
 _SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
+_PAUSE = 0.5  # seconds without a part after which a client waits for its answer
 _PIECE = 256 * limits.KIB  # of an answer at a time
 _BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
@@ -185,11 +186,9 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
 async def _discard(parts: AsyncIterator[bytes]) -> None:
     """Read what a client still sends: otherwise the connection breaks, and it never sees the answer."""
     left = 4 * limits.REQUEST_BYTES
-    with contextlib.suppress(_Gone):
-        async for part in parts:
-            left -= len(part)
-            if left < 0:
-                return
+    with contextlib.suppress(_Gone, StopAsyncIteration, asyncio.TimeoutError):
+        while left > 0:
+            left -= len(await asyncio.wait_for(anext(parts), _PAUSE))
 
 
 def _once(left: list[bytes], receive: Receive) -> Receive:

@@ -26,10 +26,11 @@ class Held:
     """Counts the bytes. Belongs to one event loop.
 
     The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
-    `limits.RECEIVING`, each for the largest message. All else shares the rest of `limits.HELD_BYTES`.
+    `limits.RECEIVING`, each for the largest message twice, since it is copied when grpc hands it over. All
+    else shares the rest of `limits.HELD_BYTES`.
     """
 
-    most = limits.HELD_BYTES - limits.RECEIVING * limits.REQUEST_BYTES
+    most = limits.HELD_BYTES - 2 * limits.RECEIVING * limits.REQUEST_BYTES
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -194,6 +194,8 @@ class _Message:
         contents: dict[int, list[Any]] = {}
         for number, kind, a, b in self._wire.fields(start, end):
             if number == 3 and kind in (VARINT, BYTES):
+                if kind == BYTES and b - a > 10 * limits.DIMENSIONS:
+                    raise Malformed(f"a shape has over {limits.DIMENSIONS} sizes")
                 packed = self._packed(a, b) if kind == BYTES else np.array([a], np.uint64)
                 shape += packed.astype(np.int64).tolist()
                 if len(shape) > limits.DIMENSIONS:

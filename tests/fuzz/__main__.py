@@ -10,10 +10,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fuzz import native_target, python_target
+from tests.fuzz import native_target, python_target, serve_target
 from tests.fuzz.target import Budget, Outcome, Target
 
-TARGETS: tuple[Target, ...] = (*native_target.TARGETS, *python_target.TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *native_target.TARGETS,
+    *python_target.TARGETS,
+    *serve_target.TARGETS,
+)
 
 
 def main() -> int:

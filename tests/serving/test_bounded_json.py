@@ -1,4 +1,4 @@
-"""JSON within limits: the values of the standard library's parser, and nothing that is made before it is counted."""
+"""JSON within limits: the values of the standard library, and nothing that is made before it is counted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from capsedge.runtime.files import limits
 from capsedge.serving import bounded_json
 from capsedge.serving.bounded_json import PIECE, Malformed, parse
-from capsedge.serving.infer_request import from_json
 from capsedge.serving.infer_request import Malformed as NoRequest
+from capsedge.serving.infer_request import from_json
 
 
 def plain(value: Any) -> Any:
@@ -29,7 +29,8 @@ def plain(value: Any) -> Any:
 def test_the_values_are_those_of_json() -> None:
     random = np.random.default_rng(0)
     failed = []
-    for shape in ((3,), (3000,), (50, 60), (2, 3, 500), (1, 1, 28, 28), (90, 90, 3), (4000, 1), (1, 4000)):  # fmt: skip
+    rows = ((3,), (3000,), (4000, 1), (1, 4000), (50, 60))
+    for shape in (*rows, (2, 3, 500), (1, 1, 28, 28), (90, 90, 3)):
         for values in (
             random.random(shape), random.integers(-300, 300, shape), random.random(shape) > 0.5,
             random.integers(0, 2**64, shape, np.uint64, endpoint=False),
@@ -64,12 +65,12 @@ REFUSED = {
     "spaces without end": f"[1,{' ' * (4 * PIECE)}1]",
     "deep lists": "[" * 5000 + "]" * 5000,
     "deep objects": '{"a":' * 5000,
-    "many objects": f'[{",".join(["{}"] * 70_000)}]',
-    "many texts": f'["{chr(34) + "," + chr(34)}'.ljust(4) * 70_000 + '"]',
-    "many short lists": f'[{",".join(["{%sa%s:[1]}" % (chr(34), chr(34))] * 30_000)}]',
-    "many names": "{" + ",".join(f'"{k}":0' for k in range(70_000)) + "}",
+    "many objects": json.dumps([{}] * 1_100),
+    "many texts": json.dumps(["ab"] * 1_100),
+    "many short lists": json.dumps([{"a": [1]}] * 500),
+    "many names": "{" + ",".join(f'"{k}":0' for k in range(1_100)) + "}",
     "many escapes": '"' + "\\n" * limits.MIB + '"',
-    "many quotes": '"' + '\\"' * 70_000 + '"',
+    "many quotes": '"' + '\\"' * 1_100 + '"',
     "a name twice": '{"a":1,"a":2}',
     "two documents": "{} {}",
     "half a surrogate pair": '"\\ud800"',
@@ -81,14 +82,15 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REQUEST_ITEMS", 1000)
     accepted = []
     for name, text in REFUSED.items():
         try:
             parse(text if isinstance(text, bytes) else text.encode())
             accepted.append(name)
         except Malformed as error:
-            assert len(str(error)) < 200
+            accepted += [name] * (len(str(error)) > 200)
     assert not accepted
 
 
@@ -111,7 +113,11 @@ def test_no_step_takes_up_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bounded_json, "_loads", watched)
     row = b"[%b]" % b",".join([b"0.25"] * 1000)
     base64 = b"iVBORw0KGgo\\/" * 200_000
-    document = b'{"a":[%b],"b":["%b"],"c":"%b"}' % (b",".join([row] * 200), base64, b"x" * 2_000_000)
+    document = b'{"a":[%b],"b":["%b"],"c":"%b"}' % (
+        b",".join([row] * 200),
+        base64,
+        b"x" * 2_000_000,
+    )
     found = parse(document)
     assert found["a"].shape == (200, 1000)
     assert found["b"] == [base64.replace(b"\\", b"")]
@@ -150,7 +156,7 @@ def test_documents_that_are_no_requests() -> None:
             from_json(json.dumps(document).encode())
             accepted.append(name)
         except NoRequest as error:
-            assert str(error).startswith("body"), error
+            accepted += [name] * (not str(error).startswith("body"))
     assert not accepted
     good = {"inputs": [TENSOR], "id": None, "outputs": None, "parameters": None, "more": [{}]}
     assert from_json(json.dumps(good).encode()).inputs[0].data == [1.0]
