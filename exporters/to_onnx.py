@@ -179,9 +179,6 @@ def export(
         cases, left_out = _cases(subject, batch, own)
         progress(f"comparing with PyTorch on {len(cases)} inputs")
         parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
-    if stated is None and subject.traced:
-        name = type(model).__name__
-        stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
     # A fused file runs only with the kernels, so it is read with its function bodies.
     whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
     state_shapes(lowered, whole)
@@ -189,11 +186,11 @@ def export(
     doubts: tuple[str, ...] = ()
     if stated is not None and all(p.passed for p in parity):
         stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
-        made, notes = _described(
+        annotated, notes = _described(
             subject, data, whole.SerializeToString(), description, stated, path
         )
-        if made is not None:
-            data, stated, doubts = made.data, made.metadata, made.warnings
+        if annotated is not None:
+            data, stated, doubts = annotated.data, annotated.metadata, annotated.warnings
     report = ExportReport(
         path=path,
         size=len(data),

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from capsedge.cli import _options
 from capsedge.cli._common import log, print_json
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_MODEL_OR_NAME, READS_REPOSITORY, WRITES
+from capsedge.cli._places import READS_REPOSITORY, WRITES, Role, check_model, file_or_name
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
+
+
+def _file(given: Any) -> Path | None:
+    from capsedge.deploy.naming import file_of
+
+    return file_or_name(file_of(given))
+
 
 Models = Annotated[
     list[Path],
     Argument(
-        metavar="MODEL...", help="ONNX files, TensorRT engines, or names of the zoo (digits-em)."
+        metavar="MODEL...",
+        help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE sets the name that "
+        "clients use.",
     ),
-    READS_MODEL_OR_NAME,
+    Role(reads=True, check=check_model, named=_file),
 ]
 Ops = Annotated[
     str,

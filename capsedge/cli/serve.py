@@ -22,7 +22,7 @@ LARGEST_BATCH = 1024
 
 
 def _file(given: Any) -> Path | None:
-    from capsedge.serving.served import file_of
+    from capsedge.deploy.naming import file_of
 
     return file_or_name(file_of(given))
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge import zoo
-from capsedge.deploy.grouping import unused
-from capsedge.deploy.models import harmless_name
+from capsedge.deploy.naming import TWIN
 from capsedge.deploy.trial import Note, Trial, run_again, tried
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.runtime import passport
@@ -18,8 +16,6 @@ from capsedge.runtime.files import opening
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.session import Session
-
-TWIN = "-portable"  # at the end of its name
 
 
 @dataclass(frozen=True)
@@ -117,17 +113,6 @@ def _runs_portably(name: str, data: bytes, path: Path, trial: Trial, note: Note)
         note(f"{name} gets no portable twin: {error.what} {error.why}")
         return False
     return True
-
-
-def names_of(given: Sequence[str]) -> list[str]:
-    """A folder name for each model; no two of them and of their twins are the same, in any case."""
-    found: list[str] = []
-    for path in given:
-        wanted = harmless_name(path if zoo.zoo_model(path) else Path(path).stem)
-        twins = [f"{name}{TWIN}" for name in found]
-        with_this_twin = [name.lower().removesuffix(TWIN) for name in found]
-        found.append(unused(wanted, [*found, *twins, *with_this_twin]))
-    return found
 
 
 def _engine_passport(path: Path) -> passport.Passport:

@@ -14,9 +14,10 @@ from typing import Any
 from capsedge import zoo
 from capsedge.deploy import triton_config
 from capsedge.deploy.manifest import MANIFEST, earlier_files, listed
+from capsedge.deploy.naming import TWIN, folders
 from capsedge.deploy.pbtxt import text_format
 from capsedge.deploy.repository_report import ServedTensor, TritonDeployment, TritonModel
-from capsedge.deploy.served import TWIN, TYPES, ServedEngine, ServedModel, names_of, served
+from capsedge.deploy.served import TYPES, ServedEngine, ServedModel, served
 from capsedge.deploy.trial import Note
 from capsedge.deploy.triton_config import Serving
 from capsedge.errors import UsageError
@@ -54,7 +55,7 @@ def deploy_triton(
     not only those that it declares.
 
     Args:
-        models: ONNX files, TensorRT engines, or names of the zoo.
+        models: ONNX files, TensorRT engines, or names of the zoo; ``NAME=FILE`` sets the name.
         output: the folder; one that an earlier call wrote is replaced as a whole.
         device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the GPU for an engine.
         ops: ``auto``: capsule operators run in the operator library, which is copied beside the model, and
@@ -71,7 +72,8 @@ def deploy_triton(
         The repository's models and files.
 
     Raises:
-        UsageError: a model does not exist, an option is out of range, or the folder holds other files.
+        UsageError: a model does not exist, two have the same name, an option is out of range, or the folder
+            holds other files.
         EnvironmentProblem: ONNX Runtime or a wanted operator library is missing, or the disk is full.
         UnsupportedModelError: Triton cannot serve a model.
         ArtefactError: a file is damaged.
@@ -99,8 +101,8 @@ def deploy_triton(
 
     contents: Contents = {}
     found: list[TritonModel] = []
-    for name, path in zip(names_of(paths), paths, strict=True):
-        model = served(name, path, ops, gpu is not None, noted)
+    for one in folders(paths):
+        model = served(one.name, one.file, ops, gpu is not None, noted)
         if isinstance(model, ServedEngine):
             found.append(_add_engine(contents, model, serving, device, noted))
         else:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from mlserver.types import InferenceRequest, InferenceResponse
+from mlserver.types import InferenceResponse
 from numpy.typing import NDArray
 from prometheus_client import Histogram
 
 from capsedge.runtime.session import Session
 from capsedge.serving.requests import Request, read_request
 from capsedge.serving.responses import check_images, compute, respond
+
+if TYPE_CHECKING:
+    from capsedge.serving.requests import Payload
 
 Result = TypeVar("Result")
 _Checked = tuple[Request, NDArray[Any]]
@@ -29,13 +32,14 @@ class Answering:
     Args:
         session: the loaded model.
         name, version: of the model.
+        lists: as for `respond`.
     """
 
-    def __init__(self, session: Session, name: str, version: str | None) -> None:
-        self._session, self._name, self._version = session, name, version
+    def __init__(self, session: Session, name: str, version: str | None, lists: bool) -> None:
+        self._session, self._name, self._version, self._lists = session, name, version, lists
         self._count = _BATCHES.labels(name)
 
-    def __call__(self, payloads: Sequence[InferenceRequest]) -> list[InferenceResponse | Exception]:
+    def __call__(self, payloads: Sequence[Payload]) -> list[InferenceResponse | Exception]:
         """An answer to each request, or what is wrong with it.
 
         Several requests are for images, and the file takes any number of them.
@@ -47,13 +51,13 @@ class Answering:
         found = iter(self._together(good))
         return [one if isinstance(one, Exception) else next(found) for one in read]
 
-    def _alone(self, payload: InferenceRequest) -> InferenceResponse:
+    def _alone(self, payload: Payload) -> InferenceResponse:
         request = read_request(payload, self._session)
         found = compute(self._session, request.arrays, request.computed(self._session))
         self._count.observe(images_in(payload))
         return self._answer(request, found)
 
-    def _checked(self, payload: InferenceRequest) -> _Checked:
+    def _checked(self, payload: Payload) -> _Checked:
         request = read_request(payload, self._session)
         return request, check_images(self._session, request.arrays)
 
@@ -75,10 +79,10 @@ class Answering:
         return answers
 
     def _answer(self, request: Request, found: dict[str, NDArray[Any]]) -> InferenceResponse:
-        return respond(self._session, request, found, self._name, self._version)
+        return respond(self._session, request, found, self._name, self._version, self._lists)
 
 
-def images_in(payload: InferenceRequest) -> int:
+def images_in(payload: Payload) -> int:
     """The images in a request, as far as it says: the first size of its first input."""
     shape = payload.inputs[0].shape if payload.inputs else []
     return max(1, shape[0]) if shape else 1

@@ -1,29 +1,66 @@
-"""One HTTP connection, on uvicorn's protocol: a limit on its headers, and answers that leave in one piece."""
+"""One HTTP connection, on uvicorn's protocol: limits on headers and time, and answers in one piece."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from capsedge.runtime.files import limits
 
+_TOO_LONG = "The headers of the request are too long."
+
 
 class Connection(HttpToolsProtocol):
     """A connection with a client.
 
-    The parser is in C; what it does not limit is limited here: the request line, headers and trailers. Offers
-    to go on in another protocol, which Java's client makes by default, are not taken.
+    The parser is in C; what it does not limit is limited here: the request line, headers and trailers, the
+    requests that are sent before an earlier one is answered, and the time that a request takes to arrive.
+    Offers to go on in another protocol, which Java's client makes by default, are not taken.
     """
 
     parser: Any
     _unbounded = 0  # bytes since the last part of a body, all of which the parser keeps
+    _headers = _header_bytes = 0  # of the request that arrives
+    _deadline: asyncio.TimerHandle | None = None
+    _refusal: tuple[int, str] = (400, "This is no HTTP request.")
 
     def connection_made(self, transport: Any) -> None:
         """Begin."""
         super().connection_made(_Joining(transport, self.loop))
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def _start_clock(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(limits.REQUEST_SECONDS, self._late)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._refuse(408, f"The request has not arrived after {limits.REQUEST_SECONDS} seconds.")
+
+    def _refuse(self, status: int, why: str) -> None:
+        """End the connection; with an answer, unless another one is on its way."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            head = (
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\n"
+                f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(why)}\r\n\r\n"
+            )
+            self.transport.write(head.encode() + why.encode())
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sends; a request whose headers never end closes the connection."""
@@ -36,10 +73,47 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._declined(data[upgrade.args[0] :])
             except httptools.HttpParserError:
-                self.send_400_response("This is no HTTP request.")
+                self._refuse(*self._refusal)
                 return
-        if self._unbounded > limits.HEADER_BYTES and not self.transport.is_closing():
-            self.send_400_response("The headers of the request are too long.")
+        if self._unbounded > limits.HEADER_BYTES:
+            self._refuse(431, _TOO_LONG)
+
+    def on_message_begin(self) -> None:
+        """Count from zero."""
+        super().on_message_begin()
+        self._headers = self._header_bytes = 0
+        self._start_clock()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the first line."""
+        super().on_url(url)
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header, or a trailer."""
+        self._headers += 1
+        if self._headers > limits.HEADERS:
+            self._stop(431, f"The request has over {limits.HEADERS} headers.")
+        self._count_header(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > limits.HEADER_BYTES:
+            self._stop(431, _TOO_LONG)
+
+    def _stop(self, status: int, why: str) -> NoReturn:
+        """Stop the parser."""
+        self._refusal = status, why
+        raise ValueError(why)
+
+    def on_headers_complete(self) -> None:
+        """Start the request, or let it wait for those before it."""
+        super().on_headers_complete()
+        if len(self.pipeline) > limits.PIPELINED:
+            self._stop(
+                429, f"Over {limits.PIPELINED} requests wait for the answer to an earlier one."
+            )
 
     def _should_upgrade(self) -> bool:
         """Whether a request with an offer is left to `_declined` once its headers are complete."""
@@ -49,7 +123,7 @@ class Connection(HttpToolsProtocol):
         """A request once more without its offer, after which the parser would take its body for no HTTP."""
         headers = [pair for pair in self.headers if pair[0] != b"upgrade"]
         if len(headers) == len(self.headers):  # the method CONNECT
-            self.send_400_response("This is no proxy.")
+            self._refuse(400, "This is no proxy.")
             return b""
         version = self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
@@ -65,6 +139,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Count the next request by itself."""
         self._unbounded = 0
+        self._stop_clock()
         super().on_message_complete()
 
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import ipaddress
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from capsedge.runtime.files import limits
 from capsedge.serving.connection import Connection
 from capsedge.serving.grpc_server import GrpcServer
 from capsedge.serving.guard import PATHS, Guard
+from capsedge.serving.held import Held
 from capsedge.serving.inference import Inference
 from capsedge.serving.model import CapsedgeModel
 from capsedge.serving.served import Address, Ports, Serving
@@ -34,6 +36,8 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _GRACE = 10  # seconds that running requests have to end
 _STEP = 0.01  # seconds between looks whether a server has started
 METRICS = "/metrics"
+_MESSAGES, _MESSAGES_SECONDS = 20, 10.0  # so many in so many seconds are told
+_MESSAGE_CHARACTERS = 1000
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -160,8 +164,11 @@ class Engine(MLServer):
         self._data_plane._inference_middleware = InferenceMiddlewares()
         self._rest_server = _Rest(self._settings, self._data_plane, handlers)
         self._rest_server.keep(PATHS, Inference(self._data_plane).routes())
-        self._rest_server._app.add_middleware(Guard, hosts=_hosts(self._serving.host), known=known)
-        self._grpc_server = GrpcServer(self._settings, self._data_plane, handlers, known)
+        held = Held()
+        self._rest_server._app.add_middleware(
+            Guard, hosts=_hosts(self._serving.host), known=known, held=held
+        )
+        self._grpc_server = GrpcServer(self._settings, self._data_plane, handlers, known, held)
         self._metrics_server = _Metrics(self._settings)
         self._metrics_server.keep(frozenset({METRICS}))
         self._kafka_server = None
@@ -230,18 +237,30 @@ class Engine(MLServer):
 
 
 class _Messages(logging.Handler):
-    """Messages of the engine, one line each. What a client did wrong is told to the client alone."""
+    """Messages of the engine, one line each. What a client did wrong is told to the client alone.
+
+    No client can fill a disk with them: of those that come together only the first are told, and a count.
+    """
 
     def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._tell = log
+        self._since, self._told = -math.inf, 0
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if getattr(error, "status_code", 500) < 500:
             return
+        if record.created >= self._since + _MESSAGES_SECONDS:
+            if self._told > _MESSAGES:
+                self._tell(f"{self._told - _MESSAGES:,} more messages of the server were left out")
+            self._since, self._told = record.created, 0
+        self._told += 1
+        if self._told > _MESSAGES:
+            return
         text = " ".join(record.getMessage().split())
-        self._tell(text if error is None else f"{text}: {type(error).__name__}: {error}")
+        text = text if error is None else f"{text}: {type(error).__name__}: {error}"
+        self._tell(text[:_MESSAGE_CHARACTERS])
 
 
 def _started(web: _Web) -> bool:

@@ -1,66 +1,181 @@
-"""MLServer's gRPC service with limits, without the repository, and on a port of its own."""
+"""The gRPC service of the Open Inference Protocol, on grpc's own server.
+
+Every method takes and gives plain bytes, message by message: grpc would otherwise take up any number of
+messages before a line of this runs, decode them on the event loop, and log each one that it cannot read.
+"""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Collection
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import grpc
+from google.protobuf.message import DecodeError
 from grpc import StatusCode, aio
-from mlserver.errors import InferenceError, MLServerError, ModelNotFound
-from mlserver.grpc.dataplane_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from mlserver.errors import MLServerError
+from mlserver.grpc import dataplane_pb2 as pb
 from mlserver.grpc.interceptors import PromServerInterceptor
 from mlserver.grpc.server import GRPCServer
 from mlserver.grpc.servicers import InferenceServicer
-from mlserver.types import InferenceRequest
+from mlserver.logging import logger
 
-from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
-from capsedge.serving.tensors import check_size
+from capsedge.serving.answer_bytes import size_of, to_grpc
+from capsedge.serving.aside import aside
+from capsedge.serving.guard import missing
+from capsedge.serving.held import Full, Held
+from capsedge.serving.infer_request import Malformed, from_grpc
 
-_MALFORMED = (ValueError, LookupError, OverflowError, struct.error)
+_SERVICE = "inference.GRPCInferenceService"
+_SHORT = 4096  # bytes of a message that only names a model
+_STATUS = {
+    400: StatusCode.INVALID_ARGUMENT, 404: StatusCode.NOT_FOUND, 503: StatusCode.UNAVAILABLE,
+}  # fmt: skip
+_ASKED = {
+    "ServerLive": pb.ServerLiveRequest, "ServerReady": pb.ServerReadyRequest,
+    "ServerMetadata": pb.ServerMetadataRequest, "ModelReady": pb.ModelReadyRequest,
+    "ModelMetadata": pb.ModelMetadataRequest,
+}  # fmt: skip
+_CLOSED = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+_OPTIONS = [
+    ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
+    ("grpc.max_send_message_length", -1),  # the values of an answer have their limit
+    ("grpc.max_concurrent_streams", limits.PIPELINED),  # of one connection
+    # What a connection may send before anybody reads it does not grow with the speed of the line.
+    ("grpc.http2.bdp_probe", 0),
+    # One more server on a port would silently take a part of its requests.
+    ("grpc.so_reuseport", 0),
+]
+# A message stands in a list, from which whoever reads it takes it out: an error that grpc keeps for a while
+# would keep the frames that it went through, and with them the message.
+_Message = list[bytes]
+_Answer = Callable[[_Message, Any], Awaitable[bytes]]
 
 
-class _Servicer(InferenceServicer):
-    """MLServer's answers, for models that are served; wrong requests are the client's errors.
+class _Refused(Exception):
+    def __init__(self, code: StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class _Service:
+    """Answers messages.
 
     Args:
+        data_plane, handlers: MLServer's.
         known: name and version of each model; an empty version is the default one.
+        held: counts what the server holds.
     """
 
-    def __init__(self, data_plane: Any, handlers: Any, known: Collection[tuple[str, str]]) -> None:
-        super().__init__(data_plane, handlers)
-        self._known = known
+    def __init__(
+        self, data_plane: Any, handlers: Any, known: Collection[tuple[str, str]], held: Held
+    ) -> None:
+        self._data_plane, self._known, self._held = data_plane, known, held
+        self._servicer = InferenceServicer(data_plane, handlers)
+        self._counted = PromServerInterceptor(enable_handling_time_histogram=True)
 
-    def _InsertHeaders(self, request: Any, context: Any) -> InferenceRequest:  # noqa: N802
-        if (request.model_name, request.model_version) not in self._known:
-            raise ModelNotFound(request.model_name[:80], request.model_version[:80] or None)
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """A handler for each method."""
+        answers: dict[str, _Answer] = {name: partial(self._about, name) for name in _ASKED}
+        answers |= dict.fromkeys(_CLOSED, _closed)
+        answers["ModelInfer"] = self._infer
+        found = {
+            name: partial(self._once, self._counting(name, answer))
+            for name, answer in answers.items()
+        }
+        counted = self._counting("ModelStreamInfer", self._infer)
+        found["ModelStreamInfer"] = partial(self._each, counted)
+        return {
+            name: grpc.stream_stream_rpc_method_handler(behaviour)
+            for name, behaviour in found.items()
+        }
+
+    def _counting(self, name: str, answer: _Answer) -> _Answer:
+        """The same, counted in the metrics."""
+        counted: _Answer = self._counted._metrics_wrapper(
+            (_SERVICE, name, ""), partial(self._refusing, answer), False, False
+        )
+        return counted
+
+    async def _once(self, answer: _Answer, _requests: object, context: Any) -> None:
+        message = await self._arrived(context)
+        if not message:
+            await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
+        await self._answered(answer, message, context)
+
+    async def _each(self, answer: _Answer, _requests: object, context: Any) -> None:
+        while message := await self._arrived(context):
+            await self._answered(answer, message, context)
+
+    async def _arrived(self, context: Any) -> _Message:
+        """The next message; empty where there are no more."""
         try:
-            for tensor in request.inputs:
-                check_size(tensor.name, list(tensor.shape))
-            return super()._InsertHeaders(request, context)
-        except MLServerError:
-            raise
-        except UsageError as error:
-            raise InferenceError(" ".join(str(error).splitlines())) from error
-        except _MALFORMED as error:
-            raise InferenceError(
-                "A tensor's contents do not fit its datatype and shape."
-            ) from error
+            message = await self._held.arrive(context.read)
+        except Full as error:
+            await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
+        return [] if message is aio.EOF else [message]
 
-    async def RepositoryIndex(self, request: Any, context: Any) -> None:  # noqa: N802
-        await _refuse(context)
+    async def _answered(self, answer: _Answer, message: _Message, context: Any) -> None:
+        size = len(message[0])
+        try:
+            self._held.take(size)
+        except Full as error:
+            message.clear()
+            await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
+        try:
+            found = await answer(message, context)
+        finally:
+            self._held.give(size)
+        with self._held.answer(len(found)):
+            try:
+                await asyncio.wait_for(context.write(found), limits.REQUEST_SECONDS)
+            except asyncio.TimeoutError:
+                await context.abort(StatusCode.DEADLINE_EXCEEDED, "The answer was not taken.")
 
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> None:  # noqa: N802
-        await _refuse(context)
+    async def _refusing(self, answer: _Answer, message: _Message, context: Any) -> bytes:
+        """An answer; what is wrong with a request becomes its status."""
+        try:
+            return await answer(message, context)
+        except _Refused as error:
+            code, why = error.code, str(error)
+        except (Malformed, DecodeError) as error:
+            code, why = StatusCode.INVALID_ARGUMENT, f"This is no inference request: {error}."
+        except MLServerError as error:
+            code, why = _STATUS.get(error.status_code, StatusCode.INTERNAL), str(error)
+        except Exception as error:
+            logger.exception(error)
+            code, why = StatusCode.INTERNAL, "The server failed; its log says why."
+        await context.abort(code, why)
+        raise AssertionError("abort returns never")
 
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> None:  # noqa: N802
-        await _refuse(context)
+    async def _about(self, name: str, message: _Message, context: Any) -> bytes:
+        if len(message[0]) > _SHORT:
+            message.clear()
+            raise Malformed("it is too long for one that only names a model")
+        request = _ASKED[name].FromString(message[0])
+        if name.startswith("Model"):
+            self._check_known(request.name, request.version)
+        found = await getattr(self._servicer, name)(request, context)
+        return bytes(found.SerializeToString())
+
+    async def _infer(self, message: _Message, _context: Any) -> bytes:
+        size = len(message[0])
+        name, version, payload = await aside(size, lambda: from_grpc(message.pop()))
+        self._check_known(name, version)
+        raw = payload.raw
+        answer = await self._data_plane.infer(payload, name, version)
+        return await aside(size_of(answer), to_grpc, answer, raw)
+
+    def _check_known(self, name: str, version: str) -> None:
+        if (name, version) not in self._known:
+            raise _Refused(StatusCode.NOT_FOUND, missing(name, version))
 
 
-async def _refuse(context: Any) -> None:
-    await context.abort(StatusCode.UNIMPLEMENTED, "Models are not loaded or unloaded remotely.")
+async def _closed(_message: _Message, _context: Any) -> bytes:
+    raise _Refused(StatusCode.UNIMPLEMENTED, "Models are not loaded or unloaded remotely.")
 
 
 class GrpcServer(GRPCServer):
@@ -68,14 +183,19 @@ class GrpcServer(GRPCServer):
 
     Args:
         settings, data_plane, handlers: MLServer's.
-        known: as for `_Servicer`.
+        known, held: as for `_Service`.
     """
 
     def __init__(
-        self, settings: Any, data_plane: Any, handlers: Any, known: Collection[tuple[str, str]]
+        self,
+        settings: Any,
+        data_plane: Any,
+        handlers: Any,
+        known: Collection[tuple[str, str]],
+        held: Held,
     ) -> None:
         super().__init__(settings, data_plane, handlers)
-        self._servicer = _Servicer(data_plane, handlers, known)
+        self._service = _Service(data_plane, handlers, known, held)
 
     def bind(self, address: str) -> int:
         """Take the port of an address ``host:port``; 0 takes a free one.
@@ -87,16 +207,10 @@ class GrpcServer(GRPCServer):
             OSError: it cannot be taken.
         """
         self._server = aio.server(
-            ThreadPoolExecutor(1),
-            interceptors=[PromServerInterceptor(enable_handling_time_histogram=True)],
-            options=[
-                ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
-                # One more server on a port would silently take a part of its requests.
-                ("grpc.so_reuseport", 0),
-            ],
-            maximum_concurrent_rpcs=limits.REQUESTS,
+            ThreadPoolExecutor(1), options=_OPTIONS, maximum_concurrent_rpcs=limits.REQUESTS
         )
-        add_GRPCInferenceServiceServicer_to_server(self._servicer, self._server)
+        handlers = grpc.method_handlers_generic_handler(_SERVICE, self._service.handlers())
+        self._server.add_generic_rpc_handlers((handlers,))
         try:
             port = int(self._server.add_insecure_port(address))
         except RuntimeError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from capsedge.runtime.files import limits
+from capsedge.serving.held import Full, Held
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -24,6 +27,9 @@ PATHS = frozenset(
           for version in ("", "/versions/{model_version}") for end in ("", "/ready")),
     }
 )  # fmt: skip
+_SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
+_PAUSE = 0.5  # seconds without a part after which a client waits for its answer
+_PIECE = 256 * limits.KIB  # of an answer at a time
 _BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
 
@@ -33,6 +39,10 @@ class _Refused(Exception):
         self.status = status
 
 
+class _Gone(Exception):
+    """The client has gone away before its request was whole."""
+
+
 class Guard:
     """Refuses requests that are too large, compressed, for other hosts or for models that are not there.
 
@@ -40,45 +50,88 @@ class Guard:
         app: the application behind it.
         hosts: names of the ``Host`` header; none for any.
         known: name and version of each model that is served; an empty version is the default one.
+        held: counts what the server holds.
     """
 
     def __init__(
-        self, app: Application, hosts: Collection[str], known: Collection[tuple[str, str]]
+        self,
+        app: Application,
+        hosts: Collection[str],
+        known: Collection[tuple[str, str]],
+        held: Held,
     ) -> None:
-        self._app, self._hosts, self._known = app, hosts, known
-        self._held = 0
+        self._app, self._hosts, self._known, self._held = app, hosts, known, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        held, parts = 0, _parts(receive)
+        taken = [0]
+        try:
+            await self._answer(scope, receive, partial(self._in_pieces, send), taken)
+        finally:
+            self._held.give(taken[0])
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, taken: list[int]) -> None:
+        parts = _parts(receive)
         try:
             self._check(scope)
-            body = bytearray()
-            async for part in parts:
-                held += len(part)
-                self._held += len(part)
-                self._check_body(held)
-                body += part
+            body = await self._body(parts, taken)
         except _Refused as refusal:
-            self._held -= held
+            self._held.give(taken[0])
+            taken[0] = 0
             await _discard(parts)
             await _answer(send, refusal.status, str(refusal))
+        except _Gone:
+            pass
+        else:
+            receive = _once([body], receive)
+            del body  # the application lets go of it when it has read it
+            await self._app(scope, receive, send)
+
+    async def _body(self, parts: AsyncIterator[bytes], taken: list[int]) -> bytes:
+        body = bytearray()
+        async for part in parts:
+            self._check_body(len(body) + len(part))
+            try:
+                self._held.take(len(part))
+            except Full as error:
+                raise _Refused(503, str(error)) from error
+            taken[0] += len(part)
+            body += part
+        return bytes(body)
+
+    async def _in_pieces(self, send: Send, message: MutableMapping[str, Any]) -> None:
+        """Send an answer as fast as the client takes it."""
+        body = message.get("body", b"")
+        if len(body) <= _PIECE:
+            await send(message)
             return
-        try:
-            await self._app(scope, _once(bytes(body), receive), send)
-        finally:
-            self._held -= held
+        with self._held.answer(len(body)):
+            for at in range(0, len(body), _PIECE):
+                last = at + _PIECE >= len(body)
+                piece = {
+                    **message,
+                    "body": body[at : at + _PIECE],
+                    "more_body": not last or message.get("more_body", False),
+                }
+                try:
+                    await asyncio.wait_for(send(piece), limits.REQUEST_SECONDS)
+                except asyncio.TimeoutError:
+                    return  # the connection ends with an answer that is cut off
 
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        names = [name for name, _ in scope["headers"]]
+        for name in _SINGLE:
+            if names.count(name) > 1:
+                raise _Refused(400, f"The header {name.decode()} is given twice.")
         if self._hosts and _host(headers.get(b"host", b"")) not in self._hosts:
             raise _Refused(
                 421, "This server answers for this machine only: use 127.0.0.1 or localhost."
             )
-        if headers.get(b"content-encoding", b"identity") != b"identity":
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise _Refused(415, "Compressed requests are not supported.")
         if _BINARY in headers:
             raise _Refused(
@@ -93,8 +146,6 @@ class Guard:
     def _check_body(self, size: int) -> None:
         if size > limits.REQUEST_BYTES:
             raise _Refused(413, f"The body is over the limit of {limits.REQUEST_BYTES:,} bytes.")
-        if self._held > limits.HELD_BYTES:
-            raise _Refused(503, "The server holds too many requests: try again.")
 
     def _check_model(self, path: str) -> None:
         """Refuse unknown models before MLServer counts the request under their names, for ever."""
@@ -126,6 +177,8 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
     more = True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
         more = bool(message.get("more_body"))
         yield message.get("body", b"")
 
@@ -133,15 +186,13 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
 async def _discard(parts: AsyncIterator[bytes]) -> None:
     """Read what a client still sends: otherwise the connection breaks, and it never sees the answer."""
     left = 4 * limits.REQUEST_BYTES
-    async for part in parts:
-        left -= len(part)
-        if left < 0:
-            return
+    with contextlib.suppress(_Gone, StopAsyncIteration, asyncio.TimeoutError):
+        while left > 0:
+            left -= len(await asyncio.wait_for(anext(parts), _PAUSE))
 
 
-def _once(body: bytes, receive: Receive) -> Receive:
-    """The body as one message; after it, whatever the client sends."""
-    left = [body]
+def _once(left: list[bytes], receive: Receive) -> Receive:
+    """What is left of the body as one message; after it, whatever the client sends."""
 
     async def read() -> MutableMapping[str, Any]:
         if left:

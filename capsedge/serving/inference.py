@@ -1,20 +1,19 @@
 """The REST endpoint of inference.
 
-It does what MLServer's does, without FastAPI's parsing of arguments and its second validation of the answer,
-which for a small model cost more than the inference.
+It reads requests and writes answers by itself: MLServer's makes objects of whatever a client sends before it
+looks at it, and does so on the event loop.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from mlserver.codecs.json import decode_from_bytelike_json_to_dict
 from mlserver.handlers import DataPlane
-from mlserver.rest.responses import Response
-from mlserver.types import InferenceRequest, InferenceResponse
-from pydantic import ValidationError
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+
+from capsedge.serving.answer_bytes import size_of, to_json
+from capsedge.serving.aside import aside
+from capsedge.serving.infer_request import Malformed, from_json
 
 _JSON = ("application/json", "")  # types of a request; without a type it is taken as JSON
 
@@ -40,30 +39,19 @@ class Inference:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in _JSON and not kind.endswith("+json"):
             return _refusal(f"a body of type {kind[:80]!r} is no JSON", 415)
+        body = b"".join([part async for part in request.stream()])
         try:
-            document = decode_from_bytelike_json_to_dict(await request.body())
-            payload = InferenceRequest.model_validate(document)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(str(part) for part in ("body", *first["loc"]))
-            return _refusal(f"{place}: {first['msg']}")
-        except ValueError as error:
-            return _refusal(f"body: {error}")
+            payload = await aside(len(body), from_json, body)
+        except Malformed as error:
+            return _refusal(str(error))
+        del body  # what is left of it waits for its turn, which may be long
         path = request.path_params
         answer = await self._data_plane.infer(
             payload, path["model_name"], path.get("model_version")
         )
-        return Response(_document(answer))
+        content = await aside(size_of(answer), to_json, answer)
+        return Response(content, media_type="application/json")
 
 
 def _refusal(why: str, status: int = 400) -> Response:
-    return Response({"error": f"This is no inference request: {why}."}, status)
-
-
-def _document(answer: InferenceResponse) -> dict[str, Any]:
-    """An answer as JSON has it. Its tensors are lists already, which pydantic would copy value by value."""
-    outputs = [
-        {"name": o.name, "shape": o.shape, "datatype": o.datatype, "data": o.data.root}
-        for o in answer.outputs
-    ]
-    return {**answer.model_dump(exclude={"outputs"}), "outputs": outputs}
+    return JSONResponse({"error": f"This is no inference request: {why}."}, status)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mlserver import MLModel, ModelSettings
@@ -22,6 +22,9 @@ from capsedge.serving.answering import Answering, images_in
 from capsedge.serving.batch_size import can_batch
 from capsedge.serving.description import PLATFORM, inputs_of, outputs_of, parameters_of
 from capsedge.serving.gathering import Gatherer
+
+if TYPE_CHECKING:
+    from capsedge.serving.requests import Payload
 
 _OPTIONS = ("threads", "ops", "device", "provider")  # of `capsedge.load`, in ``parameters.extra``
 _FAILED = "The model failed; the log of the server says why."
@@ -56,7 +59,8 @@ class CapsedgeModel(MLModel):
 
     Args:
         settings: of MLServer.
-        session: the loaded model; None loads ``parameters.uri``.
+        session: the loaded model, for `capsedge serve`, whose requests and answers hold arrays; None loads
+            ``parameters.uri``.
     """
 
     def __init__(self, settings: ModelSettings, session: Session | None = None) -> None:
@@ -65,8 +69,8 @@ class CapsedgeModel(MLModel):
         # would fail the others', and hold back those that could run at once.
         settings.max_batch_size = 0
         super().__init__(settings)
-        self._session = session
-        self._gatherer: Gatherer[InferenceRequest, InferenceResponse] | None = None
+        self._session, self._lists = session, session is None
+        self._gatherer: Gatherer[Payload, InferenceResponse] | None = None
         extra = (settings.parameters.extra if settings.parameters else None) or {}
         self._options = {key: extra[key] for key in _OPTIONS if key in extra}
         self._threads = int(self._options.setdefault("threads", 1))
@@ -113,7 +117,7 @@ class CapsedgeModel(MLModel):
         found.parameters = Parameters(**parameters_of(self._loaded()))
         return found
 
-    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+    async def predict(self, payload: Payload) -> InferenceResponse:
         """Answer a request.
 
         Args:
@@ -159,12 +163,12 @@ class CapsedgeModel(MLModel):
     def _not_loaded(self) -> MLServerError:
         return MLServerError(f"Model {self.name} is not loaded.", 503)
 
-    def _gathering(self, session: Session) -> Gatherer[InferenceRequest, InferenceResponse]:
+    def _gathering(self, session: Session) -> Gatherer[Payload, InferenceResponse]:
         size, seconds = self._batching if can_batch(session) else (1, 0.0)
         batches = at_once(self._threads)
         if session.gpu is not None and size > 1:
             batches = min(2, batches)  # one is computed, one prepared; all others gather
-        answering = Answering(session, self.name, self.version)
+        answering = Answering(session, self.name, self.version, self._lists)
         return Gatherer(
             answering, runners(self._threads), batches, images_in, max(1, size), seconds
         )

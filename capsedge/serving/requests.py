@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
     from mlserver.types import InferenceRequest
 
     from capsedge.runtime.session import Session
+    from capsedge.serving.infer_request import InferRequest
+
+    Payload: TypeAlias = (
+        InferRequest | InferenceRequest
+    )  # the second in an MLServer of the user's own
 
 # Parameters of a request.
 PREDICTIONS, TOP_K, THRESHOLD, INVERT = "predictions", "top_k", "threshold", "invert"
+_NAMED = 8  # inputs in an error
 CLASSIFICATION = "classification"  # of an output: Triton's extension, which is not supported
 
 
@@ -53,7 +60,7 @@ class Request:
         return list(dict.fromkeys((*self.outputs, *more)))
 
 
-def read_request(payload: InferenceRequest, session: Session) -> Request:
+def read_request(payload: Payload, session: Session) -> Request:
     """Check a request, and prepare its images.
 
     Raises:
@@ -61,28 +68,37 @@ def read_request(payload: InferenceRequest, session: Session) -> Request:
     """
     parameters = _parameters(payload)
     invert = _truth(parameters, INVERT)
-    given: dict[str, NDArray[Any]] = {}
-    for tensor in payload.inputs:
-        if tensor.name in given:
-            raise UsageError(f"Input '{tensor.name}' is given twice.")
-        given[tensor.name] = _array(tensor, session, invert)
+    _check_names([tensor.name for tensor in payload.inputs], session)
+    given = {tensor.name: _array(tensor, session, invert) for tensor in payload.inputs}
     if sum(array.size for array in given.values()) > limits.REQUEST_VALUES:
         raise UsageError(
             "The request is too large.",
             f"Its inputs have over {limits.REQUEST_VALUES:,} values.",
             "Send fewer images at a time.",
         )
+    choice = _choice(parameters, invert, session)
+    return Request(given, _outputs(payload, session, choice), choice)
+
+
+def _check_names(names: Sequence[str], session: Session) -> None:
+    """Before anything is read from the tensors: what they should hold depends on the name."""
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise UsageError(f"Input '{name[:80]}' is given twice.")
     wanted = [port.name for port in session.inputs]
-    if set(given) != set(wanted):
+    if set(names) != set(wanted):
+        said = ", ".join(name[:80] for name in sorted(names)[:_NAMED]) or "none"
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         raise UsageError(
-            f"The request has the inputs {', '.join(sorted(given)) or 'none'}.",
-            f"The model takes {', '.join(wanted)}.",
+            f"The request has the inputs {said}{more}.", f"The model takes {', '.join(wanted)}."
         )
-    return Request(given, _outputs(payload, session), _choice(parameters, invert, session))
 
 
-def _parameters(owner: Any) -> dict[str, Any]:
-    return {} if owner.parameters is None else owner.parameters.model_extra or {}
+def _parameters(owner: Any) -> Mapping[str, Any]:
+    found = owner.parameters
+    if found is None or isinstance(found, Mapping):
+        return found or {}
+    return found.model_extra or {}  # of MLServer's own requests
 
 
 def _array(tensor: Any, session: Session, invert: bool) -> NDArray[Any]:
@@ -116,10 +132,11 @@ def _prepared(number: int, file: bytes, session: Session, invert: bool) -> NDArr
         raise UsageError(what, error.why, error.fix) from error
 
 
-def _outputs(payload: InferenceRequest, session: Session) -> tuple[str, ...]:
+def _outputs(payload: Payload, session: Session, choice: Choice | None) -> tuple[str, ...]:
+    """The tensors to send: those that are named; otherwise all, or none beside predictions."""
     known = [port.name for port in session.outputs]
     if not payload.outputs:
-        return tuple(known)
+        return tuple(known) if choice is None else ()
     for output in payload.outputs:
         if output.name not in known:
             raise UsageError(

@@ -82,13 +82,14 @@ def _check_answer(size: int, most: float) -> None:
 
 
 def respond(
-    session: Session, request: Request, found: Arrays, name: str, version: str | None
+    session: Session, request: Request, found: Arrays, name: str, version: str | None, lists: bool
 ) -> InferenceResponse:
     """The answer to a request.
 
     Args:
         found: at least the outputs that the request needs.
         name, version: of the model.
+        lists: whether tensors are lists, as MLServer's own endpoints take them, or arrays.
 
     Raises:
         ArtefactError: the model computed NaN, and predictions are asked for.
@@ -98,7 +99,9 @@ def respond(
             name=output,
             shape=list(found[output].shape),
             datatype=DATATYPES[str(found[output].dtype)],
-            data=TensorData.model_construct(root=flat(found[output])),
+            data=TensorData.model_construct(
+                root=flat(found[output]) if lists else found[output].ravel()
+            ),
         )
         for output in request.outputs
     ]

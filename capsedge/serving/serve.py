@@ -12,12 +12,13 @@ from importlib import import_module
 from typing import Any
 
 from capsedge import __version__
+from capsedge.deploy.naming import named
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.loading import load
 from capsedge.runtime.session import Session
 from capsedge.serving.batch_size import given_size, measured
-from capsedge.serving.served import Address, Ports, Served, Serving, named
+from capsedge.serving.served import Address, Ports, Served, Serving
 
 INSTALL = "pip install 'capsedge[serve]'"
 

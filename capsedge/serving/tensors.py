@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +22,9 @@ DATATYPES = {
     **{f"{s}int{b}": f"{s.upper()}INT{b}" for s in ("", "u") for b in (8, 16, 32, 64)},
     "float16": "FP16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
-_TYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
+TYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of the values that a type takes
+_PIECE = 2**16  # values, and bytes of base64 (a multiple of 4), at a time
 
 
 def datatype_of(port: Port, path: object) -> str:
@@ -52,14 +53,16 @@ def check_size(name: str, shape: Sequence[int]) -> int:
         raise UsageError(
             f"Input '{name}' has the shape {sizes[:8]}.", "Sizes are whole numbers from 0."
         )
-    count = math.prod(sizes)
-    if count > limits.REQUEST_VALUES:
+    # A size beside a 0 counts too: numpy multiplies all others in 64 bits.
+    if max(sizes, default=0) > limits.REQUEST_VALUES or (
+        math.prod(size or 1 for size in sizes) > limits.REQUEST_VALUES
+    ):
         raise UsageError(
             f"Input '{name}' is too large.",
-            f"It has {count:,} values, the limit of a request is {limits.REQUEST_VALUES:,}.",
+            f"Its shape is {sizes[:8]}, the limit of a request is {limits.REQUEST_VALUES:,} values.",
             "Send fewer images at a time.",
         )
-    return count
+    return math.prod(sizes)
 
 
 def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> NDArray[Any]:
@@ -75,14 +78,14 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
         UsageError: the type is unknown, or the values do not fit it or the shape.
     """
     count = check_size(name, shape)
-    dtype = _TYPES.get(datatype)
+    dtype = TYPES.get(datatype)
     if dtype is None:
-        known = ", ".join(_TYPES)
+        known = ", ".join(TYPES)
         raise UsageError(f"Input '{name}' has the datatype {datatype!r}.", f"Known: {known}.")
     try:
         with np.errstate(over="ignore"):  # becomes infinite, which the session refuses
             # At once where it may be: numpy lets go of the interpreter for a cast, and then waits for it.
-            found = np.array(data, dtype) if _floats(data, dtype) else np.asarray(data)
+            found = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
     except (ValueError, OverflowError) as error:
         raise _no_numbers(name, datatype) from error
     if found.size != count:
@@ -98,6 +101,19 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
             raise UsageError(f"Input '{name}' has values outside the range of {datatype}.")
     with np.errstate(over="ignore"):
         return found.astype(dtype, copy=False).reshape(list(shape))
+
+
+def as_array(data: object) -> NDArray[Any]:
+    """Values as numpy takes them, but whole numbers of 64 bits beside smaller ones, which it rounds.
+
+    Raises:
+        ValueError, OverflowError: they are no array.
+    """
+    found = np.asarray(data)
+    if found.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
+        with contextlib.suppress(OverflowError):  # some are below 0
+            return np.array(data, np.uint64)
+    return found
 
 
 def _floats(data: object, dtype: np.dtype[Any]) -> bool:
@@ -135,9 +151,13 @@ def _file(name: str, element: object) -> bytes:
         return element
     if not isinstance(element, (str, bytes)):
         raise UsageError(f"{name} is no string.", "", "Send the file in base64.")
+    text = element.encode() if isinstance(element, str) else element
     try:
-        return base64.b64decode(element, validate=True)
-    except (binascii.Error, ValueError) as error:
+        parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        if any(b"=" in part for part in parts[:-1]):
+            raise ValueError("it ends in the middle")
+        return b"".join(base64.b64decode(part, validate=True) for part in parts)
+    except ValueError as error:  # also binascii.Error
         raise UsageError(
             f"{name} is neither an image file nor base64.", "", "Send the file in base64."
         ) from error
@@ -145,5 +165,8 @@ def _file(name: str, element: object) -> bytes:
 
 def flat(array: NDArray[Any]) -> list[Any]:
     """The values of a tensor of a response, in row-major order; float32 survives as JSON does."""
-    values: list[Any] = array.ravel().tolist()
+    row = array.ravel()
+    values: list[Any] = []
+    for at in range(0, row.size, _PIECE):  # between two pieces other threads may run
+        values += row[at : at + _PIECE].tolist()
     return values

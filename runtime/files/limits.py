@@ -67,8 +67,13 @@ RUN_BYTES = 256 * MIB
 # Requests to a server of models.
 REQUEST_BYTES = 32 * MIB  # of one body, or one gRPC message
 HEADER_BYTES = 64 * KIB  # of one request, its first line and trailers among them
+HEADERS = 256  # of one request
 REQUEST_VALUES = 2**23  # of all inputs of one request, and of all outputs of its answer
-HELD_BYTES = 512 * MIB  # of all bodies that are read at the same time
+REQUEST_ITEMS = 65_536  # of one request: texts, names, fields, numbers outside of long lists
+HELD_BYTES = 512 * MIB  # of all bodies, messages and answers that are held at the same time
+RECEIVING = 4  # gRPC messages that arrive at the same time; others wait
+REQUEST_SECONDS = 60  # until a request has arrived, or its client has taken a part of the answer
+PIPELINED = 100  # requests of one connection that wait for the answer to an earlier one
 REQUESTS = 2048  # at the same time, and open connections
 
 MEMBERS = 64  # of one ensemble

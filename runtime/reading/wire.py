@@ -117,6 +117,7 @@ class Wire:
 
     Args:
         data: the message, whole.
+        most: fields that it may have.
 
     Attributes:
         seen: fields so far.
@@ -124,17 +125,18 @@ class Wire:
     Every method raises ``Malformed`` for bytes that are no such thing.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, most: int = MAX_FIELDS) -> None:
         self.data = data
         self.seen = 0
+        self._most = most
 
     def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield ``(number, wire type, a, b)``: the value as ``a``, or the bytes as ``a:b``."""
         data, at = self.data, start
         while at < end:
             self.seen += 1
-            if self.seen > MAX_FIELDS:
-                raise Malformed(f"it has more than {MAX_FIELDS:,} fields")
+            if self.seen > self._most:
+                raise Malformed(f"it has more than {self._most:,} fields")
             tag = data[at]
             if tag < 0x80:
                 at += 1

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import capsedge
-from capsedge.deploy import served
+from capsedge.deploy.naming import named
 from capsedge.deploy.pbtxt import text_format
 from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime import passport
@@ -216,14 +216,23 @@ def test_names_of_strangers(tmp_path: Path) -> None:
 
 
 def test_names_never_meet(tmp_path: Path) -> None:
-    given = []
+    """By the rule of `capsedge serve`: two models of one name are refused, and a name can be given."""
+    given = {}
     for folder, name in (("a", "Net"), ("b", "net"), ("c", "net-portable")):
         (tmp_path / folder).mkdir()
-        given.append(str(shutil.copy(ZOO / f"{EM}.onnx", tmp_path / folder / f"{name}.onnx")))
-    names = served.names_of(given)
-    twins = [f"{name}-portable" for name in names]
-    assert len({name.lower() for name in (*names, *twins)}) == 6
-    assert served.names_of([given[2], given[0]]) == ["net-portable", "Net.2"]
+        given[folder] = str(shutil.copy(ZOO / f"{EM}.onnx", tmp_path / folder / f"{name}.onnx"))
+    for pair in ("ab", "ac", "ca"):
+        with pytest.raises(UsageError, match="would both have the folder") as error:
+            capsedge.deploy_triton([given[folder] for folder in pair], tmp_path / "r")
+        assert f"other={given[pair[1]]}" in error.value.fix
+    with pytest.raises(UsageError, match="has a version"):
+        capsedge.deploy_triton(f"net:2={given['a']}", tmp_path / "r")
+    with pytest.raises(UsageError, match="would both be the model"):
+        named([given["a"], given["b"]])
+    assert [one.name for one in named([given["a"], f"other={given['b']}"])] == ["Net", "other"]
+    named_ones = [given["a"], f"other={given['b']}"]
+    made = capsedge.deploy_triton(named_ones, tmp_path / "r", ops="portable")
+    assert [model.name for model in made.models] == ["Net", "other"]
 
 
 def test_text_format_escapes_every_string() -> None:

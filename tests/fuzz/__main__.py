@@ -10,12 +10,15 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fuzz import native_target, onnx_mutants, python_target
+from tests.fuzz import native_target, onnx_mutants, python_target, serve_target
 from tests.fuzz.target import Budget, Outcome, Target
 
 TARGETS: tuple[Target, ...] = (
-    *native_target.TARGETS, *python_target.TARGETS, *onnx_mutants.TARGETS,
-)  # fmt: skip
+    *native_target.TARGETS,
+    *python_target.TARGETS,
+    *onnx_mutants.TARGETS,
+    *serve_target.TARGETS,
+)
 
 
 def main() -> int:

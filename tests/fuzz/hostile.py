@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz import readers
+from tests.fuzz import readers, requests
 
 DIGITS = "9" * 400
 NESTED = "[" * 100_000
@@ -676,4 +676,5 @@ HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "passport": passport,
     "metadata": metadata, "table": table, "repository": repository, "parquet": parquet, "tar": tar,
     "arrays": arrays,
+    "JSON requests": requests.hostile_documents, "gRPC requests": requests.hostile_messages,
 }  # fmt: skip

@@ -24,6 +24,7 @@ import numpy as np
 
 from capsedge.errors import CapsedgeError, ExitCode
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from tests.fuzz import requests
 
 PREP = Preprocessing(8, 8, 1)
 
@@ -690,6 +691,16 @@ READERS: dict[str, Reader] = {
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
     "repository": Reader(
         _read_repository, _repositories, ("capsedge.deploy.kserve", "capsedge.deploy.manifest", *_JSON)
+    ),
+    "JSON requests": Reader(
+        requests.read_json, requests.documents,
+        ("capsedge.serving.bounded_json", "capsedge.serving.infer_request", "capsedge.serving.requests",
+         "capsedge.serving.tensors"),
+    ),
+    "gRPC requests": Reader(
+        requests.read_grpc, requests.messages,
+        ("capsedge.serving.infer_request", "capsedge.serving.requests", "capsedge.serving.tensors",
+         "capsedge.runtime.reading.wire"),
     ),
     "table": Reader(_read_table, _tables, ("capsedge.calibration.table", *_JSON)),
 }  # fmt: skip

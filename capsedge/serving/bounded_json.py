@@ -1,0 +1,284 @@
+"""JSON of a stranger: what it may hold is counted before objects are made of it.
+
+Long lists of numbers, which are what a request is made of, become arrays piece by piece, so that they take
+8 bytes a value instead of 32 and no piece keeps other threads waiting for more than a few milliseconds.
+Everything else is counted against one small limit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.runtime.files import limits
+from capsedge.serving.tensors import as_array
+
+try:
+    from orjson import loads as _loads
+except ImportError:  # slower; MLServer brings it
+
+    def _loads(text: bytes, /) -> Any:
+        return json.loads(text, parse_constant=_constant)
+
+
+PIECE = 64 * limits.KIB  # of text at a time
+_SHORT = 4096  # bytes of a list that stays a list
+_LONG_TEXT = limits.MIB  # of a text whose escapes are no longer read
+_SPACE = re.compile(rb"[ \t\r\n]{0,65536}")
+_SCALAR = re.compile(rb"-?[0-9][0-9.eE+-]{0,999}|true|false|null")
+_CONTROLS = bytes(range(32))
+_VALUES = b"0123456789+-.eE \t\r\ntrufalsn"
+_NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+_MISPLACED = re.compile(rb"[0-9els]\s*\[|\]\s*[-0-9tfn]|\[\s*,|,\s*\]|\]\s*\[")
+
+
+class Malformed(ValueError):
+    """It is no JSON, or exceeds a limit; the message says where."""
+
+
+def parse(data: bytes) -> Any:
+    """The plain values of a document; a long list of numbers, or of lists of them, is an array.
+
+    Args:
+        data: UTF-8. Short lists of numbers stay lists; a list that holds texts or objects holds no lists.
+
+    Raises:
+        Malformed: it is no JSON, names a key twice, or exceeds the limits.
+    """
+    reader = _Reader(data)
+    value = reader.value(0)
+    reader.space()
+    if reader.at != len(data):
+        reader.fail("there is more after the document")
+    return value
+
+
+class _Reader:
+    """Reads one value after another from ``at``."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+        self._left = limits.REQUEST_ITEMS
+        self._numbers = limits.REQUEST_VALUES
+        self._found: dict[bytes, int] = {}  # where the next character of a kind is
+
+    def value(self, depth: int) -> Any:
+        self.space()
+        first = self.data[self.at : self.at + 1]
+        if first == b'"':
+            return self._text().decode()
+        if first in (b"{", b"["):
+            if depth >= limits.JSON_DEPTH:
+                self.fail(f"it is nested over {limits.JSON_DEPTH} deep")
+            return self._object(depth) if first == b"{" else self._list(depth)
+        return self._scalar()
+
+    def space(self) -> None:
+        while True:
+            end = _SPACE.match(self.data, self.at).end()  # type: ignore[union-attr]
+            if end == self.at:
+                return
+            self.at = end
+
+    def fail(self, why: str) -> NoReturn:
+        raise Malformed(f"{why}, at byte {self.at:,}")
+
+    def _count(self, items: int = 1) -> None:
+        self._left -= items
+        if self._left < 0:
+            self.fail(f"it has over {limits.REQUEST_ITEMS:,} values besides long lists of numbers")
+
+    def _take(self, character: bytes) -> bool:
+        self.space()
+        if self.data[self.at : self.at + 1] != character:
+            return False
+        self.at += 1
+        return True
+
+    def _expect(self, character: bytes) -> None:
+        if not self._take(character):
+            self.fail(f"it is no JSON: '{character.decode()}' is missing")
+
+    def _next(self, character: bytes) -> int:
+        """Where the next character of a kind is; the length where there is none. Every byte is read once."""
+        if self._found.get(character, -1) < self.at:
+            found = self.data.find(character, self.at)
+            self._found[character] = len(self.data) if found < 0 else found
+        return self._found[character]
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        self._count()
+        self.at += 1
+        found: dict[str, Any] = {}
+        if self._take(b"}"):
+            return found
+        while True:
+            self.space()
+            if self.data[self.at : self.at + 1] != b'"':
+                self.fail("it is no JSON: a name is missing")
+            name = self._text().decode()
+            if name in found:
+                self.fail(f"it names {name[:80]!r} twice")
+            self._expect(b":")
+            found[name] = self.value(depth + 1)
+            if self._take(b"}"):
+                return found
+            self._expect(b",")
+
+    def _list(self, depth: int) -> Any:
+        end = self.data.rfind(b"]", self.at, min(map(self._next, (b'"', b"{", b"}"))))
+        if end >= 0:
+            return self._plain(end + 1)
+        self._count()
+        self.at += 1
+        found: list[Any] = []
+        while True:
+            self.space()
+            first = self.data[self.at : self.at + 1]
+            if first == b'"':
+                found.append(self._text())
+            elif first == b"[":
+                self.fail("lists in a list hold numbers alone")
+            else:
+                found.append(self.value(depth + 1))
+            if self._take(b"]"):
+                return found
+            self._expect(b",")
+
+    def _scalar(self) -> Any:
+        self._count()
+        found = _SCALAR.match(self.data, self.at)
+        if found is None:
+            self.fail("it is no JSON: a value is missing")
+        value = self._loads(found[0])
+        self.at = found.end()
+        return value
+
+    def _loads(self, text: bytes) -> Any:
+        try:
+            return _loads(text)
+        except (ValueError, RecursionError) as error:
+            raise Malformed(f"it is no JSON, after byte {self.at:,}") from error
+
+    def _text(self) -> bytes:
+        """A text in UTF-8. In lists texts stay bytes, which is what images in base64 are read from."""
+        self._count()
+        start = end = self.at + 1
+        while True:
+            end = self.data.find(b'"', end)
+            if end < 0:
+                self.fail("it is no JSON: a text does not end")
+            escapes = end
+            while self.data[escapes - 1 : escapes] == b"\\":
+                escapes -= 1
+            if (end - escapes) % 2 == 0:
+                break
+            end += 1
+            self._count()
+        text = self.data[start:end]
+        if len(text) > _LONG_TEXT:
+            text = self._unescaped(text)
+        else:
+            try:
+                text = self._loads(b'"%b"' % text).encode()
+            except UnicodeEncodeError:
+                self.fail("it has half a surrogate pair")
+        self.at = end + 1
+        return text
+
+    def _unescaped(self, text: bytes) -> bytes:
+        """A long text, piece by piece: ASCII, with no escapes but that of the slash, which some programs
+        write in base64."""
+        parts, at = [], 0
+        while at < len(text):
+            end = at + PIECE
+            end += text[end - 1 : end] == b"\\"
+            part = text[at:end].replace(b"\\/", b"/")
+            if b"\\" in part or not part.isascii() or part.translate(None, _CONTROLS) != part:
+                self.fail("a text of over 1 MiB is not plain ASCII")
+            parts.append(part)
+            at = end
+        return b"".join(parts)
+
+    def _plain(self, end: int) -> Any:
+        """A list, or lists in lists, up to ``end``, without texts and objects."""
+        if end - self.at <= _SHORT:
+            text = self.data[self.at : end]
+            self._count(1 + text.count(b",") + text.count(b"["))
+            found = self._loads(text)
+        else:
+            found = self._array(end)
+        self.at = end
+        return found
+
+    def _array(self, end: int) -> NDArray[Any]:
+        data, last = self.data, end - 1
+        parts: list[NDArray[Any]] = []
+        shape: list[bytes] = []
+        at = self.at
+        while at <= last:
+            cut = data.find(b",", at + PIECE, min(at + 2 * PIECE, end)) if end - at > PIECE else end
+            if cut < 0:
+                cut = end
+            if cut - at > 2 * PIECE:
+                self.at = at
+                self.fail("a number in a list is too long")
+            # With the commas on both sides, so that none is misplaced there.
+            if _MISPLACED.search(data, max(at - 1, self.at), min(cut + 1, end)):
+                self.at = at
+                self.fail("it is no JSON: a bracket or a comma is misplaced")
+            piece = data[at:cut]
+            self.at = at
+            values = self._loads(b"[%b]" % piece.translate(_NO_BRACKETS))
+            self._numbers -= len(values)
+            if self._numbers < 0:
+                self.fail(f"its lists have over {limits.REQUEST_VALUES:,} numbers")
+            try:
+                parts.append(as_array(values))
+            except (ValueError, OverflowError) as error:
+                raise Malformed("a list holds more than numbers") from error
+            if parts[-1].dtype.kind not in "biuf":
+                self.fail("a list holds more than numbers")
+            shape.append(piece.translate(None, _VALUES))
+            if cut < end:
+                shape.append(b",")
+            at = cut + 1
+        sizes, found = self._sizes(b"".join(shape)), _joined(parts)
+        if math.prod(sizes) != found.size:
+            self.fail("a list is empty")
+        return found.reshape(sizes)
+
+    def _sizes(self, brackets: bytes) -> tuple[int, ...]:
+        """The sizes of lists in lists, from their brackets and commas alone."""
+        depth = len(brackets) - len(brackets.lstrip(b"["))
+        if depth > limits.JSON_DEPTH:
+            self.fail(f"it is nested over {limits.JSON_DEPTH} deep")
+        sizes: list[int] = []
+        unit = b""
+        for level in range(1, depth + 1):
+            end = brackets.find(b"]" * level, depth) + level
+            length = end - (depth - level) - 1  # of its members, each with a comma
+            size, rest = divmod(length, len(unit) + 1)
+            if end < level or rest or size < 1:
+                break
+            unit = b"[" + ((unit + b",") * size)[:-1] + b"]"
+            sizes.insert(0, size)
+        if unit != brackets:
+            self.fail("its lists have different lengths")
+        return tuple(sizes)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    kinds = {part.dtype.kind for part in parts}
+    if kinds == {"i", "u"} and all(part.min() >= 0 for part in parts if part.dtype.kind == "i"):
+        parts[:] = [part.astype(np.uint64) for part in parts]  # otherwise they become fractions
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
