@@ -163,9 +163,8 @@ def export(
             checkpoint_sha256,
         )
         stated = subject.metadata
-        if (description or subject.traced) and stated is None:
-            name = type(model).__name__
-            stated = ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
+        if description and stated is None:
+            stated = _no_metadata(model, checkpoint_sha256)
         if description and stated is not None and not isinstance(model, CapsuleModel):
             subject, description, stated = with_scores(subject, description, stated, batch)
         if subject.to_trace or subject.traced:  # all iterations have results: none can be left out
@@ -179,6 +178,8 @@ def export(
         cases, left_out = _cases(subject, batch, own)
         progress(f"comparing with PyTorch on {len(cases)} inputs")
         parity = _prove(lowered, ops, rewrites, subject, cases, own, atol, rtol)
+    if stated is None and subject.traced:
+        stated = _no_metadata(model, checkpoint_sha256)
     # A fused file runs only with the kernels, so it is read with its function bodies.
     whole = _with_ops(copy_of(lowered), "auto", rewrites) if ops == "fused" else lowered
     state_shapes(lowered, whole)
@@ -224,6 +225,12 @@ def export(
     if not dry_run:
         write_bytes(path, data)
     return report
+
+
+def _no_metadata(model: nn.Module, checkpoint_sha256: str) -> ModelMetadata:
+    """What a file states before anything is known of its network."""
+    name = type(model).__name__
+    return ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
 
 
 def _scores_taken(stated: ModelMetadata | None, subject: Subject) -> ScoresTaken | None:
