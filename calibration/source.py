@@ -39,6 +39,7 @@ from capsedge.runtime.maker import export_again
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.reading.onnx_file import read_bytes
 from capsedge.runtime.score_checks import score_warnings
+from capsedge.runtime.scores import mask_of
 
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
 TARGETS = ("ort-cpu", *QDQ)
@@ -153,7 +154,11 @@ class Source:
         )
         if self.judge.scores is None and (labels is not None or data.ignored):
             return [f"the labels are not used: {self.judge.why}"]
-        warnings = [] if self._named else list(score_warnings(self.session))
+        known = self.judge.scores == self.session.score_output
+        warnings = list(score_warnings(self.session)) if known else []
+        if self.metadata is None and self.judge.scores is not None:
+            mask = mask_of(self.judge.scores, evaluate.samples(self.session, data))
+            warnings += [f"{self.judge.scores} is {mask}"] if mask else []
         if labels is None:
             return warnings
         port = next(p for p in self.session.outputs if p.name == self.judge.scores)

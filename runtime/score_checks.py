@@ -20,15 +20,12 @@ Arrays = dict[str, NDArray[Any]]
 def score_warnings(session: Session) -> tuple[str, ...]:
     """Why the scores of a loaded file may say nothing, by a run on check images; nothing where all is well.
 
-    A file without scores, or of other inputs than images, has nothing to warn of.
+    A file without scores has nothing to warn of, and of one without metadata it is not known what it takes.
     """
     name, metadata = session.score_output, session.metadata
-    ports = session.inputs
-    if name is None or len(ports) != 1 or len(ports[0].shape) != 4:
+    if name is None or metadata is None or not session.inputs[0].dtype.startswith("float"):
         return ()
-    if not ports[0].dtype.startswith("float"):
-        return ()
-    images, probed = run_probes(session, None if metadata is None else metadata.preprocessing)
+    images, probed = run_probes(session, metadata.preprocessing)
     task = CLASSIFICATION[1] if session.multi_label else CLASSIFICATION[0]
     return warnings_on(name, session.score_kind, task, probed, images)
 

@@ -211,7 +211,7 @@ def has_candidates(outputs: Arrays, least: int) -> bool:
 
 def mask_of(name: str, outputs: Arrays) -> str:
     """Why a named output of scores is a mask; empty if it is none."""
-    value = outputs[name]
+    value = outputs.get(name, np.zeros(0))
     width = value.shape[1] if value.ndim > 1 else 0
     found = _candidates(outputs, lambda count: count == width, (), len(value))
     return _masks(found, {}).get(name, "")
