@@ -12,6 +12,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.files.given import SESSION, refusal
 from capsedge.runtime.hints import CONFIDENT
+from capsedge.runtime.preparing import undescribed
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.prediction import Label, Prediction, choose
 
@@ -53,11 +54,7 @@ def check_members(members: Sequence[Session]) -> None:
         if not isinstance(other, Session):
             raise refusal(other, SESSION)
         if other.metadata is None:
-            raise ArtefactError(
-                f"{other.path} does not state its classes.",
-                "It has no metadata of capsedge, so its scores cannot be averaged with others.",
-                "Describe it with `capsedge optimize` (docs/reference/metadata.md).",
-            )
+            raise undescribed(other, "no classes by which its scores could be averaged")
     for other in members[1:]:
         for what, of in _FACTS:
             mine, its = of(first), of(other)

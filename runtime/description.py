@@ -240,7 +240,7 @@ def metadata_for(
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"The description does not fit {session.path}.",
-            f"{str(error)[:1].upper()}{str(error)[1:]}.",
+            f"{error}.",
             _FITS,
             command=_FITS_COMMAND,
         ) from error

@@ -55,7 +55,7 @@ def export_again(metadata: ModelMetadata | None, options: str = "") -> str:
         else metadata.preprocessing.shape
     )
     example = "x".join(map(str, shape))
-    described = f" --example {example} --classes labels.txt" if own else ""
+    described = f" --example {example} --classes labels.txt --range 0-1" if own else ""
     words = [f"capsedge export {reference_options(metadata)}{described}", options, "-o NEW.onnx"]
     sentence = f"Export the network again: `{' '.join(filter(None, words))}`"
     if maker_of(metadata) is Maker.UNKNOWN:

@@ -18,6 +18,23 @@ from capsedge.runtime.running import Runner
 from capsedge.runtime.vision.given import Images, OneImage, Reading, on_host
 
 
+def undescribed(model: Runner, lacking: str) -> ArtefactError:
+    """What a file lacks for a prediction, and the command that adds it."""
+    sizes = model.inputs[0].shape if model.inputs else ()
+    size = sizes[1:3] if sizes[-1:] in ((1,), (3,)) else sizes[2:]
+    fixed = len(size) == 2 and all(isinstance(side, int) for side in size)
+    words = "x".join(map(str, size)) if fixed else "HEIGHTxWIDTH"
+    command = f"capsedge optimize {shlex.quote(str(model.path))} -o described.onnx"
+    return ArtefactError(
+        f"{model.path} states {lacking}.",
+        "Its metadata lacks them." if model.metadata else "It has no metadata of capsedge.",
+        f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
+        "--outputs in place of --classes; --range, --mean and --std as in training "
+        "(docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same, and `Session.run` "
+        "prepared arrays.",
+    )
+
+
 class Preparing(Runner):
     """The part of a `Session` that prepares images by the file's own preprocessing."""
 
@@ -46,29 +63,13 @@ class Preparing(Runner):
     def _preprocessing(self) -> Preprocessing:
         metadata = self._metadata()
         if metadata.preprocessing is None:
-            raise self._undescribed("no preprocessing: not how to prepare an image")
+            raise undescribed(self, "no preprocessing: not how to prepare an image")
         return metadata.preprocessing
 
     def _metadata(self) -> ModelMetadata:
         if self.metadata is None:
-            raise self._undescribed("neither its classes nor its preprocessing")
+            raise undescribed(self, "neither its classes nor its preprocessing")
         return self.metadata
-
-    def _undescribed(self, lacking: str) -> ArtefactError:
-        """What a file lacks for a prediction, and the command that adds it."""
-        sizes = self.inputs[0].shape if self.inputs else ()
-        size = sizes[1:3] if sizes[-1:] in ((1,), (3,)) else sizes[2:]
-        fixed = len(size) == 2 and all(isinstance(side, int) for side in size)
-        words = "x".join(map(str, size)) if fixed else "HEIGHTxWIDTH"
-        command = f"capsedge optimize {shlex.quote(str(self.path))} -o described.onnx"
-        return ArtefactError(
-            f"{self.path} states {lacking}.",
-            "Its metadata lacks them." if self.metadata else "It has no metadata of capsedge.",
-            f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
-            "--outputs in place of --classes; --range, --mean and --std as in training "
-            "(docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same, and `Session.run` "
-            "prepared arrays.",
-        )
 
     def _batches(
         self,

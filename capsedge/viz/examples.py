@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.preparing import undescribed
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.given import Images, Reading, folder_images
 from capsedge.runtime.vision.pictures import seen
@@ -99,11 +100,7 @@ def preprocessing_of(session: Session) -> Preprocessing:
             "Name a model that classifies.",
         )
     if metadata is None or metadata.preprocessing is None:
-        raise ArtefactError(
-            f"{session.path} does not state how images are prepared.",
-            "Without that, its input cannot be shown.",
-            "Describe it with `capsedge optimize` (docs/reference/metadata.md).",
-        )
+        raise undescribed(session, "no preprocessing: not how to show its input")
     return metadata.preprocessing
 
 

@@ -204,7 +204,8 @@ def _unknown(path: Path | str, graph: Graph, missing: list[str]) -> UnknownSizes
             )
     return UnknownSizes(
         f"The sizes of {path} cannot be determined from the file.",
-        f"It does not state the shape of {len(missing)} values, the first is '{missing[0]}'.",
+        f"It does not state the shape of {len(missing)} value{'s' * (len(missing) > 1)}, the first is "
+        f"'{missing[0]}'.",
         "Sizes that depend on values cannot be forecast; measure them: "
         f"`capsedge profile {shlex.quote(str(path))}`.",
     )

@@ -141,10 +141,10 @@ def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
     kinds = {n.outputs[0]: n.op for n in model.graph.nodes}
     for name, place in found.items():
         if kinds[name] in ("Conv", "Relu", "Squash"):
-            assert (place.layer, place.group) == ("module.primary", "stem"), name
+            assert (place.layer, place.group) == ("primary", "stem"), name
         if kinds[name] in ("Softmax", "ReduceSum", "Mul"):
             assert (place.layer, place.group) == (kinds[name], ""), name
-    assert [p.group for p in found.values() if p.layer == "module.last"] == [""]
+    assert [p.group for p in found.values() if p.layer == "last"] == [""]
 
 
 def test_forecast_of_a_portable_file_of_an_own_module(tmp_path: Path) -> None:

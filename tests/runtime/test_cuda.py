@@ -42,3 +42,19 @@ def test_none_for_this_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv(cuda.VARIABLE, "/nowhere/libcudart.so")
     with pytest.raises(EnvironmentProblem, match="was not found"):
         cuda.Cuda()
+
+
+@pytest.mark.parametrize(("code", "words"), [(100, "no CUDA-capable device"), (35, "driver")])
+@pytest.mark.parametrize("function", ["cudaGetDeviceCount", "cudaSetDevice", "cudaMalloc"])
+def test_without_a_gpu_the_advice_is_the_onnx_file(code: int, words: str, function: str) -> None:
+    """Whatever call finds it first."""
+    error = cuda.CudaError(function, code, words)
+    assert "no NVIDIA GPU" in error.what
+    assert function not in error.what
+    assert function in error.why
+    assert "ONNX file" in error.fix
+    assert error.code == code
+
+
+def test_other_errors_name_the_call() -> None:
+    assert "cudaMalloc" in cuda.CudaError("cudaMalloc", 2, "out of memory").what

@@ -207,8 +207,9 @@ def test_other_sizes_do_not_fit(pair: list[Path], tmp_path: Path) -> None:
 
 def test_a_file_without_metadata(pair: list[Path], tmp_path: Path) -> None:
     plain = save(capsule_model(properties={}), tmp_path / "plain.onnx")
-    with pytest.raises(ArtefactError, match="does not state its classes"):
+    with pytest.raises(ArtefactError, match="states no classes") as caught:
         capsedge.load([pair[0], plain])
+    assert f"capsedge optimize {plain} -o described.onnx --classes labels.txt" in caught.value.fix
 
 
 def test_the_number_of_members(pair: list[Path]) -> None:

@@ -162,8 +162,9 @@ def _unrouted(recognition: Recognition, left: Sequence[Left]) -> list[str]:
     if not squashes:
         return [f"{said}; other ways to route are not looked for"]
     return [
-        f"{said}, though there are capsules ({squashes} squashes). One pass over equal couplings is a mean "
-        "of the votes and needs no operator; couplings without a softmax are not looked for"
+        f"{said}, though there are capsules ({squashes} squash{'es' * (squashes > 1)}). One pass over equal "
+        "couplings is a mean of the votes and needs no operator; couplings without a softmax are not looked "
+        "for"
     ]
 
 
