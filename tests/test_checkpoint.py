@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsedge.checkpoint import load_checkpoint, save_checkpoint
+from capsedge.checkpoint import _shapes, load_checkpoint, save_checkpoint
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import build
+from capsedge.models.config import config_from_dict
+from capsedge.models.registry import MODELS
+from capsedge.runtime.files import limits
 from tests.fuzz import hostile
 
 
@@ -125,6 +128,40 @@ def test_impossible_configurations(ending: str, tmp_path: Path) -> None:
         path.write_bytes(files[name])
         with pytest.raises(ArtefactError, match=r"does not (describe a model|fit its own)|opcodes"):
             load_checkpoint(path)
+
+
+_LARGE = ("digits-em", "digits-dynamic", "digits-attention", "capsnet-mnist")
+
+
+@pytest.mark.parametrize("name", _LARGE)
+def test_the_work_of_one_image_is_bounded(name: str) -> None:
+    """Whichever fields it follows from; nothing is allocated to find out."""
+    stated = json.loads(json.dumps(MODELS[name].to_dict()))
+    _shapes(config_from_dict(stated))
+    refused = []
+    sizes = {**stated["preprocessing"], "height": 6000, "width": 6000}
+    for changes in (
+        {"preprocessing": sizes},
+        {"stem": [{"channels": 65_536, "kernel": 3, "stride": 1, "padding": 1}] * 2},
+        {"stem": [{"channels": 4, "kernel": 1, "stride": 1}] * 512, "iterations": 100},
+    ):
+        try:
+            _shapes(config_from_dict(stated | changes))
+        except UsageError as error:
+            refused.append(str(error))
+    assert "too large for one image" in refused[0], refused
+    assert len(refused) >= 2, refused
+
+
+def test_long_models_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, said in (
+        ("MODEL_STEPS", "operators"), ("MODEL_OPERATIONS", "operations"), ("MODEL_SUM", "values;"),
+        ("MODEL_VALUES", "values in one layer"),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, limit, 10)
+            with pytest.raises(UsageError, match=said):
+                _shapes(MODELS["digits-em"])
 
 
 def test_tensors_of_other_shapes_are_named(tmp_path: Path) -> None:

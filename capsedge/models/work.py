@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from capsedge.errors import UsageError
 from capsedge.models.base import CapsuleModel
@@ -28,15 +28,14 @@ def check_work(model: CapsuleModel) -> None:
     p = model.config.preprocessing
     image = torch.empty(1, *p.shape, device="meta")
     try:
-        with torch.no_grad(), FlopCounterMode(display=False) as operations, _Values():
+        with torch.no_grad(), _Work():
             model.eval()(image)
     except RuntimeError as error:  # of torch: a layer does not fit what comes before it
         raise UsageError("Such a model cannot run.", str(error).split("\n")[0]) from error
-    _check(operations.get_total_flops(), limits.MODEL_OPERATIONS, "operations")
 
 
-class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the values that operators compute.
+class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators, the values that they compute, and the operations of convolutions and matrix products.
 
     Raises:
         UsageError: from the operator that exceeds a limit.
@@ -44,7 +43,7 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._sum = self._steps = 0
+        self._sum = self._steps = self._operations = 0
 
     def __torch_dispatch__(
         self,
@@ -61,6 +60,10 @@ class _Values(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 _check(value.numel(), limits.MODEL_VALUES, "values in one layer")
                 self._sum += value.numel()
                 _check(self._sum, limits.MODEL_SUM, "values")
+        count = flop_registry.get(getattr(func, "overloadpacket", None))
+        if count is not None:
+            self._operations += count(*args, **(kwargs or {}), out_val=found)
+            _check(self._operations, limits.MODEL_OPERATIONS, "operations")
         return found
 
 

@@ -38,8 +38,8 @@ def test_the_largest_values_stay_finite(name: str) -> None:
 def test_layers_of_the_zoo_amplify_little(name: str) -> None:
     """The proof of the limit, as docs/reference/operators.md states it, for what squares values first.
 
-    Squash adds up the squares of a pose of 8 or 16 elements; EM routing takes means of squared differences, which
-    are up to 4 times as large as the squares. Quantized convolutions saturate.
+    Squash adds up the squares of a pose of 8 or 16 elements; EM routing takes means of squared differences,
+    which are up to 4 times as large as the squares. Quantized convolutions saturate.
     """
     graph = onnx.load(str(zoo_model(name))).graph
     weights = {t.name: np.abs(numpy_helper.to_array(t).astype(float)) for t in graph.initializer}

@@ -20,7 +20,7 @@ from capsedge.runtime.backends import native_library
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading import onnx_file
-from tests.runtime.models import SIDE, capsule_model, metadata, save
+from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
 LEFT[:, : SIDE // 2] = 255
@@ -620,6 +620,52 @@ def test_device_needs_neither_torch_nor_onnx(model: Path, tmp_path: Path):
 def test_a_fixed_batch_that_is_too_large(tmp_path: Path, batch: int):
     with pytest.raises(ArtefactError, match="fixes sizes that are too large"):
         capsedge.load(save(capsule_model(batch=batch), tmp_path / "large.onnx"))
+
+
+@pytest.mark.parametrize("task", ["classes", "values"])
+@pytest.mark.parametrize(
+    ("operator", "constant"),
+    [("Concat", None), ("Gather", [0]), ("Reshape", [1, -1]), ("Tile", [3, 1])],
+)
+def test_other_rows_than_images(
+    tmp_path: Path, operator: str, constant: list[int] | None, task: str
+) -> None:
+    """A file may compute more or fewer rows than it has images, whatever it declares."""
+    from tests.fuzz.readers import VALUES
+
+    model = (
+        capsule_model()
+        if task == "classes"
+        else foreign_model({"o": [1], "p": [1]}, properties=VALUES.to_properties())
+    )
+    name = "lengths" if task == "classes" else "o"
+    for node in model.graph.node:
+        node.output[:] = ["inner" if output == name else output for output in node.output]
+    inputs = ["inner", "inner"] if constant is None else ["inner", "constant"]
+    if constant is not None:
+        model.graph.initializer.append(numpy_helper.from_array(np.array(constant), "constant"))
+    axis = {"axis": 0} if operator in ("Concat", "Gather") else {}
+    model.graph.node.append(helper.make_node(operator, inputs, [name], **axis))
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    session = capsedge.load(save(model, tmp_path / "m.onnx"))
+    with pytest.raises(ArtefactError, match="other rows"):
+        session.predict([LEFT, RIGHT])
+    with pytest.raises(ArtefactError, match="other rows"):
+        list(session.run_batches(np.stack([session.prepare(image) for image in (LEFT, RIGHT)])))
+
+
+def test_poses_of_other_classes(tmp_path: Path) -> None:
+    model = capsule_model()
+    for node in model.graph.node:
+        node.output[:] = ["inner" if output == "poses" else output for output in node.output]
+        node.input[:] = ["inner" if given == "poses" else given for given in node.input]
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "first"))
+    model.graph.node.append(helper.make_node("Gather", ["inner", "first"], ["poses"], axis=1))
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    with pytest.raises(ArtefactError, match=r"computed 1 poses of an image"):
+        capsedge.load(save(model, tmp_path / "m.onnx")).predict(LEFT)
 
 
 @pytest.mark.parametrize("value", [2.0**32, -1e38])
