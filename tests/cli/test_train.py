@@ -50,7 +50,7 @@ def test_trains_and_goes_on(data: Path) -> None:
     ("arguments", "message"),
     [
         (["--model", "digits-emm"], "digits-em"),
-        (["--data", "absent"], "no folder"),
+        (["--data", "absent"], "There is no absent"),
         (["--schedule", "never"], "never"),
         (["--pairs", "triple"], "triple"),
         (["--iters", "0"], "0 iterations"),
