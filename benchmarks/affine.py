@@ -248,19 +248,47 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Curves, one panel per kind of change."""
+    """Curves, one panel per kind of change, with 95 % intervals of the count of right answers."""
     figure = new_figure(10, 5.6)
-    panels = figure.subplots(2, 2).flat
+    panels = figure.subplots(2, 2, sharey=True).flat
+    images = document["test_images"]
     for panel, kind in zip(panels, CHANGES, strict=True):
         for name, marker in zip(document["networks"], "osD^", strict=True):
             curve = document["networks"][name]["accuracy"][kind]
             amounts = [float(a) for a in curve]
-            panel.plot(amounts, [100 * s for s in curve.values()], marker=marker, label=name)
+            shares = list(curve.values())
+            bounds = [wilson(share, images) for share in shares]
+            bars = [
+                [100 * (s - low) for s, (low, _) in zip(shares, bounds, strict=True)],
+                [100 * (high - s) for s, (_, high) in zip(shares, bounds, strict=True)],
+            ]
+            panel.errorbar(
+                amounts, [100 * s for s in shares], bars, marker=marker, markersize=4, linewidth=1,
+                capsize=3, label=name,
+            )  # fmt: skip
         panel.set_xlabel(kind)
         panel.set_ylabel("accuracy, %")
         panel.grid(alpha=0.3)
+    for panel in figure.axes:
+        panel.label_outer()
+    least = min(
+        share
+        for network in document["networks"].values()
+        for curve in network["accuracy"].values()
+        for share in curve.values()
+    )
+    figure.axes[0].set_ylim(10 * math.floor(10 * least), 101)
     figure.axes[0].legend()
-    save_figure(figure, path, 110)
+    save_figure(figure, path)
+
+
+def wilson(share: float, images: int) -> tuple[float, float]:
+    """The 95 % interval of a share of right answers (Wilson 1927): its bounds, from 0 to 1."""
+    z = 1.96
+    middle = share + z * z / (2 * images)
+    half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images))
+    whole = 1 + z * z / images
+    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
 
 
 def finished(path: Path | None, document: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.common import machine, statistics
+from capsedge.runtime.charts import save_figure
 
 MODELS = (
     "capsnet-mnist:3",
@@ -277,7 +278,7 @@ def chart(document: dict[str, Any], path: Path) -> None:
         fontsize=10,
     )
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def kept_rows(path: Path, todo: Sequence[tuple[int, int, str]]) -> list[dict[str, Any]]:

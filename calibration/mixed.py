@@ -14,7 +14,6 @@ from capsedge.datasets import ImageSet
 from capsedge.runtime.charts import new_figure, save_figure
 from capsedge.runtime.loading import load_bytes
 
-DPI = 110
 SEARCHED = 0.75  # of the errors that are allowed, on the images of a search
 
 
@@ -182,7 +181,7 @@ def plot(result: Search, gate: Gate, path: Path) -> None:
     axis.set_ylabel(label)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
-    save_figure(figure, path, DPI)
+    save_figure(figure, path)
 
 
 def levels(assignment: dict[str, str]) -> str:

@@ -16,7 +16,8 @@ from tests.conftest import ROOT
 
 # Tests that skip for another reason than something to install: a property of the case or of the machine.
 PROPERTY = re.compile(
-    r"epsilon is zero|one routed layer|of EM routing|accumulated logits|this (ONNX Runtime|version|compiler|nvcc)"
+    r"epsilon is zero|one routed layer|of EM routing|accumulated logits"
+    r"|this (ONNX Runtime|version|compiler|nvcc)"
     r"|has no (package|second)|x86|only|Windows|are Unix's|other systems lack|superuser|/dev/full"
     r"|is installed here|has TensorRT"
     r"|no release|another build|there is a GPU|has an NVIDIA GPU|begin with compute|counted with"

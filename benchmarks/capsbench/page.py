@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.capsbench import submission
 from benchmarks.capsbench.rules import MULTI, OFFLINE, SCENARIOS, SERVER, SINGLE, Scenario
 from benchmarks.common import replace_between
+from capsedge.runtime.charts import save_figure
 
 COLUMNS = (SINGLE, MULTI, SERVER, OFFLINE)
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
@@ -141,5 +142,5 @@ def chart(document: dict[str, Any], path: Path) -> None:
         "SingleStream: 90th percentile of the latency in milliseconds (log scale)", fontsize=10
     )
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
     pyplot.close(figure)

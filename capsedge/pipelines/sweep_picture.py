@@ -11,7 +11,6 @@ from capsedge.runtime.charts import caption, new_figure, save_figure
 from capsedge.runtime.profiling.style import COLOURS
 from capsedge.runtime.quantities import size
 
-DPI = 110
 _MARKERS = "osD^vP*X"  # one for each checkpoint
 _GROUPS = {"fp32": "stem", "fp16": "votes", "int8": "routing"}
 _AREA = 240.0  # of the largest file's marker, in points squared
@@ -62,7 +61,7 @@ def draw(found: Sweep, path: Path) -> None:
     axis.legend(frameon=False, fontsize=8)
     axis.margins(0.12)
     axis.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path, DPI)
+    save_figure(figure, path)
 
 
 def _marker(number: int) -> str:

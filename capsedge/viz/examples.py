@@ -157,3 +157,10 @@ def _one_by_one(images: Images) -> object:
 
 def _name(item: object, number: int) -> str:
     return Path(item).name if isinstance(item, (str, os.PathLike)) else f"image {number + 1}"
+
+
+def score_name(session: Session) -> str:
+    """What a score is; EM routing's, stored as the length of a capsule, is an activation in every picture."""
+    metadata = session.metadata
+    em = metadata is not None and metadata.routing == "em"
+    return "activation" if em and session.score_kind == "length" else session.score_kind

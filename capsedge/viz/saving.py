@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import UsageError
+from capsedge.runtime.charts import DPI, with_palette
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable, write_bytes, write_text
 from capsedge.viz.picture import Picture
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".html")
-_DPI = 100
 _STYLE = """
 body{margin:0;background:#fff;color:#1b1f24;font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 main{max-width:1080px;margin:0 auto;padding:20px 16px 60px}
@@ -92,8 +92,10 @@ def rendered(figure: Figure, kind: str, salt: str = "capsedge") -> bytes:
     unsaid = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     packed: Any = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
     with own_style(), matplotlib.rc_context({"svg.hashsalt": salt}):
-        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=unsaid, **packed)
-    return buffer.getvalue()
+        figure.savefig(buffer, format=kind, dpi=DPI, metadata=unsaid, **packed)
+    data = buffer.getvalue()
+    chart = kind == "png" and not any(axis.images for axis in figure.axes)
+    return with_palette(data) if chart else data
 
 
 def _page(pictures: Sequence[Picture]) -> str:

@@ -22,7 +22,8 @@ Pixels = NDArray[np.uint8]
 
 # From the palette of Okabe and Ito.
 TEXT, SOFT, LINE = "#1b1f24", "#57606a", "#d0d7de"
-BEST, OTHER, GOOD, BAD = "#0072B2", "#b6bcc4", "#009E73", "#D55E00"
+BEST, OTHER, GOOD = "#0072B2", "#b6bcc4", "#009E73"
+BAD = "#C1121F"  # a red that is darker than GOOD, for those who see no difference of hue
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A8F98")
 _TILE = 0.82  # inches
 _GAP = 0.08  # between tiles, in tiles
@@ -89,6 +90,14 @@ def plain(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
     axis.tick_params(labelsize=8, colors=SOFT)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(LINE)
+
+
+def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
+    """Add the scale of an image's colours at the right of its axes."""
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
+    bar.set_label(printable(label), fontsize=8, color=SOFT)
+    bar.ax.tick_params(labelsize=7, colors=SOFT)
+    bar.outline.set_visible(False)
 
 
 def fit(text: str, most: int = _LONGEST) -> str:

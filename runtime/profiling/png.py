@@ -17,7 +17,6 @@ from capsedge.runtime.profiling.style import COLOURS
 from capsedge.runtime.profiling.tables import standing
 from capsedge.runtime.quantities import milliseconds, size
 
-DPI = 80
 SHOWN = 14  # layers with a bar
 LAYER, ENTRANT = 44, 28  # characters on a line of a name
 
@@ -37,7 +36,7 @@ def save_png(report: ReportData, path: Path) -> None:
         _run(part, run, report.peaks)
     for found, part in zip(report.comparisons, parts[len(report.runs) :], strict=True):
         _comparison(part.subplots(), found)
-    save_figure(figure, path, DPI)
+    save_figure(figure, path)
 
 
 def _comparison(axis: Any, found: Comparison) -> None:

@@ -71,7 +71,7 @@ def test_without_test_images_there_is_no_test_accuracy(data: Path) -> None:
     ("arguments", "message"),
     [
         (["--model", "digits-emm"], "digits-em"),
-        (["--data", "absent"], "no folder"),
+        (["--data", "absent"], "There is no absent"),
         (["--schedule", "never"], "never"),
         (["--pairs", "triple"], "triple"),
         (["--iters", "0"], "0 iterations"),

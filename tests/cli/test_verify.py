@@ -146,10 +146,13 @@ def test_one_file_by_its_option() -> None:
     ("arguments", "says"),
     [
         ([], "nothing to verify"),
-        (["PATH", "--model", "b.onnx"], "give all files with it"),
+        (["PATH", "--model", "capsedge/zoo/digits-em.onnx"], "give all files with it"),
         (["--model", "digits-em", "--model", "digits-em"], "twice"),
-        (["--model", "digits-em", "--model", "digits-dynamic", "--inputs", "a.npz"], "--inputs"),
-        (["PATH", "--checkpoint", "a", "--checkpoint", "b"], "2 checkpoints for one file"),
+        (["--model", "digits-em", "--model", "digits-dynamic", "--inputs", __file__], "--inputs"),
+        (
+            ["PATH", "--checkpoint", __file__, "--checkpoint", __file__],
+            "2 checkpoints for one file",
+        ),
     ],
 )
 def test_ensembles_that_contradict(exported, arguments: list[str], says: str) -> None:

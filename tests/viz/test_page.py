@@ -18,7 +18,7 @@ def test_each_picture_has_its_command_beneath():
         assert len(picture["alt"]) > 20, "a picture is described for who does not see it"
         beneath = text[picture.end() :].partition("\n## ")[0].partition("![")[0]
         assert re.search(rf"^\$ capsedge see .*?-o {picture['file']}$", beneath, re.M | re.S)
-        assert (PAGE.parent / "see" / picture["file"]).stat().st_size < 140_000
+        assert (PAGE.parent / "see" / picture["file"]).stat().st_size < 300_000
     files = {picture["file"] for picture in shown}
     assert files == {path.name for path in (PAGE.parent / "see").iterdir()}
 

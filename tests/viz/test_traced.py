@@ -100,7 +100,7 @@ def test_responsibilities(traced: capsedge.Session):
     assert found.names[0][0] == "5"
     np.testing.assert_allclose(found.shares.sum(axis=(2, 3)), 1.0, rtol=1e-6)
     axis = found.draw().axes[1]
-    assert np.array_equal(axis.images[1].get_array(), found.shares[0, 0])
+    assert np.array_equal(axis.images[1].get_array(), 100 * found.shares[0, 0])
     assert tuple(axis.images[1].get_extent()) == pytest.approx(found.grid.extent)
     one = responsibilities.compute(traced, FILE, of="3")
     assert one.names == (("3",),)

@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.given import Images
-from capsedge.viz.examples import MOST_CLASSES, Examples, best, class_names, read_examples
+from capsedge.viz.examples import (
+    MOST_CLASSES,
+    Examples,
+    best,
+    class_names,
+    read_examples,
+    score_name,
+)
 from capsedge.viz.picture import Picture, rounded
-from capsedge.viz.style import BEST, OTHER, SOFT, blank, fit, plain
+from capsedge.viz.style import BEST, OTHER, SOFT, blank, colour_bar, fit, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +37,7 @@ class Capsules(Picture):
         names: by image, of these classes.
         scores: by image ``[K]``.
         poses: by image ``[K, P]``; ``[K, 0]`` for a model without poses.
+        measure: what a score is.
     """
 
     examples: Examples
@@ -37,6 +45,7 @@ class Capsules(Picture):
     names: tuple[tuple[str, ...], ...]
     scores: tuple[NDArray[np.float64], ...]
     poses: tuple[NDArray[np.float32], ...]
+    measure: str
 
     title = "Scores and poses of the classes"
 
@@ -59,12 +68,14 @@ class Capsules(Picture):
         figure = blank(9, 0.6 + count * max(1.6, 0.4 + 0.2 * tallest), self.title, self.model)
         axes = figure.subplots(count, 3, squeeze=False, width_ratios=[1, 1.4, 2])
         bound = max((float(np.abs(p).max(initial=0.0)) for p in self.poses), default=0.0) or 1.0
-        for n, (image, bars, table) in enumerate(axes):
+        for n, (image, bars, poses) in enumerate(axes):
             image.imshow(self.examples.pixels[n], interpolation="none")
             image.axis("off")
             image.set_title(fit(self.examples.names[n], 20), fontsize=9, loc="left")
             self._bars(bars, n)
-            self._table(table, n, bound)
+            self._table(poses, n, bound)
+        if tables := [axis for axis in axes[:, 2] if axis.images]:
+            colour_bar(figure, tables[0].images[0], tables, "value of the pose")
         return figure
 
     def _bars(self, axis: Any, n: int) -> None:
@@ -75,7 +86,7 @@ class Capsules(Picture):
         axis.set_yticks(range(len(scores)), [fit(name, 16) for name in self.names[n]])
         axis.invert_yaxis()
         axis.set_xlim(0, max(1.0, float(scores.max())) * 1.2)
-        plain(axis, "score", self.examples.predictions[n].score_kind)
+        plain(axis, "score", self.measure)
 
     def _table(self, axis: Any, n: int, bound: float) -> None:
         poses = self.poses[n]
@@ -83,9 +94,10 @@ class Capsules(Picture):
             axis.axis("off")
             axis.text(0.5, 0.5, "The model has no poses.", ha="center", fontsize=8, color=SOFT)
             return
-        axis.imshow(poses, cmap="PuOr_r", vmin=-bound, vmax=bound, aspect="auto")
+        axis.imshow(poses, cmap="PuOr", vmin=-bound, vmax=bound, aspect="auto")
         axis.set_yticks(range(len(poses)), [fit(name, 16) for name in self.names[n]])
-        plain(axis, f"pose, from {-bound:.2g} to {bound:.2g}", "dimension")
+        plain(axis, "pose", "dimension, from 0")
+        axis.xaxis.get_major_locator().set_params(integer=True)
 
     def numbers(self) -> dict[str, Any]:
         """Scores and poses of each image."""
@@ -116,5 +128,6 @@ def compute(session: Session, images: Images, *, invert: bool = False) -> Capsul
         classes=tuple(classes),
         names=tuple(tuple(class_names(session, chosen)) for chosen in classes),
         scores=tuple(row[list(c)] for row, c in zip(scores, classes, strict=True)),
+        measure=score_name(session),
         poses=tuple(p.poses[list(c)] for p, c in zip(examples.predictions, classes, strict=True)),
     )

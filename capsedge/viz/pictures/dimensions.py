@@ -52,7 +52,7 @@ class Dimensions(Picture):
             for image, name in zip(self.examples.names, self.names, strict=True)
         )
         return (
-            "Each row varies one dimension of the pose of a class capsule, from "
+            "Each row varies one dimension, counted from 0, of the pose of a class capsule, from "
             f"{STEPS[0]:+.2f} to {STEPS[-1]:+.2f} in steps of {STEPS[1] - STEPS[0]:.2f}; the column in the "
             f"middle, framed in the first row, is the pose as it is. {varied}."
         )

@@ -13,7 +13,7 @@ from capsedge.runtime.vision.given import Images
 from capsedge.viz.examples import Examples, best, class_index, class_names, read_examples
 from capsedge.viz.picture import Picture, rounded
 from capsedge.viz.positions import Grid, grid_over_input
-from capsedge.viz.style import blank, fit
+from capsedge.viz.style import blank, colour_bar, fit
 from capsedge.viz.traced import check_classes, read_trace, shares_of_class
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Responsibilities(Picture):
         rows, columns = self.grid.cells
         return (
             f"Over the input, the share that the capsules at each of {rows} x {columns} positions have in "
-            "a class, by the routing of the last iteration, followed back through routed layers: yellow is "
-            f"the largest share of a map. {whose}."
+            "a class, by the routing of the last iteration, followed back through routed layers; the "
+            f"shares of a map add up to 100 %. {whose}."
         )
 
     def _figure(self) -> Figure:
@@ -64,11 +64,13 @@ class Responsibilities(Picture):
         count, shown = self.shares.shape[:2]
         figure = blank(2.0 * (shown + 1), 0.5 + 2.1 * count, self.title, self.model)
         axes = figure.subplots(count, shown + 1, squeeze=False)
+        most = 100 * float(self.shares.max())
         for n, (image, *maps) in enumerate(axes):
             self._input(image, n)
             image.set_title(fit(self.examples.names[n], 24), fontsize=8.5)
             for k, axis in enumerate(maps):
-                self._map(axis, n, k)
+                drawn = self._map(axis, n, k, most)
+        colour_bar(figure, drawn, axes[:, 1:], "share of a position, %")
         return figure
 
     def _input(self, axis: Any, n: int) -> None:
@@ -78,17 +80,18 @@ class Responsibilities(Picture):
         axis.set_ylim(high - 0.5, -0.5)
         axis.axis("off")
 
-    def _map(self, axis: Any, n: int, k: int) -> None:
+    def _map(self, axis: Any, n: int, k: int, most: float) -> Any:
         self._input(axis, n)
-        axis.imshow(
-            self.shares[n, k], extent=self.grid.extent, cmap="viridis", alpha=0.6, vmin=0.0,
-            interpolation="none", zorder=2,
+        drawn = axis.imshow(
+            100 * self.shares[n, k], extent=self.grid.extent, cmap="viridis", alpha=0.6, vmin=0.0,
+            vmax=most, interpolation="none", zorder=2,
         )  # fmt: skip
         high, wide = self.examples.pixels.shape[1:3]
         axis.set_xlim(-0.5, wide - 0.5)
         axis.set_ylim(high - 0.5, -0.5)
         score = self.examples.predictions[n].scores[self.classes[n][k]]
         axis.set_title(f"{fit(self.names[n][k])}: {score:.3f}", fontsize=8.5)
+        return drawn
 
     def numbers(self) -> dict[str, Any]:
         """The maps, and where their cells lie, in pixels of the input."""

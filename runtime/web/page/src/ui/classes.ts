@@ -35,7 +35,8 @@ export class Classes {
     this.shown = this.lines.map((_, k) => k);
     this.list.replaceChildren(...this.lines.map(({ radio }) => radio.parentElement as HTMLElement));
     for (const [k, line] of this.lines.entries()) line.label.textContent = description.labels[k] ?? "";
-    const kind = description.scoreKind === "length" ? "The length of each class capsule." : "The probability of each class.";
+    const length = description.routing === "em" ? "activation" : "length";
+    const kind = description.scoreKind === "length" ? `The ${length} of each class capsule.` : "The probability of each class.";
     const few = description.labels.length > count ? ` The best ${count} of ${description.labels.length}.` : "";
     this.note.textContent = description.labels.length ? kind + few : "";
   }

@@ -45,10 +45,10 @@ export class Sliders {
   private make(count: number): void {
     this.sliders = Array.from({ length: count }, (_, k) => {
       const range = make("input", { type: "range", min: String(-STEPS), max: String(STEPS), step: "1", value: "0" });
-      range.setAttribute("aria-label", `Dimension ${k + 1}`);
+      range.setAttribute("aria-label", `Dimension ${k}`);
       return { range, value: make("output") };
     });
-    const rows = this.sliders.map(({ range, value }, k) => make("div", { className: "slider" }, make("span", {}, String(k + 1)), range, value));
+    const rows = this.sliders.map(({ range, value }, k) => make("div", { className: "slider" }, make("span", {}, String(k)), range, value));
     this.group.replaceChildren(...rows);
   }
 
