@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
 from capsedge.cli import _places, _signals, _streams
 from capsedge.cli._parameters import Argument, Option
@@ -26,6 +25,8 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     _Kind = click.ParamType[Any]
 else:
     _Kind = click.ParamType  # has no parameters before click 8.5
@@ -188,6 +189,8 @@ class Group(click.Group):
         """Its verbs, without importing them; its options after a dash."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
         return [
             CompletionItem(name, help=verb.help)
             for name, verb in self.verbs.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 
 from capsedge.datasets import nothing_from
+from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 
@@ -328,6 +330,74 @@ def test_imports_stay_few(place: Path):
         text=True,
     )
     assert run.stdout.splitlines()[-1] == "loaded []"
+
+
+# The standard input
+
+
+def piped(content: bytes | None, *words: object) -> subprocess.CompletedProcess[str]:
+    """`infer` with bytes on its standard input; with None it is closed."""
+    command = [sys.executable, "-m", "capsedge", "infer", *map(str, words)]
+    if content is None:
+        shell = ["sh", "-c", '"$@" <&-', "sh", *command]
+        return subprocess.run(shell, capture_output=True, text=True)
+    done = subprocess.run(command, input=content, capture_output=True)
+    return subprocess.CompletedProcess(
+        command, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def test_an_image_from_the_standard_input(place: Path):
+    image, model = place / "images" / "b-left.png", place / "plain.onnx"
+    found = json.loads(piped(image.read_bytes(), "-", image, "--json", "-m", model).stdout)
+    assert [line.pop("image") for line in found["images"]] == ["-", str(image)]
+    assert found["images"][0] == found["images"][1]
+    both = ["-m", model, "-m", place / "full.onnx"]
+    run = piped(b"\x89PNG\r\n\x1a\n" + bytes(9), "-", image, *both)
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: The standard input is damaged.")
+    assert "1 of 2 images could not be read" in run.stderr
+    assert "left" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "error"),
+    [
+        (b"", ["-"], "is empty"),
+        (None, ["-"], "is closed"),
+        (b"x", ["-", "-"], "given twice"),
+        (b"no image", ["-"], "The standard input is not a readable image: it is a text file"),
+    ],
+)
+def test_refused_standard_input(place: Path, content: bytes | None, words: list[str], error: str):
+    run = piped(content, *words, "-m", place / "plain.onnx")
+    assert run.returncode == 2
+    assert run.stderr.startswith("error: ")
+    assert error in run.stderr
+
+
+def test_a_terminal_is_not_waited_for(place: Path):
+    """It would wait for an image to be typed."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "capsedge", "infer", "-", "--json"]
+    run = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert run.returncode == 2
+    assert json.loads(run.stdout)["error"] == "The standard input is a terminal."
+
+
+def test_the_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch):
+    from capsedge.cli._standard_input import contents
+    from capsedge.runtime.files import limits
+    from capsedge.runtime.vision.decoding import read_stream
+
+    monkeypatch.setattr(limits, "IMAGE_FILE_BYTES", 10)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG" * 100)))
+    (content,) = contents([Path("-")]).values()
+    with pytest.raises(UsageError, match="has 11 bytes, the limit is 10"):
+        read_stream(content, "x")
 
 
 # Ensembles

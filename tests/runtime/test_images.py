@@ -282,8 +282,8 @@ def test_empty_file(tmp_path: Path):
 
 
 def test_other_format(tmp_path: Path):
-    path = saved(tmp_path, ramp(), "a.bmp").rename(tmp_path / "a.png")
-    with pytest.raises(UsageError, match="neither a PNG nor a JPEG"):
+    path = saved(tmp_path, ramp(), "a.ppm").rename(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="PNG, JPEG, GIF, BMP, TIFF and WebP files are read"):
         read_image(path)
 
 
