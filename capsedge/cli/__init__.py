@@ -53,8 +53,9 @@ def _run() -> int:
     try:
         if sys.argv[1:] == ["--version"]:  # before anything is imported that it does not need
             from capsedge import __version__
+            from capsedge.cli._common import say
 
-            print(__version__)
+            say(__version__)
         else:
             from capsedge.cli._commands import app
 

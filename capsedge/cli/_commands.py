@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from capsedge.cli import _places, _signals, _streams
+from capsedge.cli._common import say
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
@@ -164,7 +165,7 @@ class Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse its own options; without any word, print the help."""
         if not args and not ctx.resilient_parsing:
-            click.echo(ctx.get_help())
+            say(*ctx.get_help().splitlines())
             ctx.exit(int(ExitCode.USAGE))
         try:
             return super().parse_args(ctx, args)
@@ -343,7 +344,6 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
 def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked:
         from capsedge import __version__
-        from capsedge.cli._common import say
 
         say(__version__)
         ctx.exit()

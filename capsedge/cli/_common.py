@@ -6,7 +6,6 @@ through ``print_table``: file names and names in files may contain terminal cont
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import suppress
@@ -30,6 +29,8 @@ def log(*lines: object) -> None:
 
 def print_json(document: Any) -> None:
     """Print a result as one JSON document."""
+    import json  # `capsedge --version` has no need of it
+
     print(json.dumps(document, indent=2, allow_nan=False))
 
 

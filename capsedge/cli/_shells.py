@@ -7,9 +7,10 @@ from pathlib import Path
 
 from click.shell_completion import BashComplete, add_completion_class, get_completion_class
 
-from capsedge.cli._common import log
+from capsedge.cli._common import log, say
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.files.writing import make_folder, write_text
+from capsedge.runtime.files import opening
+from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
 
 _VARIABLE = "_CAPSEDGE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
@@ -29,7 +30,7 @@ def register() -> None:
 
 def show() -> None:
     """Print the script of the current shell."""
-    print(_script(_shell()))
+    say(*_script(_shell()).splitlines())
 
 
 def install() -> None:
@@ -57,11 +58,13 @@ def install() -> None:
 
 def _add(settings: Path, line: str) -> None:
     """Add a line to a shell's settings, once."""
-    text = settings.read_text(encoding="utf-8") if settings.is_file() else ""
-    if line not in text.splitlines():
-        write_text(
-            settings, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n"
-        )
+    text, new = b"", line.encode()
+    if opening.kind(settings) is not None:
+        with opening.opened(settings) as file:
+            text = file.read()
+    if new not in text.splitlines():
+        end = b"" if text.endswith(b"\n") or not text else b"\n"
+        write_bytes(settings, text + end + new + b"\n")
 
 
 def _shell() -> str:

@@ -90,7 +90,7 @@ def _images() -> Iterable[bytes]:
     ramp = np.arange(12 * 9, dtype=np.uint8).reshape(12, 9)
     for mode in ("L", "LA", "RGB", "RGBA", "P", "1", "I;16"):
         image = Image.fromarray(ramp).convert(mode) if mode != "I;16" else Image.new(mode, (9, 12))
-        for kind in ("PNG", "JPEG"):
+        for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
             with contextlib.suppress(OSError):
                 buffer = io.BytesIO()
                 image.save(buffer, kind)
@@ -99,6 +99,13 @@ def _images() -> Iterable[bytes]:
     exif[0x0112] = 6
     buffer = io.BytesIO()
     Image.fromarray(ramp).save(buffer, "JPEG", exif=exif, progressive=True)
+    yield buffer.getvalue()
+    for compression in ("tiff_lzw", "tiff_deflate", "packbits", "jpeg"):
+        buffer = io.BytesIO()
+        Image.fromarray(ramp).save(buffer, "TIFF", compression=compression, exif=exif)
+        yield buffer.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(ramp).save(buffer, "TIFF", big_tiff=True)
     yield buffer.getvalue()
 
 
@@ -643,7 +650,8 @@ _JSON = ("capsedge.runtime.files.documents",)
 READERS: dict[str, Reader] = {
     "images": Reader(
         _read_image, _images,
-        ("capsedge.runtime.vision.images", "PIL.PngImagePlugin", "PIL.JpegImagePlugin"),
+        ("capsedge.runtime.vision.images", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "PIL.GifImagePlugin",
+         "PIL.BmpImagePlugin", "PIL.TiffImagePlugin", "PIL.WebPImagePlugin"),
     ),
     "npz": Reader(_read_npz, _npz, ("capsedge.datasets", "capsedge.runtime.files.archives", "zipfile")),
     "idx": Reader(_read_idx, _idx, ("capsedge.datasets",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import random
@@ -288,3 +289,15 @@ def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
     images, classes = read_classes(tmp_path, Preprocessing(13, 9, 3), None)
     assert images.shape == (count, 13, 9, 3)
     assert classes.shape == (count,)
+
+
+def test_requests_take_all_of_them() -> None:
+    """In gRPC as they are or in base64, in JSON in base64."""
+    from capsedge.serving.tensors import encoded_images
+
+    for encoding in image_headers.ENCODINGS:
+        data = encoded(COLOUR, encoding.name)
+        text = base64.b64encode(data)
+        assert encoded_images("images", [3], [data, text, text.decode()]) == [data] * 3, (
+            encoding.name
+        )

@@ -283,7 +283,7 @@ def test_empty_file(tmp_path: Path):
 
 def test_other_format(tmp_path: Path):
     path = saved(tmp_path, ramp(), "a.ppm").rename(tmp_path / "a.png")
-    with pytest.raises(UsageError, match="PNG, JPEG, GIF, BMP, TIFF and WebP files are read"):
+    with pytest.raises(UsageError, match="not those of a PNG, JPEG, GIF, BMP, TIFF or WebP file"):
         read_image(path)
 
 
