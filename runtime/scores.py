@@ -397,6 +397,11 @@ def _question(
     """Several outputs may be meant."""
     classes = [c.scores[inside if inside is not None else slice(None)].argmax(1) for c in rivals]
     differ = sum(len(set(row)) > 1 for row in zip(*classes, strict=True))
+    choices = f"choose different classes for {differ} of {len(classes[0])} test images"
+    if not differ:
+        choices = (
+            f"have other values, though they choose the same classes for {len(classes[0])} images"
+        )
     options, python = [], []
     for c in rivals:
         if c.capsules and not adds:
@@ -410,8 +415,7 @@ def _question(
     lines = "" if not adds else f" In code: return only one, for capsules v `{ONE_LINE}`."
     return UsageError(
         f"{len(rivals)} outputs could hold the scores of the classes.",
-        f"They are {' and '.join(c.told for c in rivals)}, and choose different classes for {differ} of "
-        f"{len(classes[0])} test images.",
+        f"They are {' and '.join(c.told for c in rivals)}, and {choices}.",
         f"Say which decides the class: {' or '.join(python)}.{lines}",
         command=f"Say which decides the class: {' or '.join(options)}.{lines}",
     )
@@ -422,6 +426,8 @@ def _no_scores(outputs: Arrays, classes: int, fits: Callable[[int], bool]) -> Us
     line = f"`{ONE_LINE}` for class capsules v [N, classes, size]"
     for value in outputs.values():
         shape = value.shape[1:]
+        if shape == (1,) and classes == 2:
+            line = "of one probability p [N, 1] `return torch.cat([1 - p, p], dim=1)`"
         if value.dtype.kind != "f" or len(shape) < 2:
             continue
         if len(shape) == 2 and not fits(shape[0]) and fits(shape[1]):
