@@ -150,12 +150,9 @@ def choose(
         return count >= classes if at_least else classes in (0, count)
 
     rows = max(map(len, outputs.values()), default=0)
-    pictures = prod(images) if at_least or not classes else 0
-    found = [
-        c
-        for c in _candidates(outputs, fits, tuple(images), rows)
-        if c.capsules or c.scores.shape[1] != pictures
-    ]
+    found = _candidates(outputs, fits, tuple(images), rows)
+    if at_least or not classes:
+        found = [c for c in found if not _picture(c, images)]
     masks = _masks(found, dict(others or {}))
     left = [c for c in found if c.name not in masks]
     if not left:
@@ -203,10 +200,20 @@ def choose(
     raise _question(rivals, inside, adds)
 
 
-def has_candidates(outputs: Arrays, least: int) -> bool:
-    """Whether an output has the shape of at least so many scores, or of as many capsules."""
+def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
+    """Whether an output has the shape of at least so many scores, or of as many capsules; pictures have not.
+
+    Args:
+        images: as of `choose`.
+    """
     rows = max(map(len, outputs.values()), default=0)
-    return bool(_candidates(outputs, lambda count: count >= least, (), rows))
+    found = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
+    return not all(_picture(c, images) for c in found)
+
+
+def _picture(c: _Candidate, images: Sequence[int]) -> bool:
+    """Whether an output has a value for each of the input's: a reconstruction."""
+    return bool(images) and not c.capsules and c.scores.shape[1] == prod(images)
 
 
 def mask_of(name: str, outputs: Arrays) -> str:
