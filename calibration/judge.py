@@ -142,7 +142,7 @@ def _chosen(session: Session, classes: int, outputs: Arrays) -> Choice | None:
     others = {name: value for name, value in outputs.items() if name in inputs}
     shape = next(iter(others.values())).shape[1:] if others else ()
     wide = max(classes, 2)
-    if not has_candidates(found, wide):
+    if not has_candidates(found, wide, shape):
         return None
     choice = choose(found, wide, at_least=True, images=shape, others=others, adds=False)
     if choice.form == CAPSULES:

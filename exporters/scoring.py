@@ -51,6 +51,12 @@ def with_scores(
         raise
     except ValueError as error:
         raise UsageError("The network cannot be described so.", f"{error}.") from error
+    if not subject.example[0].dtype.is_floating_point:
+        dtype = str(subject.example[0].dtype).removeprefix("torch.")
+        raise UsageError(
+            "The network cannot be described so.",
+            f"Its input takes {dtype}, and images are floats.",
+        )
     images = probes(sizes, preprocessing)
     outputs = _outputs(subject, images.images, batch)
     given = description.outputs or Outputs()

@@ -150,12 +150,9 @@ def choose(
         return count >= classes if at_least else classes in (0, count)
 
     rows = max(map(len, outputs.values()), default=0)
-    pictures = prod(images) if at_least or not classes else 0
-    found = [
-        c
-        for c in _candidates(outputs, fits, tuple(images), rows)
-        if c.capsules or c.scores.shape[1] != pictures
-    ]
+    found = _candidates(outputs, fits, tuple(images), rows)
+    if at_least or not classes:
+        found = [c for c in found if not _picture(c, images)]
     masks = _masks(found, dict(others or {}))
     left = [c for c in found if c.name not in masks]
     if not left:
@@ -203,10 +200,20 @@ def choose(
     raise _question(rivals, inside, adds)
 
 
-def has_candidates(outputs: Arrays, least: int) -> bool:
-    """Whether an output has the shape of at least so many scores, or of as many capsules."""
+def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
+    """Whether an output has the shape of at least so many scores, or of as many capsules; pictures have not.
+
+    Args:
+        images: as of `choose`.
+    """
     rows = max(map(len, outputs.values()), default=0)
-    return bool(_candidates(outputs, lambda count: count >= least, (), rows))
+    found = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
+    return not all(_picture(c, images) for c in found)
+
+
+def _picture(c: _Candidate, images: Sequence[int]) -> bool:
+    """Whether an output has a value for each of the input's: a reconstruction."""
+    return bool(images) and not c.capsules and c.scores.shape[1] == prod(images)
 
 
 def mask_of(name: str, outputs: Arrays) -> str:
@@ -397,6 +404,11 @@ def _question(
     """Several outputs may be meant."""
     classes = [c.scores[inside if inside is not None else slice(None)].argmax(1) for c in rivals]
     differ = sum(len(set(row)) > 1 for row in zip(*classes, strict=True))
+    choices = f"choose different classes for {differ} of {len(classes[0])} test images"
+    if not differ:
+        choices = (
+            f"have other values, though they choose the same classes for {len(classes[0])} images"
+        )
     options, python = [], []
     for c in rivals:
         if c.capsules and not adds:
@@ -410,8 +422,7 @@ def _question(
     lines = "" if not adds else f" In code: return only one, for capsules v `{ONE_LINE}`."
     return UsageError(
         f"{len(rivals)} outputs could hold the scores of the classes.",
-        f"They are {' and '.join(c.told for c in rivals)}, and choose different classes for {differ} of "
-        f"{len(classes[0])} test images.",
+        f"They are {' and '.join(c.told for c in rivals)}, and {choices}.",
         f"Say which decides the class: {' or '.join(python)}.{lines}",
         command=f"Say which decides the class: {' or '.join(options)}.{lines}",
     )
@@ -422,6 +433,8 @@ def _no_scores(outputs: Arrays, classes: int, fits: Callable[[int], bool]) -> Us
     line = f"`{ONE_LINE}` for class capsules v [N, classes, size]"
     for value in outputs.values():
         shape = value.shape[1:]
+        if shape == (1,) and classes == 2:
+            line = "of one probability p [N, 1] `return torch.cat([1 - p, p], dim=1)`"
         if value.dtype.kind != "f" or len(shape) < 2:
             continue
         if len(shape) == 2 and not fits(shape[0]) and fits(shape[1]):

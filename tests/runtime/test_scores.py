@@ -115,6 +115,10 @@ ASKED: dict[str, tuple[dict[str, Array], int, tuple[str, ...]]] = {
         {"z": np.sort(Z, 1), "m": np.eye(10, dtype=np.float32)[[9] * ROWS]}, 10,
         ("--scores z", "--scores m"),
     ),
+    "two that decide alike": ({"a": Z, "b": Z / 2}, 10, ("the same classes for 32 images",)),
+    "one probability for two classes": (
+        {"p": softmax(logits(2))[:, :1]}, 2, ("torch.cat([1 - p, p], dim=1)",)
+    ),
     "none": ({"b": FLAT_PICTURE}, 10, ("score for each class", "[784]")),
     "classes last": ({"v": V.transpose(0, 2, 1)}, 10, ("v.norm(dim=1)",)),
     "pose matrices alone": ({"m": V.reshape(ROWS, 10, 4, 4)}, 10, ("flatten(2)",)),
