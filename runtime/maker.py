@@ -33,7 +33,12 @@ def reference_options(metadata: ModelMetadata | None) -> str:
 
 def decoder_again(metadata: ModelMetadata | None) -> str:
     """The sentence that says how a file comes by its decoder's pictures."""
-    if maker_of(metadata) is Maker.CHECKPOINT:
+    if metadata is not None and maker_of(metadata) is Maker.CHECKPOINT:
+        if not metadata.configuration.get("decoder"):
+            return (
+                "The network was trained without a decoder, which no export can add: use one that has it, "
+                "such as `digits-dynamic`."
+            )
         return export_again(metadata, "--with reconstruction")
     return (
         "Have the network's forward return a dict with 'reconstruction' [N, classes, C, H, W], the picture "

@@ -157,8 +157,8 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     outputs = {o.name for o in graph.outputs}
     live, block = live_bytes(graph.nodes, values, stored, outputs)
     where = places(model, graph)
-    named = any(place.layer for place in where)
-    labels = [p.label if named else n.operator for p, n in zip(where, graph.nodes, strict=True)]
+    # What belongs to no layer, such as the rounding of an INT8 file's input, has its operator's name.
+    labels = [p.label if p.layer else n.operator for p, n in zip(where, graph.nodes, strict=True)]
     rows: dict[str, list[float]] = {}
     for node, label, alive in zip(graph.nodes, labels, live, strict=True):
         spent = cost(node, values)

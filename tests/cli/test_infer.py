@@ -191,7 +191,7 @@ def test_reconstruct_without_decoder(place: Path, tmp_path: Path):
     image = place / "images" / "b-left.png"
     run = infer(image, "-m", place / "plain.onnx", "--reconstruct", tmp_path / "o.png")
     assert run.returncode == 2
-    assert "capsedge export --with reconstruction" in run.stderr
+    assert "dict with 'reconstruction'" in run.stderr
     assert not (tmp_path / "o.png").exists()
 
 

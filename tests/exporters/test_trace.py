@@ -160,7 +160,7 @@ def test_a_file_without_a_trace_states_none(tmp_path: Path):
     assert "capsedge_trace" not in {p.key for p in model.metadata_props}
     session = capsedge.load(path)
     assert session.metadata.trace is None
-    with pytest.raises(UsageError, match="capsedge export --with trace"):
+    with pytest.raises(UsageError, match="capsedge export --checkpoint CHECKPOINT --with trace"):
         session.trace(IMAGES, prepared=True)
 
 

@@ -113,7 +113,7 @@ def test_what_is_no_pose(digits, given, classes, error, says):
 
 
 def test_a_file_without_a_decoder():
-    with pytest.raises(UsageError, match="capsedge export --with reconstruction"):
+    with pytest.raises(UsageError, match="trained without a decoder"):
         capsedge.load("digits-em").decode(np.zeros((1, 10, 16)))
 
 

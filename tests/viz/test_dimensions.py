@@ -65,5 +65,5 @@ def test_pictures_that_are_not_finite_are_refused(dynamic: capsedge.Session, mon
 
 
 def test_without_a_decoder(plain: capsedge.Session):
-    with pytest.raises(capsedge.UsageError, match="--with reconstruction"):
+    with pytest.raises(capsedge.UsageError, match="dict with 'reconstruction'"):
         capsedge.viz.dimensions(plain, np.zeros((8, 8), np.uint8))

@@ -151,7 +151,7 @@ def test_colour_images_keep_their_colours(tmp_path: Path):
 
 def test_a_model_without_decoder_says_how_to_get_one(plain: capsedge.Session):
     for picture in (capsedge.viz.reconstructions, capsedge.viz.segmentation):
-        with pytest.raises(capsedge.UsageError, match="--with reconstruction"):
+        with pytest.raises(capsedge.UsageError, match="dict with 'reconstruction'"):
             picture(plain, np.zeros((SIDE, SIDE), np.uint8))
 
 
