@@ -87,7 +87,7 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
 
     source = _source(model, count, folder)
     here, there = folder / "one.parquet", folder / "out.parquet"
-    parts = capsedge.batch(model, source, here, threads=1).parts
+    parts = capsedge.batch(model, source, here, threads=1, force=True).parts
     with _cluster(1, others=2) as cluster:
         calls, lost = itertools.count(1), []
 
@@ -96,7 +96,7 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
                 lost.append([*cluster.worker_nodes][-1])
                 cluster.remove_node(lost[0], allow_graceful=False)
 
-        capsedge.batch(model, source, there, cluster=cluster.address, progress=progress)
+        capsedge.batch(model, source, there, force=True, cluster=cluster.address, progress=progress)
     return {
         "model": model, "images": count, "nodes": 3, "lost": len(lost),
         "rows": parquet.read_metadata(there).num_rows,
@@ -130,7 +130,7 @@ def _measured(
     for _ in range(rounds):
         for way, options in ways.items():
             start = time.perf_counter()
-            capsedge.batch(model, source, folder / "out.parquet", **options)
+            capsedge.batch(model, source, folder / "out.parquet", force=True, **options)
             least[way] = min(least[way], time.perf_counter() - start)
             tables.add((folder / "out.parquet").read_bytes())
     return {

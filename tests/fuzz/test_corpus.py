@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.fuzz import onnx_mutants
 from tests.fuzz.hostile import HOSTILE
 from tests.fuzz.readers import READERS
 
@@ -24,3 +26,13 @@ def test_hostile_inputs(name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
     failed = [line for line in done.stdout.splitlines() if "FAILED" in line]
     assert (done.returncode, failed) == (0, []), done.stderr[-2000:]
+
+
+def test_a_mutant_that_once_was_a_bug(tmp_path: Path) -> None:
+    """Poses of other classes than its scores, which `reshape` refused with exit code 1."""
+    onnx_mutants.prepare(tmp_path)
+    content, side = onnx_mutants.mutant(30, onnx_mutants.seeds())
+    path = tmp_path / "mutant.onnx"
+    path.write_bytes(content)
+    for words in onnx_mutants.words_of(30, path, side):
+        assert onnx_mutants.judge(words) == ""
