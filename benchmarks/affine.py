@@ -267,10 +267,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
                 capsize=3, label=name,
             )  # fmt: skip
         panel.set_xlabel(kind)
-        panel.set_ylabel("accuracy, %")
         panel.grid(alpha=0.3)
-    for panel in figure.axes:
-        panel.label_outer()
+    for panel in figure.axes[::2]:
+        panel.set_ylabel("accuracy, %")
     least = min(
         share
         for network in document["networks"].values()

@@ -7,8 +7,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable, write_bytes
@@ -57,6 +55,8 @@ def save_figure(figure: Any, path: Path) -> None:
 
 def with_palette(png: bytes) -> bytes:
     """The PNG of a chart with 64 colours, which are enough for lines and areas, at a quarter of the size."""
+    from PIL import Image
+
     with Image.open(io.BytesIO(png)) as drawn:
         small = drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE)
     buffer = io.BytesIO()

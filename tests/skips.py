@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 FILE = "CAPSEDGE_SKIPPED"  # names a file that the skipped tests are written to, as `pytest @FILE` reads it
-_WEB = "Node.js 20.19 or later is missing; install it and run `make web`"
+_NODE = "Node.js 20.19 or later is missing; install it and run `make web`"
+_WEB = "the npm package and the page are not built; run `make web`"
 _COMPILER = "a C++17 compiler or cmake is missing; apt-get install g++ binutils, and `make test`"
 _CUDA = "the public headers of TensorRT or CUDA's are missing; set CAPSEDGE_TENSORRT_INCLUDE and CUDA_INCLUDE"
 _PACKAGES = "Python packages are missing; `make test` installs them"
 # What a reason says, and the line that it becomes: the first that is found counts.
 TOOLS = (
-    (r"Node\.js|make web", _WEB),
+    (r"Node\.js", _NODE),
+    (r"make web", _WEB),
     (r"[Cc]hromium|no browser", "Chromium is missing; apt-get install chromium"),
     (r"make runtimes", "other versions of ONNX Runtime are missing; run `make runtimes`"),
     (r"make test-nvidia", "TensorRT-RTX is missing; run `make test-nvidia`"),

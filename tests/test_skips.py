@@ -60,7 +60,7 @@ def test_what_is_missing_has_a_line() -> None:
 def test_one_line_for_each_tool() -> None:
     told = skips.lines(
         ["Skipped: needs Node.js: https://nodejs.org, or apt-get install nodejs"] * 2
-        + ["Skipped: needs the built page: make web", "Skipped: of EM routing"]
+        + ["Skipped: needs Node.js 20.19 or newer, this is v18.0.0", "Skipped: of EM routing"]
         + [f"Skipped: ONNX Runtime 1.{n} is not in build/runtimes: make runtimes" for n in range(5)]
     )
     assert told == [
@@ -92,7 +92,7 @@ def test_what_pytest_prints_and_writes(workers: str, tmp_path: Path) -> None:
     done = subprocess.run(command, **options)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stdout
     assert [x for x in done.stdout.splitlines() if x.startswith("skipped ")] == [
-        "skipped 2: Node.js 20.19 or later is missing; install it and run `make web`",
+        "skipped 2: the npm package and the page are not built; run `make web`",
         "skipped 1: Python packages are missing; `make test` installs them",
     ]
     assert (tmp_path / "out/list").read_text() == "test_a.py::test_web\ntest_b.py\n"

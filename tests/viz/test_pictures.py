@@ -102,7 +102,7 @@ def test_bad_pairs_are_refused(dynamic: capsedge.Session, labels, says: str):
 def test_capsules_draw_scores_and_poses(plain: capsedge.Session):
     left = np.zeros((SIDE, SIDE), np.uint8)
     left[:, : SIDE // 2] = 255
-    image, bars, table = capsedge.viz.capsules(plain, left).axes
+    image, bars, table, _ = capsedge.viz.capsules(plain, left).axes
     prediction = plain.predict(left)[0]
     assert np.array_equal(image.images[0].get_array()[..., 0], left)
     assert [bar.get_width() for bar in bars.patches] == prediction.scores.tolist()
