@@ -13,7 +13,7 @@ from capsedge.cli._common import log, print_json, require, say
 from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
 from capsedge.cli._places import READS, READS_CODE, WRITES
-from capsedge.cli._progress import comparing
+from capsedge.cli._progress import comparing, said
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
@@ -110,6 +110,7 @@ def command(
 
     target = output or _beside(files)
     stated = described.keywords()
+    said(as_json)("reading the weights, building the network" + (", comparing" if against else ""))
     with comparing() as progress:
         report = import_checkpoint(
             files,

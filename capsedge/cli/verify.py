@@ -12,7 +12,7 @@ from capsedge.cli._ensemble_certificate import show
 from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._places import READS, WRITES
-from capsedge.cli._progress import comparing
+from capsedge.cli._progress import comparing, said
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
@@ -129,9 +129,11 @@ def command(
         "min_agreement": min_agreement,
         "ops": ops,
     }
+    stage = said(as_json)
     certificate: Certificate | EnsembleCertificate
     if len(artefacts) > 1:
         _check_ensemble(own, inputs)
+        stage("loading the files and comparing them with their references")
         with comparing() as progress:
             certificate = verify_ensemble(
                 checkpoints or None, artefacts, data, progress=progress, **options
@@ -144,6 +146,7 @@ def command(
             from capsedge.pipelines.own_module import load_module
 
             reference = load_module(source)
+        stage("loading the file and comparing it with its reference")
         with comparing() as progress:
             certificate = verify(
                 reference, artefacts[0], data, inputs=inputs, progress=progress, **options
