@@ -118,11 +118,11 @@ class NoSuchOperator(nn.Module):
 class Training(_Routed):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(4)
+        self.norm = nn.BatchNorm2d(1)
 
     def forward(self, x: Tensor) -> Tensor:
         self.norm.train()
-        return self.routes(self.norm(x))
+        return self.routes(self.norm(x.view(-1, 1, 2, 2)).view(-1, 4))
 
 
 class Ends(nn.Module):
@@ -144,7 +144,7 @@ _REFUSED = {
     ComplexOut: ("complex numbers", "torch.view_as_real"),
     ThroughNumpy: ("np.clip(self.routes(x).numpy(), 0, 1)", "torch's functions"),
     NoSuchOperator: ("aten._linalg_svd", "torch.linalg.svd(x.reshape(-1, 2, 2))"),
-    Training: ("BatchNorm in training", "self.routes(self.norm(x))"),
+    Training: ("BatchNorm in training", "self.norm(x.view(-1, 1, 2, 2))"),
     Ends: ("SystemExit: 3", "raise SystemExit(3)"),
     Nothing: ("forward returns nothing", "Return a tensor"),
     OfFour: ("view(4, -1)", "--batch"),
