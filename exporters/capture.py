@@ -20,12 +20,13 @@ from capsedge.exporters.free_batch import NotAlike, merge
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import Flat, PerImage, sized
 from capsedge.exporters.translation import translation_table
-from capsedge.exporters.user_code import first_line, is_user_code, line_of, lines_in, place
+from capsedge.exporters.user_code import first_line, is_user_code, line_of, node_lines, place
 
 BATCH = "N"
 aten = torch.ops.aten
 _TWO = (3, 5)  # batches that a module is captured at where its code fixes them
 _FIXED = "Constraints violated"
+_NODE = re.compile(r"Error when translating node %(\w+)")
 _NO_ONNX = re.compile(r"Error when translating node.*?target=(torch\.ops\.[\w.]+?)\]", re.DOTALL)
 _DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
 
@@ -85,6 +86,23 @@ def _only(
         raise _explained(error, []) from error
 
 
+class _Untranslated(Exception):
+    """A captured program that could not be written as ONNX.
+
+    Attributes:
+        line: the user's, of the node that PyTorch names; empty where it names none.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, error: Exception) -> None:
+        super().__init__(str(error))
+        named = _NODE.search(str(error))
+        # Taking composite operators apart adds underscores to a name.
+        nodes = [
+            n for n in program.graph.nodes if named and n.name.strip("_") == named[1].strip("_")
+        ]
+        self.line = next((line for n in nodes for line in node_lines(n)), "")
+
+
 def _captured(
     module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int, free: bool
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
@@ -94,17 +112,20 @@ def _captured(
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
         _name_squeezed_axes(program)
-        made = torch.onnx.export(
-            program,
-            dynamo=True,
-            opset_version=opset,
-            dynamic_shapes=shapes,
-            input_names=list(subject.inputs),
-            output_names=list(subject.outputs),
-            custom_translation_table=translation_table(),
-            optimize=False,  # it would delete small epsilons
-            verbose=False,
-        )
+        try:
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                dynamic_shapes=shapes,
+                input_names=list(subject.inputs),
+                output_names=list(subject.outputs),
+                custom_translation_table=translation_table(),
+                optimize=False,  # it would delete small epsilons
+                verbose=False,
+            )
+        except Exception as error:
+            raise _Untranslated(program, error) from error
     assert made is not None
     return made.model_proto, made.exported_program or program
 
@@ -135,7 +156,7 @@ def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
     """What stopped torch, with the user's line and the way out."""
     cause = error.__cause__ or error
     text = f"{type(cause).__name__} {cause}"
-    where = line_of(error) or line_of(cause) or next(lines_in(str(error)), "")
+    where = line_of(error) or line_of(cause) or getattr(error, "line", "")
     if any(sign in text for sign in _DECIDES):
         return UnsupportedModelError(
             "PyTorch cannot capture this module as a graph: its code decides by the values of its input.",

@@ -392,10 +392,10 @@ def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str
             raise UnsupportedModelError(
                 "An image's answer depends on the other images of its batch, so the batch cannot be free.",
                 f"Output '{name}' of one image differs by {float((a - b).abs().max()):.3g} when two others "
-                "come along: routing that averages its agreements over the batch, BatchNorm in training mode, "
-                "or the like.",
-                "Use batch=1 (--batch 1), which is what one image at a time computes; or leave out what joins "
-                "the images (an average over axis 0, .train() in forward) and train again.",
+                "come along: routing that averages its agreements over the batch, BatchNorm in training "
+                "mode, or the like.",
+                "Use batch=1 (--batch 1), which is what one image at a time computes; or leave out what "
+                "joins the images (an average over axis 0, .train() in forward) and train again.",
                 details=lines[:1],
             )
 

@@ -119,12 +119,7 @@ def line_of(error: BaseException) -> str:
 
 def node_lines(node: torch.fx.Node) -> Iterator[str]:
     """The user's lines of a captured node, the innermost first."""
-    yield from lines_in(node.meta.get("stack_trace") or "")
-
-
-def lines_in(trace: str) -> Iterator[str]:
-    """The user's lines that a printed stack names, the innermost first."""
-    for match in reversed(list(_FRAME.finditer(trace))):
+    for match in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
         if is_user_code(match["file"]):
             yield place(match["file"], int(match["line"]))
 

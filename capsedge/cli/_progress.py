@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from capsedge.cli._common import log
+
+_SLOW = 5.0  # seconds without a line
 
 
 def said(as_json: bool) -> Callable[[str], None]:
@@ -17,14 +20,15 @@ def said(as_json: bool) -> Callable[[str], None]:
 
 @contextmanager
 def comparing() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; elsewhere a line after every quarter of a long comparison."""
+    """A bar on a terminal; elsewhere a line after every quarter of a comparison of many inputs or seconds."""
     if not sys.stderr.isatty():
-        quarters = 0
+        quarters, last = 0, time.monotonic()
 
         def line(done: int, total: int) -> None:
-            nonlocal quarters
-            if total >= 1000 and 4 * done // total > quarters:
-                quarters = 4 * done // total
+            nonlocal quarters, last
+            slow = time.monotonic() - last >= _SLOW and done < total
+            if (total >= 1000 or slow) and 4 * done // total > quarters:
+                quarters, last = 4 * done // total, time.monotonic()
                 log(f"compared {done} of {total} inputs")
 
         yield line

@@ -12,7 +12,7 @@ from capsedge.cli._describing import Described
 from capsedge.cli._groups import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, READS_CODE, READS_DATA, WRITES
-from capsedge.cli._progress import comparing
+from capsedge.cli._progress import comparing, said
 from capsedge.cli._tables import print_table
 from capsedge.errors import UsageError
 
@@ -109,6 +109,7 @@ def command(
 
     target = output or _beside(files)
     stated = described.keywords()
+    said(as_json)("reading the weights, building the network" + (", comparing" if against else ""))
     with comparing() as progress:
         report = import_checkpoint(
             files,

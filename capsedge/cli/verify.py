@@ -11,7 +11,7 @@ from capsedge.cli._groups import grouped
 from capsedge.cli._module import OwnModule
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._places import READS, READS_DATA, READS_MODEL, READS_MODEL_OR_NAME, WRITES
-from capsedge.cli._progress import comparing
+from capsedge.cli._progress import comparing, said
 from capsedge.cli._tables import print_table
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
@@ -128,9 +128,11 @@ def command(
         "min_agreement": min_agreement,
         "ops": ops,
     }
+    stage = said(as_json)
     certificate: Certificate | EnsembleCertificate
     if len(artefacts) > 1:
         _check_ensemble(own, inputs)
+        stage("loading the files and comparing them with their references")
         with comparing() as progress:
             certificate = verify_ensemble(
                 checkpoints or None, artefacts, data, progress=progress, **options
@@ -143,6 +145,7 @@ def command(
             from capsedge.pipelines.own_module import load_module
 
             reference = load_module(source)
+        stage("loading the file and comparing it with its reference")
         with comparing() as progress:
             certificate = verify(
                 reference, artefacts[0], data, inputs=inputs, progress=progress, **options

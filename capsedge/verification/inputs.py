@@ -80,10 +80,22 @@ def generated(
                     + 3 * t * t * (1 - t) * p[2]
                     + t**3 * p[3]
                 )
-                distance = np.hypot(y[..., None] - curve[:, 0], x[..., None] - curve[:, 1]).min(-1)
-                ink = np.clip(1.6 - distance / rng.uniform(0.02, 0.05), 0, 1) * rng.uniform(0.6, 1)
-                np.maximum(channel, ink, out=channel)
+                pen, strength = rng.uniform(0.02, 0.05), rng.uniform(0.6, 1)
+                near = (
+                    _within(y[:, 0], curve[:, 0], 1.6 * pen),
+                    _within(x[0], curve[:, 1], 1.6 * pen),
+                )
+                away = y[near][..., None] - curve[:, 0], x[near][..., None] - curve[:, 1]
+                ink = np.clip(1.6 - np.hypot(*away).min(-1) / pen, 0, 1) * strength
+                part = channel[(..., *near)]
+                np.maximum(part, ink, out=part)
     return prepared(images, prep)
+
+
+def _within(grid: NDArray[np.float64], curve: NDArray[np.float64], reach: float) -> slice:
+    """The part of a rising grid that ink around a curve can reach."""
+    first = np.searchsorted(grid, curve.min() - reach)
+    return slice(first, np.searchsorted(grid, curve.max() + reach, side="right"))
 
 
 def hard_cases(shape: tuple[int, int, int], prep: Preprocessing | None) -> ImageSet:

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -63,12 +64,12 @@ def installed_version(package: str) -> str:
     """Version of an installed package, under any of its distribution names; empty if not installed."""
     if importlib.util.find_spec(package) is None:
         return ""
-    names = {package, *importlib.metadata.packages_distributions().get(package, ())}
-    for name in sorted(names):
-        try:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    # Under another name; this reads the list of files of every installed package.
+    for name in sorted(importlib.metadata.packages_distributions().get(package, ())):
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return "version unknown"
 
 

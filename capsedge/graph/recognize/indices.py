@@ -21,9 +21,9 @@ def table_sizes(
     weights: Mapping[str, NDArray[np.generic]],
     inputs: Sequence[str],
 ) -> dict[str, int]:
-    """Entries of the smallest table that an input is an index of, by input; other inputs are left out.
+    """Entries of the smallest table that an input indexes, by input.
 
-    Looked at are ``Gather`` and ``GatherElements`` from stored tables, which may be quantized, and ``OneHot``.
+    Looked at are ``OneHot``, and ``Gather`` and ``GatherElements`` from stored tables, quantized or not.
     """
     maker = {o: n for n in nodes for o in n.output if o}
     found: dict[str, int] = {}

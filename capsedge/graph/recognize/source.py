@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from capsedge.graph.recognize.layouts import Layout, squeezed
 from capsedge.graph.recognize.reasons import NotRecognized
-from capsedge.graph.recognize.values import Array, Values
+from capsedge.graph.recognize.values import Array, Function, Values
 
 _TRIED = 12  # tensors
 _MISSED = 4  # of them that hold no cells, after some that do
@@ -81,7 +82,7 @@ def linear_source(
         if not graph.is_float(tensor):
             break
         if tensor not in probes:
-            probes[tensor] = Probe(graph, tensor, votes, roles)
+            probes[tensor] = Probe(graph, tensor, votes, roles, None if best is None else best[1])
         probe = probes[tensor]
         if not probe.linear:
             break
@@ -196,39 +197,59 @@ class Probe:
 
     A hypothesis is tried on a few children first; what passes is tried on all. It is tried only once.
 
+    Args:
+        known: a source of the votes that all of them run through on their way from the tensor: the few votes
+            are then its weight times its cells, without the product over all children.
+
     Attributes:
         linear: whether the votes depend on the tensor linearly, but for a constant part.
     """
 
-    def __init__(self, graph: Values, tensor: str, votes: str, roles: Layout) -> None:
+    def __init__(
+        self, graph: Values, tensor: str, votes: str, roles: Layout, known: Source | None = None
+    ) -> None:
         self.tensor, self.shape, self.batch = tensor, graph.shape(tensor), graph.batch
-        self.roles = roles
+        self.graph, self.votes, self.roles = graph, votes, roles
         self.rng = np.random.default_rng(2)
-        self.function = graph.function([tensor], [votes])
+        self.known = known
+        # What all votes run through: the votes themselves, or cells that are known to make them.
+        self.through = self.function if known is None else graph.function([tensor], [known.tensor])
         n, _, i, _ = roles.sizes
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
-        zero = self._run(np.zeros(self.shape))
-        self.zero: Array = zero if np.any(zero) else np.zeros(())
-        self.at_zero = roles.rows(zero, self.few)
+        at_zero = self.through(np.zeros(self.shape))[0]
+        self.at_zero = self._few(at_zero)
         self.x = self.rng.standard_normal(self.shape)
         self.at_x = np.empty((0, 0))
         self.indices: dict[Layout, Array | None] = {}
         self.sources: dict[Layout, Source | None] = {}
-        self.linear = self._is_linear()
+        self.linear = self._is_linear(at_zero)
+
+    @cached_property
+    def function(self) -> Function:
+        """The votes as the graph has them."""
+        return self.graph.function([self.tensor], [self.votes])
+
+    @cached_property
+    def zero(self) -> Array:
+        """The votes where the tensor is zero; a single zero where they are."""
+        zero = self._run(np.zeros(self.shape))
+        return zero if np.any(zero) else np.zeros(())
 
     def _run(self, x: Array) -> Array:
-        """The votes as the graph has them."""
         return self.function(x)[0]
 
-    def _is_linear(self) -> bool:
-        """Whether f(a + b) - f(a) - f(b) + f(0) vanishes, and f(2a) is what it should be."""
+    def _is_linear(self, at_zero: Array) -> bool:
+        """Whether f(a + 2b) - f(a) - 2f(b) + 2f(0) vanishes.
+
+        Of cells that are known to make the votes linearly, it is asked of the cells.
+        """
         a, b = self.x, self.rng.standard_normal(self.shape)
-        at_a = self._run(a)
-        self.at_x = self.roles.rows(at_a, self.few) - self.at_zero
-        off = self._run(a + 2 * b)
+        at_a = self.through(a)[0]
+        self.at_x = self._few(at_a) - self.at_zero
+        off = self.through(a + 2 * b)[0]
         off -= at_a
-        twice = self._run(b)
-        twice -= self.zero
+        twice = self.through(b)[0]
+        twice -= at_zero
         twice *= 2
         off -= twice
         size = np.abs(at_a).max()
@@ -270,11 +291,26 @@ class Probe:
     def _may_hold(self, layout: Layout) -> bool:
         """Whether votes of some children, with half of the cells at zero, are what they were or zero."""
         cells = layout.read(self.x) * self.rng.integers(0, 2, (1, layout.sizes[1], 1))
-        votes = self.roles.rows(self._run(layout.write(cells)), self.few) - self.at_zero
+        votes = self._few(self.through(layout.write(cells))[0]) - self.at_zero
         near = _WHOLE * np.abs(self.at_x).max(1)
         same = np.abs(votes - self.at_x).max(1) <= near
         gone = np.abs(votes).max(1) <= near
         return bool((same | gone).all())
+
+    def _few(self, through: Array) -> Array:
+        """A few of the votes, of what ``through`` gives."""
+        if self.known is None:
+            return self.roles.rows(through, self.few)
+        source, n = self.known, self.roles.sizes[0]
+        images, cells, q = self._sizes(source.layout)
+        image, position = np.divmod(self.few[0], n // images)
+        cell = source.index[position, self.few[1]]
+        u = source.layout.read(through).reshape(images, cells, q)[image, cell]
+        weight = source.weight[:, self.few[1]].astype(np.float64)
+        votes = np.einsum("jrpq,rq->rjp", weight, u).reshape(len(u), -1)
+        if source.constant is not None:
+            votes += source.constant[position, :, self.few[1]].reshape(len(votes), -1)
+        return np.asarray(votes)
 
     def _source(self, layout: Layout, index: Array) -> Source | None:
         n, j, i, p = self.roles.sizes

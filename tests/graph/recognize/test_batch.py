@@ -20,7 +20,7 @@ import capsedge
 from capsedge.cli import app
 from capsedge.graph.recognize import batching
 from capsedge.graph.recognize.improving import Improved, improve
-from capsedge.graph.recognize.values import session_of
+from capsedge.graph.recognize.values import Values, session_of
 from tests.graph.recognize import attention_writings as A  # noqa: N812
 from tests.graph.recognize import dynamic_writings as D  # noqa: N812
 from tests.graph.recognize import em_writings as E  # noqa: N812
@@ -116,6 +116,33 @@ def test_routing_over_positions_becomes_free(writing: type) -> None:
     assert improved.batch == "free"
     assert improved.recognition.found
     check_rows(improved, original, 1, example)
+
+
+@pytest.mark.parametrize("writing", [Repeated, OneByOne])
+def test_a_batch_of_two_that_is_free_in_name_only_becomes_free(writing: type[D.Writing]) -> None:
+    """Of two images, and one by one: the file runs at other batches, or gives rows for two images alone."""
+    original = exported(writing(), FEATURES[:2])
+    improved = improve(original.SerializeToString())
+    assert improved.batch == "free"
+    assert any("the batch was fixed at 2" in note for note in improved.notes)
+
+
+def test_indices_stay_within_their_tables() -> None:
+    model = parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[N, 3] x, int64[N] y) => (float[N, 3, 2] out, float[N, 4] hot)
+        <float[5, 2] table = {0,1,2,3,4,5,6,7,8,9}, int64 depth = {4}, float[2] values = {0, 1}> {
+            whole = Cast<to = 7>(x)
+            out = Gather(table, whole)
+            hot = OneHot(y, depth, values)
+        }
+        """
+    )
+    assert Values(model).tables == {"x": 5, "y": 4}
+    improved = improve(model.SerializeToString())
+    assert improved.batch == "free"
+    assert len(improved.comparisons) == 2 * 14  # none was left out
 
 
 def test_a_batch_that_is_free_in_name_only_becomes_free() -> None:
