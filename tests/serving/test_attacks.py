@@ -318,6 +318,33 @@ def test_heads_of_requests(own: Server) -> None:
     assert own.said == ""
 
 
+def test_answers_that_nobody_takes(own: Server) -> None:
+    """The answers to as many images as a request may have, on four connections whose clients do not read."""
+    given = {"inputs": [tensor("images", images(1, 1, 28, 28))]}
+    one = post(f"{own.rest}/v2/models/digits/infer", given)[1]
+    values = sum(len(output["data"]) for output in one["outputs"])
+    count = limits.REQUEST_VALUES // max(values, 784)
+    zeros = b"[%b]" % b",".join([b"0"] * (784 * count))
+    body = document(zeros, [count, 1, 28, 28])
+    head = POST + b"Content-Length: %d\r\n\r\n" % len(body)
+    address = "127.0.0.1", int(own.rest.rpartition(":")[2])
+    before = forget(own)
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(address, SECONDS)) for _ in range(4)
+        ]
+        for client in clients:
+            client.sendall(head + body)
+        found = {client.recv(12) for client in clients}
+        assert get(f"{own.rest}/v2/health/live")[0] == 200
+        taken = memory(own, "VmHWM") - before
+    assert found == {
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 503",
+    }  # the first is on its way, the others may come again
+    assert taken < limits.HELD_BYTES + 4 * RATIO * len(body) + REST, taken >> 20
+
+
 def test_a_body_that_says_it_is_compressed_is_not_unpacked(own: Server) -> None:
     status, said = post(
         f"{own.rest}/v2/models/digits/infer", b"\x1f\x8b", {"Content-Encoding": "gzip"}
