@@ -43,6 +43,8 @@ _CLOSED = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),  # the values of an answer have their limit
+    # Compressed messages are unpacked before their size is checked: none are taken, as over HTTP.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_concurrent_streams", limits.PIPELINED),  # of one connection
     # What a connection may send before anybody reads it does not grow with the speed of the line.
     ("grpc.http2.bdp_probe", 0),

@@ -212,6 +212,24 @@ def test_messages_that_arrive_together_take_turns(own: Server) -> None:
     assert taken < 2 * limits.HELD_BYTES  # with what the C library keeps of what was freed
 
 
+def test_compressed_messages_are_not_unpacked(own: Server) -> None:
+    import grpc
+
+    failed = []
+    with grpc.insecure_channel(own.grpc, [("grpc.max_send_message_length", -1)]) as channel:
+        infer = channel.unary_unary(f"{SERVICE}ModelInfer")
+        for kind in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+            before = forget(own)
+            error = infer.future(
+                bytes(4 * limits.REQUEST_BYTES), SECONDS, compression=kind
+            ).exception()
+            taken = memory(own, "VmHWM") - before
+            if error.code() != grpc.StatusCode.UNIMPLEMENTED or taken > REST:
+                failed.append((kind, error.code(), taken >> 20))
+    assert not failed
+    assert own.said == ""
+
+
 def test_messages_that_do_not_end_hold_nobody_up(own: Server) -> None:
     """As many as may arrive at the same time, and one more that is answered."""
     import grpc
