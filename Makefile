@@ -85,7 +85,7 @@ web: ## Build the npm package and the page of `capsedge deploy web` (needs Node.
 test-web: $(READY) web ## Test the npm package and the page in Node.js and Chromium
 	$(BIN)/python -m pytest -n 0 tests/web tests/page tests/deploy -m "slow or not slow"
 
-fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang)
+fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang, those of serve `make test-serve`)
 	$(BIN)/python $(INSTALL) -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 

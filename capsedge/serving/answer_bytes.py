@@ -10,6 +10,7 @@ from mlserver.grpc.converters import ParametersConverter
 from mlserver.types import InferenceResponse
 
 _PIECE = 2**14  # values
+_WRITTEN = 22  # bytes of a value, as a decimal with a comma
 _CONTENTS = {
     "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)}, "INT64": "int64_contents",
@@ -18,12 +19,13 @@ _CONTENTS = {
 
 
 def size_of(answer: InferenceResponse) -> int:
-    """The bytes of its tensors, whose ``root`` are arrays."""
-    return sum(output.data.root.nbytes for output in answer.outputs)
+    """The bytes that its tensors, whose ``root`` are arrays, take together with what is written of them."""
+    arrays = [output.data.root for output in answer.outputs]
+    return sum(array.nbytes + _WRITTEN * array.size for array in arrays)
 
 
-def to_json(answer: InferenceResponse) -> bytes:
-    """An answer whose tensors are arrays, as JSON."""
+def to_json(answer: InferenceResponse) -> list[bytes]:
+    """An answer whose tensors are arrays, as pieces of JSON."""
     parts = [encode_to_json_bytes(answer.model_dump(exclude={"outputs"}))[:-1], b',"outputs":[']
     for number, output in enumerate(answer.outputs):
         said = {"name": output.name, "shape": output.shape, "datatype": output.datatype}
@@ -33,7 +35,7 @@ def to_json(answer: InferenceResponse) -> bytes:
             parts += [b"," * (at > 0), piece[1:-1]]
         parts.append(b"]}")
     parts.append(b"]}")
-    return b"".join(parts)
+    return parts
 
 
 def to_grpc(answer: InferenceResponse, raw: bool) -> bytes:

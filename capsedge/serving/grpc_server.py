@@ -26,7 +26,7 @@ from capsedge.runtime.files import limits
 from capsedge.serving.answer_bytes import size_of, to_grpc
 from capsedge.serving.aside import aside
 from capsedge.serving.guard import missing
-from capsedge.serving.held import Full, Held
+from capsedge.serving.held import Full, Held, Share
 from capsedge.serving.infer_request import Malformed, from_grpc
 
 _SERVICE = "inference.GRPCInferenceService"
@@ -43,22 +43,39 @@ _CLOSED = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),  # the values of an answer have their limit
+    # Compressed messages are unpacked before their size is checked: none are taken, as over HTTP.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_concurrent_streams", limits.PIPELINED),  # of one connection
     # What a connection may send before anybody reads it does not grow with the speed of the line.
     ("grpc.http2.bdp_probe", 0),
     # One more server on a port would silently take a part of its requests.
     ("grpc.so_reuseport", 0),
 ]
-# A message stands in a list, from which whoever reads it takes it out: an error that grpc keeps for a while
-# would keep the frames that it went through, and with them the message.
-_Message = list[bytes]
-_Answer = Callable[[_Message, Any], Awaitable[bytes]]
+_Answer = Callable[["_Message", Any], Awaitable[bytes]]
 
 
 class _Refused(Exception):
     def __init__(self, code: StatusCode, why: str) -> None:
         super().__init__(why)
         self.code = code
+
+
+class _Message:
+    """A message that whoever reads it takes out, and what the server holds for it.
+
+    An error that grpc keeps for a while would otherwise keep the frames that it went through, and with them
+    the bytes.
+    """
+
+    share: Share
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.size = data, len(data)
+
+    def take(self) -> bytes:
+        """The bytes; once."""
+        data, self._data = self._data, b""
+        return data
 
 
 class _Service:
@@ -102,34 +119,27 @@ class _Service:
 
     async def _once(self, answer: _Answer, _requests: object, context: Any) -> None:
         message = await self._arrived(context)
-        if not message:
+        if message is None:
             await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
-        await self._answered(answer, message, context)
+        else:
+            await self._answered(answer, message, context)
 
     async def _each(self, answer: _Answer, _requests: object, context: Any) -> None:
         while message := await self._arrived(context):
             await self._answered(answer, message, context)
 
-    async def _arrived(self, context: Any) -> _Message:
-        """The next message; empty where there are no more."""
+    async def _arrived(self, context: Any) -> _Message | None:
+        """The next message; None where there are no more."""
         try:
             message = await self._held.arrive(context.read)
         except Full as error:
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
-        return [] if message is aio.EOF else [message]
+        return None if message is aio.EOF else _Message(message)
 
     async def _answered(self, answer: _Answer, message: _Message, context: Any) -> None:
-        size = len(message[0])
-        try:
-            self._held.take(size)
-        except Full as error:
-            message.clear()
-            await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
-        try:
+        with self._held.share() as share:
+            message.share = share
             found = await answer(message, context)
-        finally:
-            self._held.give(size)
-        with self._held.answer(len(found)):
             try:
                 await asyncio.wait_for(context.write(found), limits.REQUEST_SECONDS)
             except asyncio.TimeoutError:
@@ -138,9 +148,12 @@ class _Service:
     async def _refusing(self, answer: _Answer, message: _Message, context: Any) -> bytes:
         """An answer; what is wrong with a request becomes its status."""
         try:
+            message.share.take(message.size)
             return await answer(message, context)
         except _Refused as error:
             code, why = error.code, str(error)
+        except Full as error:
+            code, why = StatusCode.RESOURCE_EXHAUSTED, str(error)
         except (Malformed, DecodeError) as error:
             code, why = StatusCode.INVALID_ARGUMENT, f"This is no inference request: {error}."
         except MLServerError as error:
@@ -148,25 +161,25 @@ class _Service:
         except Exception as error:
             logger.exception(error)
             code, why = StatusCode.INTERNAL, "The server failed; its log says why."
+        message.take()
         await context.abort(code, why)
         raise AssertionError("abort returns never")
 
     async def _about(self, name: str, message: _Message, context: Any) -> bytes:
-        if len(message[0]) > _SHORT:
-            message.clear()
+        if message.size > _SHORT:
             raise Malformed("it is too long for one that only names a model")
-        request = _ASKED[name].FromString(message[0])
+        request = _ASKED[name].FromString(message.take())
         if name.startswith("Model"):
             self._check_known(request.name, request.version)
         found = await getattr(self._servicer, name)(request, context)
         return bytes(found.SerializeToString())
 
     async def _infer(self, message: _Message, _context: Any) -> bytes:
-        size = len(message[0])
-        name, version, payload = await aside(size, lambda: from_grpc(message.pop()))
+        name, version, payload = await aside(message.size, lambda: from_grpc(message.take()))
         self._check_known(name, version)
         raw = payload.raw
         answer = await self._data_plane.infer(payload, name, version)
+        message.share.take(size_of(answer))
         return await aside(size_of(answer), to_grpc, answer, raw)
 
     def _check_known(self, name: str, version: str) -> None:

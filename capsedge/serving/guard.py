@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from capsedge.runtime.files import limits
-from capsedge.serving.held import Full, Held
+from capsedge.serving.held import Full, Held, Share
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -29,7 +29,7 @@ PATHS = frozenset(
 )  # fmt: skip
 _SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
 _PAUSE = 0.5  # seconds without a part after which a client waits for its answer
-_PIECE = 256 * limits.KIB  # of an answer at a time
+SHARE = "capsedge.share"  # of the scope: what the server holds for the request
 _BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
 
@@ -40,7 +40,7 @@ class _Refused(Exception):
 
 
 class _Gone(Exception):
-    """The client has gone away before its request was whole."""
+    """The client has gone away before its request was whole, or does not take its answer."""
 
 
 class Guard:
@@ -67,59 +67,33 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        taken = [0]
-        try:
-            await self._answer(scope, receive, partial(self._in_pieces, send), taken)
-        finally:
-            self._held.give(taken[0])
+        with self._held.share() as share, contextlib.suppress(_Gone):
+            await self._answer({**scope, SHARE: share}, receive, partial(_in_time, send), share)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, taken: list[int]) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
         parts = _parts(receive)
         try:
             self._check(scope)
-            body = await self._body(parts, taken)
+            body = await self._body(parts, share)
         except _Refused as refusal:
-            self._held.give(taken[0])
-            taken[0] = 0
+            share.give()
             await _discard(parts)
             await _answer(send, refusal.status, str(refusal))
-        except _Gone:
-            pass
         else:
             receive = _once([body], receive)
             del body  # the application lets go of it when it has read it
             await self._app(scope, receive, send)
 
-    async def _body(self, parts: AsyncIterator[bytes], taken: list[int]) -> bytes:
+    async def _body(self, parts: AsyncIterator[bytes], share: Share) -> bytes:
         body = bytearray()
         async for part in parts:
             self._check_body(len(body) + len(part))
             try:
-                self._held.take(len(part))
+                share.take(len(part))
             except Full as error:
                 raise _Refused(503, str(error)) from error
-            taken[0] += len(part)
             body += part
         return bytes(body)
-
-    async def _in_pieces(self, send: Send, message: MutableMapping[str, Any]) -> None:
-        """Send an answer as fast as the client takes it."""
-        body = message.get("body", b"")
-        if len(body) <= _PIECE:
-            await send(message)
-            return
-        with self._held.answer(len(body)):
-            for at in range(0, len(body), _PIECE):
-                last = at + _PIECE >= len(body)
-                piece = {
-                    **message,
-                    "body": body[at : at + _PIECE],
-                    "more_body": not last or message.get("more_body", False),
-                }
-                try:
-                    await asyncio.wait_for(send(piece), limits.REQUEST_SECONDS)
-                except asyncio.TimeoutError:
-                    return  # the connection ends with an answer that is cut off
 
     def _check(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -200,6 +174,17 @@ def _once(left: list[bytes], receive: Receive) -> Receive:
         return await receive()
 
     return read
+
+
+async def _in_time(send: Send, message: MutableMapping[str, Any]) -> None:
+    """Send a part of an answer, if the client takes it."""
+    if not message.get("more_body"):
+        await send(message)
+        return
+    try:
+        await asyncio.wait_for(send(message), limits.REQUEST_SECONDS)
+    except asyncio.TimeoutError:
+        raise _Gone from None  # the connection ends with half an answer
 
 
 async def _answer(send: Send, status: int, error: str) -> None:

@@ -36,28 +36,14 @@ class Held:
         self.bytes = 0
         self._arriving: OrderedDict[asyncio.Future[Any], float] = OrderedDict()
 
-    def take(self, count: int) -> None:
-        """Count bytes of a request; whoever takes them gives them back.
-
-        Raises:
-            Full: they are too many.
-        """
-        if count and self.bytes + count > self.most:
-            raise Full
-        self.bytes += count
-
-    def give(self, count: int) -> None:
-        """Count bytes no more."""
-        self.bytes -= count
-
     @contextmanager
-    def answer(self, count: int) -> Iterator[None]:
-        """Count bytes of an answer, which is never refused."""
-        self.bytes += count
+    def share(self) -> Iterator[Share]:
+        """The share of one request and its answer, which is given back at the end."""
+        share = Share(self)
         try:
-            yield
+            yield share
         finally:
-            self.bytes -= count
+            share.give()
 
     async def arrive(self, receive: Callable[[], Awaitable[Message]]) -> Message:
         """A message of gRPC, once there is a place for it.
@@ -88,3 +74,26 @@ class Held:
         if lost or not done:
             raise Full("The request took too long to arrive: try again.")
         return arriving.result()
+
+
+class Share:
+    """Bytes of one request and its answer."""
+
+    def __init__(self, held: Held) -> None:
+        self._held, self._bytes = held, 0
+
+    def take(self, count: int) -> None:
+        """Count more bytes.
+
+        Raises:
+            Full: the server holds too many.
+        """
+        if count and self._held.bytes + count > self._held.most:
+            raise Full
+        self._held.bytes += count
+        self._bytes += count
+
+    def give(self) -> None:
+        """Count none of them any more."""
+        self._held.bytes -= self._bytes
+        self._bytes = 0

@@ -6,15 +6,20 @@ looks at it, and does so on the event loop.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from mlserver.handlers import DataPlane
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from capsedge.serving.answer_bytes import size_of, to_json
 from capsedge.serving.aside import aside
+from capsedge.serving.guard import SHARE
+from capsedge.serving.held import Full
 from capsedge.serving.infer_request import Malformed, from_json
 
+_SMALL = 2**20  # bytes of an answer that is sent at once
 _JSON = ("application/json", "")  # types of a request; without a type it is taken as JSON
 
 
@@ -49,8 +54,24 @@ class Inference:
         answer = await self._data_plane.infer(
             payload, path["model_name"], path.get("model_version")
         )
-        content = await aside(size_of(answer), to_json, answer)
-        return Response(content, media_type="application/json")
+        try:
+            request.scope[SHARE].take(size_of(answer))
+        except Full as error:
+            return JSONResponse({"error": str(error)}, 503)
+        parts = await aside(size_of(answer), to_json, answer)
+        size = sum(map(len, parts))
+        if size <= _SMALL:
+            return Response(b"".join(parts), media_type="application/json")
+        del answer
+        length = {"content-length": str(size)}
+        return StreamingResponse(_each(parts), media_type="application/json", headers=length)
+
+
+async def _each(parts: list[bytes]) -> AsyncIterator[bytes]:
+    """Pieces that are let go of when they are sent."""
+    parts.reverse()
+    while parts:
+        yield parts.pop()
 
 
 def _refusal(why: str, status: int = 400) -> Response:

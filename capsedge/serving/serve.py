@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -70,6 +71,8 @@ def serve(
             session = load(model.file, device=device, threads=None if engine else threads, ops=ops)
             assert isinstance(session, Session)  # of one file
             sessions.append(stack.enter_context(session))
+        # grpc would write a line of its own for messages that it refuses, as often as a client likes.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         _require()
         from capsedge.serving.engine import Engine
 

@@ -40,7 +40,8 @@ RATIO, REST = 16, 64 << 20  # as in docs/reference/limits.md
 SECONDS = 60  # for one answer
 _WORDS = (
     b"{}", b"[]", b"[", b"]", b"{", b"}", b",", b":", b'"', b"\\", b"\\u0000", b"null", b"true",
-    b"1e999", b"-0", b"9" * 30, b"4611686018427387904", b'"data":', b'"shape":[0]', b'"inputs":[{}]', b"\xff", b"\0", b"\r\n",
+    b"1e999", b"-0", b"9" * 30, b"4611686018427387904", b'"data":', b'"shape":[0]', b'"inputs":[{}]',
+    b"\xff", b"\0", b"\r\n",
     b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n",
     b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n",
     b"0\r\n\r\n", b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", b"\x2a\x00", b"\x0b", b"\xff\xff\xff\xff",
