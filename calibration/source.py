@@ -31,6 +31,7 @@ from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.graph.foreign import plain
 from capsedge.graph.proto import opset_of
 from capsedge.graph.quantized_file import finish
+from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.wiring import Graph
 from capsedge.judging.chance import check_above_chance
 from capsedge.runtime.files import opening
@@ -90,6 +91,7 @@ class Source:
         self.model = onnx.load_model_from_string(self.content)
         self._check_single()
         self._check_not_quantized()
+        refuse_random(self.model, str(self.path))
         if self.metadata is None:
             self.model = plain(self.model)
         self.graph = Graph(self.model)

@@ -76,9 +76,16 @@ class ParityError(CapsedgeError):
     exit_code = ExitCode.PARITY
 
     def __init__(
-        self, what: str, why: str = "", fix: str = "", report: Any = None, *, command: str = ""
+        self,
+        what: str,
+        why: str = "",
+        fix: str = "",
+        report: Any = None,
+        *,
+        command: str = "",
+        details: Sequence[str] = (),
     ) -> None:
-        super().__init__(what, why, fix, command=command)
+        super().__init__(what, why, fix, command=command, details=details)
         self.report = report
 
 

@@ -16,7 +16,7 @@ from capsedge.exporters.export_report import CaseParity
 from capsedge.exporters.own_modules import in_double, run_double
 from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
-from capsedge.judging.tolerance import TRACE, Tolerance, excess
+from capsedge.judging.tolerance import TRACE, Tolerance, excess, undefined
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.trace import PREFIX
 
@@ -220,7 +220,8 @@ def _compare(
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     error = np.abs(own).max(axis=_shared_axes(name, own.ndim), keepdims=True, initial=0.0)
     tolerance = Tolerance(max(atol, TRACE.atol) if name.startswith(PREFIX) else atol, rtol)
-    worst = float(excess(difference, reference, tolerance, error).max(initial=0.0))
+    ratio = excess(difference, reference, tolerance, error)
+    worst = float(ratio.max(initial=0.0))
     relative = float((difference / np.maximum(size, atol)).max(initial=0.0))
     return CaseParity(
         case,
@@ -230,4 +231,5 @@ def _compare(
         float(error.max(initial=0.0)),
         worst,
         worst <= 1.0,
+        ill_conditioned=bool((undefined(reference, error) & (ratio > 1)).any()),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ParityError
 from capsedge.graph.recognize.report import Recognition
+from capsedge.judging.tolerance import MOST
 from capsedge.runtime.quantities import size
 from capsedge.runtime.summary import Row, Summarized, Summary, short
 
@@ -28,6 +31,8 @@ class CaseParity:
         passed: whether it is within the tolerance.
         outside: whether the case lies outside the range of the user's own inputs; it is then not required to
             pass.
+        ill_conditioned: whether it fails where FP32 does not define the module's own output: it differs there
+            from FP64 by more than any tolerance may grow (`judging.tolerance.MOST`).
     """
 
     case: str
@@ -38,6 +43,7 @@ class CaseParity:
     excess: float
     passed: bool
     outside: bool = False
+    ill_conditioned: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class ExportReport(Summarized):
 
     def _summary(self) -> Summary:
         verdict = "PASSED" if self.passed else "FAILED"
-        difference = max((p.max_abs for p in self.parity), default=0.0)
+        difference = max((p.max_abs for p in self.required), default=0.0)
         written = "not written (dry run)" if self.dry_run else str(self.path)
         proof = f"{verdict}, largest difference {difference:.2g} in {len(self.parity)} comparisons"
         rows = [
@@ -123,6 +129,22 @@ class ExportReport(Summarized):
         return all(p.passed or p.outside for p in self.parity)
 
     @property
+    def ill_conditioned(self) -> bool:
+        """Whether all that fails does where FP32 does not define the module's output."""
+        failed = [p for p in self.parity if not p.passed and not p.outside]
+        return bool(failed) and all(p.ill_conditioned for p in failed)
+
+    @property
+    def required(self) -> tuple[CaseParity, ...]:
+        """The comparisons that have to pass: all, where every case lies outside the user's inputs."""
+        return required(self.parity)
+
+    @property
+    def worst(self) -> CaseParity:
+        """The required comparison that came closest to its tolerance, or beyond it."""
+        return max(self.required, key=lambda p: p.excess)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """A sentence for each output that differs on hard cases outside the range of the user's inputs, and
         the doubts about the scores."""
@@ -131,10 +153,16 @@ class ExportReport(Summarized):
         for name in dict.fromkeys(p.output for p in failed):
             cases = [p for p in failed if p.output == name]
             worst = max(cases, key=lambda p: p.excess)
-            said.append(
-                f"'{name}' differs on {len(cases)} hard cases outside the range of your inputs, at worst by "
-                f"{worst.max_abs:.3g} ({worst.case}, {worst.excess:.3g} times the tolerance)"
+            where = (
+                f"'{name}' differs on {len(cases)} hard cases outside the range of your inputs, "
             )
+            if math.isfinite(worst.max_abs):
+                said.append(
+                    f"{where}at worst by {worst.max_abs:.3g} ({worst.case}, {worst.excess:.3g} times the "
+                    "tolerance)"
+                )
+            else:
+                said.append(f"{where}and is not finite in the file on '{worst.case}'")
         return (*said, *self.doubts)
 
     def check(self, cause: str = "") -> None:
@@ -150,21 +178,35 @@ class ExportReport(Summarized):
         if not failed:
             return
         worst = max(failed, key=lambda p: p.excess)
+        if not math.isfinite(worst.max_abs):
+            found = "the file's values are not finite, or of another shape"
+        else:
+            found = (
+                f"largest difference {worst.max_abs:.3g}, {worst.excess:.3g} times the tolerance "
+                f"(atol {self.atol:g}, rtol {self.rtol:g})"
+            )
+        what = "The exported model does not reproduce PyTorch's outputs; nothing was written."
+        if self.ill_conditioned:
+            what = "FP32 does not define the module's outputs on all inputs; nothing was written."
+            cause = (
+                f"PyTorch's own result there differs by {worst.reference_error:.3g} between FP32 and FP64. "
+                f"That is rounding, grown beyond what a tolerance may allow (1/{round(1 / MOST)} of the "
+                "largest value): the network is ill-conditioned on this input."
+            )
         raise ParityError(
-            "The exported model does not reproduce PyTorch's outputs; nothing was written.",
-            f"Output '{worst.output}' on input '{worst.case}': largest difference {worst.max_abs:.3g}, "
-            f"{worst.excess:.3g} times the tolerance (atol {self.atol:g}, rtol {self.rtol:g}); "
-            f"{len(failed)} of {len(self.parity)} comparisons failed."
-            + (f"\n{cause}" if cause else ""),
+            what,
+            f"Output '{worst.output}' on input '{worst.case}': {found}; "
+            f"{len(failed)} of {len(self.parity)} comparisons failed.",
             "Allow more with atol= or rtol= (--atol, --rtol), or state the range that matters with inputs= "
             "(--inputs).",
             report=self,
+            details=[cause] if cause else [],
         )
 
     @property
     def max_abs(self) -> float:
-        """Largest absolute difference over all outputs and cases."""
-        return max(p.max_abs for p in self.parity)
+        """Largest absolute difference over all outputs and required cases."""
+        return max(p.max_abs for p in self.required)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -173,9 +215,19 @@ class ExportReport(Summarized):
         values["parity"] = {
             "atol": self.atol,
             "rtol": self.rtol,
-            "max_abs": self.max_abs,
-            "cases": values.pop("parity"),
+            "max_abs": _finite(self.max_abs),
+            "cases": [{k: _finite(v) for k, v in case.items()} for case in values.pop("parity")],
         }
         del values["atol"], values["rtol"], values["doubts"]
         values["warnings"] = list(self.warnings)
         return values
+
+
+def required(parity: Sequence[CaseParity]) -> tuple[CaseParity, ...]:
+    """The comparisons within the range of the user's inputs; all, where none is."""
+    return tuple(p for p in parity if not p.outside) or tuple(parity)
+
+
+def _finite(value: Any) -> Any:
+    """A JSON value; None for an infinite difference."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

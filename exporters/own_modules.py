@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.modules import Subject
+from capsedge.exporters.repeatable import check_repeatable
 from capsedge.exporters.user_code import (
     first_line,
     is_user_code,
@@ -246,6 +247,7 @@ def _flat(
     """The module made flat, and the names of its outputs; judged at the batches that it must take."""
     if batch is not None and batch > 1:
         result = _run(module, sized(tensors, batch), batch)
+        _check_repeatable(module, tensors, batch)
         return Flat(module), tuple(result)
     failure: CapsedgeError | None = None
     several: dict[str, Tensor] | None = None
@@ -258,8 +260,10 @@ def _flat(
             alone = _run(module, sized(tensors, 1), 1)
         except CapsedgeError as error:
             raise (failure if failure is not None and batch is None else error) from None
+        _check_repeatable(module, tensors, 1)
         ranks = [v.ndim for v in (alone if several is None else several).values()]
         return Flat(module, ranks, each=several is None and batch is None), tuple(alone)
+    _check_repeatable(module, tensors, 2)
     _check_batch_axis(module, several)
     _check_alone(module, tensors, several)
     flat = Flat(module, [v.ndim for v in several.values()])
@@ -291,6 +295,23 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
             fix,
             details=[line for line in lines if line],
         ) from error
+
+
+def _check_repeatable(module: nn.Module, tensors: tuple[Tensor, ...], batch: int) -> None:
+    """Refuse a module whose answers are drawn, before anything else is said of it."""
+    cases = sized(tensors, batch), _drawn(tensors, batch)
+    check_repeatable(module, lambda inputs: _run(module, tuple(inputs), batch), cases)
+
+
+def _drawn(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
+    """Uniform numbers of the shapes of the example; integer inputs repeat it."""
+    generator = torch.Generator().manual_seed(7)
+    return tuple(
+        torch.rand((batch, *t.shape[1:]), generator=generator).to(t.dtype)
+        if t.dtype.is_floating_point
+        else sized([t], batch)[0]
+        for t in tensors
+    )
 
 
 def _fixed_batch(module: nn.Module, batch: int) -> tuple[list[str], str]:
@@ -373,13 +394,7 @@ def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str
     Raises:
         UnsupportedModelError: it does; the error names a line that reduces over the batch.
     """
-    generator = torch.Generator().manual_seed(7)
-    batch = tuple(
-        torch.rand((3, *t.shape[1:]), generator=generator).to(t.dtype)
-        if t.dtype.is_floating_point
-        else sized([t], 3)[0]
-        for t in tensors
-    )
+    batch = _drawn(tensors, 3)
     together, alone, exact = _both(flat, batch)
     for name, many, one in zip(names, together, alone, strict=True):
         a, b = many[:1].double(), one.double()

@@ -21,7 +21,7 @@ from capsedge.exporters.arguments import Inputs, check_module, own_inputs
 from capsedge.exporters.capture import capture
 from capsedge.exporters.diagnosis import diagnose
 from capsedge.exporters.emit import lower
-from capsedge.exporters.export_report import CaseParity, ExportReport, ScoresTaken
+from capsedge.exporters.export_report import CaseParity, ExportReport, ScoresTaken, required
 from capsedge.exporters.hard_inputs import taken
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import of_module, sized
@@ -38,6 +38,7 @@ from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.layer_norm import replace_layer_norms
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import copy_of, operator_counts, operator_nodes
+from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.recognize.report import Recognition
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import UnknownShapeError
@@ -185,7 +186,7 @@ def export(
     state_shapes(lowered, whole)
     data, notes = lowered.SerializeToString(), tuple[str, ...]()
     doubts: tuple[str, ...] = ()
-    if stated is not None and all(p.passed for p in parity):
+    if stated is not None and all(p.passed or p.outside for p in parity):
         stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
         annotated, notes = _described(
             subject, data, whole.SerializeToString(), description, stated, path
@@ -221,7 +222,8 @@ def export(
         progress("looking for the node that differs")
         with _evaluating(model):
             make = functools.partial(_again, subject, opset)
-            report.check(diagnose(subject, make, batch, rewrites, cases, report))
+            ill = report.ill_conditioned
+            report.check("" if ill else diagnose(subject, make, batch, rewrites, cases, report))
     if not dry_run:
         write_bytes(path, data)
     return report
@@ -401,6 +403,7 @@ def to_proto(
         subject.module(*subject.example)
     progress("capturing it as a graph")
     raw, program = capture(module, subject, opset, batch)
+    refuse_random(raw, "The captured graph")  # before constants are folded, and draws with them
     model = simplify(raw)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
@@ -507,12 +510,13 @@ def _prove(
 
 def _measured(parity: tuple[CaseParity, ...], atol: float, rtol: float) -> dict[str, Any]:
     """The comparison, for the metadata."""
+    compared = required(parity)
     return {
         "against": "PyTorch eager FP32",
         "torch": torch.__version__,
-        "comparisons": len(parity),
-        "max_abs": max(p.max_abs for p in parity),
-        "worst": dataclasses.asdict(max(parity, key=lambda p: p.excess)),
+        "comparisons": len(compared),
+        "max_abs": max(p.max_abs for p in compared),
+        "worst": dataclasses.asdict(max(compared, key=lambda p: p.excess)),
         "atol": atol,
         "rtol": rtol,
     }

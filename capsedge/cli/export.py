@@ -390,7 +390,7 @@ def _print(report: ExportReport, source: Source) -> None:
     def shapes(values: dict[str, list[int | str]]) -> str:
         return ", ".join(f"{k} {v}".replace("'", "") for k, v in values.items())
 
-    worst = max(report.parity, key=lambda p: p.excess)
+    worst = report.worst
     lines: dict[str, Any] = {
         "model": f"{source.name} ({source.weights or 'untrained weights'})"
         + (", the default: --module or --checkpoint names another" if source.default else ""),

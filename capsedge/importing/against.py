@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
+from capsedge.exporters.repeatable import check_repeatable
 from capsedge.exporters.user_code import first_line, on_cpu
 from capsedge.importing.inputs import BATCH, Block, Inputs, batches
 from capsedge.models import CapsuleModel
@@ -114,12 +116,25 @@ def compare(
     theirs = load_module(ModuleSource(code, str(weights or "")))
     fixed = _fixed(theirs.module)
     inputs = Inputs(model.config.preprocessing, images)
+    _check_repeatable(theirs.module, inputs, model.config.fixed_batch or BATCH)
     batch = model.config.fixed_batch or BATCH
     found = _differences(model.eval(), theirs.module, inputs, batch, progress)
     facts = theirs.facts()
     return Comparison(
         str(facts["code"]), str(facts["code_sha256"]), batch=batch, fixed=fixed, **found
     )
+
+
+def _check_repeatable(module: nn.Module, inputs: Inputs, batch: int) -> None:
+    """Refuse code whose answers are drawn."""
+
+    def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        with on_cpu():
+            return {str(k): t for k, t in enumerate(_tensors(module(*tensors)))}
+
+    first = batches(next(iter(inputs)).inputs, batch)[0]
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):  # told with its line in `_both`
+        check_repeatable(module, run, [[first]])
 
 
 def _fixed(module: nn.Module) -> str:

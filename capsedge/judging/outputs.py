@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.judging.tolerance import Tolerance, excess
+from capsedge.judging.tolerance import Tolerance, excess, undefined
 
 Array = NDArray[Any]
 
@@ -27,6 +27,7 @@ class OutputMetrics:
         worst: the largest difference of any element, as a multiple of the allowed one.
         worst_image: number of the image with the worst element.
         over: elements beyond their tolerance.
+        undefined: elements beyond it where rounding alone moves FP64 by more than a tolerance may grow.
         not_finite: elements that are NaN or infinite in the artefact and not in the reference.
     """
 
@@ -38,17 +39,34 @@ class OutputMetrics:
     worst_image: int | None = None
     over: int = 0
     not_finite: int = 0
+    undefined: int = 0
     _images: int = 0
     _sum_abs: float = 0.0
     _largest: float = 0.0
     _error: float = 0.0
     _signal: float = 0.0
 
-    def update(self, reference: Array, found: Array, noise: Array | float = 0.0) -> None:
+    def images_over(self, reference: Array, found: Array, noise: Array | float = 0.0) -> Array:
+        """Which images of a batch ``[n, ...]`` are beyond the tolerance ``[n]``; nothing is added."""
+        expected = np.nan_to_num(reference.astype(np.float64))
+        difference = np.nan_to_num(found.astype(np.float64)) - expected
+        ratio = excess(difference, expected, self.tolerance, noise)
+        return np.asarray((ratio > 1).reshape(len(ratio), -1).any(1))
+
+    def update(
+        self,
+        reference: Array,
+        found: Array,
+        noise: Array | float = 0.0,
+        exact: Array | None = None,
+        conditioning: Array | float = 0.0,
+    ) -> None:
         """Add a batch ``[n, ...]``.
 
         Args:
             noise: the error of FP32 itself, measured against FP64; widens the tolerance.
+            exact: the reference in FP64: an element passes that is near enough to it, too.
+            conditioning: how far rounding moves the exact values; widens the tolerance around them.
         """
         expected, actual = reference.astype(np.float64), found.astype(np.float64)
         finite = np.isfinite(expected)
@@ -59,6 +77,11 @@ class OutputMetrics:
         expected = np.where(both, expected, 0.0)
         size = np.abs(difference)
         ratio = excess(difference, expected, self.tolerance, noise)
+        if exact is not None:
+            truth = np.where(both, np.nan_to_num(exact), 0.0)
+            off = np.where(both, np.where(both, actual, 0.0) - truth, 0.0)
+            ratio = np.minimum(ratio, excess(off, truth, self.tolerance, conditioning))
+            self.undefined += int((undefined(truth, conditioning) & (ratio > 1)).sum())
         self.over += int((ratio > 1).sum())
         if ratio.size and (self.worst_image is None or ratio.max() > self.worst):
             self.worst = float(ratio.max())

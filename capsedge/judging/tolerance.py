@@ -32,6 +32,11 @@ class Tolerance:
 # On hard inputs FP32 itself differs from FP64, since routing feeds rounding back through exponentials. An
 # artefact in FP32 may differ by this many times as much.
 NOISE = 4.0
+# And never by more than this share of the largest magnitude of an image: 2^14 roundings of FP32 (2^-24).
+# Those of a sum of n terms grow as the root of n, 2^7 for the 16,384 votes of a large layer; an exponential
+# turns a relative error of its argument into one of its result that is as many times larger as the argument,
+# and beyond 88 < 2^7 FP32 has no exponential. A result with fewer than 10 of 24 bits left proves nothing.
+MOST = 2.0**-10
 
 
 def excess(
@@ -39,24 +44,41 @@ def excess(
     reference: NDArray[Any],
     tolerance: Tolerance,
     noise: NDArray[Any] | float = 0.0,
+    most: float = MOST,
 ) -> NDArray[np.float64]:
     """Each element's difference as a multiple of the allowed one; an element passes up to 1.
 
-    The allowed difference is ``atol + rtol * size + NOISE * noise``, where the size is the largest magnitude
-    along the reference's last axis: rounding depends on the size of a pose, not of its smallest element.
-    With ``unit``, ``atol`` is multiplied by that size where it is larger than 1.
+    The allowed difference is ``atol + rtol * size + min(NOISE * noise, most * image)``, where the size is the
+    largest magnitude along the reference's last axis: rounding depends on the size of a pose, not of its
+    smallest element. ``image`` is the largest magnitude of the image. With ``unit``, ``atol`` is multiplied
+    by the size where it is larger than 1.
 
     Args:
         difference: found - reference ``[n, ...]``, finite.
         reference: of the same shape, finite.
-        noise: the error of eager FP32 against FP64, broadcast over the elements; 0 if not measured.
+        noise: the error of FP32 as it was measured, broadcast over the elements; 0 if it was not.
+        most: what it may add at most, whatever was measured.
     """
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     absolute = tolerance.atol * (np.maximum(size, 1.0) if tolerance.unit else 1.0)
-    allowed = np.broadcast_to(absolute + tolerance.rtol * size + NOISE * noise, difference.shape)
+    added = np.fmin(NOISE * np.asarray(noise), _bound(reference, size, most))
+    allowed = np.broadcast_to(absolute + tolerance.rtol * size + added, difference.shape)
     magnitude = np.abs(difference)
     unlimited = np.where(magnitude > 0, np.inf, 0.0)
     return np.asarray(np.divide(magnitude, allowed, out=unlimited, where=allowed > 0), np.float64)
+
+
+def undefined(reference: NDArray[Any], noise: NDArray[Any] | float) -> NDArray[np.bool_]:
+    """Where rounding moves the reference ``[n, ...]`` by more than `excess` may allow."""
+    size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
+    beyond = NOISE * np.asarray(noise) > _bound(reference, size, MOST)
+    return np.asarray(np.broadcast_to(beyond, reference.shape))
+
+
+def _bound(reference: NDArray[Any], size: NDArray[Any], most: float) -> NDArray[Any]:
+    """The share of each image's largest magnitude; broadcasts over the elements."""
+    rest = tuple(range(1, reference.ndim))
+    return np.asarray(most * size.max(axis=rest, keepdims=True, initial=0.0))
 
 
 # Lengths lie in [0, 1] and decide; 1e-5 is a hundredth of a per mille of their range. Where the squash runs

@@ -17,6 +17,7 @@ from capsedge.calibration.deformed import STRENGTHS, Deformation
 from capsedge.calibration.doubt import Scored, decided
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError
+from capsedge.graph.random_nodes import refuse_random
 from capsedge.pipelines.pairing import Fit, fit
 from capsedge.runtime.cascade import Parent
 from capsedge.runtime.loading import load_bytes
@@ -38,6 +39,7 @@ class Network:
         self.content = read_bytes(path)
         self.session = load_bytes(self.content, path)
         self.model = onnx.load_model_from_string(self.content)
+        refuse_random(self.model, str(path))
 
     def parent(self) -> Parent:
         """What the cascade states of it."""

@@ -256,8 +256,14 @@ def _on_samples(
         count = len(inputs[0])
         part = None if labels is None else labels[compared:][:count]
         compared += count
+        if not compared - count:
+            source.check_repeatable(*inputs)
         expected = source.run(*inputs)
-        comparison.update(expected, found, labels=part)
+        defined = None
+        if not (limits.stated or limits.approximate):
+            over = comparison.images_over(expected, found)
+            defined = _defined(source, inputs, over, expected, session.batch)
+        comparison.update(expected, found, None, part, *(defined or (None, None)))
         if observe is not None:
             observe(expected, found, part)
         step(count)
@@ -277,9 +283,41 @@ def _on_hard_cases(
     for inputs, found in runs:
         expected, exact = source.run(*inputs), source.run(*inputs, dtype=torch.float64)
         noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
-        comparison.update(expected, found, noise)
+        defined = None
+        if not (limits.stated or limits.approximate):
+            over = comparison.images_over(expected, found, noise)
+            defined = _defined(source, inputs, over, expected, session.batch)
+        comparison.update(expected, found, noise, None, *(defined or (None, None)))
         step(len(inputs[0]))
     return comparison
+
+
+def _defined(
+    source: Reference,
+    inputs: tuple[NDArray[Any], ...],
+    over: NDArray[np.intp],
+    expected: Arrays,
+    batch: int | None,
+) -> tuple[Arrays, Arrays] | None:
+    """The exact values and their conditioning, for the images that are over; FP32's for the others.
+
+    None where there are none, or the reference cannot run in FP64.
+    """
+    if not len(over):
+        return None
+    rows = over if batch is None else np.arange(len(inputs[0]))
+    some = tuple(x[rows] for x in inputs)
+    conditioning = source.conditioning(*some)
+    if conditioning is None:
+        return None
+    truth = source.run(*some, dtype=torch.float64)
+    exact = {name: value.astype(np.float64) for name, value in expected.items()}
+    widened = {}
+    for name, value in exact.items():
+        value[rows] = truth[name]
+        widened[name] = np.zeros((*value.shape[:-1], 1))
+        widened[name][rows] = conditioning[name]
+    return exact, widened
 
 
 def _images(

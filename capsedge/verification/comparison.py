@@ -44,14 +44,30 @@ class Comparison:
             session, outputs, Decisions.of(session, tie), RegressionErrors.of(session), errors
         )
 
+    def images_over(
+        self,
+        expected: Arrays,
+        found: Arrays,
+        noise: Mapping[str, NDArray[np.float64]] | None = None,
+    ) -> NDArray[np.intp]:
+        """The images of a batch with an output beyond its tolerance; nothing is added."""
+        over = [
+            m.images_over(expected[n], found[n], 0.0 if noise is None else noise[n])
+            for n, m in self.outputs.items()
+            if expected[n].shape == found[n].shape and expected[n].ndim
+        ]
+        return np.flatnonzero(np.any(over, axis=0)) if over else np.zeros(0, np.intp)
+
     def update(
         self,
         expected: Arrays,
         found: Arrays,
         noise: Mapping[str, NDArray[np.float64]] | None = None,
         labels: NDArray[np.int64] | None = None,
+        exact: Arrays | None = None,
+        conditioning: Arrays | None = None,
     ) -> None:
-        """Add a batch of the reference's and the artefact's outputs.
+        """Add a batch of the reference's and the artefact's outputs; as `OutputMetrics.update`.
 
         Raises:
             ArtefactError: an output's shape is not that of the reference.
@@ -63,7 +79,13 @@ class Comparison:
                     f"The reference's has {list(expected[name].shape)}.",
                     "Name the checkpoint that the file was exported from with --checkpoint.",
                 )
-            metrics.update(expected[name], found[name], 0.0 if noise is None else noise[name])
+            metrics.update(
+                expected[name],
+                found[name],
+                0.0 if noise is None else noise[name],
+                None if exact is None else exact[name],
+                0.0 if conditioning is None else conditioning[name],
+            )
             self.errors[name].update(expected[name], found[name])
         scores, poses = self.session.score_output, self.session.pose_output
         if self.decisions is not None and scores is not None:

@@ -77,8 +77,8 @@ class Ledger:
             return self.note
         if row is None:
             return (
-                "Routing is within FP32 rounding everywhere: the error arises after it, in the outputs, "
-                "or the tolerance is tighter than rounding."
+                "No value of routing is over its budget, which allows for a whole layer what FP32 loses in "
+                "it; the outputs are over theirs, which holds for each pose."
             )
         columns = " and ".join(row.over)
         if row.iteration == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.own_modules import Scored, default_double, named
+from capsedge.exporters.repeatable import check_repeatable
 from capsedge.exporters.traced import traced_routing
 from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, with_iterations
@@ -23,6 +24,9 @@ from capsedge.runtime.trace import PREFIX
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = Sequence[torch.Tensor]
+
+_ROUNDING = 2.0**-24  # of FP32
+_DRAWS = 3  # of roundings
 
 
 class Reference:
@@ -81,6 +85,52 @@ class Reference:
             self._double = copy.deepcopy(self.module).double()
         return self._double
 
+    def check_repeatable(self, *inputs: NDArray[Any]) -> None:
+        """Refuse a module of the user's whose answers to the same inputs differ.
+
+        Raises:
+            UnsupportedModelError: they do; the error names the line.
+        """
+        if not isinstance(self.module, CapsuleModel):
+            given = [torch.from_numpy(np.ascontiguousarray(each)) for each in inputs]
+            check_repeatable(self.module, self._rounded, [given])
+
+    def conditioning(self, *inputs: NDArray[Any]) -> Arrays | None:
+        """How far one rounding of all inputs and weights to FP32 moves each pose, the largest of a few draws.
+
+        An evaluation in FP32 gives what FP64 gives for inputs and weights that are changed by a few such
+        roundings. None where the module cannot run in FP64.
+        """
+        given = [torch.from_numpy(np.ascontiguousarray(each)) for each in inputs]
+        exact = self._true(given)
+        if exact is None:
+            return None
+        moved = {name: np.zeros(()) for name in self.outputs}
+        for module, changed in self.moved(given):
+            found = self._in_double(module, changed)
+            for name in self.outputs:
+                off = np.abs(found[name].numpy() - exact[name].numpy())
+                off = np.nan_to_num(off, posinf=0.0).max(axis=-1, keepdims=True, initial=0.0)
+                moved[name] = np.maximum(moved[name], off)
+        return moved
+
+    def moved(self, inputs: Tensors) -> Iterator[tuple[nn.Module, list[torch.Tensor]]]:
+        """The FP64 module and its inputs, every value changed by one rounding of FP32, up or down."""
+        for seed in range(_DRAWS):
+            generator = torch.Generator().manual_seed(seed)
+
+            def changed(x: torch.Tensor, generator: torch.Generator = generator) -> torch.Tensor:
+                if not x.is_floating_point():
+                    return x
+                signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+                return x.double() * (1 + _ROUNDING * signs)
+
+            module = copy.deepcopy(self.double)
+            with torch.no_grad():
+                for tensor in (*module.parameters(), *module.buffers()):
+                    tensor.copy_(changed(tensor))
+            yield module, [changed(x) for x in inputs]
+
     def _rounded(self, inputs: Tensors) -> Mapping[str, torch.Tensor]:
         try:
             return self._tensors(
@@ -97,14 +147,22 @@ class Reference:
             ) from error
 
     def _exact(self, inputs: Tensors) -> Mapping[str, torch.Tensor]:
+        found = self._true(inputs)
+        return self._rounded(inputs) if found is None else found
+
+    def _true(self, inputs: Tensors) -> Mapping[str, torch.Tensor] | None:
+        """What the module gives in FP64; None where the user's code fixes a type."""
         doubled = [x.double() if x.is_floating_point() else x for x in inputs]
         if isinstance(self.module, CapsuleModel):
             return self._tensors(self.double, doubled)
         try:
-            with default_double():
-                return self._tensors(self.double, doubled)
+            return self._in_double(self.double, doubled)
         except Exception:  # of the user's code: any kind
-            return self._rounded(inputs)
+            return None
+
+    def _in_double(self, module: nn.Module, inputs: Tensors) -> Mapping[str, torch.Tensor]:
+        with default_double():
+            return self._tensors(module, inputs)
 
     def _tensors(self, module: nn.Module, inputs: Tensors) -> Mapping[str, torch.Tensor]:
         with torch.inference_mode():

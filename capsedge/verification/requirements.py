@@ -10,7 +10,7 @@ from capsedge.datasets import ImageSet
 from capsedge.judging.decisions import Decisions
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.regression import allowed_share
-from capsedge.judging.tolerance import Tolerance, least_agreement, tolerances
+from capsedge.judging.tolerance import MOST, NOISE, Tolerance, least_agreement, tolerances
 from capsedge.runtime.session import Session
 from capsedge.verification.comparison import Comparison
 
@@ -24,6 +24,7 @@ class Limits:
         min_agreement: least share of equal decisions.
         approximate: whether the file is not meant to equal its source.
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
+        stated: whether the tolerances are the user's: nothing is added to them on samples.
         max_drop: points that the file was allowed to lose when it was made; None if not stated.
         max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
             when it was made; None for others.
@@ -34,6 +35,7 @@ class Limits:
     min_agreement: float
     approximate: bool
     by_numbers: bool
+    stated: bool
     max_drop: float | None
     max_error: float | None
     share: float
@@ -53,6 +55,7 @@ class Limits:
             least_agreement(session.metadata) if min_agreement is None else min_agreement,
             approximate,
             by_numbers=not approximate or atol is not None or rtol is not None,
+            stated=atol is not None or rtol is not None,
             max_drop=_allowed(session, "max_drop") if approximate else None,
             max_error=_allowed(session, "max_error") if approximate else None,
             share=allowed_share(session.metadata),
@@ -147,6 +150,12 @@ def _output_failures(
             f"{metrics.name}: {metrics.over} of {metrics.elements} values beyond tolerance on the {place}, "
             f"at worst {metrics.worst:.3g} times ({image}); max abs {metrics.max_abs:.3g}."
         )
+        if metrics.undefined:
+            failures.append(
+                f"{metrics.name}: {metrics.undefined} of these values the network itself does not define in "
+                f"FP32: one rounding of its inputs and weights moves them by over 1/{round(NOISE / MOST)} of "
+                "the largest value, beyond what a tolerance may allow. It is ill-conditioned there."
+            )
     return failures
 
 

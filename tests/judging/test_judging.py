@@ -12,7 +12,16 @@ import capsedge
 from capsedge.errors import UsageError
 from capsedge.judging.decisions import Decisions, angles
 from capsedge.judging.outputs import OutputMetrics
-from capsedge.judging.tolerance import NOISE, OTHER, Tolerance, excess, parse, tolerances
+from capsedge.judging.tolerance import (
+    MOST,
+    NOISE,
+    OTHER,
+    Tolerance,
+    excess,
+    parse,
+    tolerances,
+    undefined,
+)
 from tests.runtime.models import capsule_model, metadata, save
 
 
@@ -39,8 +48,33 @@ def test_relative_part_follows_the_size_of_the_pose() -> None:
 
 def test_noise_widens_the_tolerance() -> None:
     metrics = OutputMetrics("lengths", Tolerance(0.0, 0.0))
-    metrics.update(np.array([[1.0], [1.0]]), np.array([[1.5], [1.5]]), np.array([[1.0], [0.1]]))
+    wanted, found = np.array([[1.0], [1.0]]), np.array([[1.0005], [1.0005]])
+    metrics.update(wanted, found, np.array([[2e-4], [1e-4]]))
     assert (metrics.over, metrics.worst_image) == (1, 1)
+
+
+def test_no_noise_widens_it_without_limit() -> None:
+    """Not by more than MOST of an image's largest value, whatever was measured, NaN too."""
+    reference = np.array([[[4.0, 0.0], [0.5, 0.0]], [[0.0, 0.0], [0.1, 0.0]]])
+    limits = np.array([4.0, 0.1]) * MOST
+    for noise in (1.0, np.inf, np.nan):
+        for share, passes in ((0.999, True), (1.001, False)):
+            off = np.broadcast_to(share * limits[:, None, None], reference.shape)
+            ratio = excess(off, reference, Tolerance(0.0, 0.0), np.full((2, 2, 1), noise))
+            assert bool((ratio <= 1).all()) == passes, (noise, share)
+    assert undefined(reference, np.array([[[9e-4], [1e-9]]] * 2)).tolist() == [
+        [[False] * 2] * 2,
+        [[True] * 2, [False] * 2],
+    ]
+
+
+def test_an_element_near_the_exact_value_passes() -> None:
+    """FP64 is the referee: what eager FP32 lost is no error of the artefact; bounded too."""
+    wanted, exact = np.array([[1.0], [1.0]]), np.array([[1.0003], [1.0003]])
+    for found, conditioning, over in ((1.0003, 0.0, 0), (1.0005, 1e-4, 0), (1.4, 1.0, 2)):
+        metrics = OutputMetrics("poses", Tolerance(1e-5, 0.0))
+        metrics.update(wanted, np.full((2, 1), found), 0.0, exact, np.full((2, 1), conditioning))
+        assert (metrics.over, metrics.undefined) == (over, over), found
 
 
 def test_one_rule_for_all_that_judge() -> None:
@@ -49,8 +83,9 @@ def test_one_rule_for_all_that_judge() -> None:
     difference = np.array([[[0.5, 0.0], [0.1, 0.0]]])
     ratio = excess(difference, reference, Tolerance(0.1, 0.1))
     np.testing.assert_allclose(ratio, [[[1.0, 0.0], [1.0, 0.0]]])
-    ratio = excess(difference, reference, Tolerance(0.1, 0.1), np.array([[[0.5 / NOISE], [0.0]]]))
-    np.testing.assert_allclose(ratio, [[[0.5, 0.0], [1.0, 0.0]]])
+    noise = np.array([[[4.0 * MOST / NOISE], [0.0]]])
+    ratio = excess(difference, reference, Tolerance(0.1, 0.1), noise)
+    np.testing.assert_allclose(ratio, [[[0.5 / (0.5 + 4 * MOST), 0.0], [1.0, 0.0]]])
     nothing_allowed = excess(difference, reference, Tolerance(0.0, 0.0))
     np.testing.assert_array_equal(nothing_allowed, [[[np.inf, 0.0], [np.inf, 0.0]]])
 

@@ -15,6 +15,7 @@ from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.proto import copy_of, opset_of, replace
+from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.recognize.batching import with_batch
 from capsedge.graph.recognize.finishing import equal, recognized_and_proven
 from capsedge.graph.recognize.half import between_casts, has_halves, widened, widened_as
@@ -92,6 +93,7 @@ def improve(
     stage("loading")
     source = onnx.load_model_from_string(data)
     _check_opset(source)
+    refuse_random(source)
     original, sigmoids = _original(data, source)
     plain = _prepared(source)
     before = opset_of(plain)
