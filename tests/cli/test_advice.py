@@ -11,16 +11,15 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-import typer.main
+from click.testing import CliRunner
 from PIL import Image
-from typer.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import CapsedgeError
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
 
-VERBS: dict[str, click.Command] = dict(verbs(typer.main.get_command(app)))
+VERBS: dict[str, click.Command] = dict(verbs(app))
 PACKAGES = ("capsedge", "runtime", "exporters", "calibration")
 _COMMAND = re.compile(r"(`?)capsedge ([a-z]+)(?![\w.])([^`;\n]*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="modules are PyTorch's")
 pytest.importorskip("onnxscript")

@@ -13,21 +13,19 @@ import pytest
 from tests.conftest import ROOT
 from tests.places.table import Parameter, command, honest, parameters
 
-# Every package that an extra of pyproject.toml brings; numpy, Pillow, typer and rich are always there.
+# Every package that an extra of pyproject.toml brings; numpy, Pillow, click and rich are always there.
 HIDDEN = (
     "fsspec", "grpc", "h5py", "httptools", "litert", "matplotlib", "mlserver", "onnx", "onnx_graphsurgeon",
     "onnx_ir", "onnxruntime", "onnxscript", "openvino", "pyarrow", "ray", "safetensors", "tensorrt",
     "tensorrt_rtx", "torch", "uvicorn",
 )  # fmt: skip
 BARE = f"""
-import contextlib, functools, io, json, sys
+import contextlib, io, json, sys
 from pathlib import Path
-import typer.main
 for name in {HIDDEN}:
     sys.modules[name] = None
 import capsedge.deploy.web
 from capsedge.cli import _run
-typer.main.get_command = functools.cache(typer.main.get_command)  # or it is built for every line
 capsedge.deploy.web._SITE = Path("/nowhere")  # as in a checkout without `make web`
 for line in sys.stdin:
     sys.argv = ["capsedge", *json.loads(line)]
