@@ -32,9 +32,11 @@ _LONG_TEXT = limits.MIB  # of a text whose escapes are no longer read
 _SPACE = re.compile(rb"[ \t\r\n]{0,65536}")
 _SCALAR = re.compile(rb"-?[0-9][0-9.eE+-]{0,999}|true|false|null")
 _CONTROLS = bytes(range(32))
-_VALUES = b"0123456789+-.eE \t\r\ntrufalsn"
+_SPACES = b" \t\r\n"
+_VALUES = b"0123456789+-.eEtrufalsn"
+_ONE_KIND = bytes.maketrans(_VALUES, b"0" * len(_VALUES))
+_MISPLACED = (b"0[", b"]0", b"][", b"[,", b",]")
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
-_MISPLACED = re.compile(rb"[0-9els]\s*\[|\]\s*[-0-9tfn]|\[\s*,|,\s*\]|\]\s*\[")
 
 
 class Malformed(ValueError):
@@ -220,7 +222,7 @@ class _Reader:
         data, last = self.data, end - 1
         parts: list[NDArray[Any]] = []
         shape: list[bytes] = []
-        at = self.at
+        at = start = self.at
         while at <= last:
             cut = data.find(b",", at + PIECE, min(at + 2 * PIECE, end)) if end - at > PIECE else end
             if cut < 0:
@@ -228,11 +230,17 @@ class _Reader:
             if cut - at > 2 * PIECE:
                 self.at = at
                 self.fail("a number in a list is too long")
-            # With the commas on both sides, so that none is misplaced there.
-            if _MISPLACED.search(data, max(at - 1, self.at), min(cut + 1, end)):
-                self.at = at
-                self.fail("it is no JSON: a bracket or a comma is misplaced")
             piece = data[at:cut]
+            brackets = piece.translate(_ONE_KIND, _SPACES)
+            commas = brackets.translate(None, b"0") + b"," * (cut < end)
+            shape.append(commas)
+            if b"[" in commas[1:] or b"]" in commas[:-1]:
+                # With the commas on both sides, so that none is misplaced there. In a flat list the parser of
+                # numbers, and their count, find that.
+                brackets = b"," * (at > start) + brackets + b"," * (cut < end)
+                if any(pair in brackets for pair in _MISPLACED):
+                    self.at = at
+                    self.fail("it is no JSON: a bracket or a comma is misplaced")
             self.at = at
             values = self._loads(b"[%b]" % piece.translate(_NO_BRACKETS))
             self._numbers -= len(values)
@@ -244,9 +252,6 @@ class _Reader:
                 raise Malformed("a list holds more than numbers") from error
             if parts[-1].dtype.kind not in "biuf":
                 self.fail("a list holds more than numbers")
-            shape.append(piece.translate(None, _VALUES))
-            if cut < end:
-                shape.append(b",")
             at = cut + 1
         sizes, found = self._sizes(b"".join(shape)), _joined(parts)
         if math.prod(sizes) != found.size:
