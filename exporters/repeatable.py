@@ -64,7 +64,7 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
                     raise _seeded(draws, off)
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the random operations of a run, and the user's lines that call them.
 
     Args:
@@ -72,7 +72,7 @@ class _Draws(TorchDispatchMode):
     """
 
     def __init__(self, stream: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.stream, self.names, self.lines = stream, list[str](), list[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
