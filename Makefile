@@ -15,7 +15,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,16 +39,19 @@ lint: $(READY) ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p capsedge
 
-test: lint ## Run the fast tests, as CI does
-	$(BIN)/python -m pytest -n auto --dist worksteal
+test: lint ## Run the fast tests, in minutes; FOLDER=graph runs those of tests/graph
+	$(BIN)/python -m pytest -n auto --dist worksteal $(FOLDER:%=tests/%)
 
-test-all: lint ## Run all tests, slow ones included
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
+test-all: lint ## Run the thorough tests too, as CI does
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(FOLDER:%=tests/%)
+
+test-slow: $(READY) ## Run the tests that take minutes each or need special tools
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow $(FOLDER:%=tests/%)
 
 test-nvidia: $(READY) ## Test with NVIDIA's parser, builder and plugin registry, without a GPU; installs TensorRT-RTX
 	@echo "Installing TensorRT-RTX (96 MB): proprietary NVIDIA software; the package contains its licence."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/nvidia/requirements.txt
-	CAPSEDGE_REQUIRE_NVIDIA=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/nvidia
+	CAPSEDGE_REQUIRE_NVIDIA=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" tests/nvidia
 
 test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machine; installs Ray in build/ray
 	@echo "Installing Ray (240 MB) and pandas, beside the packages of the tests, in build/ray."

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -315,6 +316,7 @@ def main() -> None:
     todo = list(product(options.threads, options.batches, options.models))
     document: dict[str, Any] = {
         "machine": machine(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "command": "python -m benchmarks.peers",
         "rows": kept_rows(options.output / "peers.json", todo),
     }

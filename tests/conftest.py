@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests import skips
+from tests import skips, tiers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--costs", metavar="FILE", help="write the CPU seconds of every test to FILE, as TSV"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     skips.register(config)
+    tiers.register(config)
 
 
 @pytest.fixture(scope="session")

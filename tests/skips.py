@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FILE = "CAPSEDGE_SKIPPED"  # names a file that the skipped tests are written to, as `pytest @FILE` reads it
 _NODE = "Node.js 20.19 or later is missing; install it and run `make web`"
 _WEB = "the npm package and the page are not built; run `make web`"
 _COMPILER = "a C++17 compiler or cmake is missing; apt-get install g++ binutils, and `make test`"
@@ -57,11 +54,6 @@ def lines(reasons: Iterable[str]) -> list[str]:
     return [f"skipped {count}: {told}" for told, count in ranked]
 
 
-def selection(nodes: Iterable[str]) -> list[str]:
-    """The functions, or whole files, that tests belong to, for pytest to run again."""
-    return sorted({node.partition("[")[0] for node in nodes})
-
-
 class Summary:
     """Adds the lines to pytest's summary, in the process that prints it."""
 
@@ -70,11 +62,6 @@ class Summary:
         reports = [report for report in skipped if isinstance(report.longrepr, tuple)]
         for line in lines(report.longrepr[2] for report in reports):
             terminalreporter.write_line(line)
-        if named := os.environ.get(FILE):
-            place = Path(named)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            found = selection(report.nodeid for report in reports)
-            place.write_text("".join(f"{node}\n" for node in found), encoding="utf-8")
 
 
 def register(config: pytest.Config) -> None:

@@ -42,5 +42,5 @@ def test_ci_runs_the_commands_of_the_readme_first() -> None:
     targets = [
         found[1] for line in lines if (found := re.match(r"(?:if .*; then )?make ([\w-]+)", line))
     ]
-    assert targets == ["demo", "test", "runtimes", "web", "docs", "test-nvidia"]
+    assert targets == ["demo", "test", "runtimes", "web", "test-all", "docs", "test-nvidia"]
     assert not [line for line in lines[: lines.index("make demo")] if "tools/" in line]

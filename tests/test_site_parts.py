@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+import statistics
 
 import pytest
 
@@ -43,18 +45,28 @@ def test_an_example_is_code_whose_output_is_no_reference() -> None:
 
 
 def test_readme_and_chart_are_those_of_the_measurements() -> None:
-    document = json.loads(speed.DOCUMENT.read_text())
+    runs = speed.load_runs()
     text = speed.README.read_text()
-    assert speed.table(document) in text, "python -m tools.speed"
-    assert speed.chart(document) == speed.CHART.read_text(), "python -m tools.speed"
-    document["rows"][0]["median_ms"] = 9.87  # CapsNet, batch 1
-    assert "9.87" in speed.readme(text, document)
+    assert speed.table(runs) in text, "python -m tools.speed"
+    assert speed.chart(runs) == speed.CHART.read_text(), "python -m tools.speed"
+    runs[-1]["milliseconds"]["capsnet-mnist:3"]["1"][speed.CAPSEDGE] = 9.87
+    assert "9.87" in speed.readme(text, runs)
+
+
+def test_ratios_are_medians_and_ranges_of_the_runs() -> None:
+    peers = json.loads((ROOT / "docs/benchmarks/peers.json").read_text())
+    run = speed.kept(peers)
+    runs = [run, copy.deepcopy(run), copy.deepcopy(run)]
+    for factor, each in zip((2.0, 3.0, 7.0), runs, strict=True):
+        times = each["milliseconds"]["em-smallnorb:3"]["16"]
+        times[speed.PLAIN] = factor * times[speed.CAPSEDGE]
+    assert speed.ratios(runs, "em-smallnorb:3", 16, speed.PLAIN) == pytest.approx([2, 3, 7])
+    assert "3.0x (2.0x-7.0x)" in speed.table(runs)
 
 
 def test_the_caption_of_the_chart_says_what_it_shows() -> None:
-    document = json.loads(speed.DOCUMENT.read_text())
-    times = [speed.milliseconds(document, model, 1) for model in speed.MODELS]
-    gains = [found[speed.PLAIN] / found[speed.CAPSEDGE] for found in times]
+    runs = speed.load_runs()
+    gains = [statistics.median(speed.ratios(runs, m, 1, speed.PLAIN)) for m in speed.MODELS]
     low, high = re.search(r"capsedge is (\S+) to (\S+) times", speed.README.read_text()).groups()  # type: ignore[union-attr]
     assert (low, high) == (f"{min(gains):.1f}", f"{max(gains):.0f}")
 

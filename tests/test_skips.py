@@ -19,7 +19,7 @@ PROPERTY = re.compile(
     r"epsilon is zero|one routed layer|of EM routing|accumulated logits"
     r"|this (ONNX Runtime|version|compiler|nvcc)"
     r"|has no (package|second)|x86|only|Windows|are Unix's|other systems lack|superuser|/dev/full"
-    r"|is installed here|has TensorRT"
+    r"|is installed here|has TensorRT|as on Linux"
     r"|no release|another build|there is a GPU|has an NVIDIA GPU|begin with compute|counted with"
     r"|nothing on this page|older x86|TensorRT 11|headers of 10\.3|not a checkout|Python \{|for this Python"
 )
@@ -71,8 +71,8 @@ def test_one_line_for_each_tool() -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.slow)])
-def test_what_pytest_prints_and_writes(workers: str, tmp_path: Path) -> None:
-    """Also for whole files, and from the processes of xdist; what is written is what pytest runs again."""
+def test_what_pytest_prints(workers: str, tmp_path: Path) -> None:
+    """Also for whole files, and from the processes of xdist."""
     (tmp_path / "conftest.py").write_text(
         "from tests.skips import register\ndef pytest_configure(config):\n    register(config)\n"
     )
@@ -85,7 +85,7 @@ def test_what_pytest_prints_and_writes(workers: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", "-rfE"]
     options = {
         "cwd": tmp_path,
-        "env": {**os.environ, "PYTHONPATH": str(ROOT), skips.FILE: str(tmp_path / "out/list")},
+        "env": {**os.environ, "PYTHONPATH": str(ROOT)},
         "capture_output": True,
         "text": True,
     }
@@ -95,7 +95,3 @@ def test_what_pytest_prints_and_writes(workers: str, tmp_path: Path) -> None:
         "skipped 2: the npm package and the page are not built; run `make web`",
         "skipped 1: Python packages are missing; `make test` installs them",
     ]
-    assert (tmp_path / "out/list").read_text() == "test_a.py::test_web\ntest_b.py\n"
-    again = subprocess.run([*command, "@out/list"], **options)  # type: ignore[call-overload]
-    assert "3 skipped" in again.stdout
-    assert "passed" not in again.stdout

@@ -1,20 +1,25 @@
-"""Write the speed table of README.md and its chart from what `benchmarks.peers` measured.
+"""Write the speed table of README.md and its chart from several runs of `benchmarks.peers`.
 
-python -m tools.speed
+python -m tools.speed              # from the runs that are kept
+python -m tools.speed peers.json   # keeps this run too
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from statistics import median
+from typing import Any, Final, TypeAlias
 
 from benchmarks.peers import OPENVINO, PLAIN, REFERENCE
 
+Run: TypeAlias = dict[str, Any]
 ROOT: Final = Path(__file__).resolve().parent.parent
-DOCUMENT: Final = ROOT / "docs/benchmarks/peers.json"
+RUNS: Final = ROOT / "docs/benchmarks/speed-runs.json"
 README: Final = ROOT / "README.md"
 CHART: Final = ROOT / "docs/assets/speed.svg"
 CAPSEDGE: Final = "capsedge fused"
@@ -48,72 +53,103 @@ STYLE: Final = """
 """
 
 
-def milliseconds(document: dict[str, Any], model: str, batch: int) -> dict[str, float]:
-    """Medians of the four peers of the table.
+def load_runs() -> list[Run]:
+    """Every run that was kept, the oldest first."""
+    runs: list[Run] = json.loads(RUNS.read_text(encoding="utf-8"))
+    return runs
+
+
+def kept(document: dict[str, Any]) -> Run:
+    """The figures of one run of `benchmarks.peers` that the table shows.
 
     Raises:
         KeyError: one of them was not measured.
     """
-    found = {
-        row["peer"]: float(row["median_ms"])
+    rows = {
+        (row["model"], row["batch"], row["peer"]): row
         for row in document["rows"]
-        if (row["model"], row["batch"], row["threads"]) == (model, batch, THREADS)
+        if row["threads"] == THREADS
     }
-    return {peer: found[peer] for peer in PEERS}
+    chosen = [rows[m, b, p] for m in MODELS for b in BATCHES for p in PEERS]
+    milliseconds = {
+        model: {
+            str(batch): {p: round(float(rows[model, batch, p]["median_ms"]), 4) for p in PEERS}
+            for batch in BATCHES
+        }
+        for model in MODELS
+    }
+    return {
+        "date": document["date"],
+        "machine": document["machine"],
+        "versions": sorted({row["version"].partition(",")[0] for row in chosen}),
+        "milliseconds": milliseconds,
+    }
 
 
-def table(document: dict[str, Any]) -> str:
+def ratios(runs: Sequence[Run], model: str, batch: int, peer: str) -> list[float]:
+    """How many times as long as capsedge a peer takes, in each run, in ascending order."""
+    times = [run["milliseconds"][model][str(batch)] for run in runs]
+    return sorted(found[peer] / found[CAPSEDGE] for found in times)
+
+
+def table(runs: Sequence[Run]) -> str:
     """What the times are of, and the table, as Markdown."""
-    machine = document["machine"]
-    versions = sorted(
-        {f"{row['version']}".partition(",")[0] for row in document["rows"] if row["peer"] in PEERS}
-    )
+    last = runs[-1]
+    machine = last["machine"]
     lines = [
-        f"Milliseconds per batch (medians), {THREADS} threads, {machine['cpu']}, {machine['cores']} cores; "
-        f"{', '.join(versions)}.",
+        "Milliseconds per batch with capsedge, and how many times as long the others take: "
+        f"{THREADS} threads, {machine['cpu']}, {machine['cores']} cores; {', '.join(last['versions'])}.",
         "",
         f"| model | batch | {' | '.join(PEERS.values())} |",
         "|---|---|---|---|---|---|",
     ]
     for model, title in MODELS.items():
         for batch in BATCHES:
-            times = milliseconds(document, model, batch)
-            ours = times[CAPSEDGE]
+            ours = last["milliseconds"][model][str(batch)][CAPSEDGE]
             cells = [f"**{_figure(ours)}**"]
-            cells += [
-                f"{_figure(times[peer])} ({_times(times[peer] / ours)})" for peer in list(PEERS)[1:]
-            ]
+            for peer in list(PEERS)[1:]:
+                found = ratios(runs, model, batch, peer)
+                cells.append(f"{_times(median(found))} ({_times(found[0])}-{_times(found[-1])})")
             lines.append(
                 f"| {title if batch == BATCHES[0] else ''} | {batch} | {' | '.join(cells)} |"
             )
+    dates = sorted({run["date"] for run in runs})
+    lines += [
+        "",
+        f"Ratios are medians of {len(runs)} runs on {len(dates)} days ({', '.join(dates)}), with "
+        "the smallest and the largest in brackets; milliseconds are those of the last run.",
+    ]
     return "\n".join(lines) + "\n"
 
 
-def chart(document: dict[str, Any]) -> str:
-    """Bars of the speed at batch 1, relative to the plain export in ONNX Runtime, as SVG."""
-    times = {model: milliseconds(document, model, BATCHES[0]) for model in MODELS}
-    most = max(found[PLAIN] / found[peer] for found in times.values() for peer in PEERS)
+def chart(runs: Sequence[Run]) -> str:
+    """Bars of the speed at batch 1, relative to the plain export in ONNX Runtime, as SVG; medians of runs."""
+    batch = BATCHES[0]
+    speeds: dict[str, dict[str, float]] = {}
+    for model in MODELS:
+        plain = median(ratios(runs, model, batch, PLAIN))
+        speeds[model] = {p: plain / median(ratios(runs, model, batch, p)) for p in PEERS}
+    most = max(max(found.values()) for found in speeds.values())
     unit = (WIDTH - LABELS - VALUES) / most
     parts, y = [], 28
     parts.append(
         _text(16, y, "Speed at batch 1, relative to the plain export in ONNX Runtime", "title")
     )
-    for model, found in times.items():
+    for model, found in speeds.items():
         y += 30
         parts.append(
             _text(16, y, MODELS[model].replace("the same", "Tsai et al. table 8"), "title")
         )
         y += 8
         for peer, name in PEERS.items():
-            speed = found[PLAIN] / found[peer]
+            speed = found[peer]
             length = max(speed * unit, 1.0)
             kind = "ours" if peer == CAPSEDGE else "theirs"
             parts.append(_text(16, y + BAR - 3, name))
             parts.append(
                 f'<rect class="{kind}" x="{LABELS}" y="{y}" width="{length:.1f}" height="{BAR}" rx="2"/>'
             )
-            label = f"{_times(speed)}, {_figure(found[peer])} ms"
-            parts.append(_text(LABELS + length + 8, y + BAR - 3, label, "small"))
+            parts.append(_text(LABELS + length + 8, y + BAR - 3, _times(speed), "small"))
             y += BAR + GAP
     height = y + 12
     head = (
@@ -124,9 +160,9 @@ def chart(document: dict[str, Any]) -> str:
     return "\n".join([f"{head}<style>{STYLE}</style>", page, *parts, "</svg>\n"])
 
 
-def readme(text: str, document: dict[str, Any]) -> str:
+def readme(text: str, runs: Sequence[Run]) -> str:
     """The README with the table of these measurements."""
-    return _BLOCK.sub(lambda found: f"{found[1]}{table(document)}{found[2]}", text)
+    return _BLOCK.sub(lambda found: f"{found[1]}{table(runs)}{found[2]}", text)
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:
@@ -143,10 +179,13 @@ def _times(ratio: float) -> str:
 
 
 def main() -> None:
-    """Write the table and the chart."""
-    document = json.loads(DOCUMENT.read_text(encoding="utf-8"))
-    README.write_text(readme(README.read_text(encoding="utf-8"), document), encoding="utf-8")
-    CHART.write_text(chart(document), encoding="utf-8")
+    """Keep the runs that are named, and write the table and the chart."""
+    runs = load_runs()
+    runs += [kept(json.loads(Path(name).read_text(encoding="utf-8"))) for name in sys.argv[1:]]
+    runs.sort(key=lambda run: str(run["date"]))
+    RUNS.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8"), runs), encoding="utf-8")
+    CHART.write_text(chart(runs), encoding="utf-8")
     print(f"wrote {README.name} and {CHART.relative_to(ROOT)}")
 
 

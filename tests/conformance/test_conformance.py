@@ -6,6 +6,7 @@ The same as ``python -m tests.conformance test`` and ``gradient``, which filter 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -47,14 +48,23 @@ FIRST = -0.9436763096825815
 )
 def test_operator(backend: str, operator: str, dtype: str, heavy: bool) -> None:
     """`python -m tests.conformance test` runs a single case."""
-    rows = [
-        modes.check(BACKENDS[backend], case, dtype)
-        for case in GROUPS[backend, operator, dtype, heavy]
+    cases = GROUPS[backend, operator, dtype, heavy]
+    rows = [modes.check(BACKENDS[backend], case, dtype) for case in cases]
+    failed = [
+        f"{row.case}: {row.detail}\n  {alone('test', backend, case, dtype)}"
+        for row, case in zip(rows, cases, strict=True)
+        if row.verdict not in ("ok", "skipped")
     ]
-    failed = [f"{row.case}: {row.detail}" for row in rows if row.verdict not in ("ok", "skipped")]
     assert not failed, "\n".join(failed[:20])
     if all(row.verdict == "skipped" for row in rows):
         pytest.skip(rows[0].detail)
+
+
+def alone(mode: str, backend: str, case: Case, dtype: str = "") -> str:
+    """The command that runs one case."""
+    words = ["python", "-m", "tests.conformance", mode, "--backend", backend]
+    words += ["--dtype", dtype] * bool(dtype) + ["--filter", f"^{re.escape(str(case))}$"]
+    return shlex.join(words)
 
 
 def _big(case: Case) -> bool:
@@ -78,7 +88,14 @@ def test_gradient(case: Case) -> None:
     row = modes.check_gradient(BACKENDS["torch"], case)
     if row.verdict == "skipped":
         pytest.skip(row.detail)
-    assert row.verdict == "ok", row.detail
+    assert row.verdict == "ok", f"{row.detail}\n  {alone('gradient', 'torch', case)}"
+
+
+def test_the_command_for_one_case_selects_it() -> None:
+    for case in (CASES[0], CASES[-1], *(c for c in CASES if c.heavy)):
+        words = shlex.split(alone("test", "torch", case))
+        pattern = words[words.index("--filter") + 1]
+        assert [c for c in CASES if re.search(pattern, str(c))] == [case]
 
 
 def test_cases_have_different_names() -> None:

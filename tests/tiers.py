@@ -1,0 +1,167 @@
+"""The tiers of the tests: which of them a run takes, and what a test of the fast tier may cost.
+
+A test without a mark is in the fast tier. ``tests/README.md`` describes the marks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+LIMIT = 1.0  # CPU seconds of a test of the fast tier on the machine that `_PROBE` was measured on
+_PROBE = 0.058  # CPU seconds that `_probe` takes there (AMD EPYC, idle)
+_COST = "cpu_seconds"
+
+
+def _cpu() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class _Shared:
+    """CPU seconds that no single test causes: first imports, and fixtures that several tests use."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth, self._begin = 0.0, 0, 0.0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._begin = _cpu()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += _cpu() - self._begin
+
+    @property
+    def active(self) -> bool:
+        return self._depth > 0
+
+
+_shared = _Shared()
+
+
+def _probe() -> float:
+    """How much slower than the reference this machine is at the moment; at least 1."""
+    begin = time.process_time()
+    digest = b""
+    for _ in range(200_000):
+        digest = hashlib.blake2s(digest, digest_size=8).digest()
+    return max(1.0, (time.process_time() - begin) / _PROBE)
+
+
+def register(config: pytest.Config) -> None:
+    """Install what measures, and in the process that prints the summary what reports."""
+    real = builtins.__import__
+
+    def measured(*arguments: Any, **options: Any) -> Any:
+        if _shared.active:
+            return real(*arguments, **options)
+        with _shared:
+            return real(*arguments, **options)
+
+    builtins.__import__ = measured
+    config.add_cleanup(lambda: setattr(builtins, "__import__", real))
+    config.pluginmanager.register(sys.modules[__name__], "tiers")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Costs(config.getoption("costs")), "costs")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a function's cases marked ``sample(k)``, all but ``k`` evenly spaced ones become thorough."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for each in cases.values():
+        mark = each[0].get_closest_marker("sample")
+        assert mark is not None
+        (kept,) = mark.args
+        chosen = {round(k * (len(each) - 1) / max(1, kept - 1)) for k in range(kept)}
+        for number, item in enumerate(each):
+            if number not in chosen:
+                item.add_marker("thorough")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
+    if fixturedef.scope == "function":
+        return (yield)
+    with _shared:
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    item.stash[_BEGIN] = (_cpu(), _shared.seconds)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "teardown":
+        begin, shared = item.stash[_BEGIN]
+        cost = _cpu() - begin - (_shared.seconds - shared)
+        fast = not any(item.get_closest_marker(tier) for tier in ("thorough", "slow"))
+        over = fast and cost > LIMIT and cost > LIMIT * _probe()
+        report.user_properties.append((_COST, (cost, over)))
+    return report
+
+
+_BEGIN = pytest.StashKey[tuple[float, float]]()
+
+
+class Costs:
+    """In the process that prints the summary: what the tests cost."""
+
+    def __init__(self, file: str | None) -> None:
+        self._file = file
+        self._costs: dict[str, float] = {}
+        self._over: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == _COST and report.when == "teardown":
+                cost, over = value
+                self._costs[report.nodeid] = cost
+                if over:
+                    self._over[report.nodeid] = cost
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._file:
+            rows = sorted(self._costs.items(), key=lambda row: -row[1])
+            Path(self._file).write_text("".join(f"{cost:.3f}\t{name}\n" for name, cost in rows))
+        if self._over and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._over:
+            return
+        terminalreporter.section("too slow for the fast tier", red=True)
+        for name, cost in sorted(self._over.items(), key=lambda row: -row[1]):
+            terminalreporter.line(f"{cost:6.1f} CPU-seconds  {name}")
+        terminalreporter.line(
+            f"A test without a mark may take {LIMIT:g} CPU-second: make it cheaper, or mark it "
+            "`thorough` (tests/README.md)."
+        )
