@@ -398,7 +398,7 @@ def parquet() -> dict[str, bytes]:
     repeated = pa.DictionaryArray.from_arrays(
         pa.array([0] * 16, pa.int8()), pa.array([large], pa.binary())
     )
-    zeros, count = pa.array(np.zeros(300 << 20, np.uint8)), 300 << 20
+    zeros, count = pa.array(np.zeros(80 << 20, np.uint8)), 80 << 20
     rows = pa.ListArray.from_arrays(pa.array(range(0, count + 1, 1 << 20), pa.int32()), zeros)
     one = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), zeros)
     good = made(pa.array([b"one", b"two"], pa.binary()), compression="none")
@@ -407,8 +407,8 @@ def parquet() -> dict[str, bytes]:
     return {
         "16 rows of one value of 100 MB": made(repeated, dictionary_pagesize_limit=1 << 30),
         "16 rows that share 20 MB": made(pa.array([large[: 20 << 20]] * 16, pa.binary()), **delta),
-        "lists of 300 MB": made(rows, data_page_version="2.0"),
-        "one list of 300 MB": made(one),
+        "lists of 80 MB": made(rows, data_page_version="2.0"),
+        "one list of 80 MB": made(one),
         "a list of 60,000,000 elements of the schema": _footer(b"\x15\x02\x19\xfc" + _varint(60_000_000)),
         "60,000,000 row groups": _footer(
             b"\x15\x02" + schema + b"\x16\x04\x19\xfc" + _varint(60_000_000) + bytes(1000)),
