@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.inputs import stacked
 from capsedge.runtime.session import Session
 
 Array = NDArray[Any]
@@ -35,10 +36,14 @@ def runs(
     prepared = session.metadata is not None or data.preprocessing is not None
     if prepared and len(session.inputs) == 1:
         name = session.inputs[0].name
-        if not padded:
-            data = data.first(len(data) - len(data) % (session.batch or 1))
-        for images, outputs in session.run_batches(data.inputs(), batch_size=BATCH):
-            yield len(images), {name: images}, outputs
+        if padded:
+            for images, outputs in session.run_batches(data.inputs(), batch_size=BATCH):
+                yield len(images), {name: images}, outputs
+            return
+        # Not `run_batches`: values inside the network need not have a row per image.
+        data = data.first(len(data) - len(data) % (session.batch or 1))
+        for images in stacked(data.inputs(), session.batch or BATCH):
+            yield len(images), {name: images}, session.run({name: images})
         return
     check_fits(session, data)
     size = samples_of_a_run(session, data)

@@ -114,7 +114,7 @@ def modules() -> Iterator[Path]:
 def test_every_command_in_a_message_parses() -> None:
     """Over all texts of the package: verbs and options exist, and options that need a value have one."""
     failures, seen = [], 0
-    everything = set().union(*map(options_of, VERBS))
+    everything = set().union(*map(options_of, VERBS), *(p.opts for p in app.params))
     for path in modules():
         for line, text in texts(path):
             place = f"{path.relative_to(ROOT)}:{line}"

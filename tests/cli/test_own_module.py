@@ -156,7 +156,7 @@ def test_several_inputs(user: Path) -> None:
     ("arguments", "message"),
     [
         (("--module", "caps.py"), "names no module"),
-        (("--module", "gone.py:Stem"), "no file gone.py"),
+        (("--module", "gone.py:Stem"), "Cannot read gone.py"),
         (("--module", "code/caps.py:Sten"), "--module code/caps.py:Stem"),
         (("--module", "code/caps.py:NUMBER"), "is not a PyTorch module"),
         (("--module", "no_such_package_here.caps:Stem"), "Install no_such_package_here"),
@@ -173,6 +173,7 @@ def test_several_inputs(user: Path) -> None:
 def test_refused(user: Path, arguments: tuple[str, ...], message: str) -> None:
     (user / "broken.py").write_text("import torch\nclass Stem(:\n")
     (user / "ends.py").write_text("raise SystemExit(0)\n")
+    torch.save({}, "x.pt")
     example = (
         () if "--example" in arguments or "--module" not in arguments else ("--example", "1x8x8")
     )
@@ -232,6 +233,7 @@ def test_no_pipe_is_opened(user: Path, option: str) -> None:
     value = {"--module": "pipe.py:make", "--example": "pipe.npz", "--against": "pipe.py:make"}
     os.mkfifo(value[option].partition(":")[0])
     if option == "--against":
+        torch.save({}, "weights.pt")
         words: tuple[str, ...] = ("import", "weights.pt")
     else:
         words = ("export", "--module", "code/caps.py:make", "--example", "1x8x8")

@@ -106,7 +106,7 @@ def test_nobody_reads():
     for arguments in (
         ["inspect", MODEL, "--json"],
         ["infer", SEVEN],
-        ["infer", "none.png", "--json"],
+        ["infer", SEVEN, "none.png", "--json"],
     ):
         done = subprocess.run(
             [*COMMAND, *map(str, arguments)], stdout=writer, stderr=subprocess.PIPE, text=True

@@ -30,6 +30,9 @@ _HIDDEN = "import sys; sys.modules['onnxruntime'] = None; from capsedge.cli impo
     ids=lambda words: words[0],
 )
 def test_the_error_names_both_packages(words: list[str | Path], tmp_path: Path) -> None:
+    inputs = [tmp_path / word for word in words if str(word) == "digits.npz"]
+    for path in inputs:
+        path.write_bytes(b"")
     done = subprocess.run(
         [sys.executable, "-c", _HIDDEN, *words],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -39,7 +42,7 @@ def test_the_error_names_both_packages(words: list[str | Path], tmp_path: Path) 
     assert "capsedge[cpu]" in done.stderr
     assert "capsedge[gpu]" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == inputs
 
 
 def test_the_package_to_upgrade_is_the_one_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def test_optimize_adds_a_criterion(tmp_path: Path) -> None:
 def test_a_file_without_preprocessing_is_refused() -> None:
     model = foreign_model({"o": [2]}).SerializeToString()
     description = Description(["a", "b"], None, None, typical=lambda _: CRITERION)
-    with pytest.raises(UsageError, match="cannot be described") as refused:
+    with pytest.raises(UsageError, match="does not fit the model") as refused:
         described(model, description)
     assert "preprocessing" in refused.value.why
 

@@ -8,10 +8,12 @@ import {
   PROPERTIES,
   characters,
   readCascade,
+  readChosen,
   readCriterion,
   readOrigin,
   readTrace,
   type Cascade,
+  type Chosen,
   type Criterion,
   type Origin,
   type TraceLayer,
@@ -51,6 +53,7 @@ export interface Metadata {
   readonly origin: Origin | null;
   readonly criterion: Criterion | null;
   readonly cascade: Cascade | null;
+  readonly chosen: Chosen | null;
   readonly trace: readonly TraceLayer[] | null;
 }
 
@@ -100,6 +103,7 @@ function statedApart(properties: ReadonlyMap<string, string>, limits: Limits) {
     origin: readOrigin(properties),
     criterion: readCriterion(properties, limits),
     cascade: readCascade(properties, limits),
+    chosen: readChosen(properties),
     trace: readTrace(properties, limits),
   };
 }

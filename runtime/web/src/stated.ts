@@ -19,6 +19,7 @@ export const PROPERTIES = {
   nothing: "capsedge_nothing",
   cascade: "capsedge_cascade",
   trace: "capsedge_trace",
+  chosen: "capsedge_scores",
 } as const;
 
 /** Where imported weights come from, as the file claims. */
@@ -47,6 +48,17 @@ export interface Criterion {
   readonly level: readonly [number, number];
   /** Number of images that the spans come from. */
   readonly images: number;
+}
+
+/** Why the output of scores was taken for that, as the file's maker states it. */
+export interface Chosen {
+  readonly reason: string;
+  /** The output that export made the scores of; empty if the network itself computes them. */
+  readonly madeOf: string;
+  /** How many scores were made. */
+  readonly classes: number;
+  /** Whether they are lengths of capsules. */
+  readonly capsules: boolean;
 }
 
 /** A small network that answers, and a large one for images in doubt. */
@@ -127,6 +139,25 @@ export function readOrigin(properties: ReadonlyMap<string, string>): Origin | nu
     compared:
       compared === null ? null : Object.fromEntries(entries.map(([key, value]) => [printable(key), plain(value)])),
   };
+}
+
+const chosenOf = object(
+  { reason: string, made_of: string, classes: integer, capsules: boolean },
+  { made_of: "", classes: 0, capsules: false },
+);
+
+/** Why the output of scores was taken for that; null if the file states nothing. Throws `Malformed`. */
+export function readChosen(properties: ReadonlyMap<string, string>): Chosen | null {
+  const text = properties.get(PROPERTIES.chosen);
+  if (text === undefined) return null;
+  const { reason, made_of, classes, capsules } = chosenOf(parseJson(text), "");
+  if (Math.max(characters(reason), characters(made_of)) > ORIGIN_CHARACTERS) {
+    throw new Malformed(`a text on the scores has over ${ORIGIN_CHARACTERS} characters`, true);
+  }
+  if ((made_of !== "") !== (classes >= 1 && classes <= WIDTH)) {
+    throw new Malformed(`${classes} scores made of '${short(made_of)}'`);
+  }
+  return { reason: printable(reason), madeOf: made_of, classes, capsules };
 }
 
 const span = pair(real);
