@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import capsedge
 from capsedge import models
-from capsedge.errors import ParityError, UsageError
+from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.importing.against import _same_in_double
 from capsedge.importing.inputs import Block
 from capsedge.models.config import CapsNetConfig, Conv
@@ -121,9 +121,16 @@ def test_constants_of_the_authors_code_do_not_limit_fp64(tmp_path: Path) -> None
 CONFUSED = {
     "squash of each pose": lambda: n.large(squashed=2),
     "other windows": lambda: n.large(pool=n.Pool(0.9)),
-    "windows drawn out of sight": lambda: n.large(pool=n.Pool(None)),
     "normalization of the batch for the channels": lambda: n.large(norm=n.OverChannels(n.C)),
 }
+
+
+def test_windows_drawn_out_of_sight_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(6)
+    with pytest.raises(UnsupportedModelError, match="draws random numbers"):
+        compared(n.large(pool=n.Pool(None)), tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("case", CONFUSED)
