@@ -130,7 +130,8 @@ def certify(
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
     ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.long_way_output}
-    source = Reference(module, expected_of(module, ranks), ranks, session.metadata)
+    names = expected_of(module, ranks)
+    source = Reference(module, names, ranks, session.metadata, session.batch)
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
