@@ -184,7 +184,7 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
             "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
             "batch=1 (--batch 1).",
             batch=1,
-            details=list(dict.fromkeys(lines[:3])),
+            details=list(dict.fromkeys((lines or [])[:3])),
         )
     unknown = _NO_ONNX.search(text)
     if unknown is not None:

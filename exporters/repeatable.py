@@ -51,17 +51,22 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
         for inputs in cases:
             before = {name: t.clone() for name, t in module.state_dict().items()}
             with _Draws() as draws:
-                first = _kept(run(inputs))
-            second = _kept(run(inputs))
+                first = _kept(run(_copies(inputs)))
+            second = _kept(run(_copies(inputs)))
             off = _difference(first, second)
             if off is not None and (draws.lines or draws.names or off[1] > _ROUNDING):
                 raise _differing(module, draws, off, before)
             for stream in range(_REDRAWN if draws.names else 0):
                 with _Draws(stream):
-                    other = _kept(run(inputs))
+                    other = _kept(run(_copies(inputs)))
                 off = _difference(first, other)
                 if off is not None:
                     raise _seeded(draws, off)
+
+
+def _copies(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs again: a module may write into them."""
+    return [x.clone() for x in inputs]
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]

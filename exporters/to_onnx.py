@@ -73,6 +73,7 @@ def export(
     opset: int | None = None,
     ops: str | None = None,
     batch: int | None = None,
+    free_batch: bool = False,
     target: str | None = None,
     extra_outputs: Sequence[str] = (),
     output_names: Sequence[str] | None = None,
@@ -106,6 +107,7 @@ def export(
             ``portable``: standard operators only.
         batch: fixed batch; by default the batch is free, or the one that the code of a module of your own is
             bound to (a note says why).
+        free_batch: refuse a module whose batch cannot be free, instead of fixing it.
         target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
             arguments above if they are left out.
         extra_outputs: ``reconstruction``, ``couplings`` (the package's models), ``trace``.
@@ -183,7 +185,7 @@ def export(
         try:
             ready = prepared(batch)
         except NoFreeBatch as error:
-            if batch is not None or ours:
+            if batch is not None or free_batch or ours:
                 raise
             batch = error.batch
             progress(f"fixing the batch at {batch}, since it cannot be free")

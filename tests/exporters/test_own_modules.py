@@ -111,6 +111,13 @@ def test_a_module_without_a_free_batch_has_a_fixed_one_and_says_so(
     assert capsedge.verify(model(), path, inputs={"x": images}).passed
 
 
+def test_a_free_batch_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="works at batch 4 alone") as caught:
+        exported(nets.FixedBatch(), tmp_path / "m.onnx", free_batch=True)
+    assert any("view(self.batch_size" in line for line in caught.value.details)
+    assert "--batch 4" in caught.value.fix
+
+
 def test_images_that_depend_on_each_other_get_no_fixed_batch_by_themselves(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="depends on the other images") as caught:
         exported(nets.FixedAveraged(), tmp_path / "m.onnx")

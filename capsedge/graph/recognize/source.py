@@ -278,7 +278,7 @@ class Probe:
         vector = 0.5 + self.rng.random(q)
         probes = [self._probe(layout, f, vector) for f in (np.ones(cells), 1.0 + np.arange(cells))]
         if self.known is not None and self._sizes(self.known.layout)[0] == images:
-            index = self._index_of_known(self.known, *probes, cells)
+            index = self._index_of_known(self.known, probes[0], probes[1], cells)
             if index is not None:
                 return index
         few = [self._few(self.through(x)[0]) - self.at_zero for x in probes]
@@ -386,7 +386,7 @@ class Probe:
             return None
 
         def rows(made: Array, at: tuple[Array, Array]) -> Array:
-            return made[at[0], used[at[1]]]
+            return np.asarray(made[at[0], used[at[1]]])
 
         few = self.rng.integers(images, size=_ROWS), self.rng.integers(len(used), size=_ROWS)
         chosen = self._columns(
