@@ -75,15 +75,17 @@ def linear_source(
     Raises:
         NotRecognized: the votes are not a linear map of cells.
     """
-    probes = {} if probes is None else probes
     best: tuple[tuple[int, int, int, int], Source] | None = None
     missed = 0
     for tensor in graph.dominators(votes)[:_TRIED]:
         if not graph.is_float(tensor):
             break
-        if tensor not in probes:
-            probes[tensor] = Probe(graph, tensor, votes, roles, None if best is None else best[1])
-        probe = probes[tensor]
+        probe = None if probes is None else probes.get(tensor)
+        if probe is None:
+            known = None if best is None else best[1]
+            probe = Probe(graph, tensor, votes, roles, known, kept=probes is not None)
+            if probes is not None:
+                probes[tensor] = probe
         if not probe.linear:
             break
         missed += 1
@@ -200,20 +202,29 @@ class Probe:
     Args:
         known: a source of the votes that all of them run through on their way from the tensor: the few votes
             are then its weight times its cells, without the product over all children.
+        kept: whether others are kept beside it, so that none may keep its memory between runs.
 
     Attributes:
         linear: whether the votes depend on the tensor linearly, but for a constant part.
     """
 
     def __init__(
-        self, graph: Values, tensor: str, votes: str, roles: Layout, known: Source | None = None
+        self,
+        graph: Values,
+        tensor: str,
+        votes: str,
+        roles: Layout,
+        known: Source | None = None,
+        kept: bool = False,
     ) -> None:
         self.tensor, self.shape, self.batch = tensor, graph.shape(tensor), graph.batch
         self.graph, self.votes, self.roles = graph, votes, roles
         self.rng = np.random.default_rng(2)
-        self.known = known
+        self.known, self.arena = known, not kept
         # What all votes run through: the votes themselves, or cells that are known to make them.
-        self.through = self.function if known is None else graph.function([tensor], [known.tensor])
+        self.through = (
+            self.function if known is None else graph.function([tensor], [known.tensor], self.arena)
+        )
         n, _, i, _ = roles.sizes
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
         at_zero = self.through(np.zeros(self.shape))[0]
@@ -228,7 +239,7 @@ class Probe:
     @cached_property
     def function(self) -> Function:
         """The votes as the graph has them."""
-        return self.graph.function([self.tensor], [self.votes])
+        return self.graph.function([self.tensor], [self.votes], self.arena)
 
     @cached_property
     def zero(self) -> Array:
