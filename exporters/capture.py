@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
-from capsedge.exporters.free_batch import NotAlike, merge
+from capsedge.exporters.free_batch import merge
 from capsedge.exporters.modules import Subject
 from capsedge.exporters.own_modules import Flat, PerImage, sized
+from capsedge.exporters.own_subject import NoFreeBatch
 from capsedge.exporters.translation import translation_table
 from capsedge.exporters.user_code import first_line, is_user_code, line_of, node_lines, place
 
@@ -43,6 +44,7 @@ def capture(
         module: the subject's, or one that wraps it.
 
     Raises:
+        NoFreeBatch: ``batch`` is None, and its code fixes the batch.
         UnsupportedModelError: torch cannot capture it; the error names the user's line.
     """
     if batch is not None:
@@ -57,21 +59,22 @@ def capture(
         except Exception as error:  # torch raises many kinds of errors here, none of them ours
             if flat is None:
                 raise _explained(error, lines) from error
-            first: Exception = error
+            first: UnsupportedModelError = _explained(error, lines)
     else:
-        first = RuntimeError("the module takes one image at a time")
-        lines = []
+        first = NoFreeBatch(
+            "The batch cannot be free: the module takes one image at a time.",
+            "torch.func.vmap, which would take each image of a batch for itself, does not run its code.",
+            "Use x.size(0) where the code says a batch of 1, or fix the batch with batch=1 (--batch 1).",
+            batch=1,
+        )
     try:
         found = [
             _captured(PerImage(flat).eval(), sized(subject.example, n), subject, opset, free=False)
             for n in _TWO
         ]
         return merge(found[0][0], found[1][0], _TWO, BATCH), found[0][1]
-    except NotAlike as error:
-        raise _explained(first, lines) from error
-    except Exception as error:
-        told = error if flat.each else first
-        raise _explained(told, lines) from error
+    except Exception as error:  # as above, and NotAlike
+        raise first from error
 
 
 def _only(
@@ -83,7 +86,7 @@ def _only(
     except CapsedgeError:
         raise
     except Exception as error:
-        raise _explained(error, []) from error
+        raise _explained(error) from error
 
 
 class _Untranslated(Exception):
@@ -147,13 +150,21 @@ def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
             axes = [axes] if isinstance(axes, int) else axes
             axes = sorted({axis % len(before) for axis in axes}) if len(before) else []
             ones = [axis for axis in axes if isinstance(before[axis], int) and before[axis] == 1]
-            if len(before) - len(ones) == len(after):
+            if len(before) - len(ones) != len(after):
+                continue
+            if ones:
                 node.target, node.args = aten.squeeze.dims, (source, ones)
+            else:  # a view of itself, which ONNX has no form of
+                node.target, node.args = aten.clone.default, (source,)
     program.graph_module.recompile()
 
 
-def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
-    """What stopped torch, with the user's line and the way out."""
+def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedModelError:
+    """What stopped torch, with the user's line and the way out.
+
+    Args:
+        lines: those that make a number of a free batch; None where the batch is fixed.
+    """
     cause = error.__cause__ or error
     text = f"{type(cause).__name__} {cause}"
     where = line_of(error) or line_of(cause) or getattr(error, "line", "")
@@ -165,14 +176,15 @@ def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
             "leave the `if`, `.item()` or `.tolist()` out of what is exported.",
         )
     if _FIXED in text:
-        return UnsupportedModelError(
+        return NoFreeBatch(
             "The batch cannot be free: the module's code fixes it.",
             "While it is captured, it makes a plain number of the batch."
             if lines
             else first_line(cause),
             "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
             "batch=1 (--batch 1).",
-            details=list(dict.fromkeys(lines[:3])),
+            batch=1,
+            details=list(dict.fromkeys((lines or [])[:3])),
         )
     unknown = _NO_ONNX.search(text)
     if unknown is not None:
@@ -189,11 +201,19 @@ def _explained(error: Exception, lines: list[str]) -> UnsupportedModelError:
             "Use torch's functions (torch.clip, torch.linalg, ...) instead of numpy's.",
             details=[where] if where else [],
         )
-    return UnsupportedModelError(
-        "PyTorch cannot capture this module as a graph.",
-        f"{type(cause).__name__}: {first_line(cause)}",
+    what = "PyTorch cannot capture this module as a graph"
+    why = f"{type(cause).__name__}: {first_line(cause)}"
+    details = [where] if where else []
+    if lines is None:
+        return UnsupportedModelError(
+            f"{what}.", why, "Write that line with other operations.", details=details
+        )
+    return NoFreeBatch(
+        f"{what} with a free batch.",
+        why,
         "Write that line with other operations, or fix the batch with batch=1 (--batch 1).",
-        details=[where] if where else [],
+        batch=1,
+        details=details,
     )
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import torch
@@ -24,7 +24,8 @@ from capsedge.exporters.emit import lower
 from capsedge.exporters.export_report import CaseParity, ExportReport, ScoresTaken, required
 from capsedge.exporters.hard_inputs import taken
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.own_modules import of_module, sized
+from capsedge.exporters.own_modules import sized
+from capsedge.exporters.own_subject import NoFreeBatch, of_module
 from capsedge.exporters.recognizing import recognize_routing
 from capsedge.exporters.routing_calls import RoutingCalls
 from capsedge.exporters.scoring import with_scores
@@ -72,6 +73,7 @@ def export(
     opset: int | None = None,
     ops: str | None = None,
     batch: int | None = None,
+    free_batch: bool = False,
     target: str | None = None,
     extra_outputs: Sequence[str] = (),
     output_names: Sequence[str] | None = None,
@@ -103,7 +105,9 @@ def export(
         opset: of the standard operators, 18 to 21; 20 by default.
         ops: ``auto`` (the default): capsule operators with function bodies; ``fused``: without;
             ``portable``: standard operators only.
-        batch: fixed batch; by default the batch is free.
+        batch: fixed batch; by default the batch is free, or the one that the code of a module of your own is
+            bound to (a note says why).
+        free_batch: refuse a module whose batch cannot be free, instead of fixing it.
         target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
             arguments above if they are left out.
         extra_outputs: ``reconstruction``, ``couplings`` (the package's models), ``trace``.
@@ -146,13 +150,12 @@ def export(
     path = as_path(path, OUTPUT)
     if not dry_run:
         check_writable(path)
-    rewrites = rewrites or Rewrites()
     _check_parameters(model)
     made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]] = []
     ours = isinstance(model, CapsuleModel)
     answering = contextlib.nullcontext() if ours else about_the_module(made)
-    with _evaluating(model), answering:
-        progress("running the module on the example")
+
+    def prepared(batch: int | None) -> _Prepared:
         subject = _subject(
             model,
             example,
@@ -163,17 +166,33 @@ def export(
             metadata,
             checkpoint_sha256,
         )
-        stated = subject.metadata
-        if description and stated is None:
+        said, stated = description, subject.metadata
+        if said and stated is None:
             stated = _no_metadata(model, checkpoint_sha256)
-        if description and stated is not None and not isinstance(model, CapsuleModel):
-            subject, description, stated = with_scores(subject, description, stated, batch)
-        if subject.to_trace or subject.traced:  # all iterations have results: none can be left out
-            rewrites = Rewrites.none()
+        if said and stated is not None and not ours:
+            subject, said, stated = with_scores(subject, said, stated, batch)
         own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
-        found = to_proto(subject, opset, batch, rewrites, progress=progress)
-        made.append((found.model, found.program))
+        traced = bool(subject.to_trace or subject.traced)
+        # All iterations of a trace have results: none can be left out.
+        kept = Rewrites.none() if traced else rewrites or Rewrites()
+        found = to_proto(subject, opset, batch, kept, progress=progress)
         subject = dataclasses.replace(subject, traced=found.traced)
+        return _Prepared(subject, said, stated, own, kept, found)
+
+    fixed = tuple[str, ...]()
+    with _evaluating(model), answering:
+        progress("running the module on the example")
+        try:
+            ready = prepared(batch)
+        except NoFreeBatch as error:
+            if batch is not None or free_batch or ours:
+                raise
+            batch = error.batch
+            progress(f"fixing the batch at {batch}, since it cannot be free")
+            ready = prepared(batch)
+            fixed = (_why_fixed(error),)
+        subject, description, stated, own, rewrites, found = ready
+        made.append((found.model, found.program))
         lowered = _with_ops(found.model, ops, rewrites)
         checks.validate(lowered)
         cases, left_out = _cases(subject, batch, own)
@@ -187,7 +206,7 @@ def export(
     data, notes = lowered.SerializeToString(), tuple[str, ...]()
     doubts: tuple[str, ...] = ()
     if stated is not None and all(p.passed or p.outside for p in parity):
-        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol))
+        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol, fixed))
         annotated, notes = _described(
             subject, data, whole.SerializeToString(), description, stated, path
         )
@@ -206,6 +225,7 @@ def export(
         rewrites=found.rewrites,
         recognition=found.recognition,
         notes=(
+            *fixed,
             *found.notes,
             *left_out,
             *(subject.traced.notes if subject.traced else ()),
@@ -227,6 +247,24 @@ def export(
     if not dry_run:
         write_bytes(path, data)
     return report
+
+
+class _Prepared(NamedTuple):
+    """What a module became at a batch."""
+
+    subject: Subject
+    description: Description
+    stated: ModelMetadata | None
+    own: Sequence[Tensor]
+    rewrites: Rewrites
+    found: Lowered
+
+
+def _why_fixed(error: NoFreeBatch) -> str:
+    """The fixed batch in a line, with its reason."""
+    what = error.what[0].lower() + error.what[1:].rstrip(".")
+    where = "; ".join((error.why.rstrip("."), *error.details[:1]))
+    return f"the batch is fixed at {error.batch}: {what} ({where})"
 
 
 def _no_metadata(model: nn.Module, checkpoint_sha256: str) -> ModelMetadata:
@@ -508,10 +546,13 @@ def _prove(
     return tuple(dataclasses.replace(p, outside=p.case in outside) for p in found)
 
 
-def _measured(parity: tuple[CaseParity, ...], atol: float, rtol: float) -> dict[str, Any]:
-    """The comparison, for the metadata."""
+def _measured(
+    parity: tuple[CaseParity, ...], atol: float, rtol: float, fixed: Sequence[str]
+) -> dict[str, Any]:
+    """The comparison, for the metadata, and why its batch is fixed."""
     compared = required(parity)
-    return {
+    batch = {"batch": fixed[0]} if fixed else {}
+    return batch | {
         "against": "PyTorch eager FP32",
         "torch": torch.__version__,
         "comparisons": len(compared),

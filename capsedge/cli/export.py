@@ -196,6 +196,7 @@ def command(
     options |= {"rewrites": _rewrites(no_rewrite or []), "typical": typical_data}
     options["extra_outputs"] = _options.words(extra)
     if source is not None:
+        options["free_batch"] = form.dynamic_batch
         _export_own(source, str(example), output, options, dry_run, as_json)
         return
     options["iterations"] = iters

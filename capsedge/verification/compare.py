@@ -43,6 +43,7 @@ from capsedge.verification.reference import (
 )
 from capsedge.verification.requirements import Limits, failures_of
 
+_REPEATED = 4  # images that a module of the user's is run on twice
 LEDGER_FLIPS = 4  # samples with a changed decision that the ledger examines
 Progress = Callable[[int, int], None]
 Observer = Callable[[Arrays, Arrays, "NDArray[np.int64] | None"], None]
@@ -130,7 +131,8 @@ def certify(
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
     ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.long_way_output}
-    source = Reference(module, expected_of(module, ranks), ranks, session.metadata)
+    names = expected_of(module, ranks)
+    source = Reference(module, names, ranks, session.metadata, session.batch)
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
@@ -257,7 +259,7 @@ def _on_samples(
         part = None if labels is None else labels[compared:][:count]
         compared += count
         if not compared - count:
-            source.check_repeatable(*inputs)
+            source.check_repeatable(*(each[:_REPEATED] for each in inputs))
         expected = source.run(*inputs)
         defined = None
         if not (limits.stated or limits.approximate):
@@ -315,7 +317,7 @@ def _defined(
     widened = {}
     for name, value in exact.items():
         value[rows] = truth[name]
-        widened[name] = np.zeros((*value.shape[:-1], 1) if value.ndim > 1 else value.shape)
+        widened[name] = np.zeros((len(value), *conditioning[name].shape[1:]))
         widened[name][rows] = conditioning[name]
     return exact, widened
 

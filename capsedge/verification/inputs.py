@@ -85,11 +85,24 @@ def generated(
                     _within(y[:, 0], curve[:, 0], 1.6 * pen),
                     _within(x[0], curve[:, 1], 1.6 * pen),
                 )
-                away = y[near][..., None] - curve[:, 0], x[near][..., None] - curve[:, 1]
-                ink = np.clip(1.6 - np.hypot(*away).min(-1) / pen, 0, 1) * strength
+                ink = (
+                    np.clip(1.6 - _distance(y[near[0], 0], x[0, near[1]], curve) / pen, 0, 1)
+                    * strength
+                )
                 part = channel[(..., *near)]
                 np.maximum(part, ink, out=part)
     return prepared(images, prep)
+
+
+def _distance(
+    y: NDArray[np.float64], x: NDArray[np.float64], curve: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Of every pixel ``[h, w]`` at rows and columns of a grid to the nearest point of a curve."""
+    down, right = np.square(y[:, None] - curve[:, 0]), np.square(x[:, None] - curve[:, 1])
+    nearest = down[:, :1] + right[:, 0]
+    for k in range(1, len(curve)):
+        np.minimum(nearest, down[:, k, None] + right[:, k], out=nearest)
+    return np.asarray(np.sqrt(nearest))
 
 
 def _within(grid: NDArray[np.float64], curve: NDArray[np.float64], reach: float) -> slice:

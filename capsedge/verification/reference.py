@@ -37,6 +37,7 @@ class Reference:
         outputs: names of the artefact's outputs.
         ranks: how many dimensions each has.
         metadata: of the artefact: which scores export made of another output.
+        batch: the fixed one of the artefact, at which the module is run; None for a free one.
 
     Attributes:
         module: a copy in FP32 and evaluation mode; the given module is not changed.
@@ -48,8 +49,9 @@ class Reference:
         outputs: Sequence[str],
         ranks: Mapping[str, int] | None = None,
         metadata: ModelMetadata | None = None,
+        batch: int | None = None,
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.batch = ranks, batch
         self._chosen = metadata.chosen if metadata is not None and metadata.outputs else None
         self._scores = metadata.outputs.scores if metadata and metadata.outputs else ""
         self.module = copy.deepcopy(module).eval().float()
@@ -113,7 +115,7 @@ class Reference:
             for name in self.outputs:
                 off = np.abs(found[name].numpy() - exact[name].numpy())
                 off = np.nan_to_num(off, posinf=0.0)
-                if off.ndim > 1:
+                if off.ndim > 1:  # otherwise one value for each input
                     off = off.max(axis=-1, keepdims=True, initial=0.0)
                 moved[name] = np.maximum(moved[name], off)
         return moved
@@ -172,7 +174,7 @@ class Reference:
         with torch.inference_mode():
             if not isinstance(module, CapsuleModel):
                 with on_cpu():
-                    return self._named(named(_each(module, inputs)), len(inputs[0]))
+                    return self._named(named(_each(module, inputs, self.batch)), len(inputs[0]))
             result = module(*inputs)
             tensors = {
                 module.score_name: result.scores,
@@ -209,19 +211,31 @@ def expected_of(module: nn.Module, outputs: Iterable[str]) -> list[str]:
     return [name for name in outputs if not name.startswith(PREFIX)]
 
 
-def _each(module: nn.Module, inputs: Tensors) -> Any:
-    """The module's output; of one image after another where it takes no more (a batch of 1 in its code)."""
-    try:
-        return module(*inputs)
-    except Exception:  # of the user's code: any kind
-        if len(inputs[0]) == 1:
-            raise
-        count = range(len(inputs[0]))
-        rows = [list(named(module(*(x[k : k + 1] for x in inputs))).items()) for k in count]
-        return {
-            column[0][0]: torch.cat([v if v.ndim and len(v) == 1 else v[None] for _, v in column])
-            for column in zip(*rows, strict=True)
-        }
+def _each(module: nn.Module, inputs: Tensors, fixed: int | None) -> Any:
+    """The module's output: in batches of the fixed number, the last filled up with images that come again.
+
+    Without one, of one image after another where the code takes no more (a batch of 1 in it).
+    """
+    images, batch = len(inputs[0]), fixed or 1
+    if fixed in (None, images):
+        try:
+            return module(*inputs)
+        except Exception:  # of the user's code: any kind
+            if images == batch:
+                raise
+    parts = [
+        named(module(*(x[torch.arange(k, k + batch) % images] for x in inputs)))
+        for k in range(0, images, batch)
+    ]
+    return {
+        name: torch.cat([_with_axis(part[name], batch) for part in parts])[:images]
+        for name in parts[0]
+    }
+
+
+def _with_axis(value: torch.Tensor, batch: int) -> torch.Tensor:
+    """An output with the axis of a batch of 1 that ``squeeze()`` dropped."""
+    return value[None] if batch == 1 and not (value.ndim and len(value) == 1) else value
 
 
 def find_checkpoint(metadata: ModelMetadata | None) -> Path:

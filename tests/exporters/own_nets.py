@@ -123,6 +123,41 @@ class FixedBatch(Own):
         return self.routed(votes, b).norm(dim=-1)
 
 
+class FixedAveraged(FixedBatch):
+    """A batch in the code, and images that depend on each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        return scores - scores.mean(0)
+
+
+class LiteralBatch(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        u = squash(self.stem(x).view(6, CHILDREN, DEPTH))
+        votes = torch.matmul(self.W, u[:, :, None, :, None]).squeeze(-1)
+        return self.routed(votes, torch.zeros(6, CHILDREN, PARENTS)).norm(dim=-1)
+
+
+class NotAlone(Own):
+    """squeeze() on the way, on which batch 1 fails."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.votes(x).flatten(1)[:, None].squeeze()
+        votes = flat.view(x.size(0), CHILDREN, PARENTS, flat.shape[1] // (CHILDREN * PARENTS))
+        return self.routed(votes, torch.zeros(x.size(0), CHILDREN, PARENTS)).norm(dim=-1)
+
+
+class OneAtATime(FixedBatch):
+    """A batch of 1 in the code, and an operation that vmap does not take."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.nonzero(torch.ones(PARENTS)).flatten()
+        return super().forward(x)[:, places]
+
+
 class Total(Own):
     """An output without the batch."""
 

@@ -135,11 +135,6 @@ class Nothing(nn.Module):
         x.sum()
 
 
-class OfFour(_Routed):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.routes(x).view(4, -1)
-
-
 _REFUSED = {
     ComplexOut: ("complex numbers", "torch.view_as_real"),
     ThroughNumpy: ("np.clip(self.routes(x).numpy(), 0, 1)", "torch's functions"),
@@ -147,7 +142,6 @@ _REFUSED = {
     Training: ("BatchNorm in training", "self.norm(x.view(-1, 1, 2, 2))"),
     Ends: ("SystemExit: 3", "raise SystemExit(3)"),
     Nothing: ("forward returns nothing", "Return a tensor"),
-    OfFour: ("view(4, -1)", "--batch"),
 }
 
 

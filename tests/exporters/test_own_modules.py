@@ -84,12 +84,48 @@ def test_a_branch_is_named_and_no_graph_is_printed(
     assert "def forward" not in "".join(capfd.readouterr())
 
 
-def test_a_batch_size_in_the_code(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="fails on an example") as caught:
-        exported(nets.FixedBatch(), tmp_path / "m.onnx")
+@pytest.mark.parametrize(
+    ("model", "batch", "line"),
+    [
+        (nets.FixedBatch, 4, "view(self.batch_size"),
+        (nets.LiteralBatch, 6, "view(6, CHILDREN"),
+        (nets.NotAlone, 2, "flat.shape[1]"),
+        (nets.OneAtATime, 1, "one image at a time"),
+    ],
+)
+def test_a_module_without_a_free_batch_has_a_fixed_one_and_says_so(
+    model: type[nets.Own], batch: int, line: str, tmp_path: Path
+) -> None:
+    path, said = tmp_path / "m.onnx", list[str]()
+    report = exported(model(), path, progress=said.append)
+    assert report.inputs == {"x": [batch, 4]}
+    (note,) = (n for n in report.notes if n.startswith(f"the batch is fixed at {batch}: "))
+    assert line in note
+    assert note in report.to_dict()["notes"]
+    assert f"fixing the batch at {batch}, since it cannot be free" in said
+    images = torch.rand(7, 4).numpy()
+    found = capsedge.load(path).run({"x": images[:batch]})["output"]
+    rows = np.resize(images[:batch], (batch, 4))
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model()(torch.from_numpy(rows)), atol=1e-6)
+    assert capsedge.verify(model(), path, inputs={"x": images}).passed
+
+
+def test_a_free_batch_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="works at batch 4 alone") as caught:
+        exported(nets.FixedBatch(), tmp_path / "m.onnx", free_batch=True)
     assert any("view(self.batch_size" in line for line in caught.value.details)
     assert "--batch 4" in caught.value.fix
-    assert exported(nets.FixedBatch(), tmp_path / "m.onnx", batch=4).inputs == {"x": [4, 4]}
+
+
+def test_images_that_depend_on_each_other_get_no_fixed_batch_by_themselves(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="depends on the other images") as caught:
+        exported(nets.FixedAveraged(), tmp_path / "m.onnx")
+    assert "--batch 4" in caught.value.fix
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_of_one_in_the_code_is_free(tmp_path: Path) -> None:
     # One image at a time is enough for a free batch.
     report = exported(nets.FixedBatch(1), tmp_path / "one.onnx")
     assert report.inputs == {"x": ["N", 4]}
@@ -195,7 +231,7 @@ def test_the_operators_are_named_as_the_cause(
 
 def test_the_first_node_that_differs() -> None:
     """A node whose numbers were changed after capture is named with the user's line."""
-    from capsedge.exporters.own_modules import of_module
+    from capsedge.exporters.own_subject import of_module
     from capsedge.exporters.to_onnx import _again
     from capsedge.graph.rewrites import Rewrites
 

@@ -186,4 +186,5 @@ class _Search:
             STRICT if wide else LOOSE,
             floor=1e-25 if wide else 1e-6,
             roles=roles,
+            ranked=True,
         )

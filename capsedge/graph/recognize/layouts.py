@@ -95,6 +95,13 @@ class Layout:
         back = np.argsort(self.order)
         return roles.reshape(self.axes).transpose(back).reshape(self.shape)
 
+    def along(self, role: int, values: Array) -> Array:
+        """Values of one role, to be multiplied with the tensor's view."""
+        axes = [1] * len(self.order)
+        start = sum(self.groups[:role])
+        axes[start : start + self.groups[role]] = self.part(role)
+        return values.reshape(axes).transpose(np.argsort(self.order))
+
 
 def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape without ones."""

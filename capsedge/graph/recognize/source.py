@@ -75,15 +75,17 @@ def linear_source(
     Raises:
         NotRecognized: the votes are not a linear map of cells.
     """
-    probes = {} if probes is None else probes
     best: tuple[tuple[int, int, int, int], Source] | None = None
     missed = 0
     for tensor in graph.dominators(votes)[:_TRIED]:
         if not graph.is_float(tensor):
             break
-        if tensor not in probes:
-            probes[tensor] = Probe(graph, tensor, votes, roles, None if best is None else best[1])
-        probe = probes[tensor]
+        probe = None if probes is None else probes.get(tensor)
+        if probe is None:
+            known = None if best is None else best[1]
+            probe = Probe(graph, tensor, votes, roles, known, kept=probes is not None)
+            if probes is not None:
+                probes[tensor] = probe
         if not probe.linear:
             break
         missed += 1
@@ -200,24 +202,34 @@ class Probe:
     Args:
         known: a source of the votes that all of them run through on their way from the tensor: the few votes
             are then its weight times its cells, without the product over all children.
+        kept: whether others are kept beside it, so that none may keep its memory between runs.
 
     Attributes:
         linear: whether the votes depend on the tensor linearly, but for a constant part.
     """
 
     def __init__(
-        self, graph: Values, tensor: str, votes: str, roles: Layout, known: Source | None = None
+        self,
+        graph: Values,
+        tensor: str,
+        votes: str,
+        roles: Layout,
+        known: Source | None = None,
+        kept: bool = False,
     ) -> None:
         self.tensor, self.shape, self.batch = tensor, graph.shape(tensor), graph.batch
         self.graph, self.votes, self.roles = graph, votes, roles
         self.rng = np.random.default_rng(2)
-        self.known = known
+        self.known, self.arena = known, not kept
         # What all votes run through: the votes themselves, or cells that are known to make them.
-        self.through = self.function if known is None else graph.function([tensor], [known.tensor])
+        self.through = (
+            self.function if known is None else graph.function([tensor], [known.tensor], self.arena)
+        )
         n, _, i, _ = roles.sizes
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
         at_zero = self.through(np.zeros(self.shape))[0]
         self.at_zero = self._few(at_zero)
+        self.through_zero = at_zero if known is not None else np.zeros(())  # of few numbers
         self.x = self.rng.standard_normal(self.shape)
         self.at_x = np.empty((0, 0))
         self.indices: dict[Layout, Array | None] = {}
@@ -227,11 +239,13 @@ class Probe:
     @cached_property
     def function(self) -> Function:
         """The votes as the graph has them."""
-        return self.graph.function([self.tensor], [self.votes])
+        return self.graph.function([self.tensor], [self.votes], self.arena)
 
     @cached_property
     def zero(self) -> Array:
         """The votes where the tensor is zero; a single zero where they are."""
+        if self.known is not None and self.known.constant is None and not self.through_zero.any():
+            return np.zeros(())  # cells that are zero
         zero = self._run(np.zeros(self.shape))
         return zero if np.any(zero) else np.zeros(())
 
@@ -273,11 +287,15 @@ class Probe:
         if n % images or cells < 1 or not self._may_hold(layout):
             return None
         vector = 0.5 + self.rng.random(q)
-        equal = self._cells(layout, np.ones(cells), vector)
-        numbered = self._cells(layout, 1.0 + np.arange(cells), vector)
-        one, other = self.roles.rows(equal, self.few), self.roles.rows(numbered, self.few)
-        if _numbers(one, other, cells) is None:
+        probes = [self._probe(layout, f, vector) for f in (np.ones(cells), 1.0 + np.arange(cells))]
+        if self.known is not None and self._sizes(self.known.layout)[0] == images:
+            index = self._index_of_known(self.known, probes[0], probes[1], cells)
+            if index is not None:
+                return index
+        few = [self._few(self.through(x)[0]) - self.at_zero for x in probes]
+        if _numbers(few[0], few[1], cells) is None:
             return None
+        equal, numbered = (self._run(x) - self.zero for x in probes)
         found: list[Array] = []
         pieces = (self.roles.pieces(v, _PIECE) for v in (equal, numbered))
         for one, other in zip(*pieces, strict=True):
@@ -288,10 +306,33 @@ class Probe:
         index = np.concatenate(found).reshape(images, n // images, i) - 1
         return index[0] if (index == index[:1]).all() else None
 
+    def _index_of_known(
+        self, known: Source, equal: Array, numbered: Array, cells: int
+    ) -> Array | None:
+        """The index, where every cell that is known to make votes is itself made of one cell.
+
+        Votes that are multiples of others then follow from their cells, of which there are fewer numbers.
+        None decides nothing: a weight may hide what cells have besides.
+        """
+        images, count, q = self._sizes(known.layout)
+        used = np.unique(known.index)
+
+        def rows(x: Array) -> Array:
+            made = known.layout.read(self.through(x)[0] - self.through_zero)
+            return made.reshape(images, count, q)[:, used].reshape(-1, q)
+
+        number = _numbers(rows(equal), rows(numbered), cells)
+        if number is None:
+            return None
+        number = number.reshape(images, len(used))
+        if (number != number[:1]).any():
+            return None
+        return np.asarray(number[0][np.searchsorted(used, known.index)] - 1)
+
     def _may_hold(self, layout: Layout) -> bool:
         """Whether votes of some children, with half of the cells at zero, are what they were or zero."""
-        cells = layout.read(self.x) * self.rng.integers(0, 2, (1, layout.sizes[1], 1))
-        votes = self._few(self.through(layout.write(cells))[0]) - self.at_zero
+        kept = layout.along(1, self.rng.integers(0, 2, layout.sizes[1]).astype(np.float64))
+        votes = self._few(self.through(self.x.reshape(layout.view) * kept)[0]) - self.at_zero
         near = _WHOLE * np.abs(self.at_x).max(1)
         same = np.abs(votes - self.at_x).max(1) <= near
         gone = np.abs(votes).max(1) <= near
@@ -330,27 +371,86 @@ class Probe:
         return Source(self.tensor, layout, index, by_role, constant)
 
     def _weight(self, layout: Layout, index: Array) -> Array | None:
-        """Column after column ``[i, j·p, q]``; None where it is not the same at some places.
+        """The weight ``[i, j·p, q]``; None where it is not the same at some places."""
+        weight = self._weight_of_known(layout, index)
+        if weight is None:
+            weight = self._columns(layout, index, self._less_zero, self.roles.rows, self.few)
+        return weight
+
+    def _less_zero(self, x: Array) -> Array:
+        return self._run(x) - self.zero
+
+    def _weight_of_known(self, layout: Layout, index: Array) -> Array | None:
+        """The weight, where the cells that are known to make votes only choose elements of these cells."""
+        known = self.known
+        images = self._sizes(layout)[0]
+        if (
+            known is None
+            or self._sizes(known.layout)[0] != images
+            or len(known.index) != len(index)
+        ):
+            return None
+        sizes = self._sizes(known.layout)
+        used, first, back = np.unique(known.index, return_index=True, return_inverse=True)
+        of_used = index.reshape(-1)[first]
+        if (of_used[back.reshape(index.shape)] != index).any():
+            return None
+
+        def rows(made: Array, at: tuple[Array, Array]) -> Array:
+            return np.asarray(made[at[0], used[at[1]]])
+
+        few = self.rng.integers(images, size=_ROWS), self.rng.integers(len(used), size=_ROWS)
+        chosen = self._columns(
+            layout,
+            of_used[None],
+            lambda x: known.layout.read(self.through(x)[0] - self.through_zero).reshape(sizes),
+            rows,
+            few,
+        )
+        if chosen is None or not ((chosen == 0) | (chosen == 1)).all() or (chosen.sum(2) > 1).any():
+            return None
+        i = index.shape[1]
+        weight = known.weight.transpose(1, 0, 2, 3).reshape(i, -1, sizes[2]).astype(np.float64)
+        of_child = chosen[back.reshape(index.shape)[0]]
+        return np.asarray(weight @ of_child)
+
+    def _columns(
+        self,
+        layout: Layout,
+        index: Array,
+        run: Callable[[Array], Array],
+        rows: Callable[[Array, tuple[Array, Array]], Array],
+        few: tuple[Array, Array],
+    ) -> Array | None:
+        """A linear map of cells, column after column ``[i, rows, q]``; None where places differ.
 
         A unit vector in a cell tells one column to each child of that cell. The next run has the next unit
         vector in every cell; most children have seen all of them long before the last.
+
+        Args:
+            index: which cell each child is ``[positions, i]``.
+            run: what the map makes of the tensor.
+            rows: of that, what belongs to some places and children.
+            few: places and children that are compared with what is read off others.
         """
-        n, j, i, p = self.roles.sizes
         images, cells, q = self._sizes(layout)
+        n, i = images * len(index), index.shape[1]
         start = self.rng.integers(q, size=cells) + (q // images) * np.arange(images)[:, None]
         begin = start[:, index].reshape(n, i)
-        weight = np.empty((i, j * p, q))
+        weight: Array | None = None
         unseen = np.ones((i, q), bool)
         for turn in range(q):
-            votes = self._run(layout.write(np.eye(q)[(start + turn) % q]))
-            votes -= self.zero
+            made = run(layout.write(np.eye(q)[(start + turn) % q]))
             column = (begin + turn) % q
             pair, first = np.unique(np.arange(i) * q + column, return_index=True)
             place, child = np.divmod(first[unseen.reshape(-1)[pair]], i)
-            weight[child, :, column[place, child]] = self.roles.rows(votes, (place, child))
+            some = rows(made, few)
+            if weight is None:
+                weight = np.empty((i, some.shape[1], q))
+            weight[child, :, column[place, child]] = rows(made, (place, child))
             unseen[child, column[place, child]] = False
-            again = weight[self.few[1], :, column[self.few]]
-            off = np.abs(self.roles.rows(votes, self.few) - again).max()
+            again = weight[few[1], :, column[few]]
+            off = np.abs(some - again).max()
             if off > _PROVEN * max(np.abs(again).max(), 1e-30):
                 return None
             if not unseen.any():
@@ -362,13 +462,10 @@ class Probe:
         _, cells, q = layout.sizes
         return self.batch if layout.batch is not None else 1, cells, q
 
-    def _cells(self, layout: Layout, factors: Array, vector: Array) -> Array:
-        """Votes of cells that are multiples of one vector, less those of zero."""
-        shape = (layout.sizes[0], len(factors), len(vector))
-        cells = np.ascontiguousarray(np.broadcast_to(factors[:, None] * vector, shape))
-        votes = self._run(layout.write(cells))
-        votes -= self.zero
-        return votes
+    def _probe(self, layout: Layout, factors: Array, vector: Array) -> Array:
+        """The tensor with cells that are multiples of one vector."""
+        cells = layout.along(1, factors) * layout.along(2, vector)
+        return np.broadcast_to(cells, layout.view).reshape(layout.shape)
 
 
 def _numbers(one: Array, other: Array, cells: int) -> Array | None:

@@ -41,13 +41,19 @@ MOST_BYTES = (
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
-def session_of(model: onnx.ModelProto, optimized: bool = False) -> onnxruntime.InferenceSession:
-    """Load a model in ONNX Runtime on the CPU."""
+def session_of(
+    model: onnx.ModelProto, optimized: bool = False, arena: bool = False
+) -> onnxruntime.InferenceSession:
+    """Load a model in ONNX Runtime on the CPU.
+
+    Args:
+        arena: whether it keeps its memory for the next run, which then takes no pages from the system.
+    """
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)
-    options.enable_cpu_mem_arena = False  # it would keep the largest tensors of every session
+    options.enable_cpu_mem_arena = arena
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(
@@ -380,16 +386,19 @@ class Values:
                 found[name] = value
         return found
 
-    def function(self, cut: Sequence[str], ends: Sequence[str]) -> Function:
+    def function(self, cut: Sequence[str], ends: Sequence[str], arena: bool = True) -> Function:
         """The original nodes from a cut to some tensors as a function of arrays, in FP64 where they allow it.
 
         The arrays have the shapes of the cut, in any form; results have those of the ends.
+
+        Args:
+            arena: as in ``session_of``; not for functions that are kept, of which there may be many.
         """
         nodes, constants = self.between(self.with_twins(cut), ends)
         arrays = {c: np.asarray(self.value[c], order="C") for c in constants}
         for wide in (True, False):
             try:
-                session = session_of(self._piece(nodes, arrays, cut, ends, wide))
+                session = session_of(self._piece(nodes, arrays, cut, ends, wide), arena=arena)
                 break
             except Exception as error:
                 if not wide:
