@@ -102,10 +102,10 @@ def _route(
         cost = (size * beta_u.to(dtype) + 0.5 * log_variance.sum(-1)) * mass.squeeze(-1)
         logit = inverse_temperatures[iteration] * (beta_a.to(dtype) - cost)
         if iteration + 1 < iterations:
-            # E-step, in the log domain; the constant of the Gaussian cancels in the softmax. So does what
-            # the parents' variances have in common, which in FP32 would leave the distances few digits.
-            own = (log_variance - log_variance.mean(-2, keepdim=True)).sum(-1)
-            log_p = -0.5 * ((deviation / variance.unsqueeze(3)).sum(-1) + own.unsqueeze(3))
+            # E-step, in the log domain; the constant of the Gaussian cancels in the softmax.
+            log_p = -0.5 * (
+                (deviation / variance.unsqueeze(3)).sum(-1) + log_variance.sum(-1).unsqueeze(3)
+            )
             responsibility = (log_p + logsigmoid(logit).unsqueeze(3)).softmax(-1)
     return (
         mean.to(pose.dtype),

@@ -315,7 +315,7 @@ def _defined(
     widened = {}
     for name, value in exact.items():
         value[rows] = truth[name]
-        widened[name] = np.zeros((*value.shape[:-1], 1))
+        widened[name] = np.zeros((len(value), *conditioning[name].shape[1:]))
         widened[name][rows] = conditioning[name]
     return exact, widened
 

@@ -168,7 +168,9 @@ def _total(b: Body, layer: _Layer, rows: str, x: str = "") -> str:
     parts = weighted_sum(b, rows, x) if x else b.sum_last(rows, block)
     if k == 1:
         return parts
-    return b.sum_second_to_last(b.reshape(parts, places, layer.m, k, size), k)
+    # ONNX Runtime's fused transposition, that of the last two axes, fails on an empty batch.
+    parts = b.transpose(b.reshape(parts, places, layer.m, k, size), 0, 3, 1, 2)
+    return b.transpose(b.sum_last(parts, k), 0, 2, 3, 1)
 
 
 def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, str]:
@@ -215,10 +217,10 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
         # What the parents have in common cancels in the softmax. It is taken off before the sum over the pose,
         # where it is up to hundreds and would leave the distances few digits.
-        logarithm = b.reshape(logarithm, places, m, size)
-        common = b.op("MatMul", b.constant(np.full((1, m), 1.0 / m)), logarithm)
+        common = b.sum_last(b.transpose(logarithm, 0, 3, 2, 1), m, 1.0 / m)
+        common = b.reshape(common, places, 1, 1, size)
         own = b.sum_last(b.op("Sub", logarithm, common), size, 0.5)
-        prior = b.op("Sub", b.reshape(log_a, places, m, 1), own)
+        prior = b.reshape(b.op("Sub", log_a, b.reshape(own, places, m)), places, m, 1)
         updated = b.op("Softmax", b.op("Sub", prior, distance), axis=1)
         b.keep("agreement", updated, m, i)
         if iteration + 1 == iterations:
