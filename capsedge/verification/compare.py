@@ -144,8 +144,8 @@ def certify(
     if failures and not limits.approximate and opened:
         from capsedge.verification.ledger import routing_ledger
 
-        worst = _worst_images(on_samples, on_hard, samples, hard)
-        ledger = routing_ledger(source, session, worst).to_dict()
+        worst, are_hard = _worst_images(on_samples, on_hard, samples, hard)
+        ledger = routing_ledger(source, session, worst, limits, are_hard).to_dict()
     warnings = _warnings(session, on_samples.decisions, samples.source)
     return Certificate(
         chain=(link, *_source_links(session), _artefact_link(session)),
@@ -457,10 +457,12 @@ def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.flo
 
 def _worst_images(
     on_samples: Comparison, on_hard: Comparison, samples: ImageSet, hard: ImageSet
-) -> NDArray[np.float32]:
-    """The images for the ledger: the worst of each output, and samples whose decision flipped."""
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The images for the ledger: the worst of each output, and samples whose decision flipped; which of
+    them are hard cases."""
     flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]
     chosen: list[NDArray[np.float32]] = []
+    are_hard: list[bool] = []
     for comparison, images, more in (
         (on_samples, samples, {flip.image for flip in flips}),
         (on_hard, hard, set()),
@@ -468,4 +470,7 @@ def _worst_images(
         worst = {m.worst_image for m in comparison.outputs.values() if not m.passed} | more
         numbers = np.array(sorted(k for k in worst if k is not None), np.intp)
         chosen += images.take(numbers).inputs()
-    return np.stack(chosen or [next(samples.inputs())])
+        are_hard += [images is hard] * len(numbers)
+    if not chosen:
+        return np.stack([next(samples.inputs())]), np.zeros(1, np.bool_)
+    return np.stack(chosen), np.array(are_hard)

@@ -141,7 +141,7 @@ def test_portable_file(families, tmp_path, routing) -> None:
 
 @pytest.mark.parametrize("routing", ["dynamic", "em", "attention"])
 @pytest.mark.parametrize("ops", ["auto", "portable"])
-def test_right_files_are_within_budget(families, routing, ops) -> None:
+def test_right_files_are_within_tolerance(families, routing, ops) -> None:
     """No false alarm, and every live routing place of the reference is found in the file.
 
     With couplings as an output, ``auto`` mixes capsedge nodes and inlined bodies.
@@ -231,12 +231,12 @@ def test_trace_ends_where_the_model_ends(families, routing) -> None:
     assert last.layer.split(".")[0] in ("classes", "capsules")
 
 
-def test_first_row_over_budget() -> None:
+def test_first_row_beyond_tolerance() -> None:
     fine, bad = Cell(1e-9, 1e-6), Cell(1e-3, 1e-6)
     rows = (Row("a", 1, fine, fine, None), Row("a", 2, None, bad, fine), Row("b", 1, bad, bad, bad))
     ledger = Ledger(rows)
     assert ledger.first is rows[1]
-    assert ledger.verdict() == "First over budget: layer a, iteration 2 (pose)."
+    assert ledger.verdict() == "First beyond tolerance: layer a, iteration 2 (pose)."
     assert Cell(float("nan"), 1.0).over
 
 

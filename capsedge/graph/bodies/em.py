@@ -160,7 +160,7 @@ def _rows(b: Body, layer: _Layer, r: str) -> str:
 
 
 def _total(b: Body, layer: _Layer, rows: str, x: str = "") -> str:
-    """``Σ_i r_i x_i``: ``_rows`` and ``[N·S, M, I, P]`` give ``[N·S, M, 1, P]``; without x ``Σ_i r_i``, P = 1."""
+    """``Σ_i r_i x_i``: ``_rows`` and ``[N·S, M, I, P]`` give ``[N·S, M, 1, P]``; ``Σ_i r_i`` without x."""
     k, block, size = layer.blocks, layer.i // layer.blocks, layer.size if x else 1
     places = b.batched(layer.s)
     if x and k > 1:
@@ -215,8 +215,8 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         precision = b.op("Div", b.constant(0.5), b.reshape(variance, places, m, size, 1))
         distance = b.reshape(b.op("MatMul", deviation, precision), places, m, i)
         log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
-        # What the parents have in common cancels in the softmax. It is taken off before the sum over the pose,
-        # where it is up to hundreds and would leave the distances few digits.
+        # What the parents have in common cancels in the softmax. It goes before the sum over the pose, which
+        # otherwise is up to hundreds and leaves the distances few digits.
         common = b.sum_last(b.transpose(logarithm, 0, 3, 2, 1), m, 1.0 / m)
         common = b.reshape(common, places, 1, 1, size)
         own = b.sum_last(b.op("Sub", logarithm, common), size, 0.5)
