@@ -82,7 +82,9 @@ def nearest(
         found, exact: ``[n, ...]``, finite.
         conditioning: how far rounding moves the exact values; widens the tolerance around them.
     """
-    return np.minimum(ratio, excess(found - exact, exact, tolerance, conditioning))
+    return np.asarray(
+        np.minimum(ratio, excess(found - exact, exact, tolerance, conditioning)), np.float64
+    )
 
 
 def undefined(reference: NDArray[Any], noise: NDArray[Any] | float) -> NDArray[np.bool_]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.graph.random_nodes import refuse_random
 from capsedge.judging.chance import check_above_chance
 from capsedge.judging.decisions import Decisions
 from capsedge.judging.tolerance import NOISE
@@ -27,6 +29,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import pruned_of
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
+from capsedge.runtime.reading.onnx_file import read_harmless
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.verification.arrays import Given, array_runs, arrays_for, takes_images
@@ -90,6 +93,7 @@ def verify(
     Raises:
         UsageError: an argument or the data is wrong.
         ArtefactError: the artefact is damaged, or was not exported from this checkpoint.
+        UnsupportedModelError: the artefact, or a module of your own, draws random numbers.
 
     Example:
         >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
@@ -124,8 +128,15 @@ def certify(
         limits: the requirements.
         observe: called with the reference's and the artefact's outputs of every batch of samples, and the
             labels where there are any.
+
+    Raises:
+        UnsupportedModelError: the file, or the reference, draws random numbers.
     """
     data = None if data is None else as_path(data, DATA)
+    if session.passport is None:
+        refuse_random(
+            onnx.load_model_from_string(read_harmless(session.path)[0]), str(session.path)
+        )
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)

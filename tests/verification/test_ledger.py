@@ -49,7 +49,7 @@ def _layers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     return found
 
 
-def _faulty(exported, target, layer: str, value: str):
+def _faulty(exported, target, layer: str, value: str, factor: float = 1.02):
     model = onnx.load(exported.onnx())
     node = _layers(model)[layer]
     operator = operator_of(node.op_type)
@@ -57,7 +57,7 @@ def _faulty(exported, target, layer: str, value: str):
     own = onnx.FunctionProto()  # other layers may share the function
     own.CopyFrom(body)
     own.name = node.op_type = numbered(operator, 99)
-    _disturb(own.node, f"{operator}_{value}", 1.02)
+    _disturb(own.node, f"{operator}_{value}", factor)
     model.functions.append(own)
     onnx.save(model, target)
     return target
@@ -71,6 +71,35 @@ def test_names_layer_and_iteration(families, tmp_path, routing, layer, iteration
     first = certificate.to_dict()["ledger"]["first"]
     assert (first["layer"], first["iteration"]) == (layer, iteration)
     assert "pose" in first["columns"]
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_the_ledger_says_what_the_verdict_says(families, tmp_path, routing) -> None:
+    """Faults on both sides of the tolerance: what fails has a place, and what passes has none."""
+    verdicts = []
+    for factor in (1.0, 1 + 3e-5, 1 + 2e-4, 1 + 3e-4, 1 + 1e-3, 1 + 1e-2):
+        path = _faulty(families[routing], tmp_path / "f.onnx", "classes", "iter3_pose", factor)
+        certificate = capsedge.verify(families[routing].checkpoint, path, limit=2, ops="portable")
+        ledger = certificate.to_dict()["ledger"]
+        verdicts.append(certificate.passed)
+        if certificate.passed:
+            assert ledger is None
+        else:
+            assert ledger["first"] is not None, (factor, certificate.failures, ledger["verdict"])
+            assert (ledger["first"]["layer"], ledger["first"]["iteration"]) == ("classes", 3)
+    assert verdicts[0]
+    assert not verdicts[-1]
+    assert verdicts == sorted(verdicts, reverse=True)
+
+
+def test_a_stated_tolerance_is_the_ledgers_too(families) -> None:
+    """A right file that fails a tolerance that no FP32 meets: the ledger finds no excuse in FP64."""
+    exported = families["em"]
+    certificate = capsedge.verify(
+        exported.checkpoint, exported.onnx(), limit=2, atol=0, rtol=0, ops="portable"
+    )
+    assert not certificate.passed
+    assert certificate.to_dict()["ledger"]["first"] is not None
 
 
 @pytest.mark.parametrize(("routing", "layer"), [("dynamic", "classes"), ("em", "capsules.1")])
