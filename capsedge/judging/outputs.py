@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.judging.tolerance import Tolerance, excess, undefined
+from capsedge.judging.tolerance import Tolerance, excess, nearest, undefined
 
 Array = NDArray[Any]
 
@@ -79,8 +79,8 @@ class OutputMetrics:
         ratio = excess(difference, expected, self.tolerance, noise)
         if exact is not None:
             truth = np.where(both, np.nan_to_num(exact), 0.0)
-            off = np.where(both, np.where(both, actual, 0.0) - truth, 0.0)
-            ratio = np.minimum(ratio, excess(off, truth, self.tolerance, conditioning))
+            found_there = np.where(both, actual, 0.0)
+            ratio = nearest(ratio, found_there, truth, self.tolerance, conditioning)
             self.undefined += int((undefined(truth, conditioning) & (ratio > 1)).sum())
         self.over += int((ratio > 1).sum())
         if ratio.size and (self.worst_image is None or ratio.max() > self.worst):

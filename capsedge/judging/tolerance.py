@@ -68,6 +68,25 @@ def excess(
     return np.asarray(np.divide(magnitude, allowed, out=unlimited, where=allowed > 0), np.float64)
 
 
+def nearest(
+    ratio: NDArray[Any],
+    found: NDArray[Any],
+    exact: NDArray[Any],
+    tolerance: Tolerance,
+    conditioning: NDArray[Any] | float,
+) -> NDArray[np.float64]:
+    """With FP64 as the referee: an element passes, too, that is near enough to the exact value.
+
+    Args:
+        ratio: the `excess` over the reference in FP32.
+        found, exact: ``[n, ...]``, finite.
+        conditioning: how far rounding moves the exact values; widens the tolerance around them.
+    """
+    return np.asarray(
+        np.minimum(ratio, excess(found - exact, exact, tolerance, conditioning)), np.float64
+    )
+
+
 def undefined(reference: NDArray[Any], noise: NDArray[Any] | float) -> NDArray[np.bool_]:
     """Where rounding moves the reference ``[n, ...]`` by more than `excess` may allow."""
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)

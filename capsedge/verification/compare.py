@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -16,6 +17,7 @@ from torch import nn
 from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.graph.random_nodes import refuse_random
 from capsedge.judging.chance import check_above_chance
 from capsedge.judging.decisions import Decisions
 from capsedge.judging.tolerance import NOISE
@@ -27,6 +29,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import pruned_of
 from capsedge.runtime.loading import load
 from capsedge.runtime.machine.environment import machine, versions
+from capsedge.runtime.reading.onnx_file import read_harmless
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.verification.arrays import Given, array_runs, arrays_for, takes_images
@@ -91,6 +94,7 @@ def verify(
     Raises:
         UsageError: an argument or the data is wrong.
         ArtefactError: the artefact is damaged, or was not exported from this checkpoint.
+        UnsupportedModelError: the artefact, or a module of your own, draws random numbers.
 
     Example:
         >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
@@ -125,8 +129,15 @@ def certify(
         limits: the requirements.
         observe: called with the reference's and the artefact's outputs of every batch of samples, and the
             labels where there are any.
+
+    Raises:
+        UnsupportedModelError: the file, or the reference, draws random numbers.
     """
     data = None if data is None else as_path(data, DATA)
+    if session.passport is None:
+        refuse_random(
+            onnx.load_model_from_string(read_harmless(session.path)[0]), str(session.path)
+        )
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
@@ -146,8 +157,8 @@ def certify(
     if failures and not limits.approximate and opened:
         from capsedge.verification.ledger import routing_ledger
 
-        worst = _worst_images(on_samples, on_hard, samples, hard)
-        ledger = routing_ledger(source, session, worst).to_dict()
+        worst, are_hard = _worst_images(on_samples, on_hard, samples, hard)
+        ledger = routing_ledger(source, session, worst, limits, are_hard).to_dict()
     warnings = _warnings(session, on_samples.decisions, samples.source)
     return Certificate(
         chain=(link, *_source_links(session), _artefact_link(session)),
@@ -459,10 +470,12 @@ def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.flo
 
 def _worst_images(
     on_samples: Comparison, on_hard: Comparison, samples: ImageSet, hard: ImageSet
-) -> NDArray[np.float32]:
-    """The images for the ledger: the worst of each output, and samples whose decision flipped."""
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The images for the ledger: the worst of each output, and samples whose decision flipped; which of
+    them are hard cases."""
     flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]
     chosen: list[NDArray[np.float32]] = []
+    are_hard: list[bool] = []
     for comparison, images, more in (
         (on_samples, samples, {flip.image for flip in flips}),
         (on_hard, hard, set()),
@@ -470,4 +483,7 @@ def _worst_images(
         worst = {m.worst_image for m in comparison.outputs.values() if not m.passed} | more
         numbers = np.array(sorted(k for k in worst if k is not None), np.intp)
         chosen += images.take(numbers).inputs()
-    return np.stack(chosen or [next(samples.inputs())])
+        are_hard += [images is hard] * len(numbers)
+    if not chosen:
+        return np.stack([next(samples.inputs())]), np.zeros(1, np.bool_)
+    return np.stack(chosen), np.array(are_hard)

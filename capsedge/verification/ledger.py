@@ -2,38 +2,101 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from capsedge.judging.tolerance import NOISE
+from capsedge.judging.tolerance import DEFAULTS, OTHER, Tolerance, excess, nearest
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
 from capsedge.schema.operators import OPERATORS
 from capsedge.verification.probe import Probe, Site
 from capsedge.verification.reference import Reference
+from capsedge.verification.requirements import Limits
 from capsedge.verification.routing_trace import Call, Step, trace
 
 Array = NDArray[Any]
 
-# The allowed error of an inner value in FP32: 1e-5 of its scale, plus NOISE times the error of eager FP32
-# against FP64.
-BUDGET = 1e-5
+
+@dataclass(frozen=True)
+class _Rule:
+    """How values are judged: as the outputs are.
+
+    Attributes:
+        couplings, pose, length: tolerances of the outputs of these kinds.
+        hard: which of the images ``[n]`` are hard cases: the error of FP32 widens their tolerances.
+        referee: whether a value passes, too, that is near enough to FP64.
+    """
+
+    couplings: Tolerance
+    pose: Tolerance
+    length: Tolerance
+    hard: NDArray[np.bool_]
+    referee: bool
+
+    @classmethod
+    def of(cls, session: Session, limits: Limits, hard: NDArray[np.bool_]) -> _Rule:
+        """The rule of the outputs' comparison."""
+        stated = limits.tolerances
+        return cls(
+            stated.get("couplings", DEFAULTS["couplings"]),
+            stated.get(session.pose_output or "", OTHER),
+            stated.get("lengths", DEFAULTS["lengths"]),
+            hard,
+            not limits.stated,
+        )
+
+    def cell(
+        self,
+        tolerance: Tolerance,
+        found: Array,
+        exact: Array,
+        rounded: Array,
+        moved: Sequence[Array],
+    ) -> Cell:
+        """Judge one kind of value at one place.
+
+        Args:
+            tolerance: its absolute part is for magnitudes of 1; smaller values have less.
+            found: the file's ``[n, ...]``, or ``[1, ...]`` for all images.
+            exact, rounded: the reference's in FP64 and FP32.
+            moved: in FP64, with all inputs and weights rounded in other ways.
+        """
+        truth, expected = exact.astype(np.float64), rounded.astype(np.float64)
+        actual = np.broadcast_to(found.astype(np.float64), truth.shape)
+        scale = float(np.abs(truth).max(initial=0.0))
+        tolerance = replace(tolerance, atol=tolerance.atol * min(scale, 1.0))
+        if not np.isfinite(actual).all():
+            return Cell(float("nan"), tolerance.atol)
+        rest = tuple(range(1, truth.ndim))
+        hard = np.repeat(self.hard, len(truth) // len(self.hard)).reshape(-1, *[1] * len(rest))
+        noise = hard * np.abs(expected - truth).max(axis=rest, keepdims=True, initial=0.0)
+        ratio = excess(actual - expected, expected, tolerance, noise)
+        if self.referee:
+            size = np.max([np.abs(m - truth) for m in moved], axis=0)
+            conditioning = size.max(axis=-1, keepdims=True, initial=0.0)
+            ratio = nearest(ratio, actual, truth, tolerance, conditioning)
+        if not ratio.size or not ratio.max():
+            return Cell(0.0, tolerance.atol)
+        at = np.unravel_index(ratio.argmax(), ratio.shape)
+        error = max(float(abs(actual[at] - truth[at])), float(np.finfo(np.float32).tiny))
+        return Cell(error, error / float(ratio[at]))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of value at one place: its largest error against FP64, and the allowed error."""
+    """One kind of value at one place: the error against FP64 of the value nearest its limit, and that."""
 
     error: float
     budget: float
 
     @property
     def over(self) -> bool:
-        """Whether the error is over budget or not a number."""
+        """Whether the error is beyond tolerance or not a number."""
         return not self.error <= self.budget
 
 
@@ -49,7 +112,7 @@ class Row:
 
     @property
     def over(self) -> list[str]:
-        """The columns that are over budget."""
+        """The columns that are beyond tolerance."""
         cells = {"couplings": self.couplings, "pose": self.pose, "length": self.length}
         return [name for name, cell in cells.items() if cell is not None and cell.over]
 
@@ -67,28 +130,26 @@ class Ledger:
 
     @property
     def first(self) -> Row | None:
-        """The first place over budget."""
+        """The first place beyond tolerance."""
         return next((row for row in self.rows if row.over), None)
 
     def verdict(self) -> str:
-        """One sentence: where the values first exceed their budget."""
+        """One sentence: where the values are first beyond their tolerance."""
         row = self.first
         if not self.rows:
             return self.note
         if row is None:
             return (
-                "No value of routing is over its budget, which allows for a whole layer what FP32 loses in "
-                "it; the outputs are over theirs, which holds for each pose."
+                "No value of routing is beyond its tolerance: the fault arises after it, or is a decision "
+                "between scores that are nearer to each other than their tolerance."
             )
         columns = " and ".join(row.over)
         if row.iteration == 0:
             place = f"the input of layer {row.layer} ({columns})"
-            return f"First over budget: {place}; the error arises before it."
+            return f"First beyond tolerance: {place}; the error arises before it."
         # A file of standard operators does not show the input of its first layer.
         before = " or before it" if row is self.rows[0] else ""
-        return (
-            f"First over budget: layer {row.layer}, iteration {row.iteration}{before} ({columns})."
-        )
+        return f"First beyond tolerance: layer {row.layer}, iteration {row.iteration}{before} ({columns})."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -119,23 +180,37 @@ class Ledger:
         }
 
 
-def routing_ledger(reference: Reference, session: Session, images: Array) -> Ledger:
+def routing_ledger(
+    reference: Reference,
+    session: Session,
+    images: Array,
+    limits: Limits | None = None,
+    hard: NDArray[np.bool_] | None = None,
+) -> Ledger:
     """Follow routing through the reference and the artefact on the same images.
 
     Args:
-        reference: computes the true values (FP64) and the error of FP32 itself.
+        reference: computes the true values (FP64), the error of FP32 itself, and how far rounding moves them.
         session: the artefact; its file is probed, never changed.
         images: prepared ``[n, C, H, W]``.
+        limits: what the outputs were judged by; the defaults if None.
+        hard: which of the images ``[n]`` are hard cases; none by default.
     """
     batch = session.batch
+    hard = np.zeros(len(images), np.bool_) if hard is None else hard
     if batch is not None:  # one run, since the batch of inner values need not come first to be cut
-        images = np.resize(images, (batch, *images.shape[1:]))
-    exact = trace(reference.double, torch.from_numpy(images).double())
-    rounded = trace(reference.module, torch.from_numpy(images))
+        images, hard = np.resize(images, (batch, *images.shape[1:])), np.resize(hard, batch)
+    rule = _Rule.of(session, limits or Limits.of(session, None, None, None), hard)
+    inputs = torch.from_numpy(images)
+    exact = trace(reference.double, inputs.double())
+    rounded = trace(reference.module, inputs)
+    moved = [trace(module, x) for module, (x,) in reference.moved([inputs])]
     fused = session.ops != "portable"
     probe = Probe(session.path, find_library() if fused else None)
     if len(exact) != len(probe.sites):  # the exporter leaves out nodes that reach no output
-        exact, rounded = ([c for c in calls if c.live] for calls in (exact, rounded))
+        exact, rounded, *moved = (
+            [c for c in calls if c.live] for calls in (exact, rounded, *moved)
+        )
     if not exact or len(exact) != len(probe.sites):
         return Ledger(
             (),
@@ -144,7 +219,7 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
         )
     values = probe.run(images)
     rows: list[Row] = []
-    for site, call, own in zip(probe.sites, exact, rounded, strict=True):
+    for site, call, own, *others in zip(probe.sites, exact, rounded, *moved, strict=True):
         other = _other(site, call, values)
         if other:
             return Ledger(
@@ -152,7 +227,7 @@ def routing_ledger(reference: Reference, session: Session, images: Array) -> Led
                 f"Layer {call.layer} has {other} in the file than in the reference: they are two networks. "
                 "Verify the file with the checkpoint that it was exported from.",
             )
-        rows += _rows(site, call, own, values)
+        rows += _rows(rule, site, values, call, own, others)
     note = ""
     if fused:
         note = "Fused kernels show only their outputs; --ops portable shows every iteration of the bodies."
@@ -171,53 +246,60 @@ def _other(site: Site, call: Call, values: dict[str, Array]) -> str:
     return ""
 
 
-def _rows(site: Site, call: Call, own: Call, values: dict[str, Array]) -> list[Row]:
+def _rows(
+    rule: _Rule, site: Site, values: dict[str, Array], call: Call, own: Call, others: list[Call]
+) -> list[Row]:
     rows = []
-    for step, noisy in zip(call.steps, own.steps, strict=True):
+    moved = zip(*(other.steps for other in others), strict=True)
+    for step, rounded, changed in zip(call.steps, own.steps, moved, strict=True):
         # If a node is a single pass, the body numbers it 1; the schedule has its real number.
         iterates = OPERATORS[call.operator].iterates
         inner = step.iteration if iterates else min(step.iteration, 1)
         found = {kind: values[name] for kind, name in site.values.get(inner, {}).items()}
         known = step.iteration == 0 and call.sources[0] is not None  # the output of a layer before
         if found and not known:
-            rows.append(_row(call.layer, step, noisy, found))
+            rows.append(_row(rule, call.layer, found, step, rounded, changed))
     return rows
 
 
-def _row(layer: str, step: Step, own: Step, found: dict[str, Array]) -> Row:
+def _row(
+    rule: _Rule,
+    layer: str,
+    found: dict[str, Array],
+    step: Step,
+    rounded: Step,
+    moved: Sequence[Step],
+) -> Row:
+    """The cells of a place: what the file has, and the reference in FP64, FP32 and with inputs moved."""
     couplings = pose = length = None
-    if "couplings" in found and step.couplings is not None and own.couplings is not None:
-        couplings = _cell(
-            found["couplings"], _parents_first(step.couplings), _parents_first(own.couplings)
+    if "couplings" in found and step.couplings is not None:
+        own, *others = (
+            _parents_first(s.couplings) for s in (rounded, *moved) if s.couplings is not None
         )
+        couplings = rule.cell(
+            rule.couplings, found["couplings"], _parents_first(step.couplings), own, others
+        )
+    activation = None
     if "pose" in found:
         values = found["pose"].reshape(step.pose.shape)
-        pose = _cell(values, step.pose, own.pose)
-        if (
-            step.length.shape == step.pose.shape[:-1]
-            and "logit" not in found
-            and "activation" not in found
-        ):
-            length = _cell(
-                np.linalg.norm(values.astype(np.float64), axis=-1), step.length, own.length
-            )
+        pose = rule.cell(rule.pose, values, step.pose, rounded.pose, [s.pose for s in moved])
+        if step.length.shape == step.pose.shape[:-1]:
+            activation = np.linalg.norm(values.astype(np.float64), axis=-1)
     if "logit" in found:
-        logit = found["logit"].astype(np.float64).reshape(step.length.shape)
-        activation = np.exp(-np.logaddexp(0, -logit))
-        length = _cell(activation, step.length, own.length)
+        activation = np.exp(-np.logaddexp(0, -found["logit"].astype(np.float64)))
     if "activation" in found:
-        length = _cell(found["activation"].reshape(step.length.shape), step.length, own.length)
+        activation = found["activation"]
+    if activation is not None:
+        length = rule.cell(
+            rule.length,
+            activation.reshape(step.length.shape),
+            step.length,
+            rounded.length,
+            [s.length for s in moved],
+        )
     return Row(layer, step.iteration, couplings, pose, length)
 
 
 def _parents_first(couplings: Array) -> Array:
     """``[..., I, M]`` in the layout of the function bodies: ``[N·S, M, I]``."""
     return couplings.reshape(-1, *couplings.shape[-2:]).swapaxes(1, 2)
-
-
-def _cell(found: Array, exact: Array, rounded: Array) -> Cell:
-    truth = exact.astype(np.float64)
-    error = np.abs(np.broadcast_to(found.astype(np.float64), truth.shape) - truth)
-    noise = float(np.abs(rounded.astype(np.float64) - truth).max(initial=0.0))
-    scale = float(np.abs(truth).max(initial=0.0))
-    return Cell(float(error.max(initial=0.0)), BUDGET * max(scale, 1e-3) + NOISE * noise)

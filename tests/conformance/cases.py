@@ -346,6 +346,11 @@ def _em_cases() -> Iterator[Case]:
     yield case(1, 5, 5, 8, 3, 3, 12, 9, strides=(2, 1))
     yield case(1, 2, 2, 32, 1, 1, 2, 4, coordinates=1, shared=1)
     yield case(1, 1, 1, 67, 1, 1, 1, 16)
+    # So many children that bodies sum them in blocks; 149 have no equal ones.
+    for n in (0, 1):
+        yield case(n, 6, 5, 10, 1, 1, 3, 16, coordinates=1, shared=1)
+        yield case(n, 4, 4, 19, 3, 3, 3, 4)
+    yield case(1, 1, 1, 149, 1, 1, 2, 4)
     # Matrix capsules on smallNORB, A=B=C=D=32, on small grids: both convolutions and the classes.
     yield case(1, 5, 5, 32, 3, 3, 32, 16, strides=(2, 2), heavy=True)
     yield case(2, 4, 4, 32, 3, 3, 32, 16, heavy=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 import capsedge
+from capsedge.cli.export import Source, _print
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.exporters import diagnosis, recognizing
-from capsedge.exporters.export_report import ExportReport
+from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.free_batch import NotAlike, merge
 from capsedge.exporters.user_code import on_cpu
 from capsedge.graph import functions
@@ -194,6 +196,43 @@ def test_hard_cases_outside_the_users_range_warn(tmp_path: Path) -> None:
     assert report.warnings
     assert "outside the range" in report.warnings[0]
     assert any(p.case.startswith("your inputs") and p.passed for p in report.parity)
+
+
+def test_the_words_of_a_failed_comparison(tmp_path: Path) -> None:
+    """Lines are lines; rounding that no tolerance may allow is said to be the network's."""
+    own = {"x": 20 * np.random.default_rng(0).random((9, 4), np.float32)}
+    with pytest.raises(ParityError) as caught:
+        exported(_Loud(), tmp_path / "m.onnx", inputs=own)
+    assert "\\n" not in str(caught.value)
+    assert len(caught.value.details) == 1
+    with pytest.raises(ParityError, match="network is ill-conditioned on this input") as caught:
+        exported(_IllConditioned(), tmp_path / "m.onnx")
+    assert "FP32 does not define the module's outputs" in caught.value.what
+    assert "reproduce" not in str(caught.value)
+
+
+class _IllConditioned(torch.nn.Module):
+    """A difference of nearly equal sums, grown: FP32 leaves it no digit, and each order another one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = x.sum(1, keepdim=True)
+        b = x[:, 2:3] + x[:, 1:2] + x[:, 3:4] + x[:, 0:1]
+        return torch.sin(1e6 * (torch.sin(1e5 * a) - torch.cos(1e5 * b))).expand(-1, 3)
+
+
+def test_the_worst_shown_is_one_that_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not finite outside the range of the user's inputs: no "inf %" beside a file that is written."""
+    report = exported(nets.Plain(), tmp_path / "m.onnx")
+    inf = float("inf")
+    outside = CaseParity("huge", "output", inf, inf, 0.0, inf, False, outside=True)
+    shown = replace(report, parity=(*report.parity, outside))
+    assert shown.passed
+    _print(shown, Source("Net", None))
+    printed = capsys.readouterr().out
+    assert "inf" not in printed.partition("parity")[2].splitlines()[0]
+    assert "not finite in the file on 'huge'" in shown.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import capsedge
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.random_nodes import random_nodes
 from capsedge.graph.recognize.improving import improve
+from tests.runtime.models import SIDE, capsule_model
 
 Node = onnx.NodeProto
 
@@ -93,3 +96,27 @@ def test_optimize_refuses_and_names_the_node(kind: str) -> None:
     with pytest.raises(UnsupportedModelError, match="draws random numbers") as caught:
         improve(model.SerializeToString())
     assert f"'{found.name}' ({found.operator})" in caught.value.why
+
+
+def test_quantize_and_cascade_refuse_and_name_the_node(tmp_path: Path) -> None:
+    """Networks that state what they are, with a node that draws before their scores."""
+    model = capsule_model()
+    (maker,) = (n for n in model.graph.node if "lengths" in n.output)
+    maker.output[list(maker.output).index("lengths")] = "exact"
+    model.graph.node.append(node("RandomNormalLike", ["exact"], "r"))
+    model.graph.node.append(node("Add", ["exact", "r"], "lengths"))
+    drawing, right = tmp_path / "drawing.onnx", tmp_path / "right.onnx"
+    onnx.save(model, drawing)
+    onnx.save(capsule_model(), right)
+    images = np.zeros((8, SIDE, SIDE), np.uint8)
+    made = tmp_path / "made.onnx"
+    verbs: dict[str, Callable[[], object]] = {
+        "quantize": lambda: capsedge.quantize(drawing, made, calib_data=images),
+        "cascade, small": lambda: capsedge.cascade(drawing, right, made, data=images),
+        "cascade, large": lambda: capsedge.cascade(right, drawing, made, data=images),
+    }
+    for verb, call in verbs.items():
+        with pytest.raises(UnsupportedModelError, match="draws random numbers") as caught:
+            call()
+        assert "'n_r' (RandomNormalLike)" in caught.value.why, verb
+        assert not made.exists()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import capsedge
+from capsedge.errors import UnsupportedModelError
 from capsedge.importing import against, inputs
 from capsedge.importing.inputs import Inputs
 from capsedge.runtime.metadata import Preprocessing
@@ -117,6 +118,29 @@ class Dividing(networks.XifengGuo):
         lengths, picture = super().forward(x)
         one = torch.cuda.FloatTensor(1).fill_(1.0)
         return lengths.cuda() * (largest / largest) * one, picture
+
+
+class Drawing(networks.XifengGuo):
+    """An author's code that draws in evaluation, too."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        lengths, picture = super().forward(x)
+        return lengths + 0.1 * torch.rand_like(lengths), picture
+
+
+def test_code_that_draws_is_refused_with_its_line(few: None, tmp_path: Path) -> None:
+    (tmp_path / "author.py").write_text(
+        "from tests.importing.test_measured import Drawing\ndef build(): return Drawing(3)\n"
+    )
+    with pytest.raises(UnsupportedModelError, match="draws random numbers") as caught:
+        capsedge.import_checkpoint(
+            saved(networks.XifengGuo(3), tmp_path / "m.pt"),
+            tmp_path / "c.safetensors",
+            iterations=3,
+            against=f"{tmp_path / 'author.py'}:build",
+        )
+    assert "rand_like" in str(caught.value)
+    assert not (tmp_path / "c.safetensors").exists()
 
 
 def test_nan_of_the_authors_code_is_counted_and_named(few: None, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def _layers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     return found
 
 
-def _faulty(exported, target, layer: str, value: str):
+def _faulty(exported, target, layer: str, value: str, factor: float = 1.02):
     model = onnx.load(exported.onnx())
     node = _layers(model)[layer]
     operator = operator_of(node.op_type)
@@ -57,7 +57,7 @@ def _faulty(exported, target, layer: str, value: str):
     own = onnx.FunctionProto()  # other layers may share the function
     own.CopyFrom(body)
     own.name = node.op_type = numbered(operator, 99)
-    _disturb(own.node, f"{operator}_{value}", 1.02)
+    _disturb(own.node, f"{operator}_{value}", factor)
     model.functions.append(own)
     onnx.save(model, target)
     return target
@@ -71,6 +71,35 @@ def test_names_layer_and_iteration(families, tmp_path, routing, layer, iteration
     first = certificate.to_dict()["ledger"]["first"]
     assert (first["layer"], first["iteration"]) == (layer, iteration)
     assert "pose" in first["columns"]
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+def test_the_ledger_says_what_the_verdict_says(families, tmp_path, routing) -> None:
+    """Faults on both sides of the tolerance: what fails has a place, and what passes has none."""
+    verdicts = []
+    for factor in (1.0, 1 + 3e-5, 1 + 2e-4, 1 + 3e-4, 1 + 1e-3, 1 + 1e-2):
+        path = _faulty(families[routing], tmp_path / "f.onnx", "classes", "iter3_pose", factor)
+        certificate = capsedge.verify(families[routing].checkpoint, path, limit=2, ops="portable")
+        ledger = certificate.to_dict()["ledger"]
+        verdicts.append(certificate.passed)
+        if certificate.passed:
+            assert ledger is None
+        else:
+            assert ledger["first"] is not None, (factor, certificate.failures, ledger["verdict"])
+            assert (ledger["first"]["layer"], ledger["first"]["iteration"]) == ("classes", 3)
+    assert verdicts[0]
+    assert not verdicts[-1]
+    assert verdicts == sorted(verdicts, reverse=True)
+
+
+def test_a_stated_tolerance_is_the_ledgers_too(families) -> None:
+    """A right file that fails a tolerance that no FP32 meets: the ledger finds no excuse in FP64."""
+    exported = families["em"]
+    certificate = capsedge.verify(
+        exported.checkpoint, exported.onnx(), limit=2, atol=0, rtol=0, ops="portable"
+    )
+    assert not certificate.passed
+    assert certificate.to_dict()["ledger"]["first"] is not None
 
 
 @pytest.mark.parametrize(("routing", "layer"), [("dynamic", "classes"), ("em", "capsules.1")])
@@ -141,7 +170,7 @@ def test_portable_file(families, tmp_path, routing) -> None:
 
 @pytest.mark.parametrize("routing", ["dynamic", "em", "attention"])
 @pytest.mark.parametrize("ops", ["auto", "portable"])
-def test_right_files_are_within_budget(families, routing, ops) -> None:
+def test_right_files_are_within_tolerance(families, routing, ops) -> None:
     """No false alarm, and every live routing place of the reference is found in the file.
 
     With couplings as an output, ``auto`` mixes capsedge nodes and inlined bodies.
@@ -231,12 +260,12 @@ def test_trace_ends_where_the_model_ends(families, routing) -> None:
     assert last.layer.split(".")[0] in ("classes", "capsules")
 
 
-def test_first_row_over_budget() -> None:
+def test_first_row_beyond_tolerance() -> None:
     fine, bad = Cell(1e-9, 1e-6), Cell(1e-3, 1e-6)
     rows = (Row("a", 1, fine, fine, None), Row("a", 2, None, bad, fine), Row("b", 1, bad, bad, bad))
     ledger = Ledger(rows)
     assert ledger.first is rows[1]
-    assert ledger.verdict() == "First over budget: layer a, iteration 2 (pose)."
+    assert ledger.verdict() == "First beyond tolerance: layer a, iteration 2 (pose)."
     assert Cell(float("nan"), 1.0).over
 
 

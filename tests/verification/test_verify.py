@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import capsedge
-from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.errors import ArtefactError, ParityError, UnsupportedModelError, UsageError
 from capsedge.runtime.files.writing import sha256
 
 ROUTINGS = ("dynamic", "em", "attention")
@@ -101,6 +101,17 @@ def test_flips_are_found_and_counted(dynamic, tmp_path) -> None:
     assert any("flipped" in f for f in certificate.failures)
     # The numbers were allowed to differ and so, when asked, are the decisions.
     assert capsedge.verify(dynamic.checkpoint, path, limit=4, atol=1e9, min_agreement=0).passed
+
+
+def test_a_file_that_draws_is_refused_with_the_node(dynamic, tmp_path) -> None:
+    model = onnx.load(dynamic.onnx())
+    (lengths,) = [n for n in model.graph.node if "lengths" in n.output]
+    lengths.output[list(lengths.output).index("lengths")] = "exact"
+    model.graph.node.append(helper.make_node("RandomNormalLike", ["exact"], ["r"], name="jitter"))
+    model.graph.node.append(helper.make_node("Add", ["exact", "r"], ["lengths"]))
+    onnx.save(model, tmp_path / "drawn.onnx")
+    with pytest.raises(UnsupportedModelError, match=r"'jitter' \(RandomNormalLike\)"):
+        capsedge.verify(dynamic.checkpoint, tmp_path / "drawn.onnx", limit=2, atol=1e9)
 
 
 def test_nan_fails(dynamic, tmp_path) -> None:
