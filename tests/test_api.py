@@ -70,6 +70,7 @@ def test_inspect_takes_bytes(model: Path) -> None:
     assert capsedge.inspect(model, batch=3).to_dict()["routing"][0]["votes"].keys() == {3}
 
 
+@pytest.mark.thorough
 def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

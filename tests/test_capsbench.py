@@ -53,6 +53,7 @@ def measured(files: Any, runtime: str = "onnxruntime", **changes: Any) -> list[d
     return running._measure(replace(PLAN, **changes), "digits-em", runtime, "fp32", files, wanted)
 
 
+@pytest.mark.thorough
 def test_loadgen_drives_a_runtime(files: Any) -> None:
     rows = measured(files)
     assert [(r["scenario"], r["unit"]) for r in rows] == [
@@ -67,6 +68,7 @@ def test_loadgen_drives_a_runtime(files: Any) -> None:
     assert rows[1]["queries"] == 1 < rows[1]["images"]
 
 
+@pytest.mark.thorough
 def test_all_scenarios_and_answers_of_single_images(files: Any) -> None:
     """A runtime of batch 1 gets single images in all scenarios, and the accuracy is that of its answers."""
     files.labels = (files.labels + (np.arange(40) < 10)) % 3
@@ -126,6 +128,7 @@ def test_details_takes_the_last_value(tmp_path: Path) -> None:
     assert details(log) == {"a": 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_files_of_a_model(precision: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="pip install 'capsedge[cpu]'")

@@ -88,6 +88,7 @@ def run() -> Iterator[Run]:
         yield lambda words, folder: (fresh if words[0] == "bash" else server.run)(words, folder)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_page_runs(page: Path, tmp_path: Path, run: Run) -> None:
     found = blocks(page)

@@ -173,6 +173,7 @@ def room(module: str) -> str:
 EDGES = sorted({(name, other) for name, tree in modules() for other in imported(tree)})
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("place", [r for r in ROOMS if r != "__version__"])
 def test_imports_go_one_way(place: str) -> None:
     wrong = [
@@ -192,6 +193,7 @@ def test_what_is_heavy_has_its_rooms(package: str) -> None:
     assert not {name for name in users if not {name, room(name)} & HEAVY[package]}
 
 
+@pytest.mark.thorough
 def test_every_room_is_there() -> None:
     rooms = {room(name) for name, _ in modules() if name != "runtime"}
     assert rooms == set(ROOMS) - {"__version__"}

@@ -46,6 +46,7 @@ def reasons() -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_what_is_missing_has_a_line() -> None:
     known = {line for _, line in skips.TOOLS}
     unknown = [

@@ -23,6 +23,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_an_export(path: Path) -> None:
     report = capsedge.export(network("dynamic"), path.with_name("other.onnx"), dry_run=True)
     assert repr(report).startswith("<ExportReport other.onnx: ")

@@ -82,6 +82,7 @@ def check(python: Path | str, folder: Path) -> None:
         assert wanted in line
 
 
+@pytest.mark.thorough
 def test_in_this_environment(tmp_path: Path) -> None:
     check(sys.executable, tmp_path)
 

@@ -81,6 +81,7 @@ def test_the_error_gives_the_way_there(call: str, kind: str, way: str) -> None:
     assert way in caught.value.fix
 
 
+@pytest.mark.thorough
 def test_the_reference_and_the_data_of_a_comparison(tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     capsedge.export(network("dynamic"), model)

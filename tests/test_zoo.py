@@ -62,6 +62,7 @@ def test_weights_are_small_enough() -> None:
     assert small[1].stat().st_size <= 1_000_000  # the INT8 file
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "digits-small"])
 def test_the_file_is_the_export_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     """Node by node: what other options of the export add, such as a trace, is not in a file without them."""
@@ -107,6 +108,7 @@ def openvino_scores(path: Path, x: Scores, name: str) -> Scores:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.data
 @pytest.mark.parametrize(
     "count", [500, pytest.param(10_000, marks=pytest.mark.slow)], ids=["first-500", "all-10000"]
@@ -140,6 +142,7 @@ def test_parity_on_mnist(
         assert np.abs(scores - wanted).max() / scale <= TOLERANCE, kind
 
 
+@pytest.mark.thorough
 @pytest.mark.data
 @pytest.mark.parametrize(
     "count", [500, pytest.param(10_000, marks=pytest.mark.slow)], ids=["first-500", "all-10000"]

@@ -89,6 +89,7 @@ def test_it_is_that_of_the_training_images(session: Session, mnist: Path) -> Non
     assert nothing_from(mnist, Preprocessing(SIDE, SIDE, 1)) == session.metadata.nothing
 
 
+@pytest.mark.thorough
 def test_int8_and_fp16_keep_it(session: Session, tmp_path: Path) -> None:
     assert session.metadata is not None
     for precision in ("fp16", "int8"):

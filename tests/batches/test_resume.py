@@ -46,6 +46,7 @@ def content(place: Path) -> dict[str, bytes]:
     return {file.name if place.is_dir() else "": file.read_bytes() for file in files}
 
 
+@pytest.mark.thorough
 @settings(max_examples=12, deadline=None)
 @given(
     kind=st.sampled_from(["folder", "tar", "tars", "bytes", "parquets", "npz"]),

@@ -238,6 +238,7 @@ def test_sensitivity_ranks_layers_and_iterations(source: Source, table, calibrat
     assert len({d.name for d in iterations}) == len(iterations)
 
 
+@pytest.mark.thorough
 def test_mixed_search_stays_within_the_drop(source: Source, table) -> None:
     data = pixels(60, 4, source)
     found = search(source, table, data, "ort-cpu", Gate(0.0), threads=1)

@@ -180,6 +180,7 @@ def test_arrays_of_files(tmp_path: Path) -> None:
         capsedge.quantize(two.model.SerializeToString(), calib_data=tmp_path / "c.npz")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("precision", ["int8", "fp16", "mixed"])
 def test_without_labels_from_a_folder_of_images(
     exported: Path, tmp_path: Path, precision: str
@@ -195,6 +196,7 @@ def test_without_labels_from_a_folder_of_images(
     assert report.images["evaluation"] == 25
 
 
+@pytest.mark.thorough
 def test_full_like(tmp_path: Path) -> None:
     """A free dimension without a name, which ONNX Runtime took for -1 in the Shape of torch.full_like."""
     torch = pytest.importorskip("torch")

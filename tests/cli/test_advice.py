@@ -111,6 +111,7 @@ def modules() -> Iterator[Path]:
                 yield path
 
 
+@pytest.mark.thorough
 def test_every_command_in_a_message_parses() -> None:
     """Over all texts of the package: verbs and options exist, and options that need a value have one."""
     failures, seen = [], 0
@@ -273,6 +274,7 @@ def test_verify_names_the_module_to_who_came_with_one(place: Path) -> None:
         said(f"verify {place}/{file} --module {place}/net.py:Net --weights {place}/net.pt")
 
 
+@pytest.mark.thorough
 def test_a_forecast_that_cannot_be_made_is_measured_instead(tmp_path: Path) -> None:
     """Where sizes depend on values, the advice is another verb, which works."""
     onnx = pytest.importorskip("onnx")

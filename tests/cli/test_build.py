@@ -28,6 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_without_tensorrt(model: Path, tmp_path: Path) -> None:
     """The command as a person runs it: what is missing, how to get it, exit code 3, nothing written."""
     try:
@@ -51,6 +52,7 @@ def test_without_tensorrt(model: Path, tmp_path: Path) -> None:
     assert not target.exists()
 
 
+@pytest.mark.thorough
 def test_build_never_imports_torch(model: Path) -> None:
     """A TensorRT that is missing, here or by name, ends the command where it would start to build."""
     code = (

@@ -185,6 +185,7 @@ def test_server(programs: Path) -> None:
     assert errors.startswith("7 images, ")
 
 
+@pytest.mark.thorough
 def test_cmake_and_pkg_config(tmp_path: Path) -> None:
     cmake, examples = tool("cmake", "cmake"), config("--examples")
     run(cmake, "-S", examples, "-B", tmp_path / "build", f"-Dcapsedge_DIR={config('--cmakedir')}")
@@ -212,6 +213,7 @@ def test_the_header_needs_no_exceptions(tmp_path: Path) -> None:
     run(program)
 
 
+@pytest.mark.thorough
 def test_exceptions_and_moves_on_request(tmp_path: Path) -> None:
     source = tmp_path / "program.cpp"
     source.write_text(

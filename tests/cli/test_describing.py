@@ -150,6 +150,7 @@ def test_files_that_are_no_list(tmp_path: Path) -> None:
         class_names(tmp_path)
 
 
+@pytest.mark.thorough
 def test_the_error_of_infer_leads_to_a_file_that_infers(tmp_path: Path) -> None:
     foreign = save(foreign_model({"out": [3]}, kinds={"out": "Softmax"}), tmp_path / "my file.onnx")
     run = capsedge("infer", "--model", foreign, IMAGE)
@@ -172,6 +173,7 @@ def test_the_error_of_infer_leads_to_a_file_that_infers(tmp_path: Path) -> None:
     assert image["labels"][0]["label"] in ("left", "right", "none")
 
 
+@pytest.mark.thorough
 def test_a_file_of_ours_changes_its_metadata_alone(tmp_path: Path) -> None:
     path = save(capsule_model(), tmp_path / "ours.onnx")
     new = tmp_path / "new.onnx"
@@ -186,6 +188,7 @@ def test_a_file_of_ours_changes_its_metadata_alone(tmp_path: Path) -> None:
     assert metadata.preprocessing == Preprocessing(8, 8, 1, scale=2 / 255, mean=(1.0,))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -203,6 +206,7 @@ def test_what_does_not_fit_writes_nothing(tmp_path: Path, words: list[str], said
     assert not (tmp_path / "new.onnx").exists()
 
 
+@pytest.mark.thorough
 def test_table_and_json_of_a_regression(tmp_path: Path) -> None:
     path = save(foreign_model({"out": [2]}), tmp_path / "f.onnx")
     new = tmp_path / "new.onnx"
@@ -225,6 +229,7 @@ def test_table_and_json_of_a_regression(tmp_path: Path) -> None:
     assert "yaw (degrees), depth (mm) in out" in inspected
 
 
+@pytest.mark.thorough
 def test_export_takes_the_same_options(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "d.onnx"

@@ -18,6 +18,7 @@ from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
 from capsedge.runtime.machine.doctor import diagnose
 
 
+@pytest.mark.thorough
 def test_every_line_that_is_not_ok_says_cost_and_cure() -> None:
     for check in diagnose().checks:
         assert check.found
@@ -48,6 +49,7 @@ def test_base_job_works_here() -> None:
     assert result.stdout.rstrip().splitlines()[-1].startswith("PASSED")
 
 
+@pytest.mark.thorough
 def test_broken_default_model_fails(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     zoo = pytest.importorskip("capsedge.zoo")
     broken = tmp_path / "m.onnx"
@@ -85,6 +87,7 @@ def test_missing_workstation_parts_do_not_fail(monkeypatch: pytest.MonkeyPatch) 
     assert "pip install x" in result.stdout
 
 
+@pytest.mark.thorough
 def test_operator_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     library = tmp_path / "libcapsedge_ort.so"
     library.write_bytes(b"not a library")
@@ -174,6 +177,7 @@ def test_a_machine_without_a_gpu_has_nothing_broken(
     assert words in check.found + check.fix
 
 
+@pytest.mark.thorough
 def test_nothing_is_broken_here_without_a_gpu() -> None:
     if gpu.has_gpu():
         pytest.skip("this machine has an NVIDIA GPU")

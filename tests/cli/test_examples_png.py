@@ -124,6 +124,7 @@ def bombs(folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
+@pytest.mark.thorough
 def test_image_bombs_are_refused(programs: Path, with_libpng: Path, tmp_path: Path) -> None:
     text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(1 << 28)))
     wordy = tmp_path / "text.png"

@@ -29,6 +29,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(app, [str(w) for w in words])
 
 
+@pytest.mark.thorough
 def test_a_walk(weights: Path, tmp_path: Path) -> None:
     checkpoint, model = tmp_path / "c.safetensors", tmp_path / "m.onnx"
     done = run(
@@ -105,6 +106,7 @@ def test_families_are_listed() -> None:
     assert {f["name"] for f in document["families"]} >= {"gram-ai", "timomernick"}
 
 
+@pytest.mark.thorough
 def test_where_the_author_averages_over_the_batch_it_is_fixed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     torch.save(networks.TimoMernick().state_dict(), tmp_path / "m.pt")
@@ -123,6 +125,7 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
     assert isinstance(run("import", tmp_path / "m.safetensors").exception, UsageError)
 
 
+@pytest.mark.thorough
 def test_what_a_file_claims_of_its_origin_is_shown_as_text(weights: Path, tmp_path: Path) -> None:
     report = capsedge.import_checkpoint(weights, iterations=3)
     assert report.model.origin is not None
@@ -134,6 +137,7 @@ def test_what_a_file_claims_of_its_origin_is_shown_as_text(weights: Path, tmp_pa
     assert not {"\x1b", "\u202e"} & set(shown)
 
 
+@pytest.mark.thorough
 def test_another_number_of_iterations_is_another_function(weights: Path, tmp_path: Path) -> None:
     """The comparison with the author's code does not hold for it; licence and source do."""
     model = capsedge.import_checkpoint(weights, iterations=3).model

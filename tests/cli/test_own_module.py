@@ -69,6 +69,7 @@ def run(*arguments: object) -> tuple[int, str, Any]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.thorough
 def test_export_verify_profile(user: Path) -> None:
     torch.save({"model": own_nets.Plain().state_dict()}, "caps.tar")
     own = ("--module", user / "nets.py:Plain", "--weights", "caps.tar")
@@ -85,6 +86,7 @@ def test_export_verify_profile(user: Path) -> None:
     assert "recognized DynamicRouting" in out
 
 
+@pytest.mark.thorough
 def test_a_folder_of_its_own_and_prints(user: Path) -> None:
     own = ("--module", "code/caps.py:make", "--args", "[5]")
     code, out, err = run("export", *own, "--example", "1x8x8", "-o", "s.onnx", "--json")
@@ -122,6 +124,7 @@ class Tokens(torch.nn.Module):
 """
 
 
+@pytest.mark.thorough
 def test_several_inputs(user: Path) -> None:
     """Every command that ``export`` names next works, and on the arrays that were given."""
     (user / "tokens.py").write_text(TOKENS)

@@ -24,6 +24,7 @@ def run(*options: str) -> tuple[int, str]:
     return done.exit_code, done.stdout
 
 
+@pytest.mark.thorough
 def test_json_and_files(tmp_path: Path):
     html, trace, text = (tmp_path / f"report.{e}" for e in ("html", "json", "md"))
     options = ["--html", str(html), "--trace", str(trace), "--markdown", str(text), "--json"]
@@ -37,6 +38,7 @@ def test_json_and_files(tmp_path: Path):
     assert text.read_text().startswith("# Profile")
 
 
+@pytest.mark.thorough
 def test_tables_and_a_peer(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
     monkeypatch.setattr("capsedge.runtime.profiling.comparison.TURN_WARMUP", 0.0)
@@ -47,6 +49,7 @@ def test_tables_and_a_peer(tmp_path: Path, monkeypatch):
     assert "Side by side" in out
 
 
+@pytest.mark.thorough
 def test_a_peer_that_computes_something_else_is_exit_code_4(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
     model = save(capsule_model(), tmp_path / "model.onnx")

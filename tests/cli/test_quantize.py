@@ -238,6 +238,7 @@ def test_the_chain_of_a_quantized_file(place: Path, tmp_path: Path) -> None:
     assert text.splitlines()[-1] == "FAILED"
 
 
+@pytest.mark.thorough
 def test_frozen_couplings(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "f.onnx"
     arguments = ("--checkpoint", place / "m.safetensors", "-o", out)
@@ -259,6 +260,7 @@ def test_frozen_couplings(place: Path, tmp_path: Path) -> None:
     assert [a.i for n in routing for a in n.attribute if a.name == "iterations"] == [1]
 
 
+@pytest.mark.thorough
 def test_em_couplings_are_not_frozen(place: Path, tmp_path: Path) -> None:
     save_checkpoint(network("em"), tmp_path / "em.safetensors")
     code, _, message = _run(

@@ -60,6 +60,7 @@ def test_the_same_bytes_again(place: Path, suffix: str):
     assert b"<dc:date>" not in first
 
 
+@pytest.mark.thorough
 def test_hostile_names_are_text(place: Path):
     image = place / "<b>$x$.png"
     for what in ("reconstructions", "segmentation", "capsules"):
@@ -98,6 +99,7 @@ class Tags(HTMLParser):
         self.names += [v or "" for k, v in attrs if k == "id" and tag == "clippath"]
 
 
+@pytest.mark.thorough
 def test_letters_without_a_picture_in_the_font(place: Path):
     names = metadata(class_names=("左", "右", "なし")).to_properties()
     save(capsule_model(properties=names), place / "names.onnx")

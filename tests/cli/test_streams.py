@@ -44,6 +44,7 @@ def shell(
     )
 
 
+@pytest.mark.thorough
 def test_interrupted(tmp_path: Path):
     process = subprocess.Popen(
         [*COMMAND, "profile", MODEL, "--duration", "600", "--html", tmp_path / "report.html"],
@@ -61,6 +62,7 @@ def test_interrupted(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
 def test_interrupted_training_says_how_to_go_on(tmp_path: Path, terminal: bool):
     pytest.importorskip("torch")

@@ -44,6 +44,7 @@ def _run(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.thorough
 def test_passes(exported, tmp_path) -> None:
     checkpoint, path = exported
     arguments = (path, "--checkpoint", checkpoint, "--limit", 4, "-o", tmp_path / "c.json")
@@ -121,6 +122,7 @@ def test_without_torch(exported) -> None:
 # Ensembles
 
 
+@pytest.mark.thorough
 def test_an_ensemble(tmp_path) -> None:
     members = ["--model", "digits-dynamic", "--model", "digits-em", "--limit", 2]
     code, printed, said = _run(*members, "-o", tmp_path / "c.json")

@@ -35,6 +35,7 @@ for name, kernels in BACKENDS.items():
 FIRST = -0.9436763096825815
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("backend", "operator", "dtype", "heavy"),
     [
@@ -74,6 +75,7 @@ def _big(case: Case) -> bool:
     return bool(case.dims.get("N", 1) * parents * children > 30)
 
 
+@pytest.mark.sample(67)
 @pytest.mark.parametrize(
     "case",
     [

@@ -132,6 +132,7 @@ def test_bad_data(tmp_path: Path) -> None:
         from_iterable([nan[0], nan[1]], None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["npz", "idx", "cifar"])
 def test_hostile_files_are_refused(kind: str, tmp_path: Path) -> None:
     """In words, with exit code 2; that they take no memory is what tests/fuzz looks at."""

@@ -54,6 +54,7 @@ class WritesIntoItsInput(_Routed):
         return self.routes(x).norm(dim=-1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind", [SqueezedByRank, SqueezedBySize, SqueezedInside, WritesIntoItsInput]
 )
@@ -78,6 +79,7 @@ class Codes(nn.Module):
         return self.table(x.long()).mean(1)
 
 
+@pytest.mark.thorough
 def test_hard_inputs_stay_within_the_table(tmp_path: Path) -> None:
     rows = torch.from_numpy(np.random.default_rng(0).integers(0, 30, (4, 7)))
     whole = capsedge.export(Codes(), tmp_path / "x.onnx", example=rows)
@@ -94,6 +96,7 @@ class NotANumberAtZero(_Routed):
         return self.routes(x).norm(dim=-1) / x.sum(1, keepdim=True)
 
 
+@pytest.mark.thorough
 def test_what_the_module_itself_cannot_tell_is_left_out(tmp_path: Path) -> None:
     report = capsedge.export(NotANumberAtZero(), tmp_path / "x.onnx", example=torch.rand(2, 4))
     assert any("zero (it gives values that are NaN or infinite)" in n for n in report.notes)
@@ -145,6 +148,7 @@ _REFUSED = {
 }
 
 
+@pytest.mark.thorough
 def test_each_refusal_says_why_and_where(tmp_path: Path) -> None:
     wrong = []
     for kind, words in _REFUSED.items():
@@ -157,6 +161,7 @@ def test_each_refusal_says_why_and_where(tmp_path: Path) -> None:
     assert not (tmp_path / "x.onnx").exists()
 
 
+@pytest.mark.thorough
 def test_stages_are_told(tmp_path: Path) -> None:
     said: list[str] = []
     capsedge.export(

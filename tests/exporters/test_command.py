@@ -35,6 +35,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return int(done.value.code or 0)
 
 
+@pytest.mark.thorough
 def test_exports_a_checkpoint(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_exports_a_checkpoint(
     assert metadata.checkpoint_sha256 == sha256(checkpoint)
 
 
+@pytest.mark.thorough
 def test_text_and_dry_run(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +78,7 @@ def test_text_and_dry_run(
     assert not target.exists()
 
 
+@pytest.mark.thorough
 def test_untrained_weights_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +91,7 @@ def test_untrained_weights_are_said(
     assert json.loads(printed.out)["trained"] is False
 
 
+@pytest.mark.thorough
 def test_the_default_is_the_zoo(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +177,7 @@ def test_unwritable_output(
     assert [p.name for p in checkpoint.parent.iterdir()] == [checkpoint.name]
 
 
+@pytest.mark.thorough
 def test_full_disk(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +191,7 @@ def test_full_disk(
     assert [p.name for p in checkpoint.parent.iterdir()] == [checkpoint.name]
 
 
+@pytest.mark.thorough
 def test_parity_gate(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,6 +45,7 @@ def _exported(
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_file_holds_operators_with_bodies(tmp_path: Path, family: str) -> None:
     report, model, found = _exported(tmp_path, family)
@@ -74,6 +75,7 @@ def test_file_holds_operators_with_bodies(tmp_path: Path, family: str) -> None:
     json.dumps(report.to_dict(), allow_nan=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_portable_file_needs_no_functions_and_runs_in_openvino(tmp_path: Path, family: str) -> None:
     openvino = pytest.importorskip("openvino", reason="pip install openvino")
@@ -91,6 +93,7 @@ def test_portable_file_needs_no_functions_and_runs_in_openvino(tmp_path: Path, f
         np.testing.assert_allclose(result[output], value, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_fused_file_has_no_bodies(tmp_path: Path) -> None:
     path = tmp_path / "fused.onnx"
     report = export(network("dynamic"), path, ops="fused")
@@ -99,6 +102,7 @@ def test_fused_file_has_no_bodies(tmp_path: Path) -> None:
     assert [n.op_type for n in proto.operator_nodes(model)] == ["Squash", "DynamicRouting"]
 
 
+@pytest.mark.thorough
 def test_weight_layouts_are_folded_in_portable_files(tmp_path: Path) -> None:
     """No transpose or reshape of a constant is left to run time."""
     _, model, _ = _exported(tmp_path, "em", ops="portable")
@@ -107,6 +111,7 @@ def test_weight_layouts_are_folded_in_portable_files(tmp_path: Path) -> None:
     assert late == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ops", ["auto", "portable"])
 def test_couplings_are_an_output_in_standard_operators(
@@ -119,6 +124,7 @@ def test_couplings_are_an_output_in_standard_operators(
     assert "DynamicRouting" not in {operator_of(n.op_type) for n in proto.operator_nodes(model)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_iteration_and_its_couplings(tmp_path: Path, family: str) -> None:
     _, _, found = _exported(tmp_path, family, iterations=1, extra_outputs=["couplings"])
@@ -127,6 +133,7 @@ def test_one_iteration_and_its_couplings(tmp_path: Path, family: str) -> None:
     np.testing.assert_allclose(found["couplings"], output.couplings.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_reconstruction_is_an_output(tmp_path: Path) -> None:
     _, _, found = _exported(tmp_path, "dynamic", extra_outputs=["reconstruction"])
     model = network("dynamic")
@@ -135,6 +142,7 @@ def test_reconstruction_is_an_output(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["reconstruction"], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("opset", [18, 19, 20, 21])
 def test_opsets(tmp_path: Path, opset: int) -> None:
     _, model, _ = _exported(tmp_path, "dynamic", opset=opset)
@@ -142,12 +150,14 @@ def test_opsets(tmp_path: Path, opset: int) -> None:
     assert {f.opset_import[0].version for f in model.functions} == {opset}
 
 
+@pytest.mark.thorough
 def test_fixed_batch(tmp_path: Path) -> None:
     report, _, found = _exported(tmp_path, "attention", batch=1)
     assert report.inputs == {"images": [1, 1, 10, 10]}
     assert found["poses"].shape == (1, 3, 4)
 
 
+@pytest.mark.thorough
 def test_every_rewrite_off_is_the_same_function(tmp_path: Path) -> None:
     report, _, found = _exported(tmp_path, "attention", rewrites=Rewrites.none())
     assert set(report.rewrites.values()) == {"off"}
@@ -156,6 +166,7 @@ def test_every_rewrite_off_is_the_same_function(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["poses"], wanted["poses"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_each_submodule_keeps_its_mode(tmp_path: Path) -> None:
     model = network("dynamic").train()
     model.stem.eval()  # frozen, as for fine-tuning
@@ -164,6 +175,7 @@ def test_each_submodule_keeps_its_mode(tmp_path: Path) -> None:
     assert {name: module.training for name, module in model.named_modules()} == before
 
 
+@pytest.mark.thorough
 def test_export_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     model = network("dynamic").train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -173,6 +185,7 @@ def test_export_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
+@pytest.mark.thorough
 def test_own_module(tmp_path: Path) -> None:
     """Two nodes of one operator with other shapes and attributes carry other bodies."""
     path = tmp_path / "own.onnx"
@@ -192,6 +205,7 @@ def test_own_module(tmp_path: Path) -> None:
     assert ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props}) is None
 
 
+@pytest.mark.thorough
 def test_own_output_names(tmp_path: Path) -> None:
     example = (torch.rand(2, 6, 3), torch.rand(2, 6))
     report = export(
@@ -214,6 +228,7 @@ class _Branches(nn.Module):
         return x + 1 if bool(x.sum() > 0) else x - 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -240,6 +255,7 @@ def test_reconstruction_needs_a_decoder(tmp_path: Path) -> None:
         export(network("em"), tmp_path / "m.onnx", extra_outputs=["reconstruction"])
 
 
+@pytest.mark.thorough
 def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate finds an error of the exporter: here a body with one iteration too few."""
     attach = to_onnx.attach_functions
@@ -274,6 +290,7 @@ def test_own_module_needs_an_example(tmp_path: Path) -> None:
         export(OwnModule(), tmp_path / "m.onnx")
 
 
+@pytest.mark.thorough
 def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -294,6 +311,7 @@ def test_translation_can_be_asked_for_twice() -> None:
     assert translation_table().keys() == translation_table().keys()
 
 
+@pytest.mark.thorough
 def test_an_unknown_shape_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the function that lowers and by export; an error of another kind is not taken for one."""
     subject = modules.of_capsule_model(network("dynamic"), ("couplings",), None, "")
@@ -325,6 +343,7 @@ def test_lowering_needs_shapes() -> None:
         emit.lower(helper.make_model(graph, opset_imports=opsets), Rewrites())
 
 
+@pytest.mark.thorough
 def test_metadata_that_readers_would_refuse_is_not_written(tmp_path: Path) -> None:
     """By the same checks as when it is read: of the description, and of metadata that is given whole."""
     path = tmp_path / "m.onnx"
@@ -350,6 +369,7 @@ def test_metadata_that_readers_would_refuse_is_not_written(tmp_path: Path) -> No
     assert stated.parity["comparisons"] > 0
 
 
+@pytest.mark.thorough
 def test_fused_files_are_described_too(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     export(network("dynamic"), path, ops="fused", task="multi-label")

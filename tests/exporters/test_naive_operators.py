@@ -38,6 +38,7 @@ class NaiveBodies(OrtFunctions):
         return lambda: dict(zip(case.outputs, evaluator.run(None, dict(inputs)), strict=True))
 
 
+@pytest.mark.sample(99)
 @pytest.mark.parametrize("case", [c for c in CASES if c.operator == "EMRouting"], ids=str)
 def test_em_routing(case: Case) -> None:
     row = check(NaiveBodies(), case, "float32")

@@ -28,6 +28,7 @@ def exported(model: torch.nn.Module, path: Path, **more: object) -> ExportReport
     return capsedge.export(model, path, example=EXAMPLE, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "outputs"),
     [
@@ -58,6 +59,7 @@ def test_recognized_with_a_free_batch(
     np.testing.assert_allclose(found, first.numpy(), atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_what_is_not_recognized_stays_and_is_said(tmp_path: Path) -> None:
     report = exported(nets.OverChildrenPerElement(), tmp_path / "m.onnx")
     assert not any("Routing" in name for name in report.operators)
@@ -65,6 +67,7 @@ def test_what_is_not_recognized_stays_and_is_said(tmp_path: Path) -> None:
     assert all("no capsule operator that routes" in v for v in report.rewrites.values())
 
 
+@pytest.mark.thorough
 def test_an_average_over_the_batch(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="depends on the other images") as caught:
         exported(nets.BatchMean(), tmp_path / "m.onnx")
@@ -186,6 +189,7 @@ class _Loud(torch.nn.Module):
         return self.inner(torch.clamp(torch.abs(x), max=limit))
 
 
+@pytest.mark.thorough
 def test_hard_cases_outside_the_users_range_warn(tmp_path: Path) -> None:
     own = {"x": np.random.default_rng(0).random((9, 4), np.float32)}
     with pytest.raises(ParityError) as caught:  # within the range nothing is forgiven
@@ -249,6 +253,7 @@ def test_inputs_that_do_not_fit(inputs: object, message: str, tmp_path: Path) ->
         exported(nets.Plain(), tmp_path / "m.onnx", inputs=inputs)
 
 
+@pytest.mark.thorough
 def test_the_operators_are_named_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +273,7 @@ def test_the_operators_are_named_as_the_cause(
     assert functions.detach_functions is right
 
 
+@pytest.mark.thorough
 def test_the_first_node_that_differs() -> None:
     """A node whose numbers were changed after capture is named with the user's line."""
     from capsedge.exporters.own_subject import of_module

@@ -116,6 +116,7 @@ def check_forms(model: onnx.ModelProto, batch: int | None) -> None:
     assert not {n.op_type for n in nodes_of(model)} & {"Shape", "ConstantOfShape"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("opset", [18, 19, 20, 21])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_forms_of_every_family(tmp_path: Path, family: str, opset: int) -> None:
@@ -133,6 +134,7 @@ def test_forms_of_every_family(tmp_path: Path, family: str, opset: int) -> None:
             assert ranks(model) <= votes
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", [None, 1, 3])
 @pytest.mark.parametrize("form", ["auto", "portable"])
 def test_forms_of_own_modules(tmp_path: Path, form: str, batch: int | None) -> None:
@@ -265,6 +267,7 @@ class Permuted(nn.Module):
         return y.permute([self.order.index(k) for k in range(x.ndim)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["auto", "portable"])
 @pytest.mark.parametrize("order", [(1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
 def test_squash_wherever_the_batch_is(tmp_path: Path, order: tuple[int, ...], kind: str) -> None:

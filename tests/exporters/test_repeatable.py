@@ -91,12 +91,14 @@ def test_what_is_drawn_is_refused_with_its_line(tmp_path: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.thorough
 def test_what_is_drawn_once_or_in_training_alone_is_exported(tmp_path: Path) -> None:
     report = capsedge.export(Net(""), tmp_path / "net.onnx", example=torch.zeros(2, 8))
     assert report.passed
     assert not {"Dropout", "RandomNormal"} & set(report.operators)
 
 
+@pytest.mark.thorough
 def test_verify_and_the_callers_generator(tmp_path: Path) -> None:
     """Verify refuses it as well; the caller's own random numbers are what they were."""
     path = tmp_path / "net.onnx"

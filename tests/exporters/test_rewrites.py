@@ -40,6 +40,7 @@ def _graph(family: str) -> onnx.ModelProto:
     return captured(network(family))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("family", "name"), EFFECTS)
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "with the others"])
 def test_a_rewrite_is_exact_in_fp64(family: str, name: str, others: bool) -> None:
@@ -115,6 +116,7 @@ def test_first_passes_are_convolutions_and_matrix_products() -> None:
     assert count(plain, "Softmax") == 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("iterations", "passes", "needed"), [(1, 3, 3), (2, 6, 4), (3, 9, 6), (5, 15, 12)]
 )

@@ -64,11 +64,13 @@ def written(module: nn.Module, path: Path, **how: Any) -> list[str]:
     return [operator for operator in found if operator != "Squash"]
 
 
+@pytest.mark.thorough
 def test_the_first_version_where_it_says_the_same(tmp_path: Path) -> None:
     module = Routed(leaky=True, softmax="parents", update="accumulate")
     assert written(module, tmp_path / "a.onnx") == ["DynamicRouting"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings",
     [
@@ -90,6 +92,7 @@ def test_the_second_version_elsewhere(tmp_path: Path, settings: dict[str, Any]) 
         assert capsedge.load(tmp_path / "a.onnx").ops == "fused"
 
 
+@pytest.mark.thorough
 def test_votes_that_are_given(tmp_path: Path) -> None:
     assert written(OverVotes(), tmp_path / "a.onnx") == ["VoteRouting"]
 
@@ -106,6 +109,7 @@ def test_the_ledger_unrolls_it(module: nn.Module) -> None:
     np.testing.assert_allclose(couplings.sum(1), 1, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", [Routed(softmax="children", vote_bias=True), OverVotes()])
 def test_couplings_freeze(module: nn.Module, tmp_path: Path) -> None:
     """One image alone has the couplings that are frozen: nothing changes for it."""

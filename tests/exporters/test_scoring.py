@@ -103,6 +103,7 @@ def exported(module: nn.Module, path: Path, **options: Any) -> Any:
     return capsedge.export(module, path, example=EXAMPLE, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "scores", "kind"),
     [
@@ -163,6 +164,7 @@ def test_it_is_asked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert said in f"{asked.value.what} {asked.value.why}"
 
 
+@pytest.mark.thorough
 def test_the_question_is_answered_by_its_option(tmp_path: Path) -> None:
     for named, scores in (("output_0", "lengths"), ("output_1", "output_1")):
         report = exported(Ambiguous(), tmp_path / "m.onnx", outputs=Outputs(scores=named))
@@ -170,12 +172,14 @@ def test_the_question_is_answered_by_its_option(tmp_path: Path) -> None:
         assert "named by the user" in report.scores.reason
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_fixed_batch(tmp_path: Path, batch: int) -> None:
     report = exported(Typical(), tmp_path / "m.onnx", batch=batch)
     assert report.outputs["lengths"] == [batch, 4]
 
 
+@pytest.mark.thorough
 def test_a_mask_is_told(tmp_path: Path) -> None:
     report = exported(OnlyMask(), tmp_path / "m.onnx")
     assert any("above 0.999 for each of 16 images of noise" in w for w in report.warnings)
@@ -192,6 +196,7 @@ def run(*words: object) -> tuple[int, str, Any]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@pytest.mark.thorough
 def test_quantize_checks_shape_and_chance(tmp_path: Path) -> None:
     file, data = tmp_path / "m.onnx", tmp_path / "data.npz"
     module = Typical()
@@ -224,6 +229,7 @@ def test_quantize_checks_shape_and_chance(tmp_path: Path) -> None:
     assert "output_2 is a mask" in error.why
 
 
+@pytest.mark.thorough
 def test_export_says_that_its_model_is_the_default(tmp_path: Path) -> None:
     words = ("export", "-o", tmp_path / "x.onnx", "--dry-run")
     code, out, err = run(*words)

@@ -23,6 +23,7 @@ from .test_portable import check_forms
 IMAGES = np.random.default_rng(9).random((4, 1, 10, 10)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_file_for_a_runtime(tmp_path: Path, target: str) -> None:
     report = export(network("em"), tmp_path / "m.onnx", target=target)
@@ -74,6 +75,7 @@ def _command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return int(done.value.code or 0)
 
 
+@pytest.mark.thorough
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +90,7 @@ def test_the_command(
     assert onnx.load(file).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["dynamic", "em", "attention"])
 def test_the_batch_of_a_file_can_be_fixed_later(tmp_path: Path, family: str) -> None:
     export(network(family), tmp_path / "m.onnx", ops="portable")

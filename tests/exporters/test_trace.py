@@ -101,6 +101,7 @@ def test_the_last_iteration_is_the_usual_output(exported: Exported):
     assert np.array_equal(last.couplings[:, -1], exported.outputs["couplings"])
 
 
+@pytest.mark.sample(1)
 def test_lengths_and_poses_are_those_of_a_file_without(
     family: str, exported: Exported, tmp_path: Path
 ):
@@ -152,6 +153,7 @@ def test_verify_compares_the_trace(exported: Exported, tmp_path: Path):
     assert {name for name in exported.outputs if name.startswith("trace/")} <= compared
 
 
+@pytest.mark.thorough
 def test_a_file_without_a_trace_states_none(tmp_path: Path):
     path = tmp_path / "plain.onnx"
     capsedge.export(network("dynamic"), path)

@@ -40,6 +40,7 @@ def exported(model: nn.Module, path: Path, example: Tensor = IMAGES, **more: obj
     return capsedge.load(path, threads=1)
 
 
+@pytest.mark.thorough
 def test_written_with_the_operators(tmp_path: Path):
     """The values are those of the operator's definition, stopped after each iteration."""
     model = nets.Operators()
@@ -58,6 +59,7 @@ def test_written_with_the_operators(tmp_path: Path):
     np.testing.assert_allclose(layer.poses[:, -1], poses, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_verify_compares_the_outputs_that_the_module_has(tmp_path: Path):
     model = nets.Operators().eval()
     session = exported(model, tmp_path / "own.onnx", class_names=CLASSES)

@@ -41,6 +41,7 @@ def _run(*words: object) -> tuple[int, str, capsedge.CapsedgeError | None]:
     return result.exit_code, result.stdout, None
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_quantize(folder: Path, tmp_path: Path, name: str, precision: str) -> None:
@@ -76,6 +77,7 @@ def test_inspect_and_forecast(folder: Path, name: str) -> None:
         assert "traffic" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in MADE]
 )
@@ -98,6 +100,7 @@ def test_profile(folder: Path, name: str) -> None:
     assert code == 0, error
 
 
+@pytest.mark.sample(23)
 @pytest.mark.parametrize("name", MADE)
 def test_infer_and_verify_say_what_they_need(folder: Path, name: str) -> None:
     for words in (
@@ -109,6 +112,7 @@ def test_infer_and_verify_say_what_they_need(folder: Path, name: str) -> None:
         assert error is not None
 
 
+@pytest.mark.thorough
 def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
     """Routing that a user wrote as a loop, after a capsule operator and between layers with weights."""
     torch = pytest.importorskip("torch")
@@ -147,6 +151,7 @@ def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
     assert [p.group for p in found.values() if p.layer == "last"] == [""]
 
 
+@pytest.mark.thorough
 def test_forecast_of_a_portable_file_of_an_own_module(tmp_path: Path) -> None:
     """The rows of a product may be a dimension that only this product names."""
     torch = pytest.importorskip("torch")

@@ -224,6 +224,7 @@ HARMFUL = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("make", HARMFUL, ids=lambda f: f.__name__.strip("_"))
 def test_refused(tmp_path: Path, make: Callable[[h5py.File], None]) -> None:
     with h5py.File(tmp_path / "m.h5", "w") as file:

@@ -19,6 +19,7 @@ def test_every_reader_has_hostile_inputs() -> None:
     assert HOSTILE.keys() == READERS.keys()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", READERS)
 def test_hostile_inputs(name: str) -> None:
     """In a process of its own, which a crash ends, and whose memory is its own."""

@@ -207,6 +207,7 @@ def test_bodies(operator: str, dtype: type) -> None:
         np.testing.assert_allclose(found.reshape(-1), wanted, rtol=1e-3, atol=6e-8)
 
 
+@pytest.mark.thorough
 def test_modules_and_foreign_files(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
     import capsedge

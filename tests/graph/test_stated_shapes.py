@@ -96,6 +96,7 @@ def test_readers_know_the_multiples(tmp_path: Path) -> None:
     assert forecast(tmp_path / "x.onnx", 8).peak == 8 * forecast(tmp_path / "x.onnx", 1).peak
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ops", ["auto", "portable", "fused"])
 def test_every_value_of_an_export_has_a_shape(ops: str, tmp_path: Path) -> None:
     """A mask by argmax, as students write it, and routing in every form of the file."""

@@ -162,6 +162,7 @@ def test_networks_that_make_no_ensemble(tmp_path: Path) -> None:
         capsedge.import_checkpoint([])
 
 
+@pytest.mark.thorough
 def test_an_ensemble_beside_its_authors_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ def test_an_ensemble_beside_its_authors_code(
         )
 
 
+@pytest.mark.thorough
 def test_the_keras_ensemble(tmp_path: Path) -> None:
     """One network of each kind, as the author's demo takes them."""
     pytest.importorskip("h5py")
@@ -222,6 +224,7 @@ def keras_file(weights: dict[str, torch.Tensor], path: Path) -> Path:
     return write(path, layers)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("pooling", ["metric", "netvlad"])
 @pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
 def test_networks_of_the_authors_comparison(scoring: str, pooling: str, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     assert imported(file, variant="added", preprocessing={**size, "scale": 1.0}).parameters
 
 
+@pytest.mark.thorough
 def test_variants_are_told_apart_and_asked_for(tmp_path: Path) -> None:
     weights = k.example_weights(rng())
     file = k.write(tmp_path / "m.h5", weights, k.example_config())

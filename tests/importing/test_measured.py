@@ -36,6 +36,7 @@ def faces(path: Path, module: nn.Module, blue_first: bool, turned: bool = False)
     return path
 
 
+@pytest.mark.thorough
 def test_errors_in_degrees_and_what_would_be_better(tmp_path: Path) -> None:
     torch.manual_seed(21)
     module = fsanet.FsaNet("convolution", 99.0).eval()

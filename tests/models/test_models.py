@@ -26,6 +26,7 @@ def test_configuration_survives_json(name: str) -> None:
     assert config_from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", [n for n in MODELS if "diverse" not in n and "100" not in n])
 def test_forward(name: str) -> None:
     torch.manual_seed(0)
@@ -69,6 +70,7 @@ def test_every_parameter_learns(name: str) -> None:
         assert bool((value.grad != 0).any()), parameter
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["digits-attention", "attention-cifar100-simple"])
 def test_skipping_dead_passes_in_training_changes_nothing(name: str) -> None:
     for iterations in (1, 2, 3, 4):

@@ -36,6 +36,7 @@ def check(backend: CudaKernels, case: Case, dtype: str) -> None:
     assert row.verdict == "ok", row.detail
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("operator", "scheme", "dtype"),
     [
@@ -134,6 +135,7 @@ def described(library: ctypes.CDLL, case: Case, **fields: int) -> str:
     return str(library.capsedge_cuda_describe(ctypes.byref(layer)).decode())
 
 
+@pytest.mark.thorough
 def test_results_are_the_same_bits_in_every_order(host: ctypes.CDLL) -> None:
     """Whichever thread runs first between two barriers, sums are the same."""
     for case in (
@@ -150,6 +152,7 @@ def test_results_are_the_same_bits_in_every_order(host: ctypes.CDLL) -> None:
             assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 def test_one_image_takes_many_blocks(host: ctypes.CDLL) -> None:
     """A GPU of 100 multiprocessors is not left idle by one image of 128 children or more."""
     case = of("DynamicRouting", N=7, I=128)
@@ -197,6 +200,7 @@ def test_what_no_cluster_holds_goes_without(host: ctypes.CDLL) -> None:
     assert layer.startswith("generic, a kernel per pass")
 
 
+@pytest.mark.thorough
 def test_sizes_of_published_models_have_kernels_of_their_own(host: ctypes.CDLL) -> None:
     for case in CASES:
         dims = case.dims
@@ -302,6 +306,7 @@ def test_the_workspace_is_enough_for_every_smaller_batch(
                 assert b"aligned" in text.value, (images, most, text.value)
 
 
+@pytest.mark.thorough
 def test_votes_are_kept_where_weights_are_more(host: ctypes.CDLL) -> None:
     """In FP32, 8 elements per child: up to 4 images of three passes, up to 2 of two."""
     case = of("DynamicRouting", N=7, I=128)
@@ -347,6 +352,7 @@ COMPILED = ["90"]  # with clusters
 OTHERS = ["75", "80", "86", "87", "89", "100", "110", "120"]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "architecture", [*COMPILED, *(pytest.param(a, marks=pytest.mark.slow) for a in OTHERS)]

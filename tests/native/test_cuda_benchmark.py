@@ -58,6 +58,7 @@ def test_tables() -> None:
     assert "torch eager 2.000 ms; TensorRT, native: not there" in text
 
 
+@pytest.mark.thorough
 def test_without_a_gpu() -> None:
     import torch
 

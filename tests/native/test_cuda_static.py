@@ -40,6 +40,7 @@ def test_resident_blocks(
     assert measure.resident_blocks(kernel, threads, shared) == expected
 
 
+@pytest.mark.thorough
 def test_launches_are_the_planners() -> None:
     try:
         launches.recorder()

@@ -51,6 +51,7 @@ def same(found: list[dict[str, object]], wanted: list[capsedge.Prediction]) -> N
 # The numbers of Python
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("extra", "ops"), [([], "fused"), (["couplings"], "mixed")])
 def test_it_says_what_really_runs(tmp_path: Path, extra: list[str], ops: str) -> None:
     pytest.importorskip("torch")
@@ -589,6 +590,7 @@ def opened_elsewhere(environment: dict[str, str], onnxruntime: str = "") -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.thorough
 def test_onnxruntime_is_found_and_named(tmp_path: Path) -> None:
     library = libcapsedge.onnxruntime_library()
     assert opened_elsewhere({}, str(library)) == "opened"

@@ -94,6 +94,7 @@ def test_models_without_a_decoder():
         assert error.value.code == USAGE
 
 
+@pytest.mark.thorough
 def test_a_trace_has_the_bits_of_python(tmp_path: Path):
     pytest.importorskip("torch")
     from tests.exporters.nets import network

@@ -74,6 +74,7 @@ PREPARATIONS = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("prep", PREPARATIONS)
 def test_the_same_bits(prep: Preprocessing) -> None:
     """A bound at the measurement itself leaves the image in; the next number leaves it out."""

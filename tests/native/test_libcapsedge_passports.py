@@ -33,6 +33,7 @@ def change(path: Path, **values: Any) -> None:
     passport.path_of(path).write_text(json.dumps(stands))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "values",
     [
@@ -59,6 +60,7 @@ def test_engines_for_something_else(engine: Any, machine: Machine, values: dict[
     assert why.replace("10.3.0.26", "10.3.0") == theirs.value.why
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["10.3.0", "10.3.0.26"])
 def test_versions_with_and_without_the_build(engine: Any, machine: Machine, version: str) -> None:
     path = engine(default_model())
@@ -66,6 +68,7 @@ def test_versions_with_and_without_the_build(engine: Any, machine: Machine, vers
     Session(path).close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "values",
     [
@@ -90,6 +93,7 @@ def test_damaged_passports(engine: Any, machine: Machine, values: dict[str, Any]
     assert failed.value.code == ARTEFACT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"schema": 1e400}'])
 def test_passports_that_are_none(engine: Any, machine: Machine, text: str) -> None:
     path = engine(default_model())
@@ -102,6 +106,7 @@ def test_passports_that_are_none(engine: Any, machine: Machine, text: str) -> No
         Session(path)
 
 
+@pytest.mark.thorough
 def test_checksums_of_all_lengths(engine: Any, machine: Machine) -> None:
     """What is not TensorRT's is TensorRT's to say; what is not the passport's never gets there."""
     import hashlib

@@ -18,6 +18,7 @@ READERS = ("onnx", "json", "passport")  # the others compile for minutes
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SEEDS if name not in READERS]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*READERS, *SLOW])
 def test_replay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnx")

@@ -139,6 +139,7 @@ def run(mock: ctypes.CDLL, plugin: Any, case: Case, dtype: str) -> Iterator[tupl
         yield name, example.tolerances[name].excess(found, example.wanted[name])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("operator", PLUGINS)
 def test_what_an_engine_would_run(mock: ctypes.CDLL, operator: str, dtype: str) -> None:

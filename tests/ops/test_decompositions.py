@@ -34,6 +34,7 @@ def _cases() -> list[tuple[str, nn.Module, tuple[Tensor, ...]]]:
     return [*models, own, ("windows", Windows().eval(), (torch.randn(2, 7, 5, 2, 9),))]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("number", range(6))
 def test_programs_hold_no_operator_of_ours(number: int) -> None:
     _, module, inputs = _cases()[number]

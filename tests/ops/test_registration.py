@@ -115,6 +115,7 @@ def _seed() -> None:
     torch.manual_seed(7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str) -> None:
     operator, arguments = _samples()[name]

@@ -60,6 +60,7 @@ def test_picture(small: Path, older: bool) -> None:
     assert not older or target.read_text() == "older"
 
 
+@pytest.mark.thorough
 def test_training(small: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     data = honest(tmp_path / "honest")["train"]["data"][1]
@@ -69,12 +70,14 @@ def test_training(small: Path, tmp_path: Path) -> None:
     assert list((small / "run").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_export(small: Path) -> None:
     pytest.importorskip("torch")
     assert_full(call(["export", "-o", small / "new.onnx"]))
     assert list(small.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("room", [0, 16])
 def test_temporary_files(small: Path, room: int) -> None:
     """None left, and so few that libraries stop in the middle of what they write."""

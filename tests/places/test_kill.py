@@ -137,6 +137,7 @@ def test_quantize(server: Server, tmp_path: Path) -> None:
     killed_everywhere(server, words, words, tmp_path, 2)
 
 
+@pytest.mark.thorough
 def test_build(tmp_path: Path, cudart: Path) -> None:
     model = honest(tmp_path / "honest")["build"]["model"][0]
 

@@ -54,6 +54,7 @@ def test_every_verb_is_run_honestly(given: Given) -> None:
     assert set(given) == {p.verb for p in parameters()}
 
 
+@pytest.mark.sample(29)
 @pytest.mark.parametrize("parameter", [*READ, *(p for p in WRITTEN if p not in READ)], ids=str)
 def test_bad_places(
     parameter: Parameter, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -65,6 +66,7 @@ def test_bad_places(
         assert_error(capsys.readouterr().err)
 
 
+@pytest.mark.sample(46)
 @pytest.mark.parametrize("parameter", READ, ids=str)
 @pytest.mark.parametrize("kind", ["missing", "empty folder", "empty file"])
 def test_inputs_that_are_not_there(
@@ -114,6 +116,7 @@ def test_every_file_of_an_output(
                 assert run(words, monkeypatch) == 2, f"{place.name}: {name}"
 
 
+@pytest.mark.sample(62)
 @pytest.mark.parametrize("parameter", WRITTEN, ids=str)
 @pytest.mark.parametrize("kind", ["itself", "link", "hard link", "other spelling", "link to it"])
 def test_outputs_that_are_inputs(

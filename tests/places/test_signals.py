@@ -61,6 +61,7 @@ def start(
     )
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     "module",
     [
@@ -77,6 +78,7 @@ def test_interrupt_amid_an_import(module: str, tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda s: s.name)
 @pytest.mark.parametrize("moment", ["os.open", "os.fsync", "os.replace", "os.unlink"])
 def test_signal_amid_a_write(moment: str, number: signal.Signals, tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_signal_amid_a_write(moment: str, number: signal.Signals, tmp_path: Path
     assert found == b"older" or found.startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],

@@ -91,6 +91,7 @@ def call(words: list[str], terminal: bool) -> str:
     return _COLOURS.sub("", seen.decode().replace("\r\n", "\n"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_codes_are_shown(name: str, terminal: bool, folder: Path) -> None:
@@ -125,6 +126,7 @@ def _texts(value: object) -> str:
     return str(value)
 
 
+@pytest.mark.thorough
 def test_report_is_no_page_of_its_own(tmp_path: Path) -> None:
     model = onnx.load(ZOO / "digits-dynamic.onnx")
     for k, node in enumerate(model.graph.node):
@@ -144,6 +146,7 @@ def test_report_is_no_page_of_its_own(tmp_path: Path) -> None:
     assert "<img" not in page.read_text()
 
 
+@pytest.mark.thorough
 def test_one_place_prints() -> None:
     """Nothing of the package prints past the functions that escape; workers talk to their parent."""
     allowed = {"capsedge/cli/_common.py", "capsedge/cli/_tables.py", "capsedge/samples/draw.py",
@@ -168,6 +171,7 @@ WRITES = {  # what is written there is none of a person's files
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_one_place_writes() -> None:
     """Files of a person are written by ``runtime.files`` alone."""
     for room in ("capsedge", "exporters", "runtime", "calibration"):

@@ -15,6 +15,7 @@ __all__ = ["data"]
 _QUICK = {"infer", "inspect", "doctor", "config"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("platform", SYSTEMS)
 @pytest.mark.parametrize(
     "verb", [v if v in _QUICK else pytest.param(v, marks=pytest.mark.slow) for v in VERBS]

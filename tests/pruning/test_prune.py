@@ -60,6 +60,7 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
+@pytest.mark.thorough
 def test_a_target_is_reached_and_every_step_works_on_the_result(
     checkpoint: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     assert older.grandparent["parent"] == checkpoint.name
 
 
+@pytest.mark.thorough
 def test_without_a_target_the_held_out_images_end_the_search(
     checkpoint: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_without_a_target_the_held_out_images_end_the_search(
     assert strict.after.multiply_adds >= min((r.multiply_adds for r in kept), default=0)
 
 
+@pytest.mark.thorough
 def test_the_gate_keeps_a_rejected_file_aside(
     checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +181,7 @@ def test_the_test_images_decide_nothing_but_the_gate(
     assert all((one[name] == two[name]).all() for name in one)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_pruning_goes_on_to_the_same_network(
     checkpoint: Path, data: Path, tmp_path: Path
 ) -> None:

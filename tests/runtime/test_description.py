@@ -299,6 +299,7 @@ def written(draw: st.DrawFn) -> ModelMetadata:
     )
 
 
+@pytest.mark.thorough
 @given(written())
 @settings(max_examples=200, deadline=None)
 def test_metadata_survives_the_file(stated: ModelMetadata):

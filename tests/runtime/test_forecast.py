@@ -45,6 +45,7 @@ def test_the_digit_model(batch: int):
     check(ZOO / "digits-dynamic.onnx", batch)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("routing", ["em", "attention"])
 @pytest.mark.parametrize("ops", ["auto", "portable"])
 def test_the_other_zoo_models(routing: str, ops: str, tmp_path: Path):

@@ -134,6 +134,7 @@ def _message(*words: object) -> str:
     return f"{result.exception.what} {result.exception.command}"
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize("key", sorted(FILES.keys() - {"onnx"}))
 def test_every_verb_says_what_it_is(key: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -49,6 +49,7 @@ def test_command_says_which_operators_run(tmp_path: Path):
     assert "fused operators" in run.stdout
 
 
+@pytest.mark.thorough
 def test_corrupt_files_do_not_crash_the_library(tmp_path: Path):
     """In a process of its own: a crash would be seen as a signal, not as an exception."""
     code = """
@@ -69,6 +70,7 @@ for _ in range(200):
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["dynamic", "attention"])
 def test_routing_in_standard_operators_is_not_called_fused(tmp_path: Path, family: str):
     """With couplings as an output, routing is written in operators that the library does not run."""

@@ -54,6 +54,7 @@ def test_nothing_is_called(protocol: int, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "data",
     [b"", b".", b"N", b"0.", b"t.", b"]a.", b"Na.", b"NNs.", b"}]Ns.", b"g5\n.", b"N(R.", b"NNb.", b"Q.",

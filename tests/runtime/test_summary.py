@@ -139,6 +139,7 @@ def test_outcomes() -> None:
     assert str(Outcome(10, None, None, 0.97, 0.1)) == "97.00% of the decisions are those of FP32"
 
 
+@pytest.mark.thorough
 def test_a_profile(tmp_path: Path) -> None:
     with capsedge.load(save(capsule_model(), tmp_path / "net.onnx")) as session:
         report = capsedge.profile(
@@ -150,6 +151,7 @@ def test_a_profile(tmp_path: Path) -> None:
     assert "\n" not in repr(report.runs[0])
 
 
+@pytest.mark.thorough
 @quick
 @given(
     lines=st.lists(st.text(), min_size=1, max_size=5),

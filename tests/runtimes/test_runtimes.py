@@ -65,6 +65,7 @@ def run_worker(version: str, made: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.sample(1)
 @pytest.mark.runtimes
 @pytest.mark.parametrize("version", [*versions.TESTED, INSTALLED])
 def test_every_file_gives_the_same_answer(made: Path, version: str) -> None:
@@ -75,6 +76,7 @@ def test_every_file_gives_the_same_answer(made: Path, version: str) -> None:
     assert not wrong
 
 
+@pytest.mark.sample(2)
 @pytest.mark.runtimes
 @pytest.mark.parametrize("version", [*versions.TESTED, INSTALLED])
 def test_older_files_are_right_or_refused(made: Path, version: str, tmp_path: Path) -> None:
@@ -138,6 +140,7 @@ def test_the_reference_implementation_agrees(made: Path, name: str) -> None:
             np.testing.assert_allclose(value, wanted[output], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["onnxslim", "onnxsim"])
 @pytest.mark.parametrize("name", ["dynamic", "em", "attention", "two", "attention-int8-ort-cpu"])
 def test_optimizers_leave_files_right(
@@ -173,6 +176,7 @@ def test_the_oldest_version_is_written_in_one_place() -> None:
             assert named == oldest, page
 
 
+@pytest.mark.thorough
 def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch, made: Path) -> None:
     monkeypatch.setattr(onnxruntime, "__version__", "1.18.1")
     with pytest.raises(EnvironmentProblem, match=r"1\.18\.1 is too old") as refused:

@@ -23,6 +23,7 @@ def test_ink_on_paper(session: capsedge.Session):
     assert session.predict(folder() / "paper-5.png", invert=True)[0].label == "5"
 
 
+@pytest.mark.thorough
 def test_several_hands(session: capsedge.Session):
     pictures = draw.many(each=1, seed=1)
     found = session.predict(list(pictures.values()))

@@ -14,6 +14,7 @@ from capsedge import samples
 from capsedge.samples import draw
 
 
+@pytest.mark.thorough
 def test_committed_images_are_what_the_script_draws():
     drawn = draw.samples()
     committed = {p.name for p in samples.folder().glob("*.png")}
@@ -65,6 +66,7 @@ def test_overlapping_keeps_both_digits():
     assert (both[4:32, 8:36] >= b).all()
 
 
+@pytest.mark.thorough
 def test_command_writes_the_images(tmp_path: Path):
     run = subprocess.run(
         [sys.executable, "-m", "capsedge.samples.draw", "--out", tmp_path / "new", "--each", "1"],
@@ -76,6 +78,7 @@ def test_command_writes_the_images(tmp_path: Path):
     assert str(tmp_path / "new") in run.stdout
 
 
+@pytest.mark.thorough
 def test_command_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("")
     assert draw.main(["--out", str(tmp_path / "file")]) == 2

@@ -91,6 +91,7 @@ def _bindings(release: str) -> Path:
     return folder
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("release", RELEASES)
 def test_bindings_have_every_name(release: str, tmp_path: Path) -> None:
     if os.uname().machine != "x86_64":

@@ -70,6 +70,7 @@ def written_late(cudart: Any, array: NDArray[Any], stream: int) -> OnGpu:
     return target
 
 
+@pytest.mark.thorough
 def test_the_results_are_the_callers(session: Any, wanted: Any, gpu: Any, new_stream: Any) -> None:
     images = on_gpu(gpu, IMAGES[:2])
     before = gpu.fake_count(0)

@@ -186,6 +186,7 @@ def test_every_model_of_the_zoo(make: Any, zoo: Path, mode: str) -> None:
         np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("plugin")
 def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> None:
     """Attention routing of one pass is a product a layer."""
@@ -244,6 +245,7 @@ def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu
     assert fake.RECORDED["captures"] == 3
 
 
+@pytest.mark.thorough
 def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> None:  # noqa: F811
     """It runs in any thread: what it frees on the GPU waits until the graph is there."""
     path = make().path
@@ -262,6 +264,7 @@ def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> No
     assert [gpu.fake_count(k) for k in range(5)] == [0, 0, 0, 0, 0]
 
 
+@pytest.mark.thorough
 def test_everything_is_freed(make: Any, gpu: Any) -> None:  # noqa: F811
     session = capsedge.load(make().path)
     for _ in range(3):

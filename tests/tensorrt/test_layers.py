@@ -55,6 +55,7 @@ def labels(layers: list[Any]) -> set[str]:
     return {merged(places_in(f"{x.name} {x.metadata}")).label for x in layers}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("mode", ["native", "fused"])
 def test_engines_have_the_layers_of_the_file(make: Any, mode: str) -> None:
@@ -69,6 +70,7 @@ def test_engines_have_the_layers_of_the_file(make: Any, mode: str) -> None:
     assert len(wanted) > 4
 
 
+@pytest.mark.thorough
 def test_times_of_layers(make: Any, gpu: Any) -> None:
     built = make(model=default_model(), batch=(1, 2, 4))
     session = capsedge.load(built.path)

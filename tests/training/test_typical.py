@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from capsedge.datasets import ImageSet
@@ -27,6 +28,7 @@ def refused(found: Nothing, images: torch.Tensor) -> int:
     return sum(found.reason(v) != "" for v in values)
 
 
+@pytest.mark.thorough
 def test_pairs_and_single_digits_are_to_be_seen() -> None:
     found = criterion(digits(6, seed=1), CONFIG, "overlap")
     assert found is not None

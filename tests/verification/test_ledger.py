@@ -63,6 +63,7 @@ def _faulty(exported, target, layer: str, value: str, factor: float = 1.02):
     return target
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("routing", "layer", "iteration"), CASES)
 def test_names_layer_and_iteration(families, tmp_path, routing, layer, iteration) -> None:
     path = _faulty(families[routing], tmp_path / "f.onnx", layer, f"iter{iteration}_pose")
@@ -154,6 +155,7 @@ def test_fault_in_the_stem_is_before_routing(families, tmp_path, routing) -> Non
     assert "before it" in ledger["verdict"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
 def test_portable_file(families, tmp_path, routing) -> None:
     """Inlined bodies keep the names of their values."""
@@ -197,6 +199,7 @@ def test_right_files_are_within_tolerance(families, routing, ops) -> None:
     assert iterations == wanted
 
 
+@pytest.mark.thorough
 def test_without_rewrites(families, tmp_path) -> None:
     """Without the light cone the file routes where the output does not look, too."""
     exported = families["attention"]
@@ -229,6 +232,7 @@ def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     assert "cannot be compared" in ledger.verdict()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("routing", "field", "told"),
     [

@@ -98,6 +98,7 @@ def described(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_types_attributes_and_opsets_survive(
     precision: str, model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +174,7 @@ def test_choice_of_batch(model: onnx.ModelProto) -> None:
         lowering.choose_batch(fixed, (1, 4, 8))
 
 
+@pytest.mark.thorough
 def test_operators_without_bodies_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "fused.onnx"
     export(network("dynamic"), path, ops="fused")

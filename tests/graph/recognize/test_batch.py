@@ -91,6 +91,7 @@ def check_rows(improved: Improved, original: onnx.ModelProto, batch: int, images
         np.testing.assert_allclose(found[k], wanted, atol=2e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("writing", [Repeated, OneByOne, Sliced, Expanded, D.Leaky, D.InputsFirst])
 def test_a_fixed_batch_becomes_free(writing: type[D.Writing], batch: int) -> None:
@@ -106,6 +107,7 @@ def test_a_fixed_batch_becomes_free(writing: type[D.Writing], batch: int) -> Non
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "writing", [pytest.param(E.WeightFirst, marks=pytest.mark.slow), A.Concurrent]
 )
@@ -145,6 +147,7 @@ def test_indices_stay_within_their_tables() -> None:
     assert len(improved.comparisons) == 2 * 14  # none was left out
 
 
+@pytest.mark.thorough
 def test_a_batch_that_is_free_in_name_only_becomes_free() -> None:
     original = exported(Repeated(), FEATURES[:6])
     improved = improve(original.SerializeToString())
@@ -197,6 +200,7 @@ def test_numbers_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("depend on the others, or differ" in n for n in improved.notes)
 
 
+@pytest.mark.thorough
 def test_a_number_fixes_the_batch(tmp_path: Path) -> None:
     source, target = tmp_path / "mean.onnx", tmp_path / "one.onnx"
     onnx.save(exported(D.BatchMean(), FEATURES[:3]), source)
@@ -211,6 +215,7 @@ def test_a_number_fixes_the_batch(tmp_path: Path) -> None:
     assert onnx.load(target).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
 
 
+@pytest.mark.thorough
 def test_a_number_that_the_file_cannot_have() -> None:
     data = fixed(D.BatchMean(), 2).SerializeToString()
     with pytest.raises(capsedge.UnsupportedModelError, match="fixed at 2"):

@@ -144,6 +144,7 @@ def test_a_change_at_one_place_is_seen() -> None:
 SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("dynamic", "attention")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["em", *SLOW])
 def test_networks_come_back(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")

@@ -146,6 +146,7 @@ def test_an_old_file_with_its_weights_among_the_inputs() -> None:
     assert improved.opset_before == 8
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("opset", [9, 11, 13, 18])
 def test_opsets_since(opset: int) -> None:
     x = torch.randn(3, D.CHILDREN, D.SIZE_IN)
@@ -155,6 +156,7 @@ def test_opsets_since(opset: int) -> None:
     assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
 
 
+@pytest.mark.thorough
 def test_two_layers_that_share_a_weight() -> None:
     class Shared(D.Batched):
         def make(self) -> None:
@@ -175,6 +177,7 @@ def test_two_layers_that_share_a_weight() -> None:
     assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"] * 2
 
 
+@pytest.mark.thorough
 def test_one_region_at_fault_does_not_take_the_others_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,6 +212,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_the_verb(files: Path, tmp_path: Path) -> None:
     source, target = files / "capsules.onnx", tmp_path / "fused.onnx"
     done = CliRunner().invoke(
@@ -224,6 +228,7 @@ def test_the_verb(files: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_without_routing_the_file_is_cleaned(files: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app,
@@ -234,6 +239,7 @@ def test_without_routing_the_file_is_cleaned(files: Path, tmp_path: Path) -> Non
     assert (tmp_path / "o.onnx").exists()
 
 
+@pytest.mark.thorough
 def test_a_second_time_changes_nothing(files: Path) -> None:
     first = capsedge.optimize(files / "capsules.onnx", measure=0)
     again = capsedge.optimize(first.model, measure=0)
@@ -247,6 +253,7 @@ def test_limits_are_those_of_the_process(files: Path, monkeypatch: pytest.Monkey
         capsedge.optimize(files / "capsules.onnx", measure=0)
 
 
+@pytest.mark.thorough
 def test_opsets_that_are_too_old(files: Path) -> None:
     model = onnx.load(files / "capsules.onnx")
     model.opset_import[0].version = 7
@@ -298,6 +305,7 @@ def graph_of(*nodes: onnx.NodeProto) -> bytes:
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
+@pytest.mark.thorough
 def test_an_output_that_is_nowhere_finite_proves_nothing(tmp_path: Path) -> None:
     zero = helper.make_node("Sub", ["x", "x"], ["zero"])
     data = graph_of(zero, helper.make_node("Div", ["zero", "zero"], ["y"]))
@@ -306,6 +314,7 @@ def test_an_output_that_is_nowhere_finite_proves_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_an_output_that_is_sometimes_finite_is_compared_there() -> None:
     data = graph_of(helper.make_node("Div", ["x", "x"], ["y"]))  # NaN at zero
     assert capsedge.optimize(data, measure=0).comparisons == 14

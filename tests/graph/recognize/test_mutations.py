@@ -48,6 +48,7 @@ def excess(graph: Values, found: FoundDynamic, kind: Any) -> float:
     ).excess
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "writing",
     [
@@ -90,6 +91,7 @@ def test_dynamic_routing(writing: type) -> None:
     assert not accepted
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "writing",
     [G.Elements, G.ElementsOverParents, G.Joint, G.OverPositions, G.SquashedTogether, D.PerElement],
@@ -126,6 +128,7 @@ def test_routing_in_groups(writing: type) -> None:
     assert not accepted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "writing",
     [E.Paper, *(pytest.param(w, marks=pytest.mark.slow) for w in (E.Renormalized, E.OnesFirst))],

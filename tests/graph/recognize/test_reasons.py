@@ -37,6 +37,7 @@ def test_there_is_always_a_line_about_routing() -> None:
     assert "no softmax" in _unrouted(Recognition(), [])[0]
 
 
+@pytest.mark.thorough
 def test_a_single_pass_is_said_to_be_a_mean(tmp_path: Path) -> None:
     """SegCaps routes once in most layers: softmaxes of zeros, which are no routing."""
     torch = pytest.importorskip("torch")

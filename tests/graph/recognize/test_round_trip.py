@@ -56,6 +56,7 @@ def round_trip(model: CapsuleModel, folder: Path, exporter: str) -> None:
     assert (found[0].argmax(-1) == wanted[0].argmax(-1)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
     [pytest.param(f, marks=pytest.mark.slow if f == "attention-vector" else ()) for f in CONFIGS],
@@ -64,6 +65,7 @@ def test_small_networks(family: str, tmp_path: Path) -> None:
     round_trip(network(family), tmp_path, "script")
 
 
+@pytest.mark.thorough
 def test_several_layers_of_dynamic_routing(tmp_path: Path) -> None:
     config = replace(CONFIGS["dynamic"], capsule_layers=(CapsuleConv(3, 2, 1),))  # type: ignore[call-arg]
     torch.manual_seed(0)

@@ -84,6 +84,7 @@ class Formed(Writing):
         return v.norm(dim=-1)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("exporter", ["script", pytest.param("dynamo", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("softmax", FORMS, ids=lambda f: f.__name__)
 def test_every_form(softmax: Softmax, exporter: str) -> None:

@@ -53,6 +53,7 @@ def check_equal(data: bytes, original: onnx.ModelProto, writing: type) -> None:
     np.testing.assert_allclose(new, old, atol=2e-6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize("writing", FORMS)
 def test_it_computes_the_same(
@@ -70,6 +71,7 @@ def test_it_computes_the_same(
     check_equal(improved.model, original, writing)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("writing", FORMS)
 def test_what_is_no_faster_is_left(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_standard, "_gain", lambda *_: 1.0)
@@ -81,6 +83,7 @@ def test_what_is_no_faster_is_left(writing: type, monkeypatch: pytest.MonkeyPatc
         assert left.reason.endswith("would not be clearly faster")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exporter", BOTH)
 def test_a_softmax_over_parents_and_positions_becomes_an_operator(exporter: str) -> None:
     original = exported(G.OverPositions(), G.Map.example(3), exporter)

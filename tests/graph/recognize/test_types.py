@@ -63,6 +63,7 @@ def check(improved: Improved, original: onnx.ModelProto, x: np.ndarray) -> None:
     assert new <= old + 2**-11 * np.abs(truth).max()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ends", [False, True], ids=["throughout", "between casts"])
 @pytest.mark.parametrize("writing", [D.Batched, D.Leaky, D.Windows])
 def test_dynamic_routing_in_fp16(writing: type[D.Writing], ends: bool) -> None:
@@ -85,6 +86,7 @@ def test_em_and_attention_routing_in_fp16() -> None:
         check(improved, original, example.half().numpy())
 
 
+@pytest.mark.thorough
 def test_weights_in_fp16_stay_so() -> None:
     """FP16 weights behind casts, FP32 computation: what is written has the size of what came."""
 
@@ -146,6 +148,7 @@ def quantized(folder: Path, operators: list[str]) -> onnx.ModelProto:
     return onnx.load(folder / "int8.onnx")
 
 
+@pytest.mark.thorough
 def test_routing_between_quantized_convolutions(tmp_path: Path) -> None:
     original = quantized(tmp_path, ["Conv"])
     improved = improve(original.SerializeToString())

@@ -81,6 +81,7 @@ def test_every_writing_is_judged() -> None:
     assert written - {D.Writing} == {*DYNAMIC, *SECOND, *GIVEN, *REFUSED}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize(
     ("writing", "operator", "said"), RECOGNIZED, ids=[each[0].__name__ for each in RECOGNIZED]
@@ -98,6 +99,7 @@ def test_dynamic_routing_is_recognized(
     assert "Softmax" not in {n.op_type for n in onnx.load_from_string(improved.model).graph.node}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize("writing", REFUSED, ids=lambda w: w.__name__)
 def test_other_functions_are_left_with_their_reason(writing: type, exporter: str) -> None:
@@ -110,11 +112,13 @@ def test_other_functions_are_left_with_their_reason(writing: type, exporter: str
     assert all(REFUSED[writing] in reason for reason in reasons)
 
 
+@pytest.mark.thorough
 def test_the_other_exporter() -> None:
     improved = improve(exported(D.LearnedPrior(), FEATURES, "dynamo").SerializeToString())
     assert operators(improved) == {"DynamicRouting": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "writing",
     [
@@ -134,6 +138,7 @@ def test_em_routing_is_recognized(writing: type) -> None:
     assert second["parents"] == "6 of 4"
 
 
+@pytest.mark.thorough
 def test_normalized_activations_and_coordinates_are_recognized() -> None:
     improved = improve(exported(E.Renormalized(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRoutingV2": 2}
@@ -166,12 +171,14 @@ def test_coordinates_of_the_paper_need_no_new_operator(writing: type) -> None:
     assert improved.recognition.found[1].parameters["coordinates"] == "of the file"
 
 
+@pytest.mark.thorough
 def test_a_constant_of_each_parent_is_left() -> None:
     improved = improve(exported(E.VoteBias(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 1}
     assert "not one for each place" in improved.recognition.left[0].reason
 
 
+@pytest.mark.thorough
 def test_responsibilities_that_begin_at_one_are_recognized() -> None:
     improved = improve(exported(E.OnesFirst(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRoutingV2": 2}
@@ -217,6 +224,7 @@ def test_what_only_resembles_self_attention_is_left(writing: type, reason: str) 
     assert all(reason in each.reason for each in improved.recognition.left)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize(
     ("writing", "wanted"),
@@ -260,6 +268,7 @@ def test_three_passes_and_three_layers(
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("network", resembling.RESEMBLING, ids=lambda n: n.__name__)
 def test_what_resembles_routing_is_left(network: type) -> None:
     x = torch.randn(3, resembling.CHILDREN, resembling.SIZE)

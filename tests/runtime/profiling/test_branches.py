@@ -24,6 +24,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> capsedge.Session:
     return capsedge.load(folder / "pair.onnx", threads=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("long_way", [True, False])
 def test_a_profile_has_both_networks(session: capsedge.Session, long_way: bool):
     images = np.float32(pixels(400)[:, None] / 255)
@@ -47,6 +48,7 @@ def test_a_profile_has_both_networks(session: capsedge.Session, long_way: bool):
     assert [row["name"] for row in document["networks"]] == list(wanted)
 
 
+@pytest.mark.thorough
 def test_other_files_have_no_networks():
     session = capsedge.load(threads=1)
     report = capsedge.profile(session, warmup=0, duration=0.05, startup=False)

@@ -33,6 +33,7 @@ def entrant(name: str, peer: str, model: Path) -> Entrant:
     return Entrant(name, Specification(peer, str(model), "", threads=1), "model")
 
 
+@pytest.mark.thorough
 def test_same_model_and_another(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
     monkeypatch.setattr("capsedge.runtime.profiling.comparison.TURN_WARMUP", 0.0)
@@ -60,6 +61,7 @@ def test_same_model_and_another(tmp_path: Path, monkeypatch):
     assert "onnxruntime" in same.version
 
 
+@pytest.mark.thorough
 def test_differences_are_from_the_first_file(tmp_path: Path, monkeypatch):
     """Two networks: each backend is checked against its own, and both are compared with the first file."""
     monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)

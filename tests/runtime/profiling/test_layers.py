@@ -44,6 +44,7 @@ def test_inlined_dynamic_routing(report: ProfileReport):
     assert sum(row.share for row in run.layers) == pytest.approx(1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_library() is None, reason="the operator library is not installed")
 def test_a_fused_node_says_that_it_holds_all_iterations():
     found = times(ROOT / "capsedge/zoo/digits-dynamic.onnx", "fused")
@@ -52,6 +53,7 @@ def test_a_fused_node_says_that_it_holds_all_iterations():
     assert [o.iteration for o in routing] == [1]
 
 
+@pytest.mark.thorough
 def test_em_and_attention_iterations(tmp_path: Path):
     pytest.importorskip("torch")
     from capsedge.checkpoint import load_checkpoint
@@ -75,6 +77,7 @@ def test_em_and_attention_iterations(tmp_path: Path):
         assert [n for n in found if n.startswith(("stem", "primary"))]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
     onnx = pytest.importorskip("onnx")

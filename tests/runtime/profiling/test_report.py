@@ -68,6 +68,7 @@ def test_the_trace_is_one_that_perfetto_loads(report: ProfileReport, tmp_path: P
             ), o["name"]
 
 
+@pytest.mark.thorough
 def test_png(report: ProfileReport, tmp_path: Path):
     pytest.importorskip("matplotlib")
     from PIL import Image
@@ -84,6 +85,7 @@ def test_png_without_matplotlib_says_what_to_install(report: ProfileReport, tmp_
         report.save_png(tmp_path / "report.png")
 
 
+@pytest.mark.thorough
 def test_a_file_of_another_tool_is_grouped_by_operator_type(tmp_path: Path):
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -106,6 +108,7 @@ def test_a_file_of_another_tool_is_grouped_by_operator_type(tmp_path: Path):
     assert rows["MatMul"].operations == 2 * 2 * 4 * 64 * 64
 
 
+@pytest.mark.thorough
 def test_startup_is_of_a_process_of_its_own():
     session = capsedge.load(MODEL, threads=1)
     run = capsedge.profile(session, warmup=0, duration=0.05, operators=False).runs[0]
@@ -117,6 +120,7 @@ def test_startup_is_of_a_process_of_its_own():
     assert s.peak_bytes is None or s.peak_bytes >= (s.steady_bytes or 0) > 2**20
 
 
+@pytest.mark.thorough
 def test_profiling_needs_no_torch_and_no_onnx(tmp_path: Path):
     code = (
         "import sys; sys.modules.update(torch=None, onnx=None, matplotlib=None, rich=None, click=None)\n"
