@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import LAYOUTS, ORDERS, PER_IMAGE, RESIZE_RULES, Preprocessing
 from capsedge.runtime.vision.images import prepare
-from tests.runtime.image_bits import BITS, Bits
 
 from . import libcapsedge
 
@@ -108,12 +107,6 @@ def test_large_targets(target: int) -> None:
     """Weights of the longest axis are exact integers before the one division."""
     pixels = np.random.default_rng(target).integers(0, 256, (3, 777, 1)).astype(np.uint8)
     compare(pixels, Preprocessing(2, target, 1), False)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_bits_are_fixed(bits: Bits) -> None:
-    found = libcapsedge.prepare(bits.pixels, bits.preprocessing, bits.invert)
-    assert bits.agree(found.astype("<f4").tobytes())
 
 
 @pytest.mark.parametrize(

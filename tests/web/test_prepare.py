@@ -16,7 +16,6 @@ from capsedge.runtime.metadata import RESIZE_RULES, Preprocessing
 from capsedge.runtime.nothing import LEAST_SIDE, measure
 from capsedge.runtime.vision.images import prepare
 from tests.native.test_libcapsedge_preprocessing import random_pixels, random_preprocessing
-from tests.runtime.image_bits import BITS, Bits
 
 from .package import Package, Refused
 from .pictures import RULES, written
@@ -74,12 +73,6 @@ def test_extreme_sizes(web: Package, rule: str, size: tuple[int, int]) -> None:
     for target in ((28, 28), (1, 1), (32, 48)):
         preprocessing = Preprocessing(*target, 1, mean=(0.13,), std=(0.31,), resize=rule)
         compare(web, rng.integers(0, 256, (*size, 1)).astype(np.uint8), preprocessing, False)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_bits_are_fixed(web: Package, bits: Bits) -> None:
-    found, _ = in_typescript(web, bits.pixels, bits.preprocessing, bits.invert)
-    assert bits.agree(found)
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
