@@ -70,6 +70,7 @@ def compare(pixels: NDArray[np.generic], preprocessing: Preprocessing, invert: b
     assert found.tobytes() == wanted.tobytes(), (pixels.shape, pixels.dtype, preprocessing, invert)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("rule", RESIZE_RULES)
 @pytest.mark.parametrize("part", range(5))
 def test_a_thousand_random_images(rule: str, part: int) -> None:
@@ -83,6 +84,7 @@ def test_a_thousand_random_images(rule: str, part: int) -> None:
         compare(pixels, preprocessing, bool(rng.random() < 0.5))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("rule", RESIZE_RULES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (3000, 1), (28, 28), (28, 4000), (3000, 28)])
 def test_extreme_sizes(rule: str, size: tuple[int, int]) -> None:
@@ -92,6 +94,7 @@ def test_extreme_sizes(rule: str, size: tuple[int, int]) -> None:
         compare(rng.integers(0, 256, (*size, 1)).astype(np.uint8), preprocessing, False)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("rule", RESIZE_RULES)
 @pytest.mark.parametrize(
     ("height", "width", "channels", "kind"), [(3000, 4000, 3, np.uint8), (4000, 3000, 1, np.uint16)]

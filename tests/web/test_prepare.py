@@ -66,6 +66,7 @@ def test_random_images(web: Package, rule: str) -> None:
         compare(web, pixels, preprocessing, bool(rng.random() < 0.5))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("rule", RESIZE_RULES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (3000, 1), (28, 28), (28, 4000), (3000, 28)])
 def test_extreme_sizes(web: Package, rule: str, size: tuple[int, int]) -> None:
