@@ -6,6 +6,7 @@ A test without a mark is in the fast tier. ``tests/README.md`` describes the mar
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 import os
 import sys
@@ -102,10 +103,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
+    """Neither what makes a shared fixture nor what ends it belongs to the test that runs then."""
     if fixturedef.scope == "function":
         return (yield)
+    ending = contextlib.ExitStack()
+    fixturedef.addfinalizer(ending.close)  # the first to be added is the last to run
     with _shared:
-        return (yield)
+        value = yield
+    fixturedef.addfinalizer(lambda: ending.enter_context(_shared))
+    return value
 
 
 @pytest.hookimpl(wrapper=True)

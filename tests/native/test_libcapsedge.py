@@ -404,64 +404,6 @@ def test_weights_in_other_files_are_refused(small_model: bytes) -> None:
     assert failed.value.code == ARTEFACT
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("schema", "3", "another schema"),
-        ("schema", "", "ends early"),
-        ("class_names", '["a", "b", "c"', "ends early"),
-        ("class_names", '["a", "b", "c"] 1', "follows the value"),
-        ("class_names", '["a", "b", 3.5]', "a string is wanted"),
-        ("class_names", '["a", "b"]', "names 2 classes"),
-        ("class_names", '["\\ud800", "b", "c"]', "lone surrogate"),
-        ("class_names", '["' + "é" * 1025 + '"]', "over 1024 characters"),
-        ("class_names", '["a"' + ', "b"' * 2**16 + "]", "over 65536 classes"),
-        ("class_names", '["\t", "b", "c"]', "not JSON"),
-        ("class_names", "[" * 70 + "]" * 70, "nested over 32"),
-        ("class_names", '["' + "x" * 2**23 + '"]', "over 8 MiB"),
-        ("class_names", '["a", "b", "c"' + ", 1" * 500_000 + "]", "over 500000 values"),
-        ("class_names", '["a", "b", "c\u001b[2J"]', "not JSON"),
-        ("configuration", '{"a": 1, "a": 2}', "names 'a' twice"),
-        ("configuration", "[]", "an object is wanted"),
-        ("colour", "1", "'colour', which this version does not know"),
-        ("iterations", "1" * 400, "over 64 bits"),
-        ("iterations", "2147483648", "'iterations' is"),
-        ("task", '"\\u001b[2J\\u009b"', r"task '\\x1b\[2J\\x9b'"),
-        ("iterations", "03", "follows the value"),
-        ("iterations", "1e400", "whole number is wanted"),
-        ("iterations", "3.5", "whole number is wanted"),
-        ("iterations", "NaN", "whole number is wanted"),
-        ("task", '"both"', "task 'both'"),
-        ("preprocessing", '{"height": 8, "width": 8}', "has no size"),
-        ("preprocessing", '{"height": 8, "width": 8, "channels": 1, "gamma": 2}', "'gamma'"),
-        ("preprocessing", '{"height": 8.0, "width": 8, "channels": 1}', "whole number"),
-        ("preprocessing", '{"height": 9, "width": 8, "channels": 1}', "for an input"),
-        ("preprocessing", '{"height": 8, "width": 8, "channels": 1, "std": [0]}', "not zero"),
-        ("preprocessing", '{"height": 8, "width": 8, "channels": 1, "resize": "x"}', "none of"),
-    ],
-)
-def test_damaged_metadata(key: str, value: str, message: str) -> None:
-    pytest.importorskip("onnx")
-    from tests.runtime.models import capsule_model, metadata
-
-    properties = metadata().to_properties() | {f"capsedge.{key}": value}
-    with pytest.raises(Failed, match=message) as failed:
-        Session(capsule_model(properties=properties).SerializeToString())
-    assert failed.value.code == ARTEFACT
-
-
-def test_names_in_every_script() -> None:
-    pytest.importorskip("onnx")
-    from tests.runtime.models import capsule_model, metadata
-
-    names = ('q"\\/\b\f\n\r\t', "Größe ☃ 数字", "\U0001f600")
-    plain = metadata(class_names=names).to_properties()
-    raw = plain | {"capsedge.class_names": json.dumps(names, ensure_ascii=False)}
-    for properties in (plain, raw):
-        session = Session(capsule_model(properties=properties).SerializeToString())
-        assert session.class_names() == list(names)
-
-
 def test_numbers_do_not_depend_on_the_locale() -> None:
     """With a decimal comma strtod would read 0.25 as 0."""
     pytest.importorskip("onnx")

@@ -1,4 +1,4 @@
-"""C and Python find nothing to see in the same images, to the last bit, and refuse the same criteria."""
+"""C and Python find nothing to see in the same images, to the last bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.errors import ArtefactError
 from capsedge.runtime.description import Description, described
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import Preprocessing
@@ -26,10 +25,9 @@ from capsedge.runtime.nothing import (
 )
 from capsedge.runtime.reading.properties import with_properties
 from tests.runtime.models import capsule_model, foreign_model, metadata
-from tests.runtime.test_nothing import DAMAGED
 
 from . import libcapsedge
-from .libcapsedge import ARTEFACT, Failed, Session, call, sized
+from .libcapsedge import Session, call, sized
 
 pytestmark = pytest.mark.skipif(
     libcapsedge.library_path() is None,
@@ -134,21 +132,6 @@ def test_labels_and_scores_stay() -> None:
     )
     assert with_criterion["scores"].tolist() == without["scores"].tolist()
     assert [x[:3] for x in with_criterion["labels"]] == [x[:3] for x in without["labels"]]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "null", "[]", "{}", "NaN", '{"contrast": [1, NaN]}']
-    + [json.dumps(WIDE.to_dict() | changes) for changes, _ in DAMAGED]
-    + [json.dumps(WIDE.to_dict())[:k] for k in range(0, 170, 7)],
-)
-def test_the_same_criteria_are_refused(text: str) -> None:
-    data = classifier(text)
-    with pytest.raises(ArtefactError):
-        load_bytes(data)
-    with pytest.raises(Failed) as refused:
-        Session(data)
-    assert refused.value.code == ARTEFACT
 
 
 def test_an_older_program_gets_no_more_than_it_has_room_for() -> None:

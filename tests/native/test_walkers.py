@@ -19,29 +19,13 @@ from capsedge.errors import CapsedgeError  # noqa: E402
 from capsedge.runtime.reading import onnx_file  # noqa: E402
 from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
 from tests.runtime.models import capsule_model  # noqa: E402
-from tests.runtime.wire import Writer, field, long_tag, messages, model, mutated, varint  # noqa: E402
+from tests.runtime.walking import Facts, in_python  # noqa: E402
+from tests.runtime.wire import Writer, field, messages, model, mutated, varint  # noqa: E402
+from tests.vectors import file_cases  # noqa: E402
 
 from .builds import NATIVE, ROOT  # noqa: E402
 
-Facts = set[tuple[str, str, str]]
 Walk = Callable[[bytes], "Facts | None"]
-
-
-def in_python(data: bytes) -> Facts | None:
-    """What is in the file; None where it is refused."""
-    try:
-        found = onnx_file.summarize(data)
-    except CapsedgeError:
-        return None
-    facts: Facts = {("external", name, "") for name in found.external}
-    facts |= {("operator", domain, kind) for domain, kind in found.operators}
-    facts |= {("function", domain, name) for domain, name in found.functions}
-    facts |= {("metadata", key, value) for key, value in found.metadata.items()}
-    try:
-        onnx_file.check_harmless(found, "the model")
-    except CapsedgeError as error:
-        facts.add(("harmful", str(error.exit_code), ""))
-    return facts
 
 
 @pytest.fixture(scope="module")
@@ -154,114 +138,15 @@ def test_mutated_files(in_c: Walk) -> None:
         check(data, in_c)
 
 
-EXTERNAL = (
-    field(8, b"secret")
-    + field(2, 1)
-    + field(1, 4)
-    + field(14, 1)
-    + field(13, field(1, b"location") + field(2, b"w.bin"))
-)
 NODE = field(1, b"x") + field(2, b"y") + field(4, b"Relu")
 
 
-def constant(tensor: bytes, place: int = 5) -> bytes:
-    """A node with the tensor in an attribute."""
-    return (
-        field(2, b"c") + field(4, b"Constant") + field(5, field(1, b"value") + field(place, tensor))
-    )
-
-
-def short(*pieces: bytes) -> bytes:
-    return b"".join(pieces)
-
-
-# Files in which protobuf finds a tensor in another file, or a node that may not be, by every way in.
-HIDDEN = {
-    "initializer": model(field(5, EXTERNAL)),
-    "sparse values": model(field(15, field(1, EXTERNAL))),
-    "sparse indices": model(field(15, field(2, EXTERNAL))),
-    "attribute": model(field(1, constant(EXTERNAL))),
-    "attribute of many": model(field(1, constant(EXTERNAL, 10))),
-    "sparse attribute": model(field(1, constant(field(1, EXTERNAL), 22))),
-    "sparse attributes": model(field(1, constant(field(2, EXTERNAL), 23))),
-    "subgraph": model(field(1, constant(field(1, constant(EXTERNAL)), 6))),
-    "subgraphs": model(field(1, constant(field(5, EXTERNAL), 11))),
-    "function": model(field(1, NODE), field(25, field(1, b"f") + field(7, constant(EXTERNAL)))),
-    "function default": model(
-        field(1, NODE), field(25, field(1, b"f") + field(11, field(1, b"a") + field(5, EXTERNAL)))
-    ),
-    "function default graph": model(
-        field(1, NODE), field(25, field(11, field(1, b"a") + field(6, field(5, EXTERNAL))))
-    ),
-    "function default sparse": model(
-        field(1, NODE), field(25, field(11, field(22, field(1, EXTERNAL))))
-    ),
-    "training": model(field(1, NODE), field(20, field(1, field(5, EXTERNAL)))),
-    "training algorithm": model(field(1, NODE), field(20, field(2, field(1, constant(EXTERNAL))))),
-    "no location": model(
-        field(5, field(8, b"w") + field(13, field(1, b"location") + field(2, b"w.bin")))
-    ),
-    "only a location": model(field(5, field(8, b"w") + field(14, 1))),
-    "location with high bits": model(field(5, field(8, b"w") + field(14, 1 << 32 | 1))),
-    "location twice": model(field(5, field(8, b"w") + field(14, 0) + field(14, 1))),
-    "location, taken back": model(field(5, EXTERNAL + field(14, 0))),
-    "long tag of the location": model(field(5, field(8, b"w") + long_tag(14, 0) + b"\x01")),
-    "long tag of the entries": model(field(5, field(8, b"w") + long_tag(13, 2) + b"\x00")),
-    "long tag of the tensor": model(long_tag(5, 2, 8) + varint(len(EXTERNAL)) + EXTERNAL),
-    "long tag of the graph": short(
-        field(1, 10),
-        field(7, field(1, NODE)),
-        long_tag(7, 2),
-        varint(len(field(5, EXTERNAL))),
-        field(5, EXTERNAL),
-    ),
-    "padded tag": model(varint(5 << 3 | 2, 5) + varint(len(EXTERNAL)) + EXTERNAL),
-    "padded length": model(varint(5 << 3 | 2) + varint(len(EXTERNAL), 5) + EXTERNAL),
-    "second graph": model(field(1, NODE), field(7, field(5, EXTERNAL))),
-    "second t": model(
-        field(
-            1,
-            field(4, b"Constant")
-            + field(5, field(1, b"value") + field(5, field(8, b"w")) + field(5, EXTERNAL)),
-        )
-    ),
-    "split t": model(
-        field(
-            1,
-            field(4, b"Constant")
-            + field(5, field(5, field(14, 1)) + field(5, field(13, field(1, b"location")))),
-        )
-    ),
-    "type of the attribute says otherwise": model(
-        field(1, field(4, b"Constant") + field(5, field(20, 2) + field(3, 1) + field(5, EXTERNAL)))
-    ),
-    "group around": model(
-        field(1, NODE), short(varint(9 << 3 | 3), field(5, EXTERNAL), varint(9 << 3 | 4))
-    ),
-    "group as the tensor": model(short(varint(5 << 3 | 3), EXTERNAL, varint(5 << 3 | 4))),
-    "compiled node": model(field(1, field(4, b"EPContext") + field(7, b"com.microsoft"))),
-    "compiled node in a function": model(
-        field(1, NODE), field(25, field(7, field(4, b"EPContext")))
-    ),
-    "compiled node, name twice": model(field(1, field(4, b"Relu") + field(4, b"EPContext"))),
-    "unknown domain": model(field(1, field(4, b"PyOp") + field(7, b"pyop"))),
-    "unknown domain in a subgraph": model(
-        field(1, constant(field(1, field(4, b"PyOp") + field(7, b"ai.onnx.contrib")), 6))
-    ),
-    "ONNX Runtime's other format": b"\x12\x06ABORTM" + model(field(1, NODE)),
-    "unknown field": model(field(1, NODE), field(99, EXTERNAL)),
-    "deep": model(field(1, NODE)),
-}
-for _ in range(60):
-    HIDDEN["deep"] = model(field(1, constant(HIDDEN["deep"], 6)))
-assert HIDDEN["ONNX Runtime's other format"][4:8] == b"ORTM"
-
-
-@pytest.mark.parametrize("name", HIDDEN)
-def test_nothing_hides(name: str, in_c: Walk) -> None:
-    for facts in (in_python(HIDDEN[name]), in_c(HIDDEN[name])):
-        assert facts is None or any(f[0] == "harmful" for f in facts)
-    check(HIDDEN[name], in_c)
+def test_vectors(in_c: Walk) -> None:
+    """C++ finds in the files of ``spec/vectors`` what they state, and protobuf no more."""
+    cases = list(file_cases())
+    assert not [case.name for case in cases if in_c(case.data) != case.facts]
+    for case in cases:
+        check(case.data, in_c)
 
 
 def test_what_is_honest_is_taken(in_c: Walk) -> None:

@@ -21,7 +21,6 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.vision.decoding import read_image
 from capsedge.runtime.vision.images import prepare
-from tests.runtime.image_bits import BITS, Bits
 
 GREY = Preprocessing(4, 4, 1, scale=1.0)
 COLOUR = Preprocessing(4, 4, 3, scale=1.0)
@@ -377,8 +376,3 @@ def test_not_an_image():
         prepare({}, GREY)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="mode 'F'"):
         prepare(Image.new("F", (4, 4)), GREY)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_bits_are_fixed(bits: Bits):
-    assert bits.agree(prepare(bits.pixels, bits.preprocessing, bits.invert).astype("<f4").tobytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.errors import ArtefactError
 from capsedge.runtime.files.limits import NOTHING_BYTES
 from capsedge.runtime.hints import INVERT, KEEP, to_invert
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
@@ -141,51 +139,6 @@ def test_older_readers_ignore_the_property() -> None:
     del said[NOTHING_PROPERTY]
     assert said == replace(described(), nothing=None).to_properties()
     assert all(key.startswith("capsedge.") for key in said)
-
-
-DAMAGED: list[tuple[dict[str, Any], str]] = [
-    ({"contrast": [0, 1]}, "contrast begins at 0"),
-    ({"contrast": [-1, 1]}, "contrast begins at 0"),
-    ({"level": [2, 1]}, "level"),
-    ({"level": [1]}, "level"),
-    ({"level": [1, 2, 3]}, "level"),
-    ({"level": "0 to 1"}, "level"),
-    ({"roughness": None}, "roughness"),
-    ({"frame_level": [None, 1]}, "frame_level"),
-    ({"images": -1}, "images"),
-    ({"images": 1.5}, "images"),
-    ({"data_sha256": "0" * 65}, "checksum"),
-    ({"texture": [0, 1]}, "texture"),
-    ({"data_sha256": "0" * NOTHING_BYTES}, "bytes"),
-]
-
-
-@pytest.mark.parametrize(("changes", "why"), DAMAGED)
-def test_a_damaged_criterion_is_refused(changes: dict[str, Any], why: str) -> None:
-    properties = described().to_properties()
-    stated = json.loads(properties[NOTHING_PROPERTY]) | changes
-    with pytest.raises(ArtefactError) as refused:
-        ModelMetadata.from_properties(properties | {NOTHING_PROPERTY: json.dumps(stated)})
-    assert why in refused.value.why
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "NaN", '{"contrast": [1, NaN]}'])
-def test_what_is_no_criterion_is_refused(text: str) -> None:
-    with pytest.raises(ArtefactError):
-        ModelMetadata.from_properties(described().to_properties() | {NOTHING_PROPERTY: text})
-
-
-def test_the_criterion_has_one_place() -> None:
-    said = metadata().to_properties() | {"capsedge.nothing": "null"}
-    with pytest.raises(ArtefactError) as refused:
-        ModelMetadata.from_properties(said)
-    assert "unknown: nothing" in refused.value.why
-
-
-@pytest.mark.parametrize("prep", [None, Preprocessing(2, 12, 1)])
-def test_a_criterion_needs_images_to_measure(prep: Preprocessing | None) -> None:
-    with pytest.raises(ValueError, match="nothing to see"):
-        metadata(preprocessing=prep, nothing=CRITERION)
 
 
 LIGHT, DARK = 1 - TYPICAL[0], TYPICAL[0]

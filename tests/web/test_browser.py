@@ -18,7 +18,7 @@ from capsedge.runtime.vision.decoding import read_pixels
 from capsedge.runtime.vision.images import _to_channels, prepare
 from capsedge.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
-from tests.native.test_walkers import HIDDEN
+from tests.vectors import file_cases
 
 from . import browser
 from .pictures import ODD, RULES, chunk, odd_pictures, written
@@ -122,7 +122,7 @@ def test_strangers_are_refused(compiled: Path) -> None:
     shutil.copy(sample, compiled)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 65535, 65535, 8, 0, 0, 0, 0))
     files = {
-        "external.onnx": HIDDEN["initializer"],
+        "external.onnx": next(case.data for case in file_cases() if case.name == "initializer"),
         "cut.onnx": model.read_bytes()[:100_000],
         "bomb.png": b"\x89PNG\r\n\x1a\n" + header + chunk(b"IEND", b""),
         "text.png": b"<svg onload=alert(1)></svg>",

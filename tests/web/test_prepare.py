@@ -16,7 +16,6 @@ from capsedge.runtime.metadata import RESIZE_RULES, Preprocessing
 from capsedge.runtime.nothing import LEAST_SIDE, measure
 from capsedge.runtime.vision.images import prepare
 from tests.native.test_libcapsedge_preprocessing import random_pixels, random_preprocessing
-from tests.runtime.image_bits import BITS, Bits
 
 from .package import Package, Refused
 from .pictures import RULES, written
@@ -67,6 +66,7 @@ def test_random_images(web: Package, rule: str) -> None:
         compare(web, pixels, preprocessing, bool(rng.random() < 0.5))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("rule", RESIZE_RULES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (3000, 1), (28, 28), (28, 4000), (3000, 28)])
 def test_extreme_sizes(web: Package, rule: str, size: tuple[int, int]) -> None:
@@ -74,12 +74,6 @@ def test_extreme_sizes(web: Package, rule: str, size: tuple[int, int]) -> None:
     for target in ((28, 28), (1, 1), (32, 48)):
         preprocessing = Preprocessing(*target, 1, mean=(0.13,), std=(0.31,), resize=rule)
         compare(web, rng.integers(0, 256, (*size, 1)).astype(np.uint8), preprocessing, False)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_bits_are_fixed(web: Package, bits: Bits) -> None:
-    found, _ = in_typescript(web, bits.pixels, bits.preprocessing, bits.invert)
-    assert bits.agree(found)
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])

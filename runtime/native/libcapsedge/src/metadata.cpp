@@ -190,9 +190,10 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     const auto outputs = values.find("outputs");
     if (outputs != values.end() && outputs->second.kind != Json::kNull) m.outputs = outputs_of(outputs->second);
     if (m.outputs || m.regression()) check_outputs(m.outputs.value_or(StatedOutputs()), m);
-    const bool newer = m.outputs || (m.preprocessing && (m.preprocessing->channels_last || m.preprocessing->per_image != PerImage::kNothing));
+    const bool newer = m.outputs || (m.preprocessing && (m.preprocessing->channels_last || m.preprocessing->bgr ||
+                                                         m.preprocessing->per_image != PerImage::kNothing));
     if (newer && schema < kNewestSchema)
-      throw JsonError("schema " + std::to_string(schema) + " has no 'outputs', 'per_image' and 'layout'");
+      throw JsonError("schema " + std::to_string(schema) + " has no 'outputs', 'per_image', 'layout' and 'order'");
     const auto nothing = properties.find(kNothingProperty);
     if (nothing != properties.end()) m.nothing = read_nothing(nothing->second);
     m.cascade = properties.count(kCascadeProperty) != 0;

@@ -1,0 +1,92 @@
+"""Python reads ``spec/vectors`` as the vectors say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime.files.text import printable
+from capsedge.runtime.vision.images import prepare
+from tests import vectors
+from tests.runtime.image_bits import BITS
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.session import Session
+from tests.runtime.walking import in_python
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_metadata(refused: bool) -> None:
+    cases = [case for case in vectors.metadata_cases("python") if bool(case.refused) == refused]
+    faults = [fault for case in cases if (fault := _fault(case))]
+    assert len(cases) > 80
+    assert not faults, "\n".join(faults)
+
+
+def test_files() -> None:
+    assert not [case.name for case in vectors.file_cases() if in_python(case.data) != case.facts]
+
+
+def test_text() -> None:
+    cases = vectors.read("text.json")["cases"]
+    assert not [case["name"] for case in cases if printable(case["text"]) != case["shown"]]
+
+
+def test_images() -> None:
+    assert not [
+        bits
+        for bits in BITS
+        if not bits.agree(prepare(bits.pixels, bits.preprocessing, bits.invert))
+    ]
+
+
+def test_numbers_are_the_same_in_every_language() -> None:
+    """JavaScript takes 1.0 for 1, and has 53 bits: other numbers stand in texts."""
+    faults = []
+
+    def real(digits: str) -> float:
+        if float(digits).is_integer():
+            faults.append(digits)
+        return float(digits)
+
+    def whole(digits: str) -> int:
+        if abs(int(digits)) >= 2**53:
+            faults.append(digits)
+        return int(digits)
+
+    for path in vectors.FOLDER.glob("*.json"):
+        json.loads(path.read_text(encoding="utf-8"), parse_float=real, parse_int=whole)
+    assert not faults
+
+
+def _fault(case: vectors.MetadataCase) -> str:
+    try:
+        with load_bytes(case.file, threads=1) as session:
+            return case.fault(_values(session), None)
+    except ArtefactError as error:
+        return case.fault(None, f"{error.what} {error.why}")
+
+
+def _values(session: Session) -> dict[str, Any] | None:
+    m = session.metadata
+    if m is None:
+        return None
+    values = asdict(m) | {
+        "scores": session.score_output or "",
+        "poses": session.pose_output or "",
+        "score_kind": "probability" if session.score_kind == "logits" else session.score_kind,
+        "values": list(zip(m.outputs.names, m.outputs.units, strict=True)) if m.outputs else [],
+    }
+    if m.cascade is not None:
+        values["cascade"] |= {"small": m.cascade.small.file, "large": m.cascade.large.file}
+    if m.trace is not None:
+        values["trace"] = values["trace"]["layers"]
+    found: dict[str, Any] = json.loads(json.dumps(values))
+    return found
