@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 import pytest
 
+from capsedge.cli import _common
 from tests.conftest import ROOT
 from tests.places.table import IMAGE, ZOO, run
 
@@ -102,6 +103,12 @@ def wrong(name: str, seen: str) -> list[str]:
     # Colours of the name itself would have been taken for rich's.
     wanted = ("x1b]0;owned", r"\x07\x1b[31m")
     return found + [f"no {text}" for text in wanted if text not in seen]
+
+
+def test_results_and_messages_are_escaped(capsys: Any) -> None:
+    _common.say(EVIL)
+    _common.log(EVIL)
+    assert capsys.readouterr() == (f"{SHOWN}\n", f"{SHOWN}\n")
 
 
 def test_codes_are_shown(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
