@@ -104,8 +104,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
     if fixturedef.scope == "function":
         return (yield)
-    with _shared:
-        return (yield)
+    # Finalizers run from the last to the first: what ends the fixture runs between these two.
+    fixturedef.addfinalizer(lambda: _shared.__exit__(None, None, None))
+    try:
+        with _shared:
+            return (yield)
+    finally:
+        fixturedef.addfinalizer(_shared.__enter__)
 
 
 @pytest.hookimpl(wrapper=True)
