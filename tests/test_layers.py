@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 
+import pytest
+
 from tests.conftest import ROOT
 
 # From the ground up: a room imports those above it in this list, never those below.
@@ -133,6 +135,8 @@ HEAVY = {
     },
 }
 
+Imports = dict[str, frozenset[str]]  # by module
+
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """All statements, those of functions too; expressions, which `ast.walk` visits too, hold no imports."""
@@ -158,8 +162,8 @@ def _imported(tree: ast.Module) -> Iterator[str]:
         yield from (name.removeprefix("capsedge.") for name in names)
 
 
-@cache
-def imports() -> dict[str, frozenset[str]]:
+@pytest.fixture(scope="module")
+def imports() -> Imports:
     """What every module of the package imports, by its name in it."""
     found = {}
     for top in ("capsedge", "runtime", "exporters", "calibration"):
@@ -173,6 +177,7 @@ def imports() -> dict[str, frozenset[str]]:
     return found
 
 
+@cache
 def room(module: str) -> str:
     """The room that a module stands in: the longest name of the list that begins it."""
     found = [r for r in ROOMS if module == r or module.startswith(f"{r}.")]
@@ -180,11 +185,11 @@ def room(module: str) -> str:
     return max(found, key=len)
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_go_one_way(imports: Imports) -> None:
     ours = {r.split(".")[0] for r in ROOMS}
     wrong = [
         f"{name} imports {other}"
-        for name, others in imports().items()
+        for name, others in imports.items()
         for other in others
         if other.split(".")[0] in ours and "runtime" not in (name, other)
         if ROOMS.index(room(other)) > ROOMS.index(room(name))
@@ -192,15 +197,15 @@ def test_imports_go_one_way() -> None:
     assert wrong == []
 
 
-def test_what_is_heavy_has_its_rooms() -> None:
+def test_what_is_heavy_has_its_rooms(imports: Imports) -> None:
     wrong = []
     for package, rooms in HEAVY.items():
-        users = {n for n, found in imports().items() if package in {o.split(".")[0] for o in found}}
+        users = {n for n, found in imports.items() if package in {o.split(".")[0] for o in found}}
         wrong += [f"{name} imports {package}" for name in users if not {name, room(name)} & rooms]
         wrong += [] if users else [f"nothing imports {package}"]
     assert wrong == []
 
 
-def test_every_room_is_there() -> None:
-    rooms = {room(name) for name in imports() if name != "runtime"}
+def test_every_room_is_there(imports: Imports) -> None:
+    rooms = {room(name) for name in imports if name != "runtime"}
     assert rooms == set(ROOMS) - {"__version__"}
