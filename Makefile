@@ -14,6 +14,9 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Nothing but torch itself is taken from there.
 TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 
+# Containers often set it; then every process of the tests compiles the package and rewrites all asserts again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-slow test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs fuzz native-builds cuda lint format clean
 

@@ -83,7 +83,7 @@ class Tags(HTMLParser):
             self.fetched.add(found.get("href") or "")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_examples_are_code(site: Path) -> None:
     """Not quotations, as which Markdown reads ``>>>``, with references where an output is a list."""
     text = (site / "reference/api.html").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_examples_are_code(site: Path) -> None:
     assert "<blockquote>" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_command_and_option_is_there(site: Path) -> None:
     text = (site / "reference/commands.html").read_text(encoding="utf-8")
     anchors = Tags(site / "reference/commands.html").anchors
@@ -105,7 +105,7 @@ def test_every_command_and_option_is_there(site: Path) -> None:
                 assert option in text or option.upper() in text, f"{verb} {option}"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_public_name_is_there(site: Path) -> None:
     anchors = Tags(site / "reference/api.html").anchors
     names = [f"capsedge.{name}" for name in capsedge.__all__ if name != "__version__"]
@@ -115,7 +115,7 @@ def test_every_public_name_is_there(site: Path) -> None:
     assert not wanted - anchors
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_c_function_is_there(site: Path) -> None:
     header = (ROOT / "runtime/native/libcapsedge/include/capsedge.h").read_text()
     functions = re.findall(r"^CAPSEDGE_API [^;(]*?(capsedge_\w+)\(", header, re.MULTILINE)
@@ -124,7 +124,7 @@ def test_every_c_function_is_there(site: Path) -> None:
     assert not [name for name in functions if f">{name}<" not in text]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 40
@@ -134,7 +134,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", style.read_text()), style
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_search_has_its_index_as_a_script(site: Path) -> None:
     script = (site / "search/search_index.js").read_text(encoding="utf-8")
     index = json.loads(script.removeprefix("var __index = "))
@@ -142,7 +142,7 @@ def test_search_has_its_index_as_a_script(site: Path) -> None:
     assert {"tutorial.html", "reference/commands.html", "reference/api.html"} <= places
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_search_works_from_a_folder(site: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -155,7 +155,7 @@ def test_search_works_from_a_folder(site: Path) -> None:
     assert re.search(r"\d+ matching documents", shown.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("link", ["missing.md", "tutorial.md#missing"])
 def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
     for name in ("tools", "capsedge", "runtime", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"):
@@ -171,13 +171,13 @@ def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
     assert "missing" in done.stderr
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_messages_and_comments_name_pages_that_exist(folder: str) -> None:
-    root = (ROOT / folder).resolve()
-    named = {
-        (page, path.relative_to(root))
+def test_messages_and_comments_name_pages_that_exist() -> None:
+    missing = [
+        f"{path.relative_to(ROOT)}: {page}"
+        for folder in FOLDERS
         for pattern in CODE
-        for path in root.rglob(pattern)
+        for path in (ROOT / folder).resolve().rglob(pattern)
         for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
-    }
-    assert not {found for found in named if not (ROOT / found[0]).exists()}
+        if not (ROOT / page).exists()
+    ]
+    assert missing == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from click.testing import CliRunner
 
 from capsedge.cli import app
@@ -14,16 +13,18 @@ from tools.docs.commands import verbs
 VERBS = dict(verbs(app))
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_explanations_are_shown_whole(verb: str):
-    shown = CliRunner().invoke(
-        app, [*verb.split(), "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"}
-    )
-    text = " ".join(shown.output.split())
-    for parameter in VERBS[verb].params:
-        explanation = getattr(parameter, "help", None)
-        assert explanation, f"--{parameter.name} says nothing"
-        assert " ".join(explanation.split()) in text, parameter.name
+def test_explanations_are_shown_whole():
+    lost = []
+    for verb, command in VERBS.items():
+        shown = CliRunner().invoke(
+            app, [*verb.split(), "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"}
+        )
+        text = " ".join(shown.output.split())
+        for parameter in command.params:
+            explanation = " ".join((getattr(parameter, "help", None) or "").split())
+            if not explanation or explanation not in text:
+                lost.append(f"{verb} {parameter.name}")
+    assert lost == []
 
 
 def test_documented_in_the_order_of_the_help():

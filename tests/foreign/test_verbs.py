@@ -67,14 +67,16 @@ def test_quantize(folder: Path, tmp_path: Path, name: str, precision: str) -> No
     assert _run("quantize", out, "--calib-data", folder / f"{name}.npz")[0] == 6  # already is
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_inspect_and_forecast(folder: Path, name: str) -> None:
-    code, _, error = _run("inspect", folder / f"{name}.onnx")
-    assert code == 0, error
-    code, text, error = _run("inspect", folder / f"{name}.onnx", "--forecast")
-    assert code in (0, 5), error
-    if code == 0:
-        assert "traffic" in text
+def test_inspect_and_forecast(folder: Path) -> None:
+    failed = []
+    for name in MADE:
+        code, _, error = _run("inspect", folder / f"{name}.onnx")
+        if code != 0:
+            failed.append((name, code, error))
+        code, text, error = _run("inspect", folder / f"{name}.onnx", "--forecast")
+        if code not in (0, 5) or (code == 0 and "traffic" not in text):
+            failed.append((f"{name} --forecast", code, error))
+    assert failed == []
 
 
 @pytest.mark.thorough
@@ -100,7 +102,7 @@ def test_profile(folder: Path, name: str) -> None:
     assert code == 0, error
 
 
-@pytest.mark.sample(23)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", MADE)
 def test_infer_and_verify_say_what_they_need(folder: Path, name: str) -> None:
     for words in (

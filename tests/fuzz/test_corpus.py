@@ -10,13 +10,44 @@ import pytest
 
 from tests.fuzz import onnx_mutants
 from tests.fuzz.hostile import HOSTILE
-from tests.fuzz.readers import READERS
+from tests.fuzz.readers import READERS, check
 
 WATCHDOG = 300  # seconds for all inputs of a reader, on a busy machine
+SMALL = 20_000  # bytes of an input that the fast tier reads
+# Readers whose hostile inputs are made in a moment.
+QUICK = (
+    "cifar",
+    "state",
+    "config",
+    "onnx",
+    "passport",
+    "metadata",
+    "key map",
+    "repository",
+    "table",
+)
 
 
 def test_every_reader_has_hostile_inputs() -> None:
     assert HOSTILE.keys() == READERS.keys()
+
+
+def test_a_few_damaged_files() -> None:
+    """Of every reader: what it reads, half of it, nothing, and it with another byte."""
+    failed = []
+    for name, reader in READERS.items():
+        inputs = []
+        for seed in list(reader.seeds())[:1]:
+            at = len(seed) // 3
+            inputs += [seed, seed[: len(seed) // 2], b"", seed[:at] + b"\xff" + seed[at + 1 :]]
+        if name in QUICK:
+            inputs += [data for data in HOSTILE[name]().values() if len(data) < SMALL]
+        for number, data in enumerate(inputs):
+            try:
+                check(reader, data)
+            except Exception as error:
+                failed.append(f"{name}, input {number}: {error!r}")
+    assert failed == []
 
 
 @pytest.mark.thorough

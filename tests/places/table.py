@@ -54,7 +54,7 @@ def _is_path(annotation: Any) -> bool:
 
 def _names_one(role: Role | None) -> bool:
     """Whether any text is a path to a parameter, not only one of some form, such as ``file.py:Name``."""
-    return role is not None and role.named("x") is not None
+    return role is not None and role.named("/x") is not None
 
 
 def parameters() -> list[Parameter]:
@@ -213,6 +213,27 @@ def bad_places(folder: Path) -> dict[str, Path]:
         "surrogate": folder / "a\ud800b",
         "null byte": folder / "a\0b",
     }
+
+
+SAME_FILE = ("itself", "link", "hard link", "other spelling", "link to it")
+
+
+def same_file(kind: str, place: Path) -> Path:
+    """A file in a place, in a new folder; returns another name of it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    folder = place.parent
+    if kind == "link":
+        (folder / "real").write_text("precious")
+        place.symlink_to("real")
+        return folder / "real"
+    place.write_text("precious")
+    if kind == "hard link":
+        os.link(place, folder / "hard")
+        return folder / "hard"
+    if kind == "link to it":
+        (folder / "link").symlink_to(place)
+        return folder / "link"
+    return place if kind == "itself" else folder / ".." / folder.name / place.name
 
 
 @contextmanager

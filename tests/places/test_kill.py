@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.places.table import honest, snapshot
+from tests.places.table import honest, repository, snapshot
 
-pytest.importorskip("torch", reason="train and export need torch")
+HEAVY = ("capsedge.training.loop", "capsedge.exporters", "capsedge.calibration.quantize")
 
 # Runs commands, one per line of the standard input. Each is killed as often as it writes, a write later every
 # time, and then run once more. The processes are forked from one that has everything loaded.
 SERVER = """
 import json, os, sys, time
-import capsedge.cli, capsedge.training.loop, capsedge.exporters, capsedge.calibration.quantize
-if len(sys.argv) > 1:  # build: over stand-ins for TensorRT and CUDA
+import capsedge.cli
+stand_in, *modules = sys.argv[1:]
+for module in modules:
+    __import__(module)
+if stand_in:  # build: over stand-ins for TensorRT and CUDA
     from tests.places.stand_ins import install
-    install(sys.argv[1])
-import torch
-torch.set_num_threads(1)
+    install(stand_in)
 time.monotonic = lambda: 0.0  # the seconds of an epoch are no part of what must be equal
 
 def command(words, fatal):
@@ -61,9 +64,9 @@ NEVER = 10**9
 class Server:
     """Commands in processes that end when they are told."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *modules: str, stand_in: Path | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, *map(str, arguments)],
+            [sys.executable, "-c", SERVER, str(stand_in or ""), *modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
 
@@ -75,18 +78,22 @@ class Server:
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
-    def close(self) -> None:
-        """End it."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+
+@contextmanager
+def serving(*modules: str, stand_in: Path | None = None) -> Iterator[Server]:
+    """A server, until the block ends."""
+    found = Server(*modules, stand_in=stand_in)
+    with found.process:
+        yield found
+        found.process.communicate()
 
 
 @pytest.fixture(scope="module")
-def server() -> Any:
-    found = Server()
-    yield found
-    found.close()
+def server() -> Iterator[Server]:
+    """A server that has imported PyTorch, whose operations take one thread (tests/conftest.py)."""
+    pytest.importorskip("torch", reason="train and quantize need torch")
+    with serving(*HEAVY) as found:
+        yield found
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -116,6 +123,15 @@ def killed_everywhere(
     assert steps >= 3 * writes  # a temporary file, its end and its name for each
 
 
+def test_deploy(tmp_path: Path) -> None:
+    words = [
+        "deploy", "kserve", repository(tmp_path / "repository"), "--storage", "s3://bucket/models",
+        "-o", "service.yaml",
+    ]  # fmt: skip
+    with serving("capsedge.cli._deploy_servers", "capsedge.deploy.kserve") as server:
+        killed_everywhere(server, words, words, tmp_path, 1)
+
+
 @pytest.mark.slow
 def test_train(server: Server, tmp_path: Path) -> None:
     data = honest(tmp_path / "honest")["train"]["data"][1]
@@ -127,6 +143,7 @@ def test_train(server: Server, tmp_path: Path) -> None:
     killed_everywhere(server, words, [*words, "--resume"], tmp_path, 3)
 
 
+@pytest.mark.thorough
 def test_quantize(server: Server, tmp_path: Path) -> None:
     given = honest(tmp_path / "honest")["quantize"]
 
@@ -142,8 +159,5 @@ def test_build(tmp_path: Path, cudart: Path) -> None:
     model = honest(tmp_path / "honest")["build"]["model"][0]
 
     words = ["build", model, "--plugin", "native", "--timing-cache", "timings", "-o", "new.engine"]
-    server = Server(cudart)
-    try:
+    with serving(*HEAVY, stand_in=cudart) as server:
         killed_everywhere(server, words, words, tmp_path, 3)
-    finally:
-        server.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,15 @@ from tests.conftest import ROOT
 from tests.places.privileges import closed, unprivileged
 from tests.places.table import (
     READ,
+    SAME_FILE,
     WRITTEN,
-    Parameter,
     bad_places,
-    callbacks,
     command,
     honest,
     parameters,
     run,
+    same_file,
+    snapshot,
     unchanged,
 )
 
@@ -38,134 +41,93 @@ def given(tmp_path: Path) -> Given:
     return honest(tmp_path / "honest")
 
 
-def assert_error(said: str) -> None:
-    assert said.startswith("error: "), said
-    assert "bug" not in said
+@dataclass(frozen=True)
+class Case:
+    """A command line, and how it may end."""
+
+    name: str
+    words: list[str]
+    codes: frozenset[int] = frozenset({2})
+    says: tuple[str, ...] = ("",)  # one of them
 
 
-def test_every_path_has_a_role() -> None:
-    """A new parameter that is a path says what it is for, and is judged with all others."""
-    assert [str(p) for p in parameters() if p.role is None] == []
-    assert len(parameters()) >= 29
-    assert {p.verb for p in parameters()} == set(callbacks()) - {"config", "doctor"}
+def bad(verb: str, given: Given, folder: Path) -> Iterator[Case]:
+    """Every bad place through every path of a verb."""
+    places = bad_places(folder / "bad")
+    for parameter in (p for p in parameters() if p.verb == verb):
+        for name, place in places.items():
+            yield Case(f"{parameter}: {name}", command(given[verb], {parameter: place}, verb))
 
 
-def test_every_verb_is_run_honestly(given: Given) -> None:
-    assert set(given) == {p.verb for p in parameters()}
+def absent(verb: str, given: Given, folder: Path) -> Iterator[Case]:
+    """Inputs that are missing or empty."""
+    (folder / "empty").mkdir()
+    for parameter in (p for p in READ if p.verb == verb):
+        assert parameter.role is not None
+        suffix = ".safetensors" if parameter.name in ("init", "checkpoint") else ".onnx"
+        (folder / f"hollow{suffix}").write_text("")
+        for name in (f"none{suffix}", "empty", f"hollow{suffix}"):
+            place = folder / name
+            words = command(given[verb], {parameter: place}, verb)
+            if verb == "profile" and parameter.name in ("checkpoint", "peer_model"):
+                words += ["--compare", "torch" if parameter.name == "checkpoint" else "ort"]
+            codes = frozenset({2, 6} if place.exists() else {2})
+            if parameter.role.written(place):
+                # What is written in the end need not be there, and then TensorRT is what is missing.
+                codes |= {0, 3}
+            yield Case(f"{parameter}: {name}", words, codes)
 
 
-@pytest.mark.sample(29)
-@pytest.mark.parametrize("parameter", [*READ, *(p for p in WRITTEN if p not in READ)], ids=str)
-def test_bad_places(
-    parameter: Parameter, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    for name, place in bad_places(tmp_path / "bad").items():
-        words = command(given[parameter.verb], {parameter: place}, parameter.verb)
-        with unchanged(tmp_path):
-            assert run(words, monkeypatch) == 2, name
-        assert_error(capsys.readouterr().err)
-
-
-@pytest.mark.sample(46)
-@pytest.mark.parametrize("parameter", READ, ids=str)
-@pytest.mark.parametrize("kind", ["missing", "empty folder", "empty file"])
-def test_inputs_that_are_not_there(
-    parameter: Parameter,
-    kind: str,
-    given: Given,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
-    (tmp_path / "empty").mkdir()
-    suffix = {"init": ".safetensors", "checkpoint": ".safetensors"}.get(parameter.name, ".onnx")
-    place = {
-        "missing": tmp_path / f"none{suffix}",
-        "empty folder": tmp_path / "empty",
-        "empty file": tmp_path / f"hollow{suffix}",
-    }[kind]
-    if kind == "empty file":
-        place.write_text("")
-    words = command(given[parameter.verb], {parameter: place}, parameter.verb)
-    if parameter.verb == "profile" and parameter.name in ("checkpoint", "peer_model"):
-        words += ["--compare", "torch" if parameter.name == "checkpoint" else "ort"]
-    code = run(words, monkeypatch)
-    said = capsys.readouterr().err
-    # What is written in the end need not be there, and then TensorRT is what is missing.
-    allowed = {2, 6} if kind in ("empty file", "empty folder") else {2}
-    allowed |= {0, 3} if parameter.role is not None and parameter.role.written(place) else set()
-    assert code in allowed, said
-    assert "bug" not in said
-
-
-@pytest.mark.parametrize("parameter", WRITTEN, ids=str)
-def test_every_file_of_an_output(
-    parameter: Parameter, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those that are named after it: a passport, a rejected file, the files of a run."""
-    assert parameter.role is not None
-    bad = bad_places(tmp_path / "bad")
-    for number in range(len(parameter.role.written(Path("x")))):
-        for name in ("pipe", "socket", "device", "loop of links"):
-            output = tmp_path / f"{number}-{name}" / "output.png"
-            place = parameter.role.written(output)[number]
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(bad[name])
-            words = command(given[parameter.verb], {parameter: output}, parameter.verb)
-            with unchanged(tmp_path):
-                assert run(words, monkeypatch) == 2, f"{place.name}: {name}"
-
-
-@pytest.mark.sample(62)
-@pytest.mark.parametrize("parameter", WRITTEN, ids=str)
-@pytest.mark.parametrize("kind", ["itself", "link", "hard link", "other spelling", "link to it"])
-def test_outputs_that_are_inputs(
-    parameter: Parameter,
-    kind: str,
-    given: Given,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
-    """Each file that an output makes, against each input of the verb, by every other name."""
-    assert parameter.role is not None
-    pairs = 0
-    for source in (p for p in READ if p.verb == parameter.verb and p != parameter):
+def parts(verb: str, given: Given, folder: Path) -> Iterator[Case]:
+    """Bad places of every file of an output: also a passport, a rejected file, the files of a run."""
+    places = bad_places(folder / "parts")
+    for parameter in (p for p in WRITTEN if p.verb == verb):
+        assert parameter.role is not None
         for number in range(len(parameter.role.written(Path("x")))):
-            pairs += 1
-            folder = tmp_path / f"{source.name}-{number}"
-            folder.mkdir()
-            suffix = (
-                ".png" if parameter.name in ("reconstruct", "png", "plot", "picture") else ".onnx"
-            )
-            output = folder / f"output{suffix}"
-            place = parameter.role.written(output)[number]
-            place.parent.mkdir(exist_ok=True)
-            data, real = place, folder / "real"
-            if kind == "itself":
-                place.write_text("precious")
-            elif kind == "link":
-                real.write_text("precious")
-                place.symlink_to(real)
-            elif kind == "hard link":
-                place.write_text("precious")
-                os.link(place, folder / "hard")
-                data = folder / "hard"
-            elif kind == "other spelling":
-                place.write_text("precious")
-                data = place.parent / ".." / place.parent.name / place.name
-            else:
-                place.write_text("precious")
-                (folder / "link").symlink_to(place)
-                data = folder / "link"
-            words = command(
-                given[parameter.verb], {parameter: output, source: data}, parameter.verb
-            )
-            with unchanged(tmp_path):
-                assert run(words, monkeypatch) == 2, f"{source}: {place.name}"
+            for name in ("pipe", "socket", "device", "loop of links"):
+                output = folder / f"{parameter.name}-{number}-{name}" / "output.png"
+                place = parameter.role.written(output)[number]
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(places[name])
+                words = command(given[verb], {parameter: output}, verb)
+                yield Case(f"{parameter}: {place.name}: {name}", words)
+
+
+def overwriting(verb: str, given: Given, folder: Path) -> Iterator[Case]:
+    """Each file that an output makes, against each input of the verb, by every other name."""
+    mine = [p for p in parameters() if p.verb == verb]
+    for parameter, source in product(mine, mine):
+        if parameter not in WRITTEN or source not in READ or parameter == source:
+            continue
+        assert parameter.role is not None
+        suffix = ".png" if parameter.name in ("reconstruct", "png", "plot", "picture") else ".onnx"
+        for number, kind in product(range(len(parameter.role.written(Path("x")))), SAME_FILE):
+            place = folder / f"{parameter.name}-{source.name}-{number}-{kind}"
+            output = place / f"output{suffix}"
+            data = same_file(kind, parameter.role.written(output)[number])
+            words = command(given[verb], {parameter: output, source: data}, verb)
+            name = f"{parameter}: file {number}: {source}: {kind}"
+            yield Case(name, words, says=("It is an input", "Another output"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("verb", sorted({p.verb for p in parameters()}))
+def test_every_place(
+    verb: str, given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Every path of a verb, by running it; `test_roles.py` judges the same places without the verbs."""
+    failed = []
+    for cases in (bad, absent, parts, overwriting):
+        for case in list(cases(verb, given, tmp_path)):
+            before = snapshot(tmp_path)
+            code = run(case.words, monkeypatch)
             said = capsys.readouterr().err
-            assert "It is an input" in said or "Another output" in said, said
-    assert pairs
+            good = code in case.codes and any(words in said for words in case.says)
+            if not good or "bug" in said or (case.codes == {2} and not said.startswith("error: ")):
+                failed.append(f"{case.name}: exit code {code}: {said}")
+            if code == 2 and snapshot(tmp_path) != before:
+                failed.append(f"{case.name}: changed a file")
+    assert failed == []
 
 
 def test_outputs_that_are_inputs_by_default(
@@ -200,11 +162,6 @@ def test_outputs_among_the_images(
     for _ in range(2):  # what lies in folders inside is no image to classify
         words = ["infer", str(folder), "--reconstruct", str(folder / "out/b.png")]
         assert run(words, monkeypatch) == 0
-
-
-def test_two_outputs_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["profile", "--html", str(tmp_path / "a"), "--markdown", str(tmp_path / "a")]
-    assert run(words, monkeypatch) == 2
 
 
 BOUND = """

@@ -61,7 +61,7 @@ def start(
     )
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "module",
     [

@@ -41,7 +41,7 @@ def bash(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("verb", sorted(callbacks()))
 def test_help(verb: str, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_help(verb: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("verb", sorted(MISSING))
 def test_errors(verb: str, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 
+from capsedge.cli import _common
 from tests.conftest import ROOT
-from tests.places.table import IMAGE, ZOO
+from tests.places.table import IMAGE, ZOO, run
 
 # Title of the window, colour, C1's CSI, right-to-left override, a line of one's own, rich's markup.
 EVIL = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\nPASSED\r[bold red]x[/][/]\x7f\u2066"
@@ -91,19 +93,43 @@ def call(words: list[str], terminal: bool) -> str:
     return _COLOURS.sub("", seen.decode().replace("\r\n", "\n"))
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
-@pytest.mark.parametrize("name", COMMANDS)
-def test_codes_are_shown(name: str, terminal: bool, folder: Path) -> None:
-    seen = call(COMMANDS[name](folder), terminal)
-    odd = {c for line in seen.split("\n") for c in line if not c.isprintable()}
-    assert odd == set(), seen
-    assert "\nPASSED" not in seen.removesuffix("PASSED\n").replace("PASSED: ", "")
+def wrong(name: str, seen: str) -> list[str]:
+    """What a person should not see, or should and does not."""
+    found = [f"{c!r}" for line in seen.split("\n") for c in line if not c.isprintable()]
+    if "\nPASSED" in seen.removesuffix("PASSED\n").replace("PASSED: ", ""):
+        found.append("a line of the name's own")
     if name in ("inspect --forecast", "no such value"):
-        return  # they name neither the file nor what was given
-    assert "x1b]0;owned" in seen
+        return found  # they name neither the file nor what was given
     # Colours of the name itself would have been taken for rich's.
-    assert r"\x07\x1b[31m" in seen
+    wanted = ("x1b]0;owned", r"\x07\x1b[31m")
+    return found + [f"no {text}" for text in wanted if text not in seen]
+
+
+def test_results_and_messages_are_escaped(capsys: Any) -> None:
+    _common.say(EVIL)
+    _common.log(EVIL)
+    assert capsys.readouterr() == (f"{SHOWN}\n", f"{SHOWN}\n")
+
+
+def test_codes_are_shown(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """In a file or a pipe."""
+    monkeypatch.setenv("COLUMNS", "400")
+    failed = []
+    for name, words in COMMANDS.items():
+        code = run(words(folder), monkeypatch)
+        seen = "".join(capsys.readouterr())
+        if code == 1 or wrong(name, seen):
+            failed.append((name, code, wrong(name, seen), seen))
+    assert failed == []
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("name", "terminal"), [("inspect", False), *((name, True) for name in COMMANDS)]
+)
+def test_codes_are_shown_by_processes(name: str, terminal: bool, folder: Path) -> None:
+    seen = call(COMMANDS[name](folder), terminal)
+    assert wrong(name, seen) == [], seen
 
 
 @pytest.mark.parametrize("name", ["inspect", "infer", "no such file"])

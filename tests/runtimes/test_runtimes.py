@@ -65,7 +65,7 @@ def run_worker(version: str, made: Path) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.runtimes
 @pytest.mark.parametrize("version", [*versions.TESTED, INSTALLED])
 def test_every_file_gives_the_same_answer(made: Path, version: str) -> None:
@@ -76,7 +76,7 @@ def test_every_file_gives_the_same_answer(made: Path, version: str) -> None:
     assert not wrong
 
 
-@pytest.mark.sample(2)
+@pytest.mark.thorough
 @pytest.mark.runtimes
 @pytest.mark.parametrize("version", [*versions.TESTED, INSTALLED])
 def test_older_files_are_right_or_refused(made: Path, version: str, tmp_path: Path) -> None:

@@ -69,37 +69,39 @@ def document(data: bytes, shape: object = (1, 1, 28, 28), datatype: str = "FP32"
     return said.encode() + data + b"}]}"
 
 
-BODIES: dict[str, bytes] = {
-    "empty inputs": filled(b'{"inputs":[{}', b",{}", b"]}"),
-    "empty lists": filled(b'{"inputs":[[]', b",[]", b"]}"),
-    "empty texts": filled(b'{"inputs":[""', b',""', b"]}"),
-    "short texts": filled(b'{"inputs":["ab"', b',"ab"', b"]}"),
-    "empty outputs": filled(b'{"inputs":[],"outputs":[{}', b",{}", b"]}"),
-    "deep lists": filled(b'{"inputs":', b"[", b"}"),
-    "deep objects": filled(b"", b'{"inputs":', b""),
-    "names": filled(b'{"inputs":[],"parameters":{"a":0', b',"a":0', b"}}"),
-    "whole numbers": document(filled(b"[0", b",0", b"]")),
-    "fractions": document(filled(b"[0.5", b",0.5", b"]")),
-    "large numbers": document(filled(b"[18446744073709551615", b",18446744073709551615", b"]")),
-    "digits": document(filled(b"[", b"1", b"]")),
-    "truth values": document(filled(b"[true", b",true", b"]")),
-    "null": document(filled(b"[null", b",null", b"]")),
-    "rows of one number": document(filled(b"[[0]", b",[0]", b"]")),
-    "rows in rows": document(filled(b"[[[[0]]]", b",[[[0]]]", b"]")),
-    "empty rows": document(filled(b"[[]", b",[]", b"]")),
-    "spaces": filled(b"{", b" ", b"}"),
-    "spaces in a list": document(filled(b"[1,", b" ", b"1]")),
-    "an id": filled(b'{"inputs":[],"id":"', b"x", b'"}'),
-    "an id of escapes": filled(b'{"inputs":[],"id":"', b"\\u0041", b'"}'),
-    "an id of quotes": filled(b'{"inputs":[],"id":"', b'\\"', b'"}'),
-    "an id beyond ASCII": filled(b'{"inputs":[],"id":"', "😀".encode(), b'"}'),
-    "a name": document(b"[]").replace(b"images", b"x" * SIZE),
-    "base64": document(filled(b'["', b"AAAA", b'"]'), [1], "BYTES"),
-    "base64 with escapes": document(filled(b'["', b"AA\\/\\/", b'"]'), [1], "BYTES"),
-    "many files": document(filled(b'["AAAA"', b',"AAAA"', b"]"), [SIZE], "BYTES"),
-    "no end": filled(b'{"inputs":[{"data":[0', b",0", b""),
-    "no JSON": b"\xff" * SIZE,
-}  # fmt: skip
+def bodies() -> dict[str, bytes]:
+    """Documents of 8 MiB each, made when the test runs."""
+    return {
+        "empty inputs": filled(b'{"inputs":[{}', b",{}", b"]}"),
+        "empty lists": filled(b'{"inputs":[[]', b",[]", b"]}"),
+        "empty texts": filled(b'{"inputs":[""', b',""', b"]}"),
+        "short texts": filled(b'{"inputs":["ab"', b',"ab"', b"]}"),
+        "empty outputs": filled(b'{"inputs":[],"outputs":[{}', b",{}", b"]}"),
+        "deep lists": filled(b'{"inputs":', b"[", b"}"),
+        "deep objects": filled(b"", b'{"inputs":', b""),
+        "names": filled(b'{"inputs":[],"parameters":{"a":0', b',"a":0', b"}}"),
+        "whole numbers": document(filled(b"[0", b",0", b"]")),
+        "fractions": document(filled(b"[0.5", b",0.5", b"]")),
+        "large numbers": document(filled(b"[18446744073709551615", b",18446744073709551615", b"]")),
+        "digits": document(filled(b"[", b"1", b"]")),
+        "truth values": document(filled(b"[true", b",true", b"]")),
+        "null": document(filled(b"[null", b",null", b"]")),
+        "rows of one number": document(filled(b"[[0]", b",[0]", b"]")),
+        "rows in rows": document(filled(b"[[[[0]]]", b",[[[0]]]", b"]")),
+        "empty rows": document(filled(b"[[]", b",[]", b"]")),
+        "spaces": filled(b"{", b" ", b"}"),
+        "spaces in a list": document(filled(b"[1,", b" ", b"1]")),
+        "an id": filled(b'{"inputs":[],"id":"', b"x", b'"}'),
+        "an id of escapes": filled(b'{"inputs":[],"id":"', b"\\u0041", b'"}'),
+        "an id of quotes": filled(b'{"inputs":[],"id":"', b'\\"', b'"}'),
+        "an id beyond ASCII": filled(b'{"inputs":[],"id":"', "😀".encode(), b'"}'),
+        "a name": document(b"[]").replace(b"images", b"x" * SIZE),
+        "base64": document(filled(b'["', b"AAAA", b'"]'), [1], "BYTES"),
+        "base64 with escapes": document(filled(b'["', b"AA\\/\\/", b'"]'), [1], "BYTES"),
+        "many files": document(filled(b'["AAAA"', b',"AAAA"', b"]"), [SIZE], "BYTES"),
+        "no end": filled(b'{"inputs":[{"data":[0', b",0", b""),
+        "no JSON": b"\xff" * SIZE,
+    }  # fmt: skip
 
 
 def message(
@@ -109,31 +111,33 @@ def message(
     return MODEL + field(5, described + field(5, contents))
 
 
-MESSAGES: dict[str, bytes] = {
-    "empty inputs": filled(MODEL, b"\x2a\x00", b""),
-    "empty outputs": filled(MODEL, b"\x32\x00", b""),
-    "empty parameters": filled(MODEL, b"\x22\x00", b""),
-    "parameters": filled(MODEL, b"\x22\x05\x0a\x01a\x12\x00", b""),
-    "empty raw contents": filled(MODEL, b"\x3a\x00", b""),
-    "unknown fields": filled(MODEL, b"\xf8\x3f\x01", b""),
-    "names": filled(b"", MODEL, b""),
-    "groups": filled(MODEL, b"\x0b", b""),
-    "truth values": message(field(1, b"\x01" * SIZE)),
-    "numbers of a byte": message(field(2, b"\x01" * SIZE)),
-    "numbers of two bytes": message(field(3, b"\x80\x01" * (SIZE // 2))),
-    "numbers of ten bytes": message(field(3, (b"\xff" * 9 + b"\x01") * (SIZE // 10))),
-    "a number without end": message(field(3, b"\xff" * SIZE)),
-    "numbers one by one": message(b"\x10\x01" * (SIZE // 2)),
-    "fractions": message(field(6, b"\0\0\x80\x3f" * (SIZE // 4))),
-    "fractions of 64 bits": message(field(7, bytes(SIZE)), datatype=b"FP64"),
-    "empty texts": message(b"\x42\x00" * (SIZE // 2), datatype=b"BYTES"),
-    "a text": message(field(8, b"x" * SIZE), b"\x01", b"BYTES"),
-    "sizes": message(b"", b"\x01" * SIZE),
-    "a name": MODEL + field(5, field(1, b"x" * SIZE)),
-    "raw fractions": message(b"") + field(7, bytes(SIZE)),
-    "empty raw files": message(b"", datatype=b"BYTES") + field(7, bytes(SIZE)),
-    "no message": b"\xff" * SIZE,
-}  # fmt: skip
+def messages() -> dict[str, bytes]:
+    """The same, as messages."""
+    return {
+        "empty inputs": filled(MODEL, b"\x2a\x00", b""),
+        "empty outputs": filled(MODEL, b"\x32\x00", b""),
+        "empty parameters": filled(MODEL, b"\x22\x00", b""),
+        "parameters": filled(MODEL, b"\x22\x05\x0a\x01a\x12\x00", b""),
+        "empty raw contents": filled(MODEL, b"\x3a\x00", b""),
+        "unknown fields": filled(MODEL, b"\xf8\x3f\x01", b""),
+        "names": filled(b"", MODEL, b""),
+        "groups": filled(MODEL, b"\x0b", b""),
+        "truth values": message(field(1, b"\x01" * SIZE)),
+        "numbers of a byte": message(field(2, b"\x01" * SIZE)),
+        "numbers of two bytes": message(field(3, b"\x80\x01" * (SIZE // 2))),
+        "numbers of ten bytes": message(field(3, (b"\xff" * 9 + b"\x01") * (SIZE // 10))),
+        "a number without end": message(field(3, b"\xff" * SIZE)),
+        "numbers one by one": message(b"\x10\x01" * (SIZE // 2)),
+        "fractions": message(field(6, b"\0\0\x80\x3f" * (SIZE // 4))),
+        "fractions of 64 bits": message(field(7, bytes(SIZE)), datatype=b"FP64"),
+        "empty texts": message(b"\x42\x00" * (SIZE // 2), datatype=b"BYTES"),
+        "a text": message(field(8, b"x" * SIZE), b"\x01", b"BYTES"),
+        "sizes": message(b"", b"\x01" * SIZE),
+        "a name": MODEL + field(5, field(1, b"x" * SIZE)),
+        "raw fractions": message(b"") + field(7, bytes(SIZE)),
+        "empty raw files": message(b"", datatype=b"BYTES") + field(7, bytes(SIZE)),
+        "no message": b"\xff" * SIZE,
+    }  # fmt: skip
 
 
 def grown(server: Server, act: Callable[[], object]) -> int:
@@ -162,7 +166,7 @@ def test_memory_for_a_byte_of_json(own: Server) -> None:
     infer = f"{own.rest}/v2/models/digits/infer"
     answers: list[tuple[int, dict[str, Any]]] = []
     failed = []
-    for name, body in BODIES.items():
+    for name, body in bodies().items():
         answers.clear()
         taken = grown(own, lambda body=body: answers.append(post(infer, body)))  # type: ignore[misc]
         status, said = answers[0]
@@ -183,7 +187,7 @@ def test_memory_for_a_byte_of_protobuf(own: Server) -> None:
         def ask(message: bytes) -> None:
             errors.append(infer.future(message, timeout=SECONDS).exception())
 
-        for name, message in MESSAGES.items():
+        for name, message in messages().items():
             errors: list[Any] = []
             taken = grown(own, lambda message=message: ask(message))  # type: ignore[misc]
             code = errors[0].code()
