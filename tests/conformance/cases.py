@@ -102,9 +102,8 @@ def evaluate(case: Case, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
     return dict(zip(case.outputs, results, strict=True))
 
 
-@lru_cache(maxsize=32)
-def _make(name: str, dtype: str) -> Example:
-    case = BY_NAME[name]
+def _make(case: Case, dtype: str) -> Example:
+    name = str(case)
     arrays = inputs.build(
         case.operator, case.dims, {**case.attributes, **case.options}, case.kind, name, dtype
     )
@@ -116,9 +115,14 @@ def _make(name: str, dtype: str) -> Example:
     return Example(arrays, wanted, limits)
 
 
+# Of light ones, all of an operator; a heavy one takes tens of megabytes.
+_light = lru_cache(maxsize=128)(lambda name, dtype: _make(BY_NAME[name], dtype))
+_heavy = lru_cache(maxsize=4)(lambda name, dtype: _make(BY_NAME[name], dtype))
+
+
 def make(case: Case, dtype: str) -> Example:
     """Inputs rounded to ``dtype``, the oracle's answer for the rounded values, tolerances."""
-    return _make(str(case), dtype)
+    return (_heavy if case.heavy else _light)(str(case), dtype)
 
 
 def _squash_cases() -> Iterator[Case]:
