@@ -602,6 +602,9 @@ def _conv_cases() -> Iterator[Case]:
     for kind in inputs.KINDS["QuantizedConv"]:
         yield case(2, 16, 9, 9, 17, 3, 3, pads=(1, 0, 2, 1), kind=kind, zeros=(3, 100))
         yield case(1, 1, 12, 11, 33, 5, 5, kind=kind)
+    for channels in (2, 3, 64, 257):
+        sides = {"strides": (2, 1), "pads": (1, 0, 0, 2), "dilations": (1, 2)}
+        yield case(2, channels, 7, 8, 70, 3, 2, **sides, kind="saturated", zeros=(0, 128))
     for strides in ((1, 2), (2, 1), (3, 3)):
         for dilations in ((1, 1), (2, 1), (1, 3), (2, 2)):
             yield case(1, 3, 11, 12, 9, 3, 3, strides, (0, 1, 2, 0), dilations, zeros=(9, 1))

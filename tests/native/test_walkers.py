@@ -20,6 +20,7 @@ from capsedge.runtime.reading import onnx_file  # noqa: E402
 from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
 from tests.runtime.models import capsule_model  # noqa: E402
 from tests.runtime.wire import Writer, field, long_tag, messages, model, mutated, varint  # noqa: E402
+from tests.tables import table  # noqa: E402
 
 from .builds import NATIVE, ROOT  # noqa: E402
 
@@ -257,7 +258,7 @@ for _ in range(60):
 assert HIDDEN["ONNX Runtime's other format"][4:8] == b"ORTM"
 
 
-@pytest.mark.parametrize("name", HIDDEN)
+@table("name", HIDDEN)
 def test_nothing_hides(name: str, in_c: Walk) -> None:
     for facts in (in_python(HIDDEN[name]), in_c(HIDDEN[name])):
         assert facts is None or any(f[0] == "harmful" for f in facts)
