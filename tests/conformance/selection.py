@@ -9,11 +9,14 @@ from .cases import Case
 
 
 def _sizes(name: str, value: Any) -> Iterator[tuple[str, object]]:
-    """None, one, what fills vectors and what leaves a remainder, of few elements and of many."""
+    """None, one, what fills vectors and what leaves a remainder, of few elements and of many.
+
+    Poses of up to 2x2 are classes of their own.
+    """
     if isinstance(value, tuple):
         yield name, len(value)
         yield from _sizes(f"last of {name}", value[-1])
-    elif value < 2:
+    elif value < 2 or (name.startswith("P") and value <= 4):
         yield name, value
     else:
         yield name, ("filled" if value % 8 == 0 else "remainder", value > 8)
