@@ -17,6 +17,7 @@ import torch
 import capsedge
 from capsedge.zoo import default_model
 from tests.exporters.nets import network
+from tests.tables import table
 
 NET = torch.nn.Linear(2, 2)
 PIXELS = np.zeros((4, 10, 10), np.uint8)
@@ -46,8 +47,8 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("call", "kind"),
+@table(
+    "call, kind",
     # Several files make an ensemble.
     [
         (c, k)

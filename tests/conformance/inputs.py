@@ -114,8 +114,8 @@ def _with_quantized_weight(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray
 def _conv(
     rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str
 ) -> dict[str, NDArray[Any]]:
-    """Outputs spread over 0..255 (normal), all products at their largest (saturated), sums that are exact
-    halves of a step (ties)."""
+    """Outputs spread over 0..255 (normal), all products at their largest and of one sign (saturated),
+    sums that are exact halves of a step (ties)."""
     n, c, h, w, m, kh, kw = (d[k] for k in ("N", "C", "H", "W", "M", "Kh", "Kw"))
     x = rng.integers(0, 256, (n, c, h, w))
     weight = rng.integers(-127, 128, (m, c, kh, kw))
@@ -127,7 +127,7 @@ def _conv(
         x[:] = s["x_zero"]
     elif kind == "saturated":
         x[:], y_scale = 255, y_scale * 10
-        weight = np.where(weight < 0, -127, 127)
+        weight[:] = np.where(np.arange(m) % 2, 127, -127)[:, None, None, None]
     elif kind == "ties":
         weight_scale[:], x_scale, y_scale = 0.5, 1.0, 1.0
         weight = rng.integers(-1, 2, weight.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +83,23 @@ def check(backend: Backend, case: Case, dtype: str) -> Row:
     return Row(backend.name, str(case), dtype, verdict, worst, "; ".join(problems))
 
 
+def alone(mode: str, backend: str, case: Case, dtype: str = "") -> str:
+    """The command that runs one case."""
+    words = ["python", "-m", "tests.conformance", mode, "--backend", backend]
+    words += ["--dtype", dtype] * bool(dtype) + ["--filter", f"^{re.escape(str(case))}$"]
+    return shlex.join(words)
+
+
+def failures(backend: Backend, cases: Sequence[Case], dtype: str) -> list[str]:
+    """Each case that fails, with the command that runs it alone."""
+    rows = [(case, check(backend, case, dtype)) for case in cases]
+    return [
+        f"{row}\n  {alone('test', backend.name, case, dtype)}"
+        for case, row in rows
+        if row.verdict == "FAILED"
+    ]
+
+
 def is_smooth(case: Case) -> bool:
     """Whether finite differences of the case say anything: its inputs are of ordinary size."""
     return case.kind in ("normal", "ties", "a-one")
@@ -102,7 +121,11 @@ def check_gradient(backend: Backend, case: Case) -> Row:
     example = make(case, dtype)
     rng = np.random.default_rng(zlib.crc32(name.encode()) + 1)
     cotangents = {key: rng.standard_normal(x.shape) for key, x in example.wanted.items()}
-    found = gradient(case, example.inputs, cotangents)
+    try:
+        found = gradient(case, example.inputs, cotangents)
+    except Exception as error:  # as in `check`
+        detail = f"{type(error).__name__}: {error}"
+        return Row(backend.name, name, dtype, "FAILED", float("inf"), detail)
     problems, worst, step = [], 0.0, 3e-5
     for key, x in example.inputs.items():
         direction = rng.standard_normal(x.shape)
@@ -123,6 +146,16 @@ def check_gradient(backend: Backend, case: Case) -> Row:
             problems.append(f"by '{key}': {got:.9g}, finite differences say {wanted:.9g}")
     verdict = "FAILED" if problems else "ok"
     return Row(backend.name, name, dtype, verdict, worst, "; ".join(problems))
+
+
+def wrong_gradients(backend: Backend, cases: Sequence[Case]) -> list[str]:
+    """Each case whose gradient is wrong, with the command that runs it alone."""
+    rows = [(case, check_gradient(backend, case)) for case in cases]
+    return [
+        f"{row}\n  {alone('gradient', backend.name, case)}"
+        for case, row in rows
+        if row.verdict == "FAILED"
+    ]
 
 
 def test(

@@ -93,6 +93,7 @@ def fused_session(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.register_custom_ops_library(str(find_library()))
     model = one_node(operator, attributes, inputs, constants)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

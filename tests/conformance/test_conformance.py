@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,51 +21,76 @@ from . import modes, oracle
 from .backends import BACKENDS, Arrays
 from .cases import BY_NAME, CASES, OUTPUTS, Case, evaluate, make
 from .dump import decode, encode
+from .selection import selected
 from .tolerance import tolerance
 
 # What no machine can run is not collected; `python -m tests.conformance support` lists it with the reasons.
 # One test for all cases of an operator: a test each would take longer than what it tests.
-GROUPS: dict[tuple[str, str, str, bool], list[Case]] = {}
-for name, kernels in BACKENDS.items():
-    for each in CASES:
-        for dtype in each.dtypes:
+LIGHT: dict[tuple[str, str], list[Case]] = {}
+GROUPS: dict[tuple[str, str, bool, str], list[Case]] = {}
+for each in CASES:
+    for dtype in each.dtypes:
+        if not each.heavy:
+            LIGHT.setdefault((each.operator, dtype), []).append(each)
+        for name, kernels in BACKENDS.items():
             if not kernels.unsupported(each, dtype):
-                GROUPS.setdefault((name, each.operator, dtype, each.heavy), []).append(each)
+                GROUPS.setdefault((each.operator, dtype, each.heavy, name), []).append(each)
+SMOOTH: dict[str, list[Case]] = {}
+for each in CASES:
+    differentiable = not BACKENDS["torch"].unsupported(each, "float64")
+    if differentiable and modes.is_smooth(each) and not each.heavy:
+        SMOOTH.setdefault(each.operator, []).append(each)
+# The fast tier: PyTorch, function bodies, the library in ONNX Runtime, the first and the best CPU level.
+FAST = tuple(
+    dict.fromkeys(["torch", "ort-functions", "ort-fused", "cpu-kernels-plain", list(BACKENDS)[-1]])
+)
 # First input value of the first case.
 FIRST = -0.9436763096825815
 
 
-@pytest.mark.sample(2)
+def few(backend: str, cases: Sequence[Case], dtype: str) -> Sequence[Case]:
+    """The first two where ONNX Runtime repeats what is tested elsewhere: making its sessions is dear."""
+    bodies = backend == "ort-functions" and dtype in ("float32", "uint8")
+    return cases if bodies or not backend.startswith("ort") else cases[:2]
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_the_backend_runs_here(backend: str) -> None:
+    """Skips where `test_selected_cases` leaves it out in silence."""
+    for operator in OUTPUTS:
+        if reason := BACKENDS[backend].unavailable(operator):
+            pytest.skip(reason)
+
+
+@pytest.mark.parametrize(("operator", "dtype"), LIGHT)
+def test_selected_cases(operator: str, dtype: str) -> None:
+    """Every kind of input, every setting and every class of sizes of an operator."""
+    failed = []
+    for backend in FAST:
+        supported = GROUPS.get((operator, dtype, False, backend), [])
+        failed += modes.failures(BACKENDS[backend], few(backend, selected(supported), dtype), dtype)
+    assert not failed, "\n".join(failed[:20])
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("backend", "operator", "dtype", "heavy"),
+    ("operator", "dtype", "heavy", "backend"),
     [
         pytest.param(
             *key,
-            id="-".join((*key[:3], *["heavy"] * key[3])),
-            marks=[pytest.mark.slow] if key[3] else [],
+            id="-".join((key[3], *key[:2], *["heavy"] * key[2])),
+            marks=[pytest.mark.slow] if key[2] else [],
         )
-        for key in GROUPS
+        # Backends next to each other share what the oracle wants.
+        for key in sorted(GROUPS, key=lambda key: key[:3])
     ],
 )
-def test_operator(backend: str, operator: str, dtype: str, heavy: bool) -> None:
-    """`python -m tests.conformance test` runs a single case."""
-    cases = GROUPS[backend, operator, dtype, heavy]
-    rows = [modes.check(BACKENDS[backend], case, dtype) for case in cases]
-    failed = [
-        f"{row.case}: {row.detail}\n  {alone('test', backend, case, dtype)}"
-        for row, case in zip(rows, cases, strict=True)
-        if row.verdict not in ("ok", "skipped")
-    ]
+def test_operator(operator: str, dtype: str, heavy: bool, backend: str) -> None:
+    cases = GROUPS[operator, dtype, heavy, backend]
+    failed = modes.failures(BACKENDS[backend], cases, dtype)
     assert not failed, "\n".join(failed[:20])
-    if all(row.verdict == "skipped" for row in rows):
-        pytest.skip(rows[0].detail)
-
-
-def alone(mode: str, backend: str, case: Case, dtype: str = "") -> str:
-    """The command that runs one case."""
-    words = ["python", "-m", "tests.conformance", mode, "--backend", backend]
-    words += ["--dtype", dtype] * bool(dtype) + ["--filter", f"^{re.escape(str(case))}$"]
-    return shlex.join(words)
+    if reason := BACKENDS[backend].unavailable(operator):
+        pytest.skip(reason)
 
 
 def _big(case: Case) -> bool:
@@ -75,29 +100,45 @@ def _big(case: Case) -> bool:
     return bool(case.dims.get("N", 1) * parents * children > 30)
 
 
-@pytest.mark.sample(67)
+@pytest.mark.parametrize("operator", SMOOTH)
+def test_selected_gradients(operator: str) -> None:
+    small = [case for case in SMOOTH[operator] if not _big(case)]
+    failed = modes.wrong_gradients(BACKENDS["torch"], selected(small)[:2])
+    assert not failed, "\n".join(failed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("operator", SMOOTH)
+def test_gradients(operator: str) -> None:
+    failed = modes.wrong_gradients(
+        BACKENDS["torch"], [case for case in SMOOTH[operator] if not _big(case)]
+    )
+    assert not failed, "\n".join(failed[:20])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=str(case), marks=[pytest.mark.slow] if _big(case) else [])
-        for case in CASES
-        if not case.heavy
-        and modes.is_smooth(case)
-        and not BACKENDS["torch"].unsupported(case, "float64")
-    ],
+    "case", [c for cases in SMOOTH.values() for c in cases if _big(c)], ids=str
 )
-def test_gradient(case: Case) -> None:
-    row = modes.check_gradient(BACKENDS["torch"], case)
-    if row.verdict == "skipped":
-        pytest.skip(row.detail)
-    assert row.verdict == "ok", f"{row.detail}\n  {alone('gradient', 'torch', case)}"
+def test_gradient_of_a_big_case(case: Case) -> None:
+    failed = modes.wrong_gradients(BACKENDS["torch"], [case])
+    assert not failed, failed[0]
+
+
+def test_the_selection_has_every_kind_and_setting() -> None:
+    for (operator, dtype), cases in LIGHT.items():
+        chosen = selected(cases)
+        assert {case.kind for case in chosen} == {case.kind for case in cases}, operator
+        for name in cases[0].attributes:
+            settings = {case.attributes[name] for case in cases}
+            assert {case.attributes[name] for case in chosen} == settings, (operator, dtype, name)
 
 
 def test_the_command_for_one_case_selects_it() -> None:
     for case in (CASES[0], CASES[-1], *(c for c in CASES if c.heavy)):
-        words = shlex.split(alone("test", "torch", case))
+        words = shlex.split(modes.alone("test", "torch", case))
         pattern = words[words.index("--filter") + 1]
-        assert [c for c in CASES if re.search(pattern, str(c))] == [case]
+        assert [name for name in BY_NAME if re.search(pattern, name)] == [str(case)]
 
 
 def test_cases_have_different_names() -> None:

@@ -13,6 +13,8 @@ from onnx.reference.op_run import OpRun
 from tests.conformance.backends import Arrays, OrtFunctions
 from tests.conformance.cases import CASES, Case
 from tests.conformance.modes import check
+from tests.conformance.selection import selected
+from tests.tables import table
 
 
 class Softplus(OpRun):  # type: ignore[misc]
@@ -38,8 +40,17 @@ class NaiveBodies(OrtFunctions):
         return lambda: dict(zip(case.outputs, evaluator.run(None, dict(inputs)), strict=True))
 
 
-@pytest.mark.sample(99)
-@pytest.mark.parametrize("case", [c for c in CASES if c.operator == "EMRouting"], ids=str)
+EM = [c for c in CASES if c.operator == "EMRouting"]
+
+
+@table("case", selected(EM))
 def test_em_routing(case: Case) -> None:
+    row = check(NaiveBodies(), case, "float32")
+    assert row.verdict == "ok", row
+
+
+@pytest.mark.thorough
+@table("case", EM)
+def test_every_case_of_em_routing(case: Case) -> None:
     row = check(NaiveBodies(), case, "float32")
     assert row.verdict == "ok", row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from capsedge.importing.inputs import Block
 from capsedge.models.config import CapsNetConfig, Conv
 from capsedge.models.stems import FractionalMaxPool
 from tests.families import fixcaps as n
+from tests.tables import table
 
 PIXELS = {"mean": (0.5,), "std": (0.5,), "scale": 1 / 255}
 CASES: dict[str, tuple[Callable[[], n.FixCaps], int]] = {
@@ -65,8 +67,9 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("size", [*range(21, 80), 133, 139, 299])
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@table(
+    "size, kind", itertools.product([*range(21, 80), 133, 139, 299], [torch.float32, torch.float64])
+)
 def test_the_windows_are_those_of_pytorch(size: int, kind: torch.dtype) -> None:
     x = torch.rand(1, 2, size, size + 1, dtype=kind)
     samples = torch.full((1, 2, 2), 5 / 16, dtype=kind)

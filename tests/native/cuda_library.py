@@ -7,6 +7,7 @@ difference.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import subprocess
@@ -183,12 +184,13 @@ def host_library() -> Path | None:
     target = folder / "libcapsedge_cuda_host.so"
     shared = (sources.parent / "cpu" / "simd" / name for name in ("half.h", "simd.h"))
     newest = max(file.stat().st_mtime for file in (*sources.iterdir(), *shared, RACES))
-    if target.is_file() and target.stat().st_mtime > newest:
-        return target
     folder.mkdir(parents=True, exist_ok=True)
-    made = target.with_name(f"{target.name}.{os.getpid()}")
-    _compile(compiler, checks, sources, made)
-    made.replace(target)
+    with folder.with_suffix(".lock").open("w") as lock:  # tests run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_file() or target.stat().st_mtime <= newest:
+            made = target.with_name(f"{target.name}.{os.getpid()}")
+            _compile(compiler, checks, sources, made)
+            made.replace(target)
     return target
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,38 @@ import pytest
 from tests.conformance import modes
 from tests.conformance.cases import CASES, Case, make
 from tests.conformance.cuda import CudaEmulated, CudaKernels
+from tests.conformance.selection import selected
 from tests.native import cuda_library
 from tests.native.library import NativeError
 
 LIGHT = [c for c in CASES if not c.heavy and c.operator in cuda_library.OPERATORS]
-# The slow run takes them all, the fast one the hard kinds and a fifth of the rest.
+# The slow run takes them all, the thorough one the hard kinds and a fifth of the rest.
 SAMPLE = [c for k, c in enumerate(LIGHT) if k % 5 == 0 or (c.kind != "normal" and k % 2 == 0)]
 
 
-def check(backend: CudaKernels, case: Case, dtype: str) -> None:
-    row = modes.check(backend, case, dtype)
-    if row.verdict == "skipped":
-        pytest.skip(row.detail)
-    assert row.verdict == "ok", row.detail
+@pytest.fixture(scope="module")
+def host() -> ctypes.CDLL:
+    path = cuda_library.host_library()
+    if path is None:
+        pytest.skip("the emulation of the CUDA kernels needs g++ on Linux")
+    return cuda_library.bind(path)
 
 
-@pytest.mark.sample(2)
+def compare(backend: CudaKernels, cases: Sequence[Case], dtype: str) -> None:
+    """With the oracle, the cases that there are kernels for."""
+    cases = [c for c in cases if not backend.unsupported(c, dtype)]
+    assert cases
+    failed = modes.failures(backend, cases, dtype)
+    assert not failed, "\n".join(failed[:20])
+
+
+@pytest.mark.parametrize("operator", cuda_library.OPERATORS)
+def test_source_on_the_host(host: ctypes.CDLL, operator: str) -> None:
+    cases = selected([c for c in LIGHT if c.operator == operator])
+    compare(CudaEmulated("auto"), cases, "float32")
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("operator", "scheme", "dtype"),
     [
@@ -53,25 +69,21 @@ def check(backend: CudaKernels, case: Case, dtype: str) -> None:
         if scheme == "auto" or operator != "Squash"  # which has one scheme
     ],
 )
-def test_source_on_the_host(operator: str, scheme: str, dtype: str) -> None:
-    backend = CudaEmulated(scheme)
-    cases = [c for c in SAMPLE if c.operator == operator and not backend.unsupported(c, dtype)]
+def test_every_scheme_on_the_host(
+    host: ctypes.CDLL, operator: str, scheme: str, dtype: str
+) -> None:
+    cases = [c for c in SAMPLE if c.operator == operator]
     if scheme == "cluster":  # eight times the threads
         cases = cases[::3]
-    assert cases
-    for case in cases:
-        check(backend, case, dtype)
+    compare(CudaEmulated(scheme), cases, dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
-def test_source_on_the_host_whole_registry(scheme: str, dtype: str) -> None:
-    for case in LIGHT:
-        backend = CudaEmulated(scheme)
-        if not backend.unsupported(case, dtype):
-            check(backend, case, dtype)
+def test_source_on_the_host_whole_registry(host: ctypes.CDLL, scheme: str, dtype: str) -> None:
+    compare(CudaEmulated(scheme), LIGHT, dtype)
 
 
 @pytest.mark.slow
@@ -93,14 +105,6 @@ def test_source_on_the_host_sanitized(scheme: str) -> None:
         cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
-@pytest.fixture(scope="module")
-def host() -> ctypes.CDLL:
-    path = cuda_library.host_library()
-    if path is None:
-        pytest.skip("the emulation of the CUDA kernels needs g++ on Linux")
-    return cuda_library.bind(path)
 
 
 def of(operator: str, **dims: int) -> Case:
@@ -378,14 +382,7 @@ def test_nvcc_takes_the_source(architecture: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
 def test_gpu_whole_registry(gpu: ctypes.CDLL, scheme: str, dtype: str) -> None:
-    backend = CudaKernels(scheme)
-    failed = []
-    for case in CASES:
-        if not backend.unsupported(case, dtype):
-            row = modes.check(backend, case, dtype)
-            if row.verdict != "ok":
-                failed.append(f"{row.case}: {row.detail}")
-    assert not failed, "\n".join(failed[:20])
+    compare(CudaKernels(scheme), CASES, dtype)
 
 
 @pytest.mark.gpu

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.conformance import oracle
+from tests.tables import table
 
 from .library import (
     Array,
@@ -251,8 +253,7 @@ def test_variances_survive_far_away_children(level: str) -> None:
     np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5)
 
 
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("images", [1, 3, 4, 5, 9, 65])
+@table("level, images", itertools.product(levels(), [1, 3, 4, 5, 9, 65]))
 def test_an_image_does_not_depend_on_its_batch(level: str, images: int) -> None:
     rng = np.random.default_rng(images)
     u = rng.standard_normal((images, 70, 8)).astype(np.float32)

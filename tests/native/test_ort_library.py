@@ -32,7 +32,6 @@ def named(operator: tuple[str, dict[str, Any], list[Array]]) -> dict[str, Array]
     return dict(zip(OPERATORS[operator[0]].input_names, operator[2], strict=True))
 
 
-@pytest.mark.sample(16)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_shapes_are_inferred_with_a_free_batch(operator: str) -> None:
     case = next(c for c in CASES if c.operator == operator)

@@ -20,8 +20,10 @@ import pytest
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.schema.operators import OPERATORS
 from tests.conformance.cases import CASES, Case, make
+from tests.conformance.selection import selected
 from tests.native.cuda_library import UNITS
 from tests.native.library import output_shapes
+from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "runtime" / "native"
@@ -139,14 +141,12 @@ def run(mock: ctypes.CDLL, plugin: Any, case: Case, dtype: str) -> Iterator[tupl
         yield name, example.tolerances[name].excess(found, example.wanted[name])
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("operator", PLUGINS)
-def test_what_an_engine_would_run(mock: ctypes.CDLL, operator: str, dtype: str) -> None:
+def test_what_an_engine_would_run(mock: ctypes.CDLL, operator: str) -> None:
     """Created from ONNX attributes, serialized, created again for run time, attached to a context, run."""
-    cases = [c for c in LIGHT if c.operator == operator][::5]
-    assert len(cases) > 4
-    for case in cases:
+    cases = selected([c for c in LIGHT if c.operator == operator])
+    runs = [(case, "float32") for case in cases] + [(case, "float16") for case in cases[:2]]
+    for case, dtype in runs:
         built = create(mock, operator, case.attributes)
         assert built, mock.mock_error()
         identity = mock.mock_timing_cache_id(built)
@@ -154,7 +154,7 @@ def test_what_an_engine_would_run(mock: ctypes.CDLL, operator: str, dtype: str) 
         assert mock.mock_timing_cache_id(loaded) == identity
         attached = ctypes.c_void_p(mock.mock_attach(loaded))
         for name, excess in run(mock, attached, case, dtype):
-            assert excess <= 1, (case, name, excess)
+            assert excess <= 1, (case, dtype, name, excess)
         mock.mock_destroy(attached)
         mock.mock_destroy(loaded)
 
@@ -204,9 +204,8 @@ DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
 SELF_ATTENTION = {"epsilon": 1e-20}
 
 
-@pytest.mark.parametrize("phase", [BUILD, RUNTIME])
-@pytest.mark.parametrize(
-    ("operator", "attributes", "words"),
+@table(
+    "operator, attributes, words",
     [
         ("Squash", {"axis": -1, "epsilon": 0.0}, "epsilon"),
         ("Squash", {"axis": -1, "epsilon": float("nan")}, "finite"),
@@ -242,12 +241,13 @@ SELF_ATTENTION = {"epsilon": 1e-20}
     ],
 )
 def test_wrong_attributes(
-    mock: ctypes.CDLL, operator: str, attributes: dict[str, Any], words: str, phase: int
+    mock: ctypes.CDLL, operator: str, attributes: dict[str, Any], words: str
 ) -> None:
-    assert create(mock, operator, attributes, phase) is None
-    said = mock.mock_error().decode()
-    assert said.startswith(f"capsedge: {operator}: ")
-    assert words in said
+    for phase in (BUILD, RUNTIME):
+        assert create(mock, operator, attributes, phase) is None
+        said = mock.mock_error().decode()
+        assert said.startswith(f"capsedge: {operator}: ")
+        assert words in said
 
 
 def test_defaults(mock: ctypes.CDLL) -> None:

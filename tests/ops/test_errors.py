@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from capsedge import ops
 from capsedge.errors import CapsedgeError, ExitCode, ShapeError
 from capsedge.schema.operators import OPERATORS as TABLE
+from tests.tables import table
 
 t = torch.zeros
 
@@ -158,15 +158,7 @@ def test_every_operator_is_called_wrongly() -> None:
     assert called == {o.name.removesuffix("V2") for o in TABLE.values() if o.torch}
 
 
-def _label(value: Any) -> str | None:
-    if isinstance(value, dict):
-        return ",".join(
-            f"{k}={list(v.shape) if isinstance(v, Tensor) else v}" for k, v in value.items()
-        )
-    return value.__name__ if callable(value) else ""
-
-
-@pytest.mark.parametrize(("call", "changes", "words"), WRONG_SHAPES + WRONG_ATTRIBUTES, ids=_label)
+@table("call, changes, words", WRONG_SHAPES + WRONG_ATTRIBUTES)
 def test_refused_with_the_reason(call: Call, changes: dict[str, Any], words: list[str]) -> None:
     call()  # the unchanged call is right
     with pytest.raises(ShapeError) as error:
@@ -176,15 +168,19 @@ def test_refused_with_the_reason(call: Call, changes: dict[str, Any], words: lis
         assert word in message
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
+@table(
+    "call, name, dtype",
     [
-        *((dynamic, name) for name in ("u", "weight", "log_prior", "bias")),
-        *((em, name) for name in ("pose", "a", "weight", "beta_u", "beta_a")),
-        *((attention, name) for name in ("pose", "parent", "weight", "scale", "bias")),
+        (call, name, dtype)
+        for call, names in (
+            (dynamic, ("u", "weight", "log_prior", "bias")),
+            (em, ("pose", "a", "weight", "beta_u", "beta_a")),
+            (attention, ("pose", "parent", "weight", "scale", "bias")),
+        )
+        for name in names
+        for dtype in (torch.float64, torch.float16, torch.int64)
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
 def test_mixed_types_are_refused(call: Call, name: str, dtype: torch.dtype) -> None:
     shapes = {
         dynamic: {"u": (2, 7, 3), "weight": (7, 5, 4, 3), "log_prior": (7, 5), "bias": (5, 4)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from capsedge import ops
 from capsedge.schema.operators import OPERATORS as TABLE
+from tests.tables import table
 
 OPERATORS = torch.ops.capsedge
 
@@ -99,11 +101,17 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
 
 
 NAMES = list(_samples())
+# One of each operator: the compiler takes seconds.
+COMPILED = (
+    "squash", "dynamic leaky", "dynamic over children, shared weight", "votes normalized", "em shared",
+    "em v2 shared", "self-attention", "attention vector",
+)  # fmt: skip
 
 
 def test_every_operator_has_a_sample() -> None:
     sampled = {operator._qualified_op_name for operator, _ in _samples().values()}
     assert sampled == {f"capsedge::{o.torch}" for o in TABLE.values() if o.torch}
+    assert {_samples()[name][0]._qualified_op_name for name in COMPILED} == sampled
 
 
 def _tuple(outputs: Any) -> tuple[Tensor, ...]:
@@ -115,11 +123,18 @@ def _seed() -> None:
     torch.manual_seed(7)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", NAMES)
-def test_opcheck(name: str) -> None:
+@table("name", NAMES)
+def test_opcheck_without_a_compiler(name: str) -> None:
     operator, arguments = _samples()[name]
-    torch.library.opcheck(operator.default, arguments)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator.default, arguments, test_utils=tests)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", COMPILED)
+def test_opcheck_with_a_compiler(name: str) -> None:
+    operator, arguments = _samples()[name]
+    torch.library.opcheck(operator.default, arguments, test_utils="test_aot_dispatch_dynamic")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,8 +209,10 @@ def test_em_gradients_are_finite_where_every_activation_is_the_same(value: float
     assert all(torch.isfinite(g).all() for g in grads)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@table(
+    "name, dtype",
+    itertools.product(NAMES, [torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+)
 def test_fake_outputs_are_like_real_ones(name: str, dtype: torch.dtype) -> None:
     operator, arguments = _samples(dtype, grad=False)[name]
     real = _tuple(operator(*arguments))
@@ -256,8 +273,7 @@ def test_export_with_a_free_batch() -> None:
             torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@table("name, dtype", itertools.product(NAMES, [torch.float16, torch.bfloat16]))
 def test_half_types_accumulate_in_fp32(name: str, dtype: torch.dtype) -> None:
     """The result is the FP32 result of the rounded inputs, rounded once more and nowhere between."""
     operator, arguments = _samples(dtype, grad=False)[name]

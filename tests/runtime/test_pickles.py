@@ -54,11 +54,11 @@ def test_nothing_is_called(protocol: int, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "data",
     [b"", b".", b"N", b"0.", b"t.", b"]a.", b"Na.", b"NNs.", b"}]Ns.", b"g5\n.", b"N(R.", b"NNb.", b"Q.",
-     b"\x80\x02\x8a\x09" + b"\x7f" * 9 + b".", b"L" + b"9" * 5000 + b"L\n.", b"(" * 600_000],
+     b"\x80\x02\x8a\x09" + b"\x7f" * 9 + b".", b"L" + b"9" * 5000 + b"L\n.",
+     pytest.param(b"(" * 600_000, id="depth", marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_damaged_pickles(data: bytes) -> None:
     with pytest.raises(BadPickle):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from capsedge.runtime.files.text import markdown, printable
+from tests.tables import table
 
 CODES = [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0x061C, *range(0x200E, 0x2010),
          *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF, 0xE0001, 0xE0041]  # fmt: skip
 
 
-def test_codes_are_escaped():
-    for code in CODES:
-        text = printable(f"a{chr(code)}b")
-        assert chr(code) not in text
-        assert text.isprintable()
-        assert text.startswith("a\\")
+@table("code", CODES)
+def test_codes_are_escaped(code: int):
+    text = printable(f"a{chr(code)}b")
+    assert chr(code) not in text
+    assert text.isprintable()
+    assert text.startswith("a\\")
 
 
 def test_what_is_seen():
