@@ -55,7 +55,7 @@ class _Shared:
         return self._depth > 0
 
 
-_shared = _Shared()
+shared = _Shared()
 
 
 def _probe() -> float:
@@ -72,9 +72,9 @@ def register(config: pytest.Config) -> None:
     real = builtins.__import__
 
     def measured(*arguments: Any, **options: Any) -> Any:
-        if _shared.active:
+        if shared.active:
             return real(*arguments, **options)
-        with _shared:
+        with shared:
             return real(*arguments, **options)
 
     builtins.__import__ = measured
@@ -104,13 +104,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
     if fixturedef.scope == "function":
         return (yield)
-    with _shared:
+    with shared:
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    item.stash[_BEGIN] = (_cpu(), _shared.seconds)
+    item.stash[_BEGIN] = (_cpu(), shared.seconds)
     return (yield)
 
 
@@ -120,8 +120,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.when == "teardown":
-        begin, shared = item.stash[_BEGIN]
-        cost = _cpu() - begin - (_shared.seconds - shared)
+        begin, before = item.stash[_BEGIN]
+        cost = _cpu() - begin - (shared.seconds - before)
         fast = not any(item.get_closest_marker(tier) for tier in ("thorough", "slow"))
         over = fast and cost > LIMIT and cost > LIMIT * _probe()
         report.user_properties.append((_COST, (cost, over)))
