@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from capsedge.cli._describing import Described, class_names  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.runtime.loading import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
+from tests.cli.running import capsedge  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model, save  # noqa: E402
 
@@ -31,12 +30,6 @@ OPTIONS = (
 
 def stated(**given: Any) -> dict[str, Any]:
     return Described(**given).keywords()
-
-
-def capsedge(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "capsedge", *map(str, words)], capture_output=True, text=True
-    )
 
 
 def test_no_option_states_nothing() -> None:

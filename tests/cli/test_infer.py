@@ -1,4 +1,4 @@
-"""``capsedge infer``, run as a person runs it."""
+"""``capsedge infer``: what it prints, refuses and returns."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from PIL import Image
 from capsedge.datasets import nothing_from
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
+from tests.cli.running import capsedge
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
@@ -23,12 +24,7 @@ LEFT[:, : SIDE // 2] = 255
 
 
 def infer(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "capsedge", "infer", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"CAPSEDGE_OPS_LIBRARY": ""} | environment,
-    )
+    return capsedge("infer", *arguments, **{"CAPSEDGE_OPS_LIBRARY": ""} | environment)
 
 
 @pytest.fixture(scope="module")
