@@ -166,7 +166,6 @@ def test_the_error_of_infer_leads_to_a_file_that_infers(tmp_path: Path) -> None:
     assert image["labels"][0]["label"] in ("left", "right", "none")
 
 
-@pytest.mark.thorough
 def test_a_file_of_ours_changes_its_metadata_alone(tmp_path: Path) -> None:
     path = save(capsule_model(), tmp_path / "ours.onnx")
     new = tmp_path / "new.onnx"
@@ -181,7 +180,6 @@ def test_a_file_of_ours_changes_its_metadata_alone(tmp_path: Path) -> None:
     assert metadata.preprocessing == Preprocessing(8, 8, 1, scale=2 / 255, mean=(1.0,))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

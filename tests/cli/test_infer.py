@@ -68,7 +68,6 @@ def test_folder_is_sorted_and_only_images(place: Path):
     assert len(document["images"][0]["labels"][0]["pose"]) == 4
 
 
-@pytest.mark.thorough
 def test_top_and_threshold(place: Path):
     def labels(*options: object) -> list[str]:
         both = place / "images" / "c-both.jpg"
@@ -104,7 +103,6 @@ def judging(place: Path) -> Path:
     return place
 
 
-@pytest.mark.thorough
 def test_nothing_to_see(judging: Path) -> None:
     blank, model = judging / "blank.png", judging / "judging.onnx"
     run = infer(blank, "--model", model)
@@ -125,7 +123,6 @@ def test_nothing_to_see(judging: Path) -> None:
     assert line["labels"]
 
 
-@pytest.mark.thorough
 def test_the_hint_to_invert(judging: Path) -> None:
     light, dark, model = judging / "light.png", judging / "dark.png", judging / "judging.onnx"
     run = infer(light, dark, "--model", model)
@@ -402,7 +399,6 @@ def test_the_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch):
 # Ensembles
 
 
-@pytest.mark.thorough
 def test_an_ensemble(place: Path):
     image, files = place / "images" / "b-left.png", [place / "full.onnx", place / "other.onnx"]
     save(capsule_model(gain=1.0), files[1])

@@ -46,9 +46,8 @@ def test_the_digit_model(batch: int):
     check(ZOO / "digits-dynamic.onnx", batch)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("routing", ["em", "attention"])
-@pytest.mark.parametrize("ops", ["auto", "portable"])
+@pytest.mark.parametrize("ops", ["auto", pytest.param("portable", marks=pytest.mark.thorough)])
 def test_the_other_zoo_models(routing: str, ops: str, exported: Exports):
     if ops == "auto" and find_library() is None:
         pytest.skip("the operator library is not installed")

@@ -238,7 +238,6 @@ def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu
     assert fake.RECORDED["captures"] == 3
 
 
-@pytest.mark.thorough
 def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> None:  # noqa: F811
     """It runs in any thread: what it frees on the GPU waits until the graph is there."""
     path = make().path
@@ -257,7 +256,6 @@ def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> No
     assert [gpu.fake_count(k) for k in range(5)] == [0, 0, 0, 0, 0]
 
 
-@pytest.mark.thorough
 def test_everything_is_freed(make: Any, gpu: Any) -> None:  # noqa: F811
     session = capsedge.load(make().path)
     for _ in range(3):

@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     assert "cannot be compared" in ledger.verdict()
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("routing", "field", "told"),
     [

@@ -96,7 +96,6 @@ def described(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_types_attributes_and_opsets_survive(
     precision: str, model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

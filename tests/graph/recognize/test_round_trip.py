@@ -54,10 +54,15 @@ def round_trip(model: CapsuleModel, exports: Exports, exporter: str) -> None:
     assert (found[0].argmax(-1) == wanted[0].argmax(-1)).all()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=pytest.mark.slow if f == "attention-vector" else ()) for f in CONFIGS],
+    [
+        "dynamic",
+        pytest.param("em", marks=pytest.mark.thorough),
+        pytest.param("attention", marks=pytest.mark.thorough),
+        pytest.param("attention-vector", marks=pytest.mark.slow),
+        "self-attention",
+    ],
 )
 def test_small_networks(family: str, exported: Exports) -> None:
     round_trip(network(family), exported, "script")
