@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import skips, tiers
+from tests.exports import exported  # noqa: F401
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

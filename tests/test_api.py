@@ -15,13 +15,12 @@ import capsedge
 from capsedge.calibration import evaluate
 from capsedge.datasets import ImageSet
 from tests.exporters.nets import network
+from tests.exports import Exports
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("api") / "m.onnx"
-    capsedge.export(network("dynamic"), path)
-    return path
+def model(exported: Exports) -> Path:
+    return exported(network("dynamic")).path
 
 
 def _labelled(model: Path, seed: int) -> ImageSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +13,18 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 import capsedge
 from capsedge.datasets import ImageSet
 from tests.exporters.nets import network
+from tests.exports import Exports
 from tests.runtime.test_summary import shown
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(exported: Exports) -> Path:
     """An exported file."""
-    path = tmp_path_factory.mktemp("summaries") / "net.onnx"
-    capsedge.export(network("dynamic"), path)
-    return path
+    return exported(network("dynamic")).path
 
 
-@pytest.mark.thorough
-def test_an_export(path: Path) -> None:
-    report = capsedge.export(network("dynamic"), path.with_name("other.onnx"), dry_run=True)
+def test_an_export(exported: Exports) -> None:
+    report = replace(exported(network("dynamic")).report, path=Path("other.onnx"), dry_run=True)
     assert repr(report).startswith("<ExportReport other.onnx: ")
     assert "PASSED" in repr(report)
     assert "not written (dry run)" in shown(report).text
@@ -33,7 +32,7 @@ def test_an_export(path: Path) -> None:
 
 def test_an_inspection(path: Path) -> None:
     report = capsedge.inspect(path)
-    assert repr(report).startswith("<Inspection net.onnx: onnx, ")
+    assert repr(report).startswith("<Inspection dynamic.onnx: onnx, ")
     assert "DynamicRouting" in shown(report).text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 import capsedge
 from capsedge.zoo import default_model
 from tests.exporters.nets import network
+from tests.exports import Exports
 from tests.tables import table
 
 NET = torch.nn.Linear(2, 2)
@@ -82,10 +82,8 @@ def test_the_error_gives_the_way_there(call: str, kind: str, way: str) -> None:
     assert way in caught.value.fix
 
 
-@pytest.mark.thorough
-def test_the_reference_and_the_data_of_a_comparison(tmp_path: Path) -> None:
-    model = tmp_path / "m.onnx"
-    capsedge.export(network("dynamic"), model)
+def test_the_reference_and_the_data_of_a_comparison(exported: Exports) -> None:
+    model = exported(network("dynamic")).path
     with pytest.raises(capsedge.UsageError, match="A state dict is not the path of a file of wei"):
         capsedge.verify(NET.state_dict(), model)
     with pytest.raises(capsedge.UsageError, match=r"numpy\.savez"):

@@ -56,7 +56,7 @@ class _Shared:
         return self._depth > 0
 
 
-_shared = _Shared()
+shared = _Shared()
 
 
 def _probe() -> float:
@@ -73,9 +73,9 @@ def register(config: pytest.Config) -> None:
     real = builtins.__import__
 
     def measured(*arguments: Any, **options: Any) -> Any:
-        if _shared.active:
+        if shared.active:
             return real(*arguments, **options)
-        with _shared:
+        with shared:
             return real(*arguments, **options)
 
     builtins.__import__ = measured
@@ -108,15 +108,15 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
         return (yield)
     ending = contextlib.ExitStack()
     fixturedef.addfinalizer(ending.close)  # the first to be added is the last to run
-    with _shared:
+    with shared:
         value = yield
-    fixturedef.addfinalizer(lambda: ending.enter_context(_shared))
+    fixturedef.addfinalizer(lambda: ending.enter_context(shared))
     return value
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    item.stash[_BEGIN] = (_cpu(), _shared.seconds)
+    item.stash[_BEGIN] = (_cpu(), shared.seconds)
     return (yield)
 
 
@@ -126,8 +126,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.when == "teardown":
-        begin, shared = item.stash[_BEGIN]
-        cost = _cpu() - begin - (_shared.seconds - shared)
+        begin, before = item.stash[_BEGIN]
+        cost = _cpu() - begin - (shared.seconds - before)
         fast = not any(item.get_closest_marker(tier) for tier in ("thorough", "slow"))
         over = fast and cost > LIMIT and cost > LIMIT * _probe()
         report.user_properties.append((_COST, (cost, over)))

@@ -1,4 +1,4 @@
-"""A tiny network a routing family, exported once, and images for it."""
+"""The file of a tiny network of each routing family, and images for it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 from capsedge.calibration.source import Source
 from capsedge.datasets import ImageSet
-from capsedge.exporters.to_onnx import export
-from tests.exporters.nets import network
+from tests.exporters.nets import wide
+from tests.exports import Exports
 
 FAMILIES = ("dynamic", "em", "attention")
 
@@ -30,19 +30,10 @@ def pixels(count: int, seed: int, source: Source) -> ImageSet:
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
-def exported(request, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("calibration") / f"{request.param}.onnx"
-    model = network(request.param, stem=_stem())
-    export(model, path)
-    return path
-
-
-def _stem():
-    from capsedge.models.config import Conv
-
-    return (Conv(16, 3, 1), Conv(16, 3, 1, 1))
+def path(request, exported: Exports) -> Path:
+    return exported(wide(request.param)).path
 
 
 @pytest.fixture(scope="session")
-def source(exported: Path) -> Source:
-    return Source(exported)
+def source(path: Path) -> Source:
+    return Source(path)

@@ -175,9 +175,9 @@ def test_for_tensorrt(source: Source, table) -> None:
 
 
 @pytest.mark.parametrize("target", ["openvino", "litert"])
-def test_for_other_runtimes(exported, target: str) -> None:
+def test_for_other_runtimes(path: Path, target: str) -> None:
     """Q/DQ in standard operators; LiteRT's with constant shapes."""
-    source = Source(exported, runtime=target)
+    source = Source(path, runtime=target)
     calibration, data = pixels(48, 1, source), pixels(20, 2, source)
     table = source.calibrate(calibration, "minmax", None)
     chosen = source.quantizable(target)

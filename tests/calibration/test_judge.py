@@ -182,15 +182,13 @@ def test_arrays_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("precision", ["int8", "fp16", "mixed"])
-def test_without_labels_from_a_folder_of_images(
-    exported: Path, tmp_path: Path, precision: str
-) -> None:
+def test_without_labels_from_a_folder_of_images(path: Path, tmp_path: Path, precision: str) -> None:
     from PIL import Image
 
     rng = np.random.default_rng(0)
     for k in range(50):
         Image.fromarray(rng.integers(0, 256, (10, 10), dtype=np.uint8)).save(tmp_path / f"{k}.png")
-    report = capsedge.quantize(exported, calib_data=tmp_path, max_drop=100, precision=precision)
+    report = capsedge.quantize(path, calib_data=tmp_path, max_drop=100, precision=precision)
     assert report.outcome.accuracy is None
     assert report.outcome.judged_by == "agreement"
     assert report.images["evaluation"] == 25

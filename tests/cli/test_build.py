@@ -15,17 +15,15 @@ from click.testing import CliRunner
 from capsedge.cli import app
 from capsedge.cli import build as verb
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.exporters.to_onnx import export
 from tests.exporters.nets import network
+from tests.exports import Exports
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu  # noqa: F401
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "net.onnx"
-    export(network("attention"), path)
-    return path
+def model(exported: Exports) -> Path:
+    return exported(network("attention")).path
 
 
 @pytest.mark.thorough

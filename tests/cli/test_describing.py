@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from capsedge.cli._describing import Described, class_names  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.runtime.loading import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
+from tests.cli.running import capsedge  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model, save  # noqa: E402
 
@@ -31,12 +30,6 @@ OPTIONS = (
 
 def stated(**given: Any) -> dict[str, Any]:
     return Described(**given).keywords()
-
-
-def capsedge(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "capsedge", *map(str, words)], capture_output=True, text=True
-    )
 
 
 def test_no_option_states_nothing() -> None:
@@ -173,7 +166,6 @@ def test_the_error_of_infer_leads_to_a_file_that_infers(tmp_path: Path) -> None:
     assert image["labels"][0]["label"] in ("left", "right", "none")
 
 
-@pytest.mark.thorough
 def test_a_file_of_ours_changes_its_metadata_alone(tmp_path: Path) -> None:
     path = save(capsule_model(), tmp_path / "ours.onnx")
     new = tmp_path / "new.onnx"
@@ -188,7 +180,6 @@ def test_a_file_of_ours_changes_its_metadata_alone(tmp_path: Path) -> None:
     assert metadata.preprocessing == Preprocessing(8, 8, 1, scale=2 / 255, mean=(1.0,))
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,4 +1,4 @@
-"""``capsedge infer``, run as a person runs it."""
+"""``capsedge infer``: what it prints, refuses and returns."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from PIL import Image
 from capsedge.datasets import nothing_from
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
+from tests.cli.running import capsedge
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
@@ -23,12 +24,7 @@ LEFT[:, : SIDE // 2] = 255
 
 
 def infer(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "capsedge", "infer", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"CAPSEDGE_OPS_LIBRARY": ""} | environment,
-    )
+    return capsedge("infer", *arguments, **{"CAPSEDGE_OPS_LIBRARY": ""} | environment)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,6 @@ def test_folder_is_sorted_and_only_images(place: Path):
     assert len(document["images"][0]["labels"][0]["pose"]) == 4
 
 
-@pytest.mark.thorough
 def test_top_and_threshold(place: Path):
     def labels(*options: object) -> list[str]:
         both = place / "images" / "c-both.jpg"
@@ -108,7 +103,6 @@ def judging(place: Path) -> Path:
     return place
 
 
-@pytest.mark.thorough
 def test_nothing_to_see(judging: Path) -> None:
     blank, model = judging / "blank.png", judging / "judging.onnx"
     run = infer(blank, "--model", model)
@@ -129,7 +123,6 @@ def test_nothing_to_see(judging: Path) -> None:
     assert line["labels"]
 
 
-@pytest.mark.thorough
 def test_the_hint_to_invert(judging: Path) -> None:
     light, dark, model = judging / "light.png", judging / "dark.png", judging / "judging.onnx"
     run = infer(light, dark, "--model", model)
@@ -406,7 +399,6 @@ def test_the_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch):
 # Ensembles
 
 
-@pytest.mark.thorough
 def test_an_ensemble(place: Path):
     image, files = place / "images" / "b-left.png", [place / "full.onnx", place / "other.onnx"]
     save(capsule_model(gain=1.0), files[1])

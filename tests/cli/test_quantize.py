@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,20 +22,20 @@ torch = pytest.importorskip(
 import capsedge  # noqa: E402
 from capsedge.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.cli import app  # noqa: E402
-from capsedge.models.config import Conv  # noqa: E402
 from capsedge.runtime.files.writing import sha256  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata  # noqa: E402
 from capsedge.schema.names import operator_of  # noqa: E402
-from tests.exporters.nets import network  # noqa: E402
+from tests.exporters.nets import network, wide  # noqa: E402
+from tests.exports import Exports  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(tmp_path_factory, exported: Exports) -> Path:
     """A folder with a checkpoint, the file exported from it, and labelled images."""
     folder = tmp_path_factory.mktemp("quantize")
-    model = network("dynamic", stem=(Conv(16, 3, 1), Conv(16, 3, 1, 1)))
-    save_checkpoint(model, folder / "m.safetensors")
-    capsedge.export(model, folder / "m.onnx", checkpoint_sha256=sha256(folder / "m.safetensors"))
+    made = exported(wide("dynamic"))
+    shutil.copyfile(made.checkpoint, folder / "m.safetensors")
+    shutil.copyfile(made.path, folder / "m.onnx")
     rng = np.random.default_rng(0)
     (folder / "data").mkdir()
     for name, count in (("train", 80), ("test", 60)):

@@ -15,24 +15,16 @@ torch = pytest.importorskip("torch", reason="the reference: pip install 'capsedg
 import capsedge  # noqa: E402
 from capsedge.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.cli import app  # noqa: E402
-from capsedge.models import build, get_config  # noqa: E402
-from capsedge.models.config import Conv  # noqa: E402
-from capsedge.runtime.files.writing import sha256  # noqa: E402
+from capsedge.models import build  # noqa: E402
+from tests.exporters.nets import digits  # noqa: E402
+from tests.exports import Exports  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> tuple[Path, Path]:
+def made(exported: Exports) -> tuple[Path, Path]:
     """A checkpoint and the file exported from it."""
-    folder = tmp_path_factory.mktemp("cli-verify")
-    torch.manual_seed(3)
-    config = get_config("digits-dynamic")
-    model = build(
-        config, stem=(Conv(8, 9, 2),), primary_types=4, primary_kernel=5, decoder=()
-    ).eval()
-    checkpoint, path = folder / "m.safetensors", folder / "m.onnx"
-    save_checkpoint(model, checkpoint)
-    capsedge.export(model, path, checkpoint_sha256=sha256(checkpoint))
-    return checkpoint, path
+    found = exported(digits("dynamic"))
+    return found.checkpoint, found.path
 
 
 def _run(*arguments: object) -> tuple[int, str, str]:
@@ -45,8 +37,8 @@ def _run(*arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.thorough
-def test_passes(exported, tmp_path) -> None:
-    checkpoint, path = exported
+def test_passes(made, tmp_path) -> None:
+    checkpoint, path = made
     arguments = (path, "--checkpoint", checkpoint, "--limit", 4, "-o", tmp_path / "c.json")
     program = [sys.executable, "-c", "from capsedge.cli import main; main()", "verify"]
     done = subprocess.run([*program, *map(str, arguments)], capture_output=True, text=True)
@@ -57,8 +49,8 @@ def test_passes(exported, tmp_path) -> None:
     assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "PASSED"
 
 
-def test_fails_with_exit_code_4_and_a_ledger(exported, tmp_path) -> None:
-    checkpoint, path = exported
+def test_fails_with_exit_code_4_and_a_ledger(made, tmp_path) -> None:
+    checkpoint, path = made
     out = tmp_path / "c.json"
     arguments = ("--limit", 2, "--atol", "lengths:0", "--rtol", "0", "--ops", "portable", "-o", out)
     code, text, message = _run(path, "--checkpoint", checkpoint, *arguments)
@@ -70,16 +62,16 @@ def test_fails_with_exit_code_4_and_a_ledger(exported, tmp_path) -> None:
     assert certificate["ledger"]["rows"]
 
 
-def test_json_is_one_document(exported) -> None:
-    checkpoint, path = exported
+def test_json_is_one_document(made) -> None:
+    checkpoint, path = made
     _, text, _ = _run(path, "--checkpoint", checkpoint, "--limit", 2, "--json")
     document = json.loads(text)
     assert document["schema"] == 2
     assert document["samples"]["images"] == 2
 
 
-def test_exit_codes_of_bad_input(exported, tmp_path) -> None:
-    checkpoint, path = exported
+def test_exit_codes_of_bad_input(made, tmp_path) -> None:
+    checkpoint, path = made
     cut = tmp_path / "cut.onnx"
     cut.write_bytes(path.read_bytes()[:3000])
     other = tmp_path / "other.safetensors"
@@ -106,13 +98,13 @@ def test_exit_codes_of_bad_input(exported, tmp_path) -> None:
         assert word in message, (arguments, message)
 
 
-def test_without_torch(exported) -> None:
+def test_without_torch(made) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from capsedge.cli import main; sys.argv[1:] = ['verify', sys.argv[1]]; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(exported[1])], capture_output=True, text=True
+        [sys.executable, "-c", code, str(made[1])], capture_output=True, text=True
     )
     assert done.returncode == 3
     assert "capsedge[export]" in done.stderr
@@ -157,8 +149,8 @@ def test_one_file_by_its_option() -> None:
         ),
     ],
 )
-def test_ensembles_that_contradict(exported, arguments: list[str], says: str) -> None:
-    given = [exported[1] if word == "PATH" else word for word in arguments]
+def test_ensembles_that_contradict(made, arguments: list[str], says: str) -> None:
+    given = [made[1] if word == "PATH" else word for word in arguments]
     code, _, said = _run(*given)
     assert code == 2
     assert says in said

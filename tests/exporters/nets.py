@@ -1,14 +1,15 @@
-"""Networks small enough to export in a test, one a routing family, and a module of a user's own."""
+"""Networks small enough to export in a test, and a module of a user's own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import capsedge.ops as ops
-from capsedge.models import CapsuleModel, build
+from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.config import (
     AttentionCapsulesConfig,
     CapsNetConfig,
@@ -80,6 +81,43 @@ def network(family: str, seed: int = 0, **changes: object) -> CapsuleModel:
             if "prior" in name or "bias" in name or "beta" in name:
                 parameter.normal_(0.0, 0.3)
     return model.eval()
+
+
+# All outputs that a family can have beside the usual ones.
+EXTRAS = {
+    "dynamic": ("reconstruction", "couplings"),
+    "em": ("couplings",),
+    "attention": ("couplings",),
+}
+
+
+def wide(family: str) -> CapsuleModel:
+    """A tiny network whose stem is wide enough for convolutions in INT8."""
+    return network(family, stem=(Conv(16, 3, 1), Conv(16, 3, 1, 1)))
+
+
+def digits(routing: str) -> CapsuleModel:
+    """A network with the images and classes of the zoo, a fraction of the size, and random weights."""
+    config = get_config(f"digits-{routing}")
+    if routing == "dynamic":
+        config = replace(
+            config, stem=(Conv(8, 9, 2),), primary_types=4, primary_kernel=5, decoder=()
+        )  # type: ignore[call-arg]
+    else:
+        config = replace(
+            config,
+            stem=(Conv(8, 5, 2), Conv(8, 3, 1)),
+            primary_types=4,
+            capsule_layers=(CapsuleConv(4, 3, 2), CapsuleConv(3, 3, 1)),
+            iterations=3,
+        )  # type: ignore[call-arg]
+    torch.manual_seed(7)
+    model = build(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.ndim == 1:  # biases and betas that nothing has trained would hide a lost one
+                p.add_(0.1 * torch.randn_like(p))
+    return model
 
 
 class Answer(NamedTuple):

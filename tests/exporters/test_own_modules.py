@@ -20,6 +20,8 @@ from capsedge.exporters.user_code import on_cpu
 from capsedge.graph import functions
 from capsedge.judging.tolerance import Tolerance
 from tests.exporters import own_nets as nets
+from tests.exporters.nets import network
+from tests.exports import Exports
 
 EXAMPLE = torch.rand(2, 4, generator=torch.Generator().manual_seed(1))
 
@@ -89,6 +91,7 @@ def test_a_branch_is_named_and_no_graph_is_printed(
     assert "def forward" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "batch", "line"),
     [
@@ -130,6 +133,7 @@ def test_images_that_depend_on_each_other_get_no_fixed_batch_by_themselves(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_batch_of_one_in_the_code_is_free(tmp_path: Path) -> None:
     # One image at a time is enough for a free batch.
     report = exported(nets.FixedBatch(1), tmp_path / "one.onnx")
@@ -202,6 +206,7 @@ def test_hard_cases_outside_the_users_range_warn(tmp_path: Path) -> None:
     assert any(p.case.startswith("your inputs") and p.passed for p in report.parity)
 
 
+@pytest.mark.thorough
 def test_the_words_of_a_failed_comparison(tmp_path: Path) -> None:
     """Lines are lines; rounding that no tolerance may allow is said to be the network's."""
     own = {"x": 20 * np.random.default_rng(0).random((9, 4), np.float32)}
@@ -225,10 +230,10 @@ class _IllConditioned(torch.nn.Module):
 
 
 def test_the_worst_shown_is_one_that_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Exports, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not finite outside the range of the user's inputs: no "inf %" beside a file that is written."""
-    report = exported(nets.Plain(), tmp_path / "m.onnx")
+    report = exported(network("dynamic")).report
     inf = float("inf")
     outside = CaseParity("huge", "output", inf, inf, 0.0, inf, False, outside=True)
     shown = replace(report, parity=(*report.parity, outside))

@@ -15,9 +15,10 @@ from capsedge.exporters.to_onnx import export
 from capsedge.graph.quantized_file import fix_batch
 from capsedge.graph.shapes import shapes_of
 from capsedge.graph.targets import TARGETS, resolve
+from tests.exports import Exports
 
 from .evaluate import run
-from .nets import network
+from .nets import EXTRAS, network
 from .test_portable import check_forms
 
 IMAGES = np.random.default_rng(9).random((4, 1, 10, 10)).astype(np.float32)
@@ -90,11 +91,10 @@ def test_the_command(
     assert onnx.load(file).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["dynamic", "em", "attention"])
-def test_the_batch_of_a_file_can_be_fixed_later(tmp_path: Path, family: str) -> None:
-    export(network(family), tmp_path / "m.onnx", ops="portable")
-    model = onnx.load(tmp_path / "m.onnx")
+def test_the_batch_of_a_file_can_be_fixed_later(exported: Exports, family: str) -> None:
+    made = exported(network(family), ops="portable", extra_outputs=EXTRAS[family])
+    model = onnx.load(made.path)
     fixed = fix_batch(model, 2)
     onnx.checker.check_model(fixed, full_check=True)
     assert None not in shapes_of(fixed)["images"]

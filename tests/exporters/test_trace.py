@@ -17,6 +17,7 @@ from capsedge.models.config import CapsuleConv
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.trace import Trace
 from tests.exporters.nets import CONFIGS, network
+from tests.exports import Exports
 
 IMAGES = np.random.default_rng(0).random((5, 1, 10, 10), np.float32)
 # Layers of each, with iterations, rows and columns of parents, children of a window, parents, pose.
@@ -39,7 +40,7 @@ LAYERS = {
 }
 
 
-class Exported:
+class Traced:
     """A traced file of a small network, and what it computes."""
 
     def __init__(self, folder: Path, family: str, **options: object) -> None:
@@ -58,13 +59,13 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def exported(family: str, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return Exported(tmp_path_factory.mktemp("traced"), family, extras=("couplings",))
+def made(family: str, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+    return Traced(tmp_path_factory.mktemp("traced"), family, extras=("couplings",))
 
 
-def test_every_layer_and_iteration(family: str, exported: Exported):
+def test_every_layer_and_iteration(family: str, made: Traced):
     found = []
-    for layer in exported.trace:
+    for layer in made.trace:
         grid = () if layer.grid == (1, 1) else layer.grid
         n, t, *place, i, j = layer.couplings.shape
         assert (n, t, tuple(place)) == (len(IMAGES), layer.iterations, grid)
@@ -85,78 +86,72 @@ def test_every_layer_and_iteration(family: str, exported: Exported):
     assert found == LAYERS[family]
 
 
-def test_couplings_sum_to_one(exported: Exported):
-    for layer in exported.trace:
+def test_couplings_sum_to_one(made: Traced):
+    for layer in made.trace:
         if layer.routing == "self-attention":  # the bias is added behind the softmax
-            bias = exported.model.bias.detach().numpy()
+            bias = made.model.bias.detach().numpy()
             np.testing.assert_allclose((layer.couplings - bias).sum(-1), 1, atol=1e-5)
         else:
             np.testing.assert_allclose(layer.couplings.sum(-1), 1, atol=1e-5)
 
 
-def test_the_last_iteration_is_the_usual_output(exported: Exported):
+def test_the_last_iteration_is_the_usual_output(made: Traced):
     """Bit for bit, since both come from the same nodes."""
-    last = exported.trace.layers[-1]
-    assert np.array_equal(last.poses[:, -1], exported.outputs["poses"])
-    assert np.array_equal(last.couplings[:, -1], exported.outputs["couplings"])
+    last = made.trace.layers[-1]
+    assert np.array_equal(last.poses[:, -1], made.outputs["poses"])
+    assert np.array_equal(last.couplings[:, -1], made.outputs["couplings"])
 
 
-@pytest.mark.sample(1)
-def test_lengths_and_poses_are_those_of_a_file_without(
-    family: str, exported: Exported, tmp_path: Path
-):
-    plain = tmp_path / "plain.onnx"
-    capsedge.export(exported.model, plain)
+def test_lengths_and_poses_are_those_of_a_file_without(made: Traced, exported: Exports):
+    plain = exported(made.model).path
     wanted = capsedge.load(plain, threads=1).run(IMAGES)
     for name, value in wanted.items():
-        np.testing.assert_allclose(exported.outputs[name], value, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(made.outputs[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_fewer_iterations_are_the_first_of_more(family: str, exported: Exported):
+def test_fewer_iterations_are_the_first_of_more(family: str, made: Traced):
     """Each iteration is what the network computes that stops there."""
     if family != "dynamic":  # layers before the last would stop there too
         pytest.skip("of a network with one routed layer")
-    classes = exported.trace["classes"]
+    classes = made.trace["classes"]
     for t in range(1, classes.iterations):
         with torch.no_grad():
-            wanted = with_iterations(exported.model, t).eval()(torch.from_numpy(IMAGES))
+            wanted = with_iterations(made.model, t).eval()(torch.from_numpy(IMAGES))
         np.testing.assert_allclose(classes.poses[:, t - 1], wanted.poses, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(
             classes.couplings[:, t - 1], wanted.couplings, rtol=1e-4, atol=1e-5
         )
 
 
-def test_children_are_as_active_as_the_layer_below_says(family: str, exported: Exported):
+def test_children_are_as_active_as_the_layer_below_says(family: str, made: Traced):
     """EM: a place's activations come again in every window that it is part of, and in every iteration."""
     if family != "em":
         pytest.skip("of EM routing")
-    below, above = exported.trace.layers
+    below, above = made.trace.layers
     places = np.broadcast_to(below.activations[:, -1:], (*above.couplings.shape[:2], 3, 3, 3))
     np.testing.assert_allclose(above.children, places.reshape(above.children.shape), atol=1e-6)
 
 
-def test_the_metadata_lists_the_outputs(exported: Exported):
-    model = onnx.load(exported.path)
+def test_the_metadata_lists_the_outputs(made: Traced):
+    model = onnx.load(made.path)
     names = [o.name for o in model.graph.output]
     stated = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
     assert stated is not None
     assert stated.trace is not None
     assert set(stated.trace.outputs) == {n for n in names if n.startswith("trace/")}
-    assert all("off" in said for said in exported.report.rewrites.values())
+    assert all("off" in said for said in made.report.rewrites.values())
 
 
-def test_verify_compares_the_trace(exported: Exported, tmp_path: Path):
+def test_verify_compares_the_trace(made: Traced, tmp_path: Path):
     np.savez(tmp_path / "data.npz", images=IMAGES)
-    certificate = capsedge.verify(exported.model, exported.path, tmp_path / "data.npz")
+    certificate = capsedge.verify(made.model, made.path, tmp_path / "data.npz")
     assert certificate.passed
     compared = {o["name"] for o in certificate.to_dict()["samples"]["outputs"]}
-    assert {name for name in exported.outputs if name.startswith("trace/")} <= compared
+    assert {name for name in made.outputs if name.startswith("trace/")} <= compared
 
 
-@pytest.mark.thorough
-def test_a_file_without_a_trace_states_none(tmp_path: Path):
-    path = tmp_path / "plain.onnx"
-    capsedge.export(network("dynamic"), path)
+def test_a_file_without_a_trace_states_none(exported: Exports):
+    path = exported(network("dynamic")).path
     model = onnx.load(path)
     assert [o.name for o in model.graph.output] == ["lengths", "poses"]
     assert "capsedge_trace" not in {p.key for p in model.metadata_props}
@@ -172,7 +167,7 @@ def test_convolutional_dynamic_routing(tmp_path: Path):
     config = CONFIGS["dynamic"]
     torch.manual_seed(0)
     model = build(config, capsule_layers=(CapsuleConv(3, 2, 1),)).eval()
-    found = Exported(tmp_path, "convolutional", model=model)
+    found = Traced(tmp_path, "convolutional", model=model)
     layer = found.trace["capsules.0"]
     assert layer.couplings.shape == (5, 3, 2, 2, 8, 3)
     assert (layer.grid, layer.child_grid) == ((2, 2), (3, 3))
@@ -188,16 +183,16 @@ def test_convolutional_dynamic_routing(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"ops": "portable"}, {"ops": "fused"}, {"batch": 2}])
 def test_other_forms_of_the_file(tmp_path: Path, options: dict[str, object]):
-    one = Exported(tmp_path, "dynamic")
-    other = Exported(tmp_path, "dynamic", **options)
+    one = Traced(tmp_path, "dynamic")
+    other = Traced(tmp_path, "dynamic", **options)
     for kind in ("couplings", "poses", "agreement"):
         wanted, found = (getattr(each.trace["classes"], kind) for each in (one, other))
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_couplings_sharpen_where_votes_agree(exported: Exported):
+def test_couplings_sharpen_where_votes_agree(made: Traced):
     """Agreement raises the logits: from the first iteration to the second, couplings follow it."""
-    layer = exported.trace.layers[-1]
+    layer = made.trace.layers[-1]
     if layer.routing not in ("dynamic",):
         pytest.skip("of accumulated logits")
     before, after, agreement = (
@@ -212,8 +207,8 @@ def test_couplings_sharpen_where_votes_agree(exported: Exported):
     )
 
 
-def test_responsibilities_after_an_iteration_are_the_couplings_of_the_next(exported: Exported):
-    layer = exported.trace.layers[-1]
+def test_responsibilities_after_an_iteration_are_the_couplings_of_the_next(made: Traced):
+    layer = made.trace.layers[-1]
     if layer.routing != "em":
         pytest.skip("of EM routing")
     assert np.array_equal(layer.agreement[:, :-1], layer.couplings[:, 1:])
@@ -232,7 +227,7 @@ def test_routing_without_an_operator(tmp_path: Path):
         capsedge.export(model, tmp_path / "m.onnx", extra_outputs=["trace"])
 
 
-def test_too_many_images(exported: Exported, monkeypatch: pytest.MonkeyPatch):
+def test_too_many_images(made: Traced, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("capsedge.runtime.files.limits.TRACED_BYTES", 500)
     with pytest.raises(UsageError, match="Trace at most"):
-        exported.session.trace(IMAGES, prepared=True)
+        made.session.trace(IMAGES, prepared=True)

@@ -19,6 +19,7 @@ from capsedge.runtime.profiling.operator_times import arena_peak
 from capsedge.runtime.reading.forecast import forecast
 from capsedge.runtime.reading.onnx_file import read_bytes
 from tests.conftest import ROOT
+from tests.exports import Exports
 
 ZOO = ROOT / "capsedge/zoo"
 
@@ -45,19 +46,16 @@ def test_the_digit_model(batch: int):
     check(ZOO / "digits-dynamic.onnx", batch)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("routing", ["em", "attention"])
-@pytest.mark.parametrize("ops", ["auto", "portable"])
-def test_the_other_zoo_models(routing: str, ops: str, tmp_path: Path):
+@pytest.mark.parametrize("ops", ["auto", pytest.param("portable", marks=pytest.mark.thorough)])
+def test_the_other_zoo_models(routing: str, ops: str, exported: Exports):
     if ops == "auto" and find_library() is None:
         pytest.skip("the operator library is not installed")
     pytest.importorskip("torch")
     from capsedge.checkpoint import load_checkpoint
-    from capsedge.exporters.to_onnx import export
 
-    path = tmp_path / "model.onnx"
-    export(load_checkpoint(ZOO / f"digits-{routing}.safetensors"), path, ops=ops)
-    check(path, 4)
+    model = load_checkpoint(ZOO / f"digits-{routing}.safetensors")
+    check(exported(model, ops=ops).path if ops == "portable" else ZOO / f"digits-{routing}.onnx", 4)
 
 
 def test_by_hand(tmp_path: Path):

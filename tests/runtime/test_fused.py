@@ -12,6 +12,7 @@ import pytest
 import capsedge
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.profiling.worker import ops_argument
+from tests.exports import Exports
 from tests.runtime.models import SIDE, capsule_model, save
 
 pytestmark = pytest.mark.skipif(
@@ -70,16 +71,14 @@ for _ in range(200):
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["dynamic", "attention"])
-def test_routing_in_standard_operators_is_not_called_fused(tmp_path: Path, family: str):
+def test_routing_in_standard_operators_is_not_called_fused(exported: Exports, family: str):
     """With couplings as an output, routing is written in operators that the library does not run."""
     pytest.importorskip("torch")
-    from tests.exporters.nets import network
+    from tests.exporters.nets import EXTRAS, network
 
-    path = tmp_path / "couplings.onnx"
-    for extra, ops in (([], "fused"), (["couplings"], "mixed")):
-        capsedge.export(network(family), path, extra_outputs=extra)
+    for options, ops in (({}, "fused"), ({"extra_outputs": EXTRAS[family]}, "mixed")):
+        path = exported(network(family), **options).path
         session = capsedge.load(path)
         assert session.ops == ops
         again = capsedge.load(path, ops=ops_argument(session))

@@ -15,7 +15,6 @@ import onnx
 import pytest
 
 import capsedge
-from capsedge.checkpoint import load_checkpoint
 from capsedge.errors import (
     ArtefactError,
     CapsedgeError,
@@ -34,9 +33,10 @@ from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.schema.names import operator_of
-from capsedge.zoo import ROUTINGS, zoo_checkpoint
+from capsedge.zoo import ROUTINGS, zoo_model
 from tests.exporters.nets import network
 from tests.exporters.tensorrt.test_lowering import quantized
+from tests.exports import Exports
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu, on_gpu  # noqa: F401
 
@@ -44,10 +44,8 @@ IMAGES = np.random.default_rng(1).random((5, 1, 10, 10), dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "net.onnx"
-    export(network("dynamic"), path, extra_outputs=["reconstruction"])
-    return path
+def model(exported: Exports) -> Path:
+    return exported(network("dynamic"), extra_outputs=("reconstruction",)).path
 
 
 @pytest.fixture
@@ -158,26 +156,21 @@ def test_fused_engine(
         capsedge.load(built.path)
 
 
-@pytest.fixture(scope="module", params=ROUTINGS)
-def zoo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the zoo, its operators with bodies."""
-    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
-    export(load_checkpoint(zoo_checkpoint(f"digits-{request.param}")), path)
-    return path
-
-
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("mode", ["auto", "fused", "native"])
-def test_every_model_of_the_zoo(make: Any, zoo: Path, mode: str) -> None:
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_every_model_of_the_zoo(make: Any, routing: str, mode: str) -> None:
     """Operators without a plugin become standard ones, those with one stay; predictions are the same."""
     if find_library() is None:
         pytest.skip("the operator library is not built")
+    zoo = zoo_model(f"digits-{routing}")
+    assert zoo is not None
     source = onnx.load(zoo)
     built = make(model=zoo, plugin=mode)
     left = {n.op_type for n in fake.RECORDED["model"].graph.node if n.domain}
     present = {operator_of(n.op_type) for n in proto.operator_nodes(source)}
     assert left == (set() if mode == "native" else present & set(PLUGINS))
-    if "attention" in zoo.name:
+    if routing == "attention":
         assert {"UniformRouting", "PoseNormalization"} <= present - left
     session = capsedge.load(zoo)
     images = np.random.default_rng(2).random((2, *session.inputs[0].shape[1:]), dtype=np.float32)
@@ -245,7 +238,6 @@ def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu
     assert fake.RECORDED["captures"] == 3
 
 
-@pytest.mark.thorough
 def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> None:  # noqa: F811
     """It runs in any thread: what it frees on the GPU waits until the graph is there."""
     path = make().path
@@ -264,7 +256,6 @@ def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> No
     assert [gpu.fake_count(k) for k in range(5)] == [0, 0, 0, 0, 0]
 
 
-@pytest.mark.thorough
 def test_everything_is_freed(make: Any, gpu: Any) -> None:  # noqa: F811
     session = capsedge.load(make().path)
     for _ in range(3):

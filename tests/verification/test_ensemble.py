@@ -87,7 +87,6 @@ def test_the_average_is_judged(pair, labelled: Path, tmp_path: Path) -> None:
     assert "<EnsembleCertificate FAILED" in repr(certificate)
 
 
-@pytest.mark.thorough
 def test_what_does_not_belong_together(pair, families) -> None:
     checkpoints, files = pair
     other = families["attention"]

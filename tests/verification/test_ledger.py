@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     assert "cannot be compared" in ledger.verdict()
 
 
-@pytest.mark.thorough
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("routing", "field", "told"),
     [
@@ -242,12 +242,12 @@ def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     ],
 )
 @pytest.mark.parametrize("ops", ["auto", "portable"])
-def test_a_file_of_another_network(families, tmp_path, routing, field, told, ops) -> None:
+def test_a_file_of_another_network(families, exported, routing, field, told, ops) -> None:
     model = capsedge.load_checkpoint(families[routing].checkpoint)
     config = model.config.replace(**{field: getattr(model.config, field) + 1})
     torch.manual_seed(3)
-    capsedge.export(build(config).eval(), tmp_path / "other.onnx")
-    certificate = capsedge.verify(model, tmp_path / "other.onnx", limit=4, ops=ops)
+    other = exported(build(config).eval()).path
+    certificate = capsedge.verify(model, other, limit=4, ops=ops)
     assert not certificate.passed
     assert told in certificate.to_dict()["ledger"]["verdict"]
 

@@ -17,21 +17,19 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
-from capsedge.exporters.to_onnx import export
 from capsedge.graph.proto import operator_nodes
 from capsedge.graph.quantized_file import finish
 from capsedge.graph.shapes import inferred, shapes_of
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from tests.exporters.nets import CONFIGS, network
+from tests.exports import Exports
 
 IMAGES = np.random.default_rng(0).standard_normal((3, 1, 10, 10)).astype(np.float32)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    path = tmp_path_factory.mktemp("nets") / f"{request.param}.onnx"
-    export(network(request.param), path)
-    return onnx.load(path)
+def model(request: pytest.FixtureRequest, exported: Exports) -> onnx.ModelProto:
+    return onnx.load(exported(network(request.param)).path)
 
 
 def run(model: onnx.ModelProto, library: bool = False) -> list[np.ndarray]:
@@ -98,7 +96,6 @@ def described(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_types_attributes_and_opsets_survive(
     precision: str, model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,10 +171,8 @@ def test_choice_of_batch(model: onnx.ModelProto) -> None:
         lowering.choose_batch(fixed, (1, 4, 8))
 
 
-@pytest.mark.thorough
-def test_operators_without_bodies_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fused.onnx"
-    export(network("dynamic"), path, ops="fused")
+def test_operators_without_bodies_are_refused(exported: Exports) -> None:
+    path = exported(network("dynamic"), ops="fused", task="multi-label").path
     with pytest.raises(UnsupportedModelError, match="become standard operators"):
         lowering.native(onnx.load(path))
     assert operator_nodes(lowering.fused(onnx.load(path), ""))

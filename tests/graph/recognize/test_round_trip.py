@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +13,6 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 import torch
 
-import capsedge
 from capsedge.graph.proto import operator_nodes
 from capsedge.graph.recognize.improving import improve
 from capsedge.graph.recognize.values import session_of
@@ -23,6 +21,7 @@ from capsedge.models.config import CapsuleConv
 from capsedge.models.registry import MODELS
 from capsedge.schema.names import operator_of
 from tests.exporters.nets import CONFIGS, network
+from tests.exports import Exports
 from tests.graph.recognize.making import exported
 from tests.graph.recognize.plain import Scores, plain_operators
 
@@ -37,14 +36,13 @@ def repeated(model: onnx.ModelProto) -> int:
     return len(weights) - len(set(weights))
 
 
-def round_trip(model: CapsuleModel, folder: Path, exporter: str) -> None:
+def round_trip(model: CapsuleModel, exports: Exports, exporter: str) -> None:
     p = model.config.preprocessing
     x = torch.rand(3, p.channels, p.height, p.width, generator=torch.Generator().manual_seed(1))
     with plain_operators():
         plain = exported(Scores(model), x, exporter)
     assert not operator_nodes(plain)
-    capsedge.export(model, folder / "direct.onnx")
-    direct = onnx.load(folder / "direct.onnx")
+    direct = onnx.load(exports(model).path)
     improved = improve(plain.SerializeToString())
     again = onnx.load_from_string(improved.model)
     assert operators(again) == operators(direct), improved.recognition
@@ -56,30 +54,35 @@ def round_trip(model: CapsuleModel, folder: Path, exporter: str) -> None:
     assert (found[0].argmax(-1) == wanted[0].argmax(-1)).all()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=pytest.mark.slow if f == "attention-vector" else ()) for f in CONFIGS],
+    [
+        "dynamic",
+        pytest.param("em", marks=pytest.mark.thorough),
+        pytest.param("attention", marks=pytest.mark.thorough),
+        pytest.param("attention-vector", marks=pytest.mark.slow),
+        "self-attention",
+    ],
 )
-def test_small_networks(family: str, tmp_path: Path) -> None:
-    round_trip(network(family), tmp_path, "script")
+def test_small_networks(family: str, exported: Exports) -> None:
+    round_trip(network(family), exported, "script")
 
 
 @pytest.mark.thorough
-def test_several_layers_of_dynamic_routing(tmp_path: Path) -> None:
+def test_several_layers_of_dynamic_routing(exported: Exports) -> None:
     config = replace(CONFIGS["dynamic"], capsule_layers=(CapsuleConv(3, 2, 1),))  # type: ignore[call-arg]
     torch.manual_seed(0)
-    round_trip(build(config).eval(), tmp_path, "script")
+    round_trip(build(config).eval(), exported, "script")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
-def test_the_other_exporter(family: str, tmp_path: Path) -> None:
-    round_trip(network(family), tmp_path, "dynamo")
+def test_the_other_exporter(family: str, exported: Exports) -> None:
+    round_trip(network(family), exported, "dynamo")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_full_sizes(name: str, tmp_path: Path) -> None:
+def test_full_sizes(name: str, exported: Exports) -> None:
     torch.manual_seed(0)
-    round_trip(build(get_config(name)).eval(), tmp_path, "script")
+    round_trip(build(get_config(name)).eval(), exported, "script")

@@ -1,0 +1,97 @@
+"""Exports of small networks, made once in a run and shared by its processes.
+
+For tests of what happens to a file after its export. A test of the export itself calls `capsedge.export`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from tests import tiers
+
+if TYPE_CHECKING:
+    from capsedge.exporters.export_report import ExportReport
+    from capsedge.models import CapsuleModel
+
+
+class Exported(NamedTuple):
+    """A file that tests share: they read it, or change a copy."""
+
+    path: Path
+    checkpoint: Path
+    report: ExportReport
+
+
+class Exports:
+    """Call it with a network and the options of `capsedge.export`; equal calls get the same file.
+
+    Args:
+        folder: where the files are, the same for all processes of a run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[str, Exported] = {}
+        self._sums: dict[Path, str] = {}
+
+    def __call__(self, model: CapsuleModel, **options: Any) -> Exported:
+        with tiers.shared:
+            key = _key(model, options)
+            if key not in self._found:
+                self._found[key] = self._exported(self._folder / key, model, options)
+            return self._found[key]
+
+    def _exported(self, folder: Path, model: CapsuleModel, options: dict[str, Any]) -> Exported:
+        from filelock import FileLock
+
+        import capsedge
+        from capsedge.checkpoint import save_checkpoint
+        from capsedge.runtime.files.writing import sha256
+
+        path = folder / f"{model.config.routing}.onnx"
+        checkpoint = path.with_suffix(".safetensors")
+        report = folder / "report.pickle"  # the last to be written
+        with FileLock(f"{folder}.lock"):
+            if not report.exists():
+                folder.mkdir(exist_ok=True)
+                save_checkpoint(model, checkpoint)
+                made = capsedge.export(model, path, checkpoint_sha256=sha256(checkpoint), **options)
+                path.chmod(0o444)
+                checkpoint.chmod(0o444)
+                report.write_bytes(pickle.dumps(made))
+        self._sums |= {each: sha256(each) for each in (path, checkpoint)}
+        return Exported(path, checkpoint, pickle.loads(report.read_bytes()))
+
+    def changed(self) -> list[Path]:
+        """The shared files that a test of this process has changed."""
+        from capsedge.runtime.files.writing import sha256
+
+        return [each for each, digest in self._sums.items() if sha256(each) != digest]
+
+
+def _key(model: CapsuleModel, options: dict[str, Any]) -> str:
+    """Of the architecture, the weights, their origin and the options."""
+    digest = hashlib.sha256(repr((type(model).__name__, model.config, model.origin)).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    for name, value in sorted(options.items()):
+        digest.update(repr((name, tuple(value) if isinstance(value, list) else value)).encode())
+    return digest.hexdigest()[:16]
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
+    """Files of networks: ``exported(network("em"), ops="portable").path``."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
+    folder.mkdir(exist_ok=True)
+    exports = Exports(folder)
+    yield exports
+    assert not exports.changed(), "files that tests share have been changed: change a copy"
