@@ -101,6 +101,13 @@ CHOSEN: dict[str, tuple[dict[str, Array], int, tuple[str, str]]] = {
     ),
     "no classes named": ({"v": V, "b": FLAT_PICTURE, "m": mask(lengths(V))}, 0, ("v", CAPSULES)),
 }  # fmt: skip
+# Of scores that are not capsules themselves: the capsules whose lengths they are, or decide like them.
+POSES = {
+    "lengths and their capsules": "v",
+    "lengths, capsules and mask": "v",
+    "softmax of lengths": "v",
+}
+LARGE = "activations and large poses"
 ASKED: dict[str, tuple[dict[str, Array], int, tuple[str, ...]]] = {
     "capsules and other logits": ({"v": V, "z": Z}, 10, ("--scores v", "--scores z")),
     "the same called logits": ({"v": V, "logits": Z}, 10, ("--scores v", "--scores logits")),
@@ -133,8 +140,11 @@ def test_what_is_chosen() -> None:
         except UsageError as error:
             wrong.append(f"{name}: {error}")
             continue
-        if (found.output, found.form) != wanted or not found.reason:
+        poses = found.output if found.form == CAPSULES else POSES.get(name, "")
+        if (found.output, found.form) != wanted or found.poses != poses or not found.reason:
             wrong.append(f"{name}: {found}")
+        if ("lengths of m exceed 1" in found.reason) != (name == LARGE):
+            wrong.append(f"{name}: {found.reason}")
     assert not wrong, "\n".join(wrong)
 
 
