@@ -143,7 +143,7 @@ def test_what_is_chosen() -> None:
         poses = found.output if found.form == CAPSULES else POSES.get(name, "")
         if (found.output, found.form) != wanted or found.poses != poses or not found.reason:
             wrong.append(f"{name}: {found}")
-        if ("lengths of m exceed 1" in found.reason) != (name == LARGE):
+        if ("exceed 1, so they are poses" in found.reason) != (name == LARGE):
             wrong.append(f"{name}: {found.reason}")
     assert not wrong, "\n".join(wrong)
 
