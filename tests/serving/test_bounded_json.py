@@ -67,6 +67,7 @@ REFUSED = {
     "deep objects": '{"a":' * 5000,
     "many objects": json.dumps([{}] * 1_100),
     "many texts": json.dumps(["ab"] * 1_100),
+    "many numbers in a short list": json.dumps([1] * 1_100),
     "many short lists": json.dumps([{"a": [1]}] * 500),
     "many names": "{" + ",".join(f'"{k}":0' for k in range(1_100)) + "}",
     "many escapes": '"' + "\\n" * limits.MIB + '"',

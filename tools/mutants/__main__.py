@@ -64,7 +64,10 @@ SUBJECTS = {
         ("capsedge/judging/tolerance.py",), ("tests/judging", "tests/verification")
     ),
     "serving": Subject(
-        tuple(f"capsedge/serving/{name}.py" for name in ("requests", "tensors", "bounded_json")),
+        # Others need MLServer.
+        tuple(
+            f"capsedge/serving/{name}.py" for name in ("infer_request", "tensors", "bounded_json")
+        ),
         ("tests/serving", "tests/fuzz/test_corpus.py"),
     ),
     "scores": Subject(
@@ -192,11 +195,16 @@ def mutants_of(file: str, reach: Reach, count: int) -> Iterator[Mutant]:
 
 
 def tests_of(mutant: Mutant, subject: Subject, reach: Reach) -> list[str]:
-    """The tests that reach its line: for C++ and for what runs on import, all that reach the file."""
-    if not mutant.file.endswith(".py"):
+    """The tests that reach its line.
+
+    For what runs on import, all that reach the file; of C++ and of files of constants, nothing is known, so
+    all tests of the subject.
+    """
+    every = reach.reaching(mutant.file, None)
+    if not every:
         return [name for name in reach.passing() if name.startswith(subject.tests)]
     if mutant.imported:
-        return reach.reaching(mutant.file, None)
+        return every
     found = reach.reaching(mutant.file, {mutant.line})
     return found or reach.reaching(mutant.file, {mutant.statement})
 

@@ -48,7 +48,7 @@ Place = tuple[int, int, bool]
 
 
 class _Places(cst.CSTVisitor):
-    """Every node that an operator changes, but no annotation, decorator, import, or text of an exception."""
+    """Every node that an operator changes, but no annotation, decorator, import, or text for people."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
@@ -66,10 +66,15 @@ class _Places(cst.CSTVisitor):
         self._functions += isinstance(node, cst.FunctionDef | cst.Lambda)
         self._raises += isinstance(node, cst.Raise)
         for kind, operator in mutation_operators:
-            if isinstance(node, kind) and not (self._raises and isinstance(node, cst.BaseString)):
+            if isinstance(node, kind) and not self._is_prose(node):
                 place = (line, self._statement, self._functions == 0)
                 self.found += [(place, node, changed) for changed in operator(node)]
         return True
+
+    def _is_prose(self, node: cst.CSTNode) -> bool:
+        return isinstance(node, cst.BaseString) and bool(
+            self._raises or (isinstance(node, cst.SimpleString) and " " in node.value)
+        )
 
     def on_leave(self, original_node: cst.CSTNode) -> None:
         self._functions -= isinstance(original_node, cst.FunctionDef | cst.Lambda)
