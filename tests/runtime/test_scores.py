@@ -87,6 +87,14 @@ CHOSEN: dict[str, tuple[dict[str, Array], int, tuple[str, str]]] = {
     ),
     "softmax of lengths": ({"v": V, "p": softmax(lengths(V))}, 10, ("p", AS_IT_IS)),
     "logits and probabilities": ({"z": Z, "p": softmax(Z)}, 10, ("p", AS_IT_IS)),
+    "probabilities in half precision": (
+        {"z": Z, "p": softmax(Z).astype(np.float16)}, 10, ("p", AS_IT_IS)
+    ),
+    "logits and log-probabilities": ({"z": Z, "l": np.log(softmax(Z))}, 10, ("z", AS_IT_IS)),
+    "logits and their sigmoids": ({"z": Z, "s": 1 / (1 + np.exp(-Z))}, 10, ("z", AS_IT_IS)),
+    "lengths and their squares": (
+        {"c": lengths(V), "s": lengths(V) ** 2}, 10, ("c", AS_IT_IS)
+    ),
     "capsules alone": ({"v": V}, 10, ("v", CAPSULES)),
     "capsules [N, J, P, 1]": ({"v": V[..., None]}, 10, ("v", CAPSULES)),
     "capsules [N, 1, J, P, 1]": ({"v": V[:, None, ..., None]}, 10, ("v", CAPSULES)),
