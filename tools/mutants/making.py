@@ -43,42 +43,39 @@ class Mutant:
         return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
-# Line, statement, imported, and the changed node or text.
-Place = tuple[int, int, bool]
+Place = tuple[int, int, bool]  # line, statement and imported of a mutant
+
+
+_LEFT_ALONE = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Raise)
 
 
 class _Places(cst.CSTVisitor):
-    """Every node that an operator changes, but no annotation, decorator, import, or text for people."""
+    """Every node that an operator changes, except in what is left alone, and in texts for people."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[tuple[Place, cst.CSTNode, cst.CSTNode]] = []
-        self._functions = self._raises = self._statement = 0
+        self._functions = self._statement = 0
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.Annotation | cst.Decorator | cst.Import | cst.ImportFrom):
+        if isinstance(node, _LEFT_ALONE):
             return False
+        if isinstance(node, cst.SimpleString) and " " in node.value:
+            return False  # text for people
         line = self.get_metadata(PositionProvider, node).start.line
         if isinstance(node, cst.SimpleStatementLine | cst.BaseCompoundStatement):
             self._statement = line
         self._functions += isinstance(node, cst.FunctionDef | cst.Lambda)
-        self._raises += isinstance(node, cst.Raise)
         for kind, operator in mutation_operators:
-            if isinstance(node, kind) and not self._is_prose(node):
+            if isinstance(node, kind):
                 place = (line, self._statement, self._functions == 0)
                 self.found += [(place, node, changed) for changed in operator(node)]
         return True
 
-    def _is_prose(self, node: cst.CSTNode) -> bool:
-        return isinstance(node, cst.BaseString) and bool(
-            self._raises or (isinstance(node, cst.SimpleString) and " " in node.value)
-        )
-
     def on_leave(self, original_node: cst.CSTNode) -> None:
         self._functions -= isinstance(original_node, cst.FunctionDef | cst.Lambda)
-        self._raises -= isinstance(original_node, cst.Raise)
 
 
 def python_mutants(root: Path, file: str, covered: set[int]) -> Iterator[Mutant]:
