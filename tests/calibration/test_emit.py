@@ -276,6 +276,19 @@ def test_weights_round_trip() -> None:
     assert np.square(w - whole * scale).sum() < np.square(w - simple).sum()
 
 
+def test_groups_of_one_multiplier_have_eight_weights_or_a_whole_channel() -> None:
+    for shape, wanted in (
+        ((8, 3, 3, 3), (8, 3, 1, 1)),
+        ((8, 3, 2, 4), (8, 3, 1, 1)),
+        ((8, 3, 2, 2), (8, 1, 1, 1)),
+        ((8, 3, 1, 1), (8, 1, 1, 1)),
+        ((4, 2, 3, 5, 1, 2), (4, 2, 3, 1, 1, 1)),
+    ):
+        w = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        scale = weights.quantize(w, tuple(range(1, len(shape))))[1]
+        assert weights.quantize4(w, scale)[1].shape == wanted, shape
+
+
 def test_int4_packing() -> None:
     values = np.array([[-7, 7, 1], [0, -1, 3]], np.int8)
     tensor = weights.int4_tensor("w", values)

@@ -134,7 +134,7 @@ ASKED: dict[str, tuple[dict[str, Array], int, tuple[str, ...]]] = {
     "one probability for two classes": (
         {"p": softmax(logits(2))[:, :1]}, 2, ("torch.cat([1 - p, p], dim=1)",)
     ),
-    "none": ({"b": FLAT_PICTURE}, 10, ("score for each class", "[784]")),
+    "none": ({"b": FLAT_PICTURE}, 10, ("score for each class", "[784]", "for class capsules v")),
     "classes last": ({"v": V.transpose(0, 2, 1)}, 10, ("v.norm(dim=1)",)),
     "pose matrices alone": ({"m": V.reshape(ROWS, 10, 4, 4)}, 10, ("flatten(2)",)),
 }  # fmt: skip
