@@ -212,6 +212,10 @@ def test_scores_that_say_nothing(scores: Callable[[Array], Array], said: str) ->
     assert [said in text for text in found] == [True] * bool(said)
 
 
+def test_one_image_says_nothing_about_others() -> None:
+    assert not doubts("s", Z[:1], softmax(Z[:1]), np.zeros(1, bool))
+
+
 def test_a_named_mask_is_told() -> None:
     outputs = {"v": V, "m": mask(lengths(V))}
     assert "the largest of the lengths of v" in mask_of("m", outputs)
