@@ -48,12 +48,43 @@ def test_votes_are_kept_where_weights_are_more(host: ctypes.CDLL) -> None:
     assert "kept" not in described(host, of("EMRouting", C=8, M=8), images=1)
 
 
+# Images, children, multiprocessors, scheme, and the plan: a GPU is filled by parts, each worth its block.
+SHARED = (
+    (
+        1,
+        1152,
+        100,
+        "portable",
+        "1x16, a kernel per pass, 256 threads, 18 parts of 64 children, votes kept",
+    ),
+    (
+        1,
+        10_000,
+        100,
+        "auto",
+        "1x16, a kernel per pass, 256 threads, 157 parts of 64 children, votes kept",
+    ),
+    (
+        3,
+        1152,
+        132,
+        "split",
+        "1x16, a kernel per pass, 256 threads, 3 parts of 384 children, votes kept",
+    ),
+    (20, 128, 4, "auto", "1x16, one kernel, 256 threads, 1 parts of 128 children"),
+    (6, 1152, 16, "cluster", "1x16, a cluster, 256 threads, 8 parts of 144 children"),
+    (64, 1152, 132, "tiled", "1x16, tiled, 256 threads, 83 parts of 14 children"),
+    (4096, 128, 100, "auto", "1x16, tiled, 256 threads, 2 parts of 64 children"),
+    (1, 1152, 16, "generic", "generic, a kernel per pass, 256 threads, 32 parts of 36 children"),
+)
+
+
 def test_children_are_shared_out_where_images_are_few(host: ctypes.CDLL) -> None:
     case = of("DynamicRouting", N=7, I=128)
-    assert "one kernel" in described(host, case, images=20, multiprocessors=4)
-    assert "tiled" in described(host, case, images=4096, multiprocessors=100)
-    portable = cuda_library.SCHEMES["portable"]
-    for how in ({"types": 1152, "scheme": portable}, {"types": 10_000}):
-        alone = described(host, case, images=1, multiprocessors=100, **how)
-        assert "a kernel per pass" in alone
-        assert int(alone.split(" parts")[0].split()[-1]) >= 16
+    wrong = []
+    for images, children, multiprocessors, scheme, wanted in SHARED:
+        fields = {"images": images, "types": children, "multiprocessors": multiprocessors}
+        found = described(host, case, **fields, scheme=cuda_library.SCHEMES[scheme])
+        if found != wanted:
+            wrong.append(f"{fields} {scheme}: {found}")
+    assert not wrong, "\n".join(wrong)
