@@ -80,11 +80,7 @@ SUBJECTS = {
     ),
     "cpu-plans": Subject(
         (native.CPU,),
-        (
-            "tests/native/test_kernels.py",
-            "tests/native/test_operators.py",
-            "tests/native/test_quantized.py",
-        ),
+        ("tests/native/test_kernels.py", "tests/native/test_quantized.py", "tests/conformance"),
     ),
 }
 
