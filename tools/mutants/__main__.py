@@ -202,7 +202,7 @@ def tests_of(mutant: Mutant, subject: Subject, reach: Reach) -> list[str]:
         found = [name for name in reach.passing() if name.startswith(subject.tests)]
     elif not mutant.imported:
         found = reach.reaching(mutant.file, {mutant.line})
-        found = found or reach.reaching(mutant.file, {mutant.statement})
+        found = found or reach.reaching(mutant.file, {mutant.statement}) or every
     own = f"test_{Path(mutant.file).stem}.py"
     return sorted(found, key=lambda name: f"/{own}::" not in name)
 
