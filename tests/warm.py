@@ -59,11 +59,11 @@ class Warm:
 
 
 @contextmanager
-def warm(environment: dict[str, str]) -> Iterator[Warm]:
+def warm(environment: dict[str, str], root: Path = ROOT) -> Iterator[Warm]:
     """A server, until the block ends."""
     command = [sys.executable, "-m", "tests.warm"]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, cwd=root, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:
         assert server.stdin is not None
         assert server.stdout is not None

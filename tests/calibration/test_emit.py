@@ -121,6 +121,32 @@ def test_convolutions_that_share_a_weight() -> None:
     assert np.abs(got - wanted).max() < 0.05 * np.ptp(wanted)
 
 
+def test_the_bias_makes_up_for_the_rounding_of_the_weights() -> None:
+    """The mean of every channel stays, though 4-bit weights are off by much and the inputs have a mean."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(0, 1, (6, 8, 1, 1)).astype(np.float32)
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Conv", ["x", "w.weight"], ["y"])],
+            "biased",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8, 10, 10])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 6, 10, 10])],
+            [numpy_helper.from_array(weight, "w.weight")],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
+    )  # fmt: skip
+    graph = Graph(model)
+    units, _ = find_units(graph)
+    images = rng.normal(5, 1, (40, 8, 10, 10)).astype(np.float32)
+    data = ImageSet("random", images, None, None)
+    found = collect.histograms(model, calibrated_tensors(graph, units), data)
+    table = Table.from_histograms("", "", "minmax", 40, "", found)
+    quantized = ort_cpu.emit(model, units, uniform(units, "int4"), table)
+    wanted, got = (load_bytes(m.SerializeToString()).run(images)["y"] for m in (model, quantized))
+    apart = np.abs((got - wanted).mean(axis=(0, 2, 3)))
+    assert apart.max() < 0.02
+
+
 def test_a_fixed_batch_larger_than_the_data_is_refused(source: Source) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 1, 10, 10])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 1, 10, 10])
@@ -274,6 +300,19 @@ def test_weights_round_trip() -> None:
     with np.errstate(invalid="ignore"):
         simple = np.nan_to_num(np.rint(w / plain)) * plain
     assert np.square(w - whole * scale).sum() < np.square(w - simple).sum()
+
+
+def test_groups_of_one_multiplier_have_eight_weights_or_a_whole_channel() -> None:
+    for shape, wanted in (
+        ((8, 3, 3, 3), (8, 3, 1, 1)),
+        ((8, 3, 2, 4), (8, 3, 1, 1)),
+        ((8, 3, 2, 2), (8, 1, 1, 1)),
+        ((8, 3, 1, 1), (8, 1, 1, 1)),
+        ((4, 2, 3, 5, 1, 2), (4, 2, 3, 1, 1, 1)),
+    ):
+        w = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        scale = weights.quantize(w, tuple(range(1, len(shape))))[1]
+        assert weights.quantize4(w, scale)[1].shape == wanted, shape
 
 
 def test_int4_packing() -> None:

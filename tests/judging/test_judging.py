@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.judging.decisions import Decisions, angles
 from capsedge.judging.outputs import OutputMetrics
 from capsedge.judging.tolerance import (
+    DEFAULTS,
     MOST,
     NOISE,
     OTHER,
@@ -22,7 +24,21 @@ from capsedge.judging.tolerance import (
     tolerances,
     undefined,
 )
+from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, metadata, save
+
+
+def test_tolerances_are_those_of_the_page() -> None:
+    page = (ROOT / "docs/explanation/proof.md").read_text()
+    found = {
+        name: (float(atol), float(rtol))
+        for names, atol, rtol in re.findall(
+            r"^\| (\S.*?) \| (\d\S*) \| (\d\S*) \|", page, re.MULTILINE
+        )
+        for name in names.replace("`", "").split(", ")
+    }
+    wanted = {name: (tolerance.atol, tolerance.rtol) for name, tolerance in DEFAULTS.items()}
+    assert found == wanted | {"other names": (OTHER.atol, OTHER.rtol)}
 
 
 def test_figures_of_an_output() -> None:

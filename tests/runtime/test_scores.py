@@ -87,6 +87,14 @@ CHOSEN: dict[str, tuple[dict[str, Array], int, tuple[str, str]]] = {
     ),
     "softmax of lengths": ({"v": V, "p": softmax(lengths(V))}, 10, ("p", AS_IT_IS)),
     "logits and probabilities": ({"z": Z, "p": softmax(Z)}, 10, ("p", AS_IT_IS)),
+    "probabilities in half precision": (
+        {"z": Z, "p": softmax(Z).astype(np.float16)}, 10, ("p", AS_IT_IS)
+    ),
+    "logits and log-probabilities": ({"z": Z, "l": np.log(softmax(Z))}, 10, ("z", AS_IT_IS)),
+    "logits and their sigmoids": ({"z": Z, "s": 1 / (1 + np.exp(-Z))}, 10, ("z", AS_IT_IS)),
+    "lengths and their squares": (
+        {"c": lengths(V), "s": lengths(V) ** 2}, 10, ("c", AS_IT_IS)
+    ),
     "capsules alone": ({"v": V}, 10, ("v", CAPSULES)),
     "capsules [N, J, P, 1]": ({"v": V[..., None]}, 10, ("v", CAPSULES)),
     "capsules [N, 1, J, P, 1]": ({"v": V[:, None, ..., None]}, 10, ("v", CAPSULES)),
@@ -101,6 +109,13 @@ CHOSEN: dict[str, tuple[dict[str, Array], int, tuple[str, str]]] = {
     ),
     "no classes named": ({"v": V, "b": FLAT_PICTURE, "m": mask(lengths(V))}, 0, ("v", CAPSULES)),
 }  # fmt: skip
+# Of scores that are not capsules themselves: the capsules whose lengths they are, or decide like them.
+POSES = {
+    "lengths and their capsules": "v",
+    "lengths, capsules and mask": "v",
+    "softmax of lengths": "v",
+}
+LARGE = "activations and large poses"
 ASKED: dict[str, tuple[dict[str, Array], int, tuple[str, ...]]] = {
     "capsules and other logits": ({"v": V, "z": Z}, 10, ("--scores v", "--scores z")),
     "the same called logits": ({"v": V, "logits": Z}, 10, ("--scores v", "--scores logits")),
@@ -119,7 +134,7 @@ ASKED: dict[str, tuple[dict[str, Array], int, tuple[str, ...]]] = {
     "one probability for two classes": (
         {"p": softmax(logits(2))[:, :1]}, 2, ("torch.cat([1 - p, p], dim=1)",)
     ),
-    "none": ({"b": FLAT_PICTURE}, 10, ("score for each class", "[784]")),
+    "none": ({"b": FLAT_PICTURE}, 10, ("score for each class", "[784]", "for class capsules v")),
     "classes last": ({"v": V.transpose(0, 2, 1)}, 10, ("v.norm(dim=1)",)),
     "pose matrices alone": ({"m": V.reshape(ROWS, 10, 4, 4)}, 10, ("flatten(2)",)),
 }  # fmt: skip
@@ -133,8 +148,11 @@ def test_what_is_chosen() -> None:
         except UsageError as error:
             wrong.append(f"{name}: {error}")
             continue
-        if (found.output, found.form) != wanted or not found.reason:
+        poses = found.output if found.form == CAPSULES else POSES.get(name, "")
+        if (found.output, found.form) != wanted or found.poses != poses or not found.reason:
             wrong.append(f"{name}: {found}")
+        if ("exceed 1, so they are poses" in found.reason) != (name == LARGE):
+            wrong.append(f"{name}: {found.reason}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -192,6 +210,10 @@ def test_scores_that_say_nothing(scores: Callable[[Array], Array], said: str) ->
         values = np.where(values == values.max(1, keepdims=True), 1.0, 0.0)
     found = doubts("s", values, values, noise)
     assert [said in text for text in found] == [True] * bool(said)
+
+
+def test_one_image_says_nothing_about_others() -> None:
+    assert not doubts("s", Z[:1], softmax(Z[:1]), np.zeros(1, bool))
 
 
 def test_a_named_mask_is_told() -> None:

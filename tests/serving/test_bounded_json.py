@@ -11,8 +11,8 @@ import pytest
 from capsedge.runtime.files import limits
 from capsedge.serving import bounded_json
 from capsedge.serving.bounded_json import PIECE, Malformed, parse
+from capsedge.serving.infer_request import Input, Output, from_json
 from capsedge.serving.infer_request import Malformed as NoRequest
-from capsedge.serving.infer_request import from_json
 
 
 def plain(value: Any) -> Any:
@@ -67,6 +67,7 @@ REFUSED = {
     "deep objects": '{"a":' * 5000,
     "many objects": json.dumps([{}] * 1_100),
     "many texts": json.dumps(["ab"] * 1_100),
+    "many numbers in a short list": json.dumps([1] * 1_100),
     "many short lists": json.dumps([{"a": [1]}] * 500),
     "many names": "{" + ",".join(f'"{k}":0' for k in range(1_100)) + "}",
     "many escapes": '"' + "\\n" * limits.MIB + '"',
@@ -160,3 +161,18 @@ def test_documents_that_are_no_requests() -> None:
     assert not accepted
     good = {"inputs": [TENSOR], "id": None, "outputs": None, "parameters": None, "more": [{}]}
     assert from_json(json.dumps(good).encode()).inputs[0].data == [1.0]
+
+
+def test_parameters_belong_to_whom_they_are_given() -> None:
+    first, last = {"a": 1, "b": "text"}, {"c": True}
+    document = {
+        "inputs": [{**TENSOR, "parameters": first}, TENSOR],
+        "outputs": [{"name": "y", "parameters": last}, {"name": "z"}],
+        "parameters": {"d": 2},
+        "id": "x" * 1024,
+    }
+    found = from_json(json.dumps(document).encode())
+    assert [one.parameters for one in found.inputs] == [first, {}]
+    assert [(one.name, one.parameters) for one in found.outputs] == [("y", last), ("z", {})]
+    assert (found.parameters, found.id, found.raw) == ({"d": 2}, "x" * 1024, False)
+    assert Input("x", "FP32", [1], [1.0]).parameters == Output("y").parameters == {}

@@ -91,9 +91,18 @@ def check_rows(improved: Improved, original: onnx.ModelProto, batch: int, images
         np.testing.assert_allclose(found[k], wanted, atol=2e-6)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("writing", [Repeated, OneByOne, Sliced, Expanded, D.Leaky, D.InputsFirst])
+@pytest.mark.parametrize(
+    "writing",
+    [
+        Expanded,
+        D.InputsFirst,
+        *(
+            pytest.param(writing, marks=pytest.mark.thorough)
+            for writing in (Repeated, OneByOne, Sliced, D.Leaky)
+        ),
+    ],
+)
 def test_a_fixed_batch_becomes_free(writing: type[D.Writing], batch: int) -> None:
     original = fixed(writing(), batch)
     improved = improve(original.SerializeToString())

@@ -1,0 +1,1 @@
+"""Which faults the tests find: small changes of the code, each against the tests that reach it."""

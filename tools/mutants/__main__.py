@@ -1,0 +1,276 @@
+"""Measure which mutants the fast tests find, and which all tests.
+
+    python -m tools.mutants                      # all subjects: two hours on two cores
+    python -m tools.mutants --only scores --count 5
+
+Writes build/mutants/report.md and, with every mutant, NAME.json beside it. Ends with 1 if the fast tests
+find less than 95 % of what all tests find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from . import native
+from .making import Mutant, cpp_mutants, python_mutants
+from .reach import VARIABLE, Reach
+from .running import Tree
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "mutants"
+SHARE = 0.95  # of what all tests find, the fast ones find
+WORKERS = 2
+BUDGET = 60.0  # CPU seconds of the tests of one tier that run on one mutant; but LEAST tests run in any case
+LEAST = 40
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Files whose faults matter, and the tests that are there to find them."""
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+RECOGNITION = "capsedge/graph/recognize"
+SUBJECTS = {
+    "recognition": Subject(
+        (f"{RECOGNITION}/accept.py", f"{RECOGNITION}/source.py"), ("tests/graph",)
+    ),
+    "metadata": Subject(
+        ("runtime/metadata.py",), ("tests/runtime", "tests/schema", "tests/cli/test_describing.py")
+    ),
+    "int8": Subject(
+        ("calibration/ort_cpu.py", "calibration/weights.py"),
+        ("tests/calibration", "tests/cli/test_quantize.py"),
+    ),
+    "limits": Subject(
+        ("runtime/files/limits.py", "runtime/files/opening.py", "runtime/reading/onnx_file.py"),
+        ("tests/runtime", "tests/test_limits.py", "tests/fuzz/test_corpus.py"),
+    ),
+    "tolerance": Subject(
+        ("capsedge/judging/tolerance.py",), ("tests/judging", "tests/verification")
+    ),
+    "serving": Subject(
+        # Others need MLServer.
+        tuple(
+            f"capsedge/serving/{name}.py" for name in ("infer_request", "tensors", "bounded_json")
+        ),
+        ("tests/serving", "tests/fuzz/test_corpus.py"),
+    ),
+    "scores": Subject(
+        ("runtime/scores.py",),
+        ("tests/runtime", "tests/judging", "tests/exporters/test_scoring.py"),
+    ),
+    "cuda-plans": Subject(
+        (native.CUDA,),
+        tuple(f"tests/native/test_cuda{name}.py" for name in ("", "_plans", "_static")),
+    ),
+    "cpu-plans": Subject(
+        (native.CPU,),
+        ("tests/native/test_kernels.py", "tests/native/test_quantized.py", "tests/conformance"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutant: the first test of each tier that found it, if one did."""
+
+    file: str
+    line: int
+    diff: str
+    tests: int
+    skipped: int  # tests that reach the line, but did not run because others had used up the budget
+    fast: str
+    thorough: str
+    seconds: float
+
+
+def main() -> int:
+    """Run, write, judge."""
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser.add_argument(
+        "--only", action="append", choices=SUBJECTS, help="this subject; may be repeated"
+    )
+    parser.add_argument("--count", type=int, default=40, help="mutants of each subject (40)")
+    parser.add_argument("--again", action="store_true", help="use the coverage of the last run")
+    options = parser.parse_args()
+    names = options.only or list(SUBJECTS)
+    OUT.mkdir(parents=True, exist_ok=True)
+    if not options.only:
+        for old in OUT.glob("*.json"):
+            old.unlink()
+    with ExitStack() as stack:
+        trees = [stack.enter_context(Tree(ROOT, OUT / f"tree{k}")) for k in range(WORKERS)]
+        parts = [OUT / f"reach{k}.part" for k in range(WORKERS)]
+        if not options.again:
+            measure(trees, names, parts)
+        reach = Reach()
+        for part in parts:
+            reach.add(part)
+        for name in names:
+            run(trees, SUBJECTS[name], reach, options.count, OUT / f"{name}.json")
+    text, share = report({
+        name: [Result(**row) for row in json.loads((OUT / f"{name}.json").read_text(encoding="utf-8"))]
+        for name in SUBJECTS
+        if (OUT / f"{name}.json").is_file()
+    })  # fmt: skip
+    (OUT / "report.md").write_text(text, encoding="utf-8")
+    print(text)
+    return int(share < SHARE)
+
+
+def measure(trees: list[Tree], names: list[str], parts: list[Path]) -> None:
+    """Run the subjects' tests, each tree its share, and write what they reach."""
+    folders = {folder for name in names for folder in SUBJECTS[name].tests}
+    tests = sorted(
+        {str(file.relative_to(ROOT)) for folder in folders for file in
+         ([ROOT / folder] if folder.endswith(".py") else (ROOT / folder).rglob("test_*.py"))}
+    )  # fmt: skip
+    running = []
+    for number, (tree, part) in enumerate(zip(trees, parts, strict=True)):
+        files = [file for name in names for file in SUBJECTS[name].files]
+        job = json.dumps({"files": files, "target": str(part)})
+        command = [
+            sys.executable, "-m", "pytest", "-q", "-n", "0", "--tb=line", "-p", "no:cacheprovider",
+            "-p", "tools.mutants.reach", "-m", "not slow", *tests[number :: len(trees)],
+        ]  # fmt: skip
+        log = part.with_suffix(".log").open("w")
+        environment = {**tree.environment, VARIABLE: job, "COVERAGE_CORE": "ctrace"}
+        running.append(
+            subprocess.Popen(command, cwd=tree.folder, env=environment, stdout=log, stderr=log)
+        )
+    for process in running:
+        process.wait()
+
+
+def run(trees: list[Tree], subject: Subject, reach: Reach, count: int, target: Path) -> None:
+    """So many mutants of a subject, evenly from its files, each against the tests that reach it."""
+    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+    for mutants in zip_longest(*(mutants_of(file, reach, count) for file in subject.files)):
+        for mutant in filter(None, mutants):
+            waiting.put(mutant)
+    results: list[Result] = []
+
+    def work(tree: Tree) -> None:
+        while len(results) < count and not waiting.empty():
+            mutant = waiting.get()
+            result = judge(tree, mutant, tests_of(mutant, subject, reach), reach)
+            if result is not None and len(results) < count:
+                results.append(result)
+                rows = [
+                    asdict(row) for row in sorted(results, key=lambda row: (row.file, row.line))
+                ]
+                target.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+                by = result.fast or result.thorough or "lives"
+                where = f"{mutant.file}:{mutant.line}"
+                print(f"{len(results)}/{count} {where} {by} {result.seconds:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        for future in [pool.submit(work, tree) for tree in trees]:
+            future.result()
+
+
+def mutants_of(file: str, reach: Reach, count: int) -> Iterator[Mutant]:
+    """In the order in which they are taken."""
+    if file.endswith(".py"):
+        return islice(python_mutants(ROOT, file, set(reach.lines.get(file, {}))), count)
+    return cpp_mutants(ROOT, file)
+
+
+def tests_of(mutant: Mutant, subject: Subject, reach: Reach) -> list[str]:
+    """The tests that reach its line: those of the module's own test file first, then the cheapest.
+
+    For what runs on import, all that reach the file; of C++ and of files of constants, nothing is known, so
+    all tests of the subject.
+    """
+    found = every = reach.reaching(mutant.file, None)
+    if not every:
+        found = [name for name in reach.passing() if name.startswith(subject.tests)]
+    elif not mutant.imported:
+        found = reach.reaching(mutant.file, {mutant.line})
+        found = found or reach.reaching(mutant.file, {mutant.statement}) or every
+    own = f"test_{Path(mutant.file).stem}.py"
+    return sorted(found, key=lambda name: f"/{own}::" not in name)
+
+
+def judge(tree: Tree, mutant: Mutant, tests: list[str], reach: Reach) -> Result | None:
+    """Run the fast tests, and the thorough ones on what those let live; nothing if it does not compile."""
+    begin = time.monotonic()
+    found, skipped = ["", ""], 0
+    with tree.changed(mutant):
+        if not native.compiles(tree, mutant.file):
+            return None
+        for tier, fast in enumerate((True, False)):
+            mine = [name for name in tests if reach.tests[name].fast == fast]
+            taken, cost = affordable(mine, reach)
+            skipped += len(mine) - len(taken)
+            found[tier] = tree.finds(mutant, taken, 3 * cost + BUDGET)
+            if found[tier]:
+                break
+    return Result(
+        file=mutant.file,
+        line=mutant.line,
+        diff=mutant.diff((ROOT / mutant.file).read_text(encoding="utf-8")),
+        tests=len(tests),
+        skipped=skipped,
+        fast=found[0],
+        thorough=found[1],
+        seconds=round(time.monotonic() - begin, 1),
+    )
+
+
+def affordable(tests: list[str], reach: Reach) -> tuple[list[str], float]:
+    """The cheapest tests, within the budget, and what they cost."""
+    taken: list[str] = []
+    cost = 0.0
+    for name in tests:
+        if len(taken) >= LEAST and cost + reach.tests[name].cost > BUDGET:
+            break
+        taken.append(name)
+        cost += reach.tests[name].cost
+    return taken, cost
+
+
+def report(subjects: dict[str, list[Result]]) -> tuple[str, float]:
+    """The table with all survivors, and the share of what all tests find that the fast ones find."""
+    rows, lived = [], []
+    all_fast = all_found = 0
+    for name, results in subjects.items():
+        fast = sum(bool(result.fast) for result in results)
+        found = fast + sum(bool(result.thorough) for result in results)
+        all_fast, all_found = all_fast + fast, all_found + found
+        seconds = sum(result.seconds for result in results)
+        rows.append(f"| {name} | {len(results)} | {fast} | {found} | {seconds / 60:.0f} |")
+        for result in results:
+            if not result.fast:
+                words = f"only {result.thorough}" if result.thorough else "lives"
+                if result.skipped:
+                    words += f"; {result.skipped} of {result.tests} tests were too expensive to run"
+                lived.append(
+                    f"{result.file}:{result.line}: {words}\n\n```diff\n{result.diff}\n```\n"
+                )
+    share = all_fast / max(1, all_found)
+    head = "| subject | mutants | found by fast tests | by all | minutes of a core |\n|---|---|---|---|---|"
+    judged = f"The fast tests find {share:.1%} of what all tests find; {SHARE:.0%} are required."
+    return "\n".join(
+        ["# Mutants", "", head, *rows, "", judged, "", "## Not found by fast tests", "", *lived]
+    ), share
+
+
+if __name__ == "__main__":
+    os.nice(5)
+    sys.exit(main())

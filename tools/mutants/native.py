@@ -1,0 +1,66 @@
+"""Building the kernels of a copy again after a change of a planner."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from .running import Tree
+
+CUDA = "runtime/native/kernels/cuda/plan.cu"
+CPU = "runtime/native/kernels/cpu/support/plan.cpp"
+
+
+def compiles(tree: Tree, file: str) -> bool:
+    """Build what a file belongs to; Python needs nothing."""
+    if file == CUDA:
+        return _cuda(tree.folder)
+    if file == CPU:
+        return _cpu(tree.folder)
+    return True
+
+
+def _cuda(folder: Path) -> bool:
+    """The emulation, where its tests look for it; all units but the planner are compiled once."""
+    sources, build = folder / Path(CUDA).parent, folder / "build" / "cuda-host"
+    build.mkdir(parents=True, exist_ok=True)
+    objects = []
+    for unit in sorted(sources.glob("*.cu")):
+        target = build / f"{unit.stem}.o"
+        objects.append(str(target))
+        if unit.name == Path(CUDA).name or not target.is_file():
+            flags = ["-std=c++17", "-O2", "-Wno-unknown-pragmas", "-fPIC", "-fvisibility=hidden"]
+            command = [
+                "g++",
+                *flags,
+                "-DCAPSEDGE_EMULATE",
+                "-x",
+                "c++",
+                "-c",
+                str(unit),
+                "-o",
+                str(target),
+            ]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                return False
+    library = build / "libcapsedge_cuda_host.so"
+    subprocess.run(["g++", "-shared", *objects, "-o", str(library)], check=True)
+    return True
+
+
+def _cpu(folder: Path) -> bool:
+    """The operator library, in the place of the installed one."""
+    build = folder / "build" / "native"
+    if not (build / "CMakeCache.txt").is_file():
+        command = ["cmake", "-S", str(folder / "runtime" / "native"), "-B", str(build)]
+        subprocess.run([*command, "-DCMAKE_BUILD_TYPE=Release"], check=True, capture_output=True)
+    command = ["cmake", "--build", str(build), "--target", "capsedge_ort"]
+    if subprocess.run(command, capture_output=True, check=False, env=os.environ).returncode:
+        return False
+    # Another file, not new content in one that a process may have open.
+    made = folder / "runtime" / "_native" / "libcapsedge_ort.so"
+    made.unlink()
+    shutil.copy2(next(build.rglob("libcapsedge_ort.so")), made)
+    return True
