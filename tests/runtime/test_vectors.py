@@ -22,11 +22,12 @@ from capsedge.runtime.session import Session
 from tests.runtime.walking import in_python
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_metadata(refused: bool) -> None:
-    cases = [case for case in vectors.metadata_cases("python") if bool(case.refused) == refused]
+@pytest.mark.parametrize("part", range(4))
+def test_metadata(part: int) -> None:
+    cases = list(vectors.metadata_cases("python"))[part::4]
     faults = [fault for case in cases if (fault := _fault(case))]
-    assert len(cases) > 80
+    assert sum(bool(case.refused) for case in cases) > 10
+    assert sum(not case.refused for case in cases) > 10
     assert not faults, "\n".join(faults)
 
 

@@ -74,6 +74,7 @@ def test_names_layer_and_iteration(families, tmp_path, routing, layer, iteration
     assert "pose" in first["columns"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
 def test_the_ledger_says_what_the_verdict_says(families, tmp_path, routing) -> None:
     """Faults on both sides of the tolerance: what fails has a place, and what passes has none."""
