@@ -55,6 +55,7 @@ def machine(stand_ins: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
     monkeypatch.setenv(libcapsedge.LIBRARY_VARIABLE, str(stand_ins.library))
     stand_ins.cudart.fake_set(1, 87, 0, ANY_AMOUNT)
     gc.collect()  # sessions of another build close in it
+    gc.freeze()  # what is there now need not be looked at again
     libcapsedge.load.cache_clear()
     yield stand_ins
     gc.collect()
