@@ -1,4 +1,4 @@
-"""How launches of the CUDA kernels are planned; a case of every operator in the schemes that `auto` may not choose."""
+"""How launches of the CUDA kernels are planned, and a case of every operator in every scheme but `auto`."""
 
 from __future__ import annotations
 
