@@ -62,7 +62,9 @@ def _metadata(path: Path) -> ModelMetadata:
     return found
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp16", "mixed"])
+@pytest.mark.parametrize(
+    "precision", ["int8", "fp16", pytest.param("mixed", marks=pytest.mark.thorough)]
+)
 def test_quantizes(place: Path, precision: str, tmp_path: Path) -> None:
     out = tmp_path / "q.onnx"
     arguments = ("--calib-data", place / "data", "--calib-images", 40, "--max-drop", 5)
