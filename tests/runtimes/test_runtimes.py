@@ -98,6 +98,7 @@ def test_older_files_are_right_or_refused(made: Path, version: str, tmp_path: Pa
             assert "capsedge export" in answer["error"]
 
 
+@pytest.mark.thorough
 @pytest.mark.runtimes
 def test_the_check_sees_bodies_mixed_up(made: Path, tmp_path: Path) -> None:
     """Files with overloads, in a version that ignores them and with nothing to refuse them, are wrong."""

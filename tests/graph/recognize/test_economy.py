@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from capsedge.graph.recognize.fit_attention import judge_attention
 from capsedge.graph.recognize.fit_em import best_em, hard_cases, judge_em
 from capsedge.graph.recognize.formulas import EM, Attention, Dynamic
 from capsedge.graph.recognize.layouts import Layout
+from tests.exports import Exports
 
 SIZES = (48, 3, 5, 4)  # places, parents, children, elements
 ROLES = Layout(SIZES, SIZES, (0, 1, 2, 3), (1, 1, 1, 1), 0)
@@ -146,9 +146,9 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("dynamic", "
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["em", *SLOW])
-def test_networks_come_back(family: str, tmp_path: Path) -> None:
+def test_networks_come_back(family: str, exported: Exports) -> None:
     pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
     from tests.exporters.nets import network
     from tests.graph.recognize.test_round_trip import round_trip
 
-    round_trip(network(family), tmp_path, "script")
+    round_trip(network(family), exported, "script")
