@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
 
@@ -62,9 +63,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Digits to calibrate, evaluate and train on, and weights to import."""
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
+    pictures = [
+        Image.open(path).convert("L") for path in sorted((ROOT / SAMPLE).parent.glob("digit-?.png"))
+    ]
     for split in ("train", "test"):
-        images = rng.integers(0, 256, (64, 28, 28), dtype=np.uint8)
-        np.savez(folder / f"{split}.npz", images=images, labels=np.arange(64) % 10)
+        labels = np.arange(64) % len(pictures)
+        images = np.stack([np.asarray(pictures[k].resize((28, 28))) for k in labels])
+        noise = rng.integers(0, 20, images.shape, dtype=np.uint8)
+        np.savez(folder / f"{split}.npz", images=np.maximum(images, noise), labels=labels)
     torch.save(XifengGuo().state_dict(), folder / "weights.pth")
     repository(folder / "repository")
     return folder

@@ -24,6 +24,13 @@ _ENGINE = "engine built by NVIDIA's library"
 Build = Callable[..., list[dict[str, Any]]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """None of them is cheap: `make test-nvidia` and, with the library installed, `make test-all` run them."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("thorough")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def library() -> Path:
     """The folder of TensorRT-RTX's libraries."""
