@@ -152,7 +152,7 @@ def cost(session: Session, images: Pixels, rounds: int = 50) -> float:
     """Time of a prediction with the criterion over that without: minima of paired runs in turns."""
     metadata = session.metadata
     assert metadata is not None
-    plain = replace(metadata, nothing=None)
+    plain = replace(metadata, typical_input=None)
     best = {True: float("inf"), False: float("inf")}
     for _ in range(rounds):
         for judged in best:

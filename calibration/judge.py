@@ -127,7 +127,7 @@ def _reason(session: Session, scores: str) -> str:
     """Why the output of scores that a file states is that, or one called as in files of the package."""
     if session.metadata is None:
         return f"it is called {scores}, as scores are in files of capsedge"
-    chosen = session.metadata.chosen
+    chosen = session.metadata.chosen_scores
     return "the file states it" if chosen is None else chosen.reason
 
 

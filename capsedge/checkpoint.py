@@ -24,7 +24,7 @@ from capsedge.runtime.files.opening import FILE, kind, opened, size
 from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.safetensors_file import read_header
 from capsedge.runtime.files.writing import write_bytes
-from capsedge.runtime.nothing import nothing_of
+from capsedge.runtime.nothing import typical_input_of
 from capsedge.runtime.origin import origin_of
 from capsedge.runtime.reading.inspection import CONFIG_KEY
 from capsedge.torch_file import StoredTensor, TorchFile, unreadable
@@ -101,7 +101,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         model = build(described)
         model.load_state_dict(tensors())
     model.origin = origin_of(path)
-    model.nothing = nothing_of(path)
+    model.typical_input = typical_input_of(path)
     return model.eval()
 
 

@@ -126,7 +126,7 @@ def of_capsule_model(
             outputs=config.outputs,
             checkpoint_sha256=checkpoint_sha256,
             origin=model.origin,
-            nothing=model.nothing,
+            typical_input=model.typical_input,
         ),
         traced=traced,
     )

@@ -95,7 +95,7 @@ def with_scores(
     sized = outputs[choice.poses].shape[1:2] if choice.poses else ()
     poses = choice.poses if sized == (choice.classes,) else ""
     said = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
-    stated = dataclasses.replace(stated, outputs=said, chosen=chosen)
+    stated = dataclasses.replace(stated, outputs=said, chosen_scores=chosen)
     return subject, dataclasses.replace(description, outputs=said), stated
 
 

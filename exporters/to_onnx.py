@@ -121,8 +121,8 @@ def export(
         preprocessing: how an image becomes the input; a mapping changes some of the model's own.
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: which outputs hold scores, poses or values, and the names and units of values.
-        typical: images as in training (`capsedge.datasets.nothing_from`): for an image unlike all of them,
-            predictions say that there is nothing to see.
+        typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
+            them, predictions say that there is nothing to see.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
         progress: told what is being done.
@@ -277,7 +277,11 @@ def _scores_taken(stated: ModelMetadata | None, subject: Subject) -> ScoresTaken
     """The output that decides the class, as the file states it."""
     if stated is None or stated.task == REGRESSION:
         return None
-    reason = stated.chosen.reason if stated.chosen else "the name of scores in files of capsedge"
+    reason = (
+        stated.chosen_scores.reason
+        if stated.chosen_scores
+        else "the name of scores in files of capsedge"
+    )
     if stated.outputs is not None:
         return ScoresTaken(stated.outputs.scores, stated.outputs.kind, reason)
     named = {LENGTHS: "length", LOGITS: "logits"}

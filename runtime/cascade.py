@@ -1,19 +1,17 @@
 """A cascade: a small network answers, and images in doubt take the long way through a large one.
 
-docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies the property of a file.
+docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies what a file states.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.documents import Malformed, decode, parse
 
-CASCADE_PROPERTY = "capsedge_cascade"  # outside "capsedge.", whose older readers refuse new names
+CASCADE_KEY = "capsedge.cascade"  # of an ONNX file's metadata
 LONG_WAY = "long_way"  # output [N], bool: the images that the large network decided
 CONFIDENCE = 0.95  # of the lower bound on the agreement
 
@@ -135,17 +133,3 @@ class Cascade:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return asdict(self)
-
-
-def read_cascade(properties: Mapping[str, str]) -> Cascade | None:
-    """The cascade that the properties of a file state; None if they state none.
-
-    Raises:
-        Malformed: they state it in a form of its own.
-    """
-    text = properties.get(CASCADE_PROPERTY)
-    if text is None:
-        return None
-    if len(text) > limits.CASCADE_BYTES:
-        raise Malformed(f"{CASCADE_PROPERTY} has over {limits.CASCADE_BYTES // limits.KIB} KiB")
-    return decode(Cascade, parse(text), CASCADE_PROPERTY)

@@ -16,14 +16,14 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import (
     CLASSIFICATION,
-    OURS,
+    PREFIX,
     REGRESSION,
     TASKS,
     ModelMetadata,
     Outputs,
     Preprocessing,
 )
-from capsedge.runtime.nothing import Nothing
+from capsedge.runtime.nothing import TypicalInput
 from capsedge.runtime.probing import Probes
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.reading.properties import with_properties
@@ -54,14 +54,14 @@ class Description:
         task: ``single-label``, ``multi-label`` or ``regression``; ``classification`` is ``single-label``.
         outputs: which outputs hold scores, poses or values; for a regression the names and units of the
             values, where a single unit stands for all.
-        typical: makes the criterion for nothing to see, once the preprocessing is known.
+        typical: measures the typical input, once the preprocessing is known.
     """
 
     class_names: Sequence[str] | None = None
     preprocessing: Preprocessing | Mapping[str, Any] | None = None
     task: str | None = None
     outputs: Outputs | None = None
-    typical: Callable[[Preprocessing], Nothing] | None = None
+    typical: Callable[[Preprocessing], TypicalInput] | None = None
 
     def __post_init__(self) -> None:
         for name, kinds, wanted in (
@@ -107,9 +107,9 @@ class Described:
             kind = kinds.get(m.outputs.kind, m.outputs.kind)
             where = f"{len(m.class_names)} classes, scores ({kind}) in {m.outputs.scores}, {poses}"
         images = "" if m.preprocessing else "; no preprocessing of images, which --size gives it"
-        nothing = f"; nothing to see: {m.nothing.claim}" if m.nothing else ""
-        why = f"; why these scores: {m.chosen.reason}" if m.chosen else ""
-        return f"the file states: {m.task}, {where}{images}{nothing}{why}"
+        typical = f"; typical input: {m.typical_input.claim}" if m.typical_input else ""
+        why = f"; why these scores: {m.chosen_scores.reason}" if m.chosen_scores else ""
+        return f"the file states: {m.task}, {where}{images}{typical}{why}"
 
 
 def described(
@@ -141,11 +141,11 @@ def described(
     base = base or ModelMetadata("", {}, "", 0, (), None)
     warnings: tuple[str, ...] = ()
     if description:
-        plain = load_bytes(with_properties(runnable, {}, OURS), path)
+        plain = load_bytes(with_properties(runnable, {}, PREFIX), path)
         base, warnings = metadata_for(description, plain, base)
     properties = checked_properties(base, path)
-    _check_read(with_properties(runnable, properties, OURS), path)
-    return Described(with_properties(data, properties, OURS), base, warnings)
+    _check_read(with_properties(runnable, properties, PREFIX), path)
+    return Described(with_properties(data, properties, PREFIX), base, warnings)
 
 
 _FITS = (
@@ -231,8 +231,8 @@ def metadata_for(
             class_names=names,
             preprocessing=preprocessing,
             outputs=outputs,
-            nothing=_nothing(description, preprocessing, base),
-            chosen=chosen,
+            typical_input=_typical_input(description, preprocessing, base),
+            chosen_scores=chosen,
         )
         return described, warnings
     except UsageError:  # is a ValueError, too
@@ -265,12 +265,12 @@ def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None
         )
 
 
-def _nothing(
+def _typical_input(
     description: Description, preprocessing: Preprocessing | None, base: ModelMetadata
-) -> Nothing | None:
-    """The criterion; one that was measured on images prepared otherwise does not hold any more."""
+) -> TypicalInput | None:
+    """The typical input; one that was measured on images prepared otherwise does not hold any more."""
     if description.typical is None:
-        return base.nothing if preprocessing == base.preprocessing else None
+        return base.typical_input if preprocessing == base.preprocessing else None
     if preprocessing is None:
         raise ValueError("typical images need the preprocessing of the model, such as its --size")
     return description.typical(preprocessing)
@@ -381,12 +381,12 @@ def _scores(
     given, stated = given or Outputs(), base.outputs or Outputs()
     scores, chosen = given.scores, Chosen(NAMED) if given.scores else None
     if scores == stated.scores:
-        chosen = base.chosen
+        chosen = base.chosen_scores
     if not scores:
-        scores, chosen = stated.scores, base.chosen
+        scores, chosen = stated.scores, base.chosen_scores
     named = [name for name in SCORES if name in probed]
     if not scores and base.class_names and len(named) == 1:  # a file that leaves it to the names
-        scores, chosen = named[0], base.chosen
+        scores, chosen = named[0], base.chosen_scores
     posed = ""
     if not scores:
         choice = choose(probed, len(names), inside=images.inside, images=images.images.shape[1:])

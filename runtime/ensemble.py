@@ -65,7 +65,9 @@ class Ensemble(Summarized, Predictor):
         of_members = [m.metadata.preprocessing if m.metadata else None for m in self.members]
         self._distinct = list(dict.fromkeys(of_members))
         self._which = [self._distinct.index(p) for p in of_members]
-        self._criteria = [m.metadata is not None and bool(m.metadata.nothing) for m in self.members]
+        self._criteria = [
+            m.metadata is not None and bool(m.metadata.typical_input) for m in self.members
+        ]
 
     def __enter__(self) -> Self:
         self._check_open()

@@ -9,7 +9,7 @@ from itertools import repeat
 import numpy as np
 
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.nothing import Floats, Measurements, Nothing, measure, measure_all
+from capsedge.runtime.nothing import Floats, Measurements, TypicalInput, measure, measure_all
 from capsedge.runtime.vision.prediction import Prediction
 
 INVERT = "mostly light, and the answer is not confident: try --invert (in Python invert=True)"
@@ -26,7 +26,7 @@ def seen(
         images: the prepared images, one for each prediction.
         inverted: whether they were inverted.
     """
-    p, criterion = metadata.preprocessing, metadata.nothing
+    p, criterion = metadata.preprocessing, metadata.typical_input
     if p is None:
         yield from predictions
         return
@@ -42,7 +42,11 @@ def seen(
 
 
 def to_invert(
-    image: Floats, layout: str, score: float, criterion: Nothing | None, found: Measurements | None
+    image: Floats,
+    layout: str,
+    score: float,
+    criterion: TypicalInput | None,
+    found: Measurements | None,
 ) -> bool:
     """Whether a prepared grey image ``[1, H, W]`` or ``[H, W, 1]`` may have its colours the other way round.
 

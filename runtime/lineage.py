@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.checkpoint_metadata import read_metadata
-from capsedge.runtime.files.documents import decode, parse
+from capsedge.runtime.files.checkpoint_metadata import field_of
 from capsedge.runtime.origin import CLAIMED
 
 PRUNING_KEY = "capsedge.pruning"  # of a checkpoint's metadata
@@ -77,14 +76,4 @@ def pruned_of(path: Path | str) -> Pruned | None:
     Raises:
         UsageError, ArtefactError: it cannot be read.
     """
-    return read_metadata(path, read_pruned, "what it was pruned from", "Prune it again.")
-
-
-def read_pruned(metadata: Mapping[str, str]) -> Pruned | None:
-    """The same from the metadata of a checkpoint; None if there is none.
-
-    Raises:
-        Malformed: it cannot be read.
-    """
-    text = metadata.get(PRUNING_KEY)
-    return None if text is None else decode(Pruned, parse(text))
+    return field_of(Pruned, path, PRUNING_KEY, "what it was pruned from", "Prune it again.")

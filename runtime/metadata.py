@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.cascade import CASCADE_PROPERTY, Cascade, read_cascade
+from capsedge.runtime.cascade import Cascade
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.documents import Malformed, decode, parse
-from capsedge.runtime.nothing import LEAST_SIDE, NOTHING_PROPERTY, Nothing, read_nothing
-from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin, read_origin
-from capsedge.runtime.scores import CHOSEN_PROPERTY, Chosen, read_chosen
-from capsedge.runtime.trace import TRACE_PROPERTY, TraceOutputs, read_trace
+from capsedge.runtime.files.documents import Malformed, decode, dump, parse
+from capsedge.runtime.nothing import LEAST_SIDE, TypicalInput
+from capsedge.runtime.origin import Origin
+from capsedge.runtime.scores import Chosen
+from capsedge.runtime.trace import TraceOutputs
 
-SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
-PREFIX = "capsedge."
-# Newer fields: older versions refuse what they do not know under "capsedge.", and pass over these.
-_APART = {
-    "origin": ORIGIN_PROPERTY,
-    "nothing": NOTHING_PROPERTY,
-    "cascade": CASCADE_PROPERTY,
-    "trace": TRACE_PROPERTY,
-    "chosen": CHOSEN_PROPERTY,
+SCHEMA = 1
+PREFIX = "capsedge."  # of the names of all properties
+# Characters that the text of a property may have, where that is less than all of them may have together.
+_MOST = {
+    "typical_input": limits.TYPICAL_INPUT_BYTES,
+    "cascade": limits.CASCADE_BYTES,
+    "trace": limits.TRACE_BYTES,
 }
-OURS = (PREFIX, *_APART.values())  # what the names of all our properties begin with
 
 RESIZE_RULES = ("stretch", "pad", "crop", "center")
 PER_IMAGE = ("", "standardize", "min-max")
@@ -111,16 +107,6 @@ class Preprocessing:
         c, h, w = self.channels, self.height, self.width
         return (c, h, w) if self.layout == "NCHW" else (h, w, c)
 
-    @property
-    def schema(self) -> int:
-        """The oldest schema of metadata that can say this."""
-        return 2 if self.per_image or (self.layout, self.order) != ("NCHW", "RGB") else 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values; what schema 1 does not have is left out where it is not used."""
-        newer = {"per_image": "", "layout": "NCHW", "order": "RGB"}
-        return {k: v for k, v in asdict(self).items() if k not in newer or v != newer[k]}
-
 
 @dataclass(frozen=True)
 class Outputs:
@@ -167,10 +153,10 @@ class ModelMetadata:
         parity: the measurements of the comparison at export.
         outputs: which outputs hold the answer; None for ``lengths`` or ``logits``, and ``poses``.
         origin: where imported weights come from, as the file claims; None for others.
-        nothing: when an image has nothing to see; None if the file does not state it.
+        typical_input: what images as in training are like; None if the file does not state it.
         cascade: the two networks of a cascade; None for others. The rest describes the large one.
         trace: the outputs with the values of every routing iteration; None if the file has none.
-        chosen: why its output of scores was taken for that; None if the file does not state it.
+        chosen_scores: why its output of scores was taken for that; None if the file does not state it.
     """
 
     architecture: str
@@ -186,10 +172,10 @@ class ModelMetadata:
     parity: Mapping[str, Any] = field(default_factory=dict)
     outputs: Outputs | None = None
     origin: Origin | None = None
-    nothing: Nothing | None = None
+    typical_input: TypicalInput | None = None
     cascade: Cascade | None = None
     trace: TraceOutputs | None = None
-    chosen: Chosen | None = None
+    chosen_scores: Chosen | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -202,75 +188,42 @@ class ModelMetadata:
             raise ValueError(f"a class name has over {limits.NAME_CHARACTERS} characters")
         if self.outputs is not None or self.task == REGRESSION:
             _check_outputs(self.outputs or Outputs(), self.task, self.class_names)
-        if self.nothing is not None:
-            _check_nothing(self.preprocessing)
+        if self.typical_input is not None:
+            _check_measurable(self.preprocessing)
         if self.cascade is not None and self.task == REGRESSION:
             raise ValueError("a regression has no classes to be in doubt between")
 
-    @property
-    def schema(self) -> int:
-        """The oldest schema that can say this, so that older versions read all that they understand."""
-        of_images = 1 if self.preprocessing is None else self.preprocessing.schema
-        return 2 if self.outputs is not None else of_images
-
     def to_properties(self) -> dict[str, str]:
-        """ONNX metadata properties: string keys under ``capsedge.`` and those of `_APART`; JSON values."""
-        values = {"schema": self.schema, **asdict(self)}
-        apart = {name: values.pop(field) for field, name in _APART.items()}
-        if self.outputs is None:
-            del values["outputs"]
-        if self.preprocessing is not None:
-            values["preprocessing"] = self.preprocessing.to_dict()
-        named = {PREFIX + k: v for k, v in values.items()}
-        named |= {k: v for k, v in apart.items() if v is not None}
-        return {k: json.dumps(v, sort_keys=True) for k, v in named.items()}
+        """The properties of an ONNX file: names under ``capsedge.``, and JSON texts."""
+        values = {"schema": SCHEMA, **asdict(self)}
+        return {
+            PREFIX + name: dump(value)
+            for name, value in values.items()
+            if value is not None or name == "preprocessing"  # which every file states
+        }
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> ModelMetadata | None:
         """Read the properties of a file; None if it has no ``capsedge.*`` properties.
 
         Raises:
-            ArtefactError: the properties are damaged or of a newer schema.
+            ArtefactError: the properties are damaged or of another schema.
         """
         ours = {k.removeprefix(PREFIX): v for k, v in properties.items() if k.startswith(PREFIX)}
         if not ours:
             return None
         try:
-            if (
-                sum(len(properties[k]) for k in properties if k.startswith(OURS))
-                > limits.METADATA_BYTES
-            ):
+            if sum(map(len, ours.values())) > limits.METADATA_BYTES:
                 raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
-            for name in set(_APART) & set(ours):  # they have properties of their own
-                raise Malformed(f"unknown: {name}")
-            values = {k: parse(v, nan="null") for k, v in ours.items()}
-            schema = decode(int, values.pop("schema", None), "schema")
-            if schema not in SCHEMAS:
+            schema = decode(int, _parsed("schema", ours.pop("schema", "null")), "schema")
+            if schema != SCHEMA:
                 raise ArtefactError(
                     "The model's metadata has another schema.",
-                    f"It has {schema}, this version of capsedge reads up to {SCHEMAS[-1]}.",
+                    f"It has {schema}, this version of capsedge reads {SCHEMA}.",
                     "Export the model again, or install the capsedge that made it.",
                 )
-            if isinstance(
-                values.get("class_names"), list
-            ):  # older files also use numbers as class names
-                values["class_names"] = [
-                    str(n) if type(n) is int else n for n in values["class_names"]
-                ]
-            found = replace(
-                decode(cls, values),
-                origin=read_origin(properties, ORIGIN_PROPERTY),
-                nothing=read_nothing(properties),
-                cascade=read_cascade(properties),
-                trace=read_trace(properties),
-                chosen=read_chosen(properties),
-            )
-            if found.schema > schema:
-                raise Malformed(
-                    f"schema {schema} has no 'outputs', 'per_image', 'layout' and 'order'"
-                )
-            return found
-        except ValueError as error:  # Malformed, or what `_APART` states contradicts the rest
+            return decode(cls, {name: _parsed(name, text) for name, text in ours.items()})
+        except Malformed as error:
             raise ArtefactError(
                 "The model's metadata cannot be read.",
                 f"{error}.",
@@ -278,12 +231,23 @@ class ModelMetadata:
             ) from error
 
 
-def _check_nothing(preprocessing: Preprocessing | None) -> None:
-    """Raise a ValueError where no image can be measured."""
+def _parsed(name: str, text: str) -> Any:
+    """The plain values of a property."""
+    most = _MOST.get(name, limits.METADATA_BYTES)
+    if len(text) > most:
+        raise Malformed(f"'{name}' has over {most // limits.KIB} KiB")
+    try:
+        return parse(text)
+    except Malformed as error:
+        raise Malformed(f"'{name[:80]}': {error}") from error
+
+
+def _check_measurable(preprocessing: Preprocessing | None) -> None:
+    """Raise a ValueError where no image can be compared with typical input."""
     if preprocessing is None:
-        raise ValueError("a criterion for nothing to see needs the preprocessing of images")
+        raise ValueError("typical_input needs the preprocessing of images")
     if min(preprocessing.height, preprocessing.width) < LEAST_SIDE:
-        raise ValueError(f"nothing to see is judged from {LEAST_SIDE} pixels a side on")
+        raise ValueError(f"typical_input needs {LEAST_SIDE} pixels a side")
 
 
 def _check_outputs(outputs: Outputs, task: str, class_names: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Whether there is anything to see in an image: spans of five measurements, taken on images as in training.
+"""Typical input: spans of five measurements of the training images, outside of which there is nothing to see.
 
 docs/reference/metadata.md ("Nothing to see") specifies the rule, so that C++ decides alike on equal bits.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.checkpoint_metadata import read_metadata
-from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.files.checkpoint_metadata import field_of
 
-NOTHING_KEY = "capsedge.nothing"  # of a checkpoint's metadata
-NOTHING_PROPERTY = "capsedge_nothing"  # of an ONNX file: outside "capsedge.", as the origin
+TYPICAL_INPUT_KEY = "capsedge.typical_input"  # of the metadata of a checkpoint or an ONNX file
 LEAST_IMAGES = 100
 LEAST_SIDE = 3  # a frame, and something inside it
 _SLACK = 0.05  # by which a span is widened at each end
@@ -61,8 +59,8 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """The criterion of a model: an image outside of one of the spans has nothing to see.
+class TypicalInput:
+    """What images as in training are like: an image outside of one of the spans has nothing to see.
 
     Attributes:
         contrast, level, roughness, frame_level, frame_contrast: smallest and largest value.
@@ -112,7 +110,7 @@ class Nothing:
             f"{name.replace('_', ' ')} {low:.4g} to {high:.4g}"
             for name, (low, high) in ((n, getattr(self, n)) for n in REASONS)
         )
-        return [("nothing to see", f"outside of {spans} ({self.claim})")]
+        return [("typical input", f"{spans} ({self.claim})")]
 
     @property
     def claim(self) -> str:
@@ -176,7 +174,7 @@ def _frame(shape: tuple[int, ...], layout: str) -> NDArray[np.intp]:
     return np.flatnonzero(around)
 
 
-def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = "") -> Nothing:
+def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = "") -> TypicalInput:
     """The criterion of prepared images ``[C, H, W]`` as in training: what they span, and 5 % more.
 
     Blank images among them are left out. Every bound is moved outwards by 5 % of its span, the lower one of
@@ -205,38 +203,24 @@ def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = 
         name: (_rounded(a), _rounded(b))
         for name, a, b in zip(REASONS, first, high + slack, strict=True)
     }
-    return Nothing(**spans, images=len(rows), data_sha256=data_sha256)
+    return TypicalInput(**spans, images=len(rows), data_sha256=data_sha256)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def read_nothing(metadata: Mapping[str, str], key: str = NOTHING_PROPERTY) -> Nothing | None:
-    """The criterion in the metadata of an ONNX file or a checkpoint; None if there is none.
-
-    Args:
-        key: `NOTHING_KEY` or `NOTHING_PROPERTY`.
-
-    Raises:
-        Malformed: it cannot be read.
-    """
-    if key not in metadata:
-        return None
-    if len(metadata[key]) > limits.NOTHING_BYTES:
-        raise Malformed(f"the criterion for nothing to see has over {limits.NOTHING_BYTES} bytes")
-    return decode(Nothing, parse(metadata[key]))
-
-
-def nothing_of(path: Path | str) -> Nothing | None:
-    """The criterion of a checkpoint; None if it has none, or is no safetensors file.
+def typical_input_of(path: Path | str) -> TypicalInput | None:
+    """The typical input of a checkpoint; None if it states none, or is no safetensors file.
 
     Raises:
         UsageError, ArtefactError: it cannot be read.
     """
-    return read_metadata(
+    return field_of(
+        TypicalInput,
         path,
-        lambda metadata: read_nothing(metadata, NOTHING_KEY),
-        "when an image has nothing to see",
+        TYPICAL_INPUT_KEY,
+        "which images are like its training data",
         "Copy or train it again.",
+        limits.TYPICAL_INPUT_BYTES,
     )

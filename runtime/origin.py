@@ -10,13 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.checkpoint_metadata import read_metadata
-from capsedge.runtime.files.documents import decode, parse
+from capsedge.runtime.files.checkpoint_metadata import field_of
 
-ORIGIN_KEY = "capsedge.import"  # of a checkpoint's metadata
-ORIGIN_PROPERTY = (
-    "capsedge_origin"  # of an ONNX file: outside "capsedge.", whose readers refuse new names
-)
+ORIGIN_KEY = "capsedge.origin"  # of the metadata of a checkpoint or an ONNX file
 NOT_COMPARED = "not compared with its author's code"
 CLAIMED = "claimed by the file"
 
@@ -105,18 +101,4 @@ def origin_of(path: Path | str) -> Origin | None:
     Raises:
         UsageError, ArtefactError: it cannot be read.
     """
-    return read_metadata(path, read_origin, "where its weights come from", "Import it again.")
-
-
-def read_origin(metadata: Mapping[str, str], key: str = ORIGIN_KEY) -> Origin | None:
-    """The origin in the metadata of a checkpoint, or in those of an ONNX file; None if there is none.
-
-    Args:
-        key: `ORIGIN_KEY` or `ORIGIN_PROPERTY`.
-
-    Raises:
-        Malformed: it cannot be read.
-    """
-    if key not in metadata:
-        return None
-    return decode(Origin, parse(metadata[key]))
+    return field_of(Origin, path, ORIGIN_KEY, "where its weights come from", "Import it again.")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files import documents, formats
@@ -78,7 +79,7 @@ class Passport:
         layers: layers of the engine by the element types of their data: ``{"FP16": 12}``.
         batch: smallest, best and largest batch.
         source, source_sha256: the ONNX file.
-        metadata: the ONNX file's properties under ``capsedge.``, and the origin of imported weights.
+        metadata: the ONNX file's properties under ``capsedge.``.
         command: the command that built it, for the record; errors advise `rebuild`.
         products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
         target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
@@ -196,9 +197,9 @@ def read(engine: Path) -> Passport:
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
         )
     try:
-        values = documents.read(path)
-        schema = decode(int, values.pop("schema", None), "schema") if type(values) is dict else None
-        if schema not in (SCHEMA, None):
+        values = decode(dict[str, Any], documents.read(path))
+        schema = decode(int, values.pop("schema", None), "schema")
+        if schema != SCHEMA:
             raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
         passport = decode(Passport, values)
     except Malformed as error:

@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.documents import decode, parse
-
-CHOSEN_PROPERTY = "capsedge_scores"  # of an ONNX file: outside "capsedge.", as the origin
 
 # Scores [N, J]; with axes of 1 between or behind; class capsules [N, J, P], whose lengths are the scores.
 AS_IT_IS, FLAT, CAPSULES = "as it is", "flat", "capsules"
@@ -68,17 +65,6 @@ class Chosen:
             raise ValueError(f"a text on the scores has over {limits.ORIGIN_CHARACTERS} characters")
         if bool(self.made_of) != (1 <= self.classes <= limits.WIDTH):
             raise ValueError(f"{self.classes} scores made of '{self.made_of[:80]}'")
-
-
-def read_chosen(metadata: Mapping[str, str]) -> Chosen | None:
-    """Why the output of scores was taken for that; None if the file does not state it.
-
-    Raises:
-        Malformed: it cannot be read.
-    """
-    if CHOSEN_PROPERTY not in metadata:
-        return None
-    return decode(Chosen, parse(metadata[CHOSEN_PROPERTY]))
 
 
 @dataclass(frozen=True)

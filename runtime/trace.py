@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.files import limits
-from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.summary import Row, Summarized, Summary, short
 
-TRACE_PROPERTY = "capsedge_trace"  # of an ONNX file: outside "capsedge.", as the origin
 PREFIX = "trace/"  # of the names of its outputs
 ROUTINGS = ("dynamic", "em", "attention", "self-attention")
 KINDS = ("couplings", "poses", "agreement", "distances", "activations", "children")
@@ -87,19 +85,6 @@ class TraceOutputs:
     def outputs(self) -> tuple[str, ...]:
         """All outputs of the trace."""
         return tuple(layer.outputs[k] for layer in self.layers for k in KINDS if k in layer.outputs)
-
-
-def read_trace(metadata: Mapping[str, str]) -> TraceOutputs | None:
-    """What the metadata of an ONNX file states of its trace; None if there is none.
-
-    Raises:
-        Malformed: it cannot be read.
-    """
-    if TRACE_PROPERTY not in metadata:
-        return None
-    if len(metadata[TRACE_PROPERTY]) > limits.TRACE_BYTES:
-        raise Malformed(f"the layers of the trace take over {limits.TRACE_BYTES // limits.MIB} MiB")
-    return decode(TraceOutputs, parse(metadata[TRACE_PROPERTY]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ import pytest
 import capsedge
 from benchmarks.nothing import SIDE, Pixels, patterns, random_noise, refused, smooth_noise
 from capsedge.checkpoint import load_checkpoint
-from capsedge.datasets import nothing_from, read_split
+from capsedge.datasets import read_split, typical_input_from
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.nothing import measure_all
 from capsedge.runtime.session import Session
@@ -28,10 +28,10 @@ def session() -> Session:
 
 def test_every_model_states_it(session: Session) -> None:
     assert session.metadata is not None
-    criterion = session.metadata.nothing
+    criterion = session.metadata.typical_input
     assert criterion is not None
     assert criterion.images == 60_000
-    others = {path.stem: load_checkpoint(path).nothing for path in zoo_checkpoints()}
+    others = {path.stem: load_checkpoint(path).typical_input for path in zoo_checkpoints()}
     of_pairs = others.pop("digits-overlap")
     assert set(others.values()) == {criterion}
     assert of_pairs is not None
@@ -77,7 +77,7 @@ def test_test_images(session: Session, mnist: Path) -> None:
     """At most 0.1 % of the 10,000 are refused."""
     test = read_split(mnist, "test", Preprocessing(SIDE, SIDE, 1)).images
     assert session.metadata is not None
-    criterion = session.metadata.nothing
+    criterion = session.metadata.typical_input
     assert criterion is not None
     inputs = (test.astype(np.float32) * np.float32(1 / 255)).transpose(0, 3, 1, 2)
     assert sum(bool(criterion.reason(found)) for found in measure_all(inputs)) <= 10
@@ -86,7 +86,7 @@ def test_test_images(session: Session, mnist: Path) -> None:
 @pytest.mark.slow
 def test_it_is_that_of_the_training_images(session: Session, mnist: Path) -> None:
     assert session.metadata is not None
-    assert nothing_from(mnist, Preprocessing(SIDE, SIDE, 1)) == session.metadata.nothing
+    assert typical_input_from(mnist, Preprocessing(SIDE, SIDE, 1)) == session.metadata.typical_input
 
 
 @pytest.mark.thorough
@@ -98,5 +98,5 @@ def test_int8_and_fp16_keep_it(session: Session, tmp_path: Path) -> None:
         capsedge.quantize(default_model(), target, precision=precision, calib_data=pixels)
         quantized = capsedge.load(target)
         assert quantized.metadata is not None
-        assert quantized.metadata.nothing == session.metadata.nothing
+        assert quantized.metadata.typical_input == session.metadata.typical_input
         assert quantized.predict(np.zeros((28, 28), np.uint8))[0].nothing

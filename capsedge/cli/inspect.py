@@ -304,8 +304,8 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
             scaling += f", channels {p.order}"
         size_of_image = "x".join(map(str, p.shape))
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
-    if meta.nothing is not None:
-        facts += meta.nothing.facts()
+    if meta.typical_input is not None:
+        facts += meta.typical_input.facts()
     if meta.cascade is not None:
         facts += meta.cascade.facts()
     facts += [(f"parity {key}", _flat(value)) for key, value in meta.parity.items()]
@@ -341,4 +341,4 @@ def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
 
 def _why(meta: ModelMetadata) -> list[tuple[str, str]]:
     """Why the output of scores was taken for that, as the file's maker states it."""
-    return [] if meta.chosen is None else [("why these scores", meta.chosen.reason)]
+    return [] if meta.chosen_scores is None else [("why these scores", meta.chosen_scores.reason)]

@@ -236,8 +236,8 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
         facts.append(
             f"the large network decides {cascade['share']:.2%} of the images it was measured on"
         )
-    if claim := link.get("nothing_to_see"):
-        facts.append(f"nothing to see: {claim}")
+    if claim := link.get("typical_input"):
+        facts.append(f"typical input: {claim}")
     if origin := link.get("claimed_origin"):
         claim = f"family {origin['family']}, licence: {origin['licence']}, {origin['comparison']}"
         facts.append(f"{CLAIMED}: {claim}")

@@ -7,6 +7,13 @@ whatever it cannot read.
 from capsedge.datasets.imageset import ImageSet, from_iterable
 from capsedge.datasets.reading import read_images, read_split
 from capsedge.datasets.targets import read_targets
-from capsedge.datasets.typical import nothing_from
+from capsedge.datasets.typical import typical_input_from
 
-__all__ = ["ImageSet", "from_iterable", "nothing_from", "read_images", "read_split", "read_targets"]
+__all__ = [
+    "ImageSet",
+    "from_iterable",
+    "read_images",
+    "read_split",
+    "read_targets",
+    "typical_input_from",
+]

@@ -17,12 +17,12 @@ from capsedge.datasets.reading import as_images, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.files.given import DATA, as_path
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.nothing import Nothing, spans_of
+from capsedge.runtime.nothing import TypicalInput, spans_of
 
-Typical: TypeAlias = "str | os.PathLike[str] | NDArray[Any] | ImageSet | Nothing"
+Typical: TypeAlias = "str | os.PathLike[str] | NDArray[Any] | ImageSet | TypicalInput"
 
 
-def nothing_from(data: Typical, preprocessing: Preprocessing) -> Nothing:
+def typical_input_from(data: Typical, preprocessing: Preprocessing) -> TypicalInput:
     """When an image has nothing to see: what no image of ``data`` is like (docs/reference/metadata.md).
 
     Args:
@@ -39,10 +39,10 @@ def nothing_from(data: Typical, preprocessing: Preprocessing) -> Nothing:
 
     Example:
         >>> pixels = np.random.default_rng(0).integers(0, 256, (200, 28, 28), np.uint8)
-        >>> nothing_from(pixels, capsedge.Preprocessing(28, 28, 1)).images
+        >>> typical_input_from(pixels, capsedge.Preprocessing(28, 28, 1)).images
         200
     """
-    if isinstance(data, Nothing):
+    if isinstance(data, TypicalInput):
         return data
     if isinstance(data, np.ndarray):
         data = as_images({"images": data}, preprocessing, {"images": "float32"})
@@ -72,18 +72,18 @@ def _check_shapes(data: ImageSet, preprocessing: Preprocessing) -> None:
         )
 
 
-def typical_images(data: Typical | None) -> Callable[[Preprocessing], Nothing] | None:
-    """`nothing_from` for a preprocessing that is not known yet; None without data.
+def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInput] | None:
+    """`typical_input_from` for a preprocessing that is not known yet; None without data.
 
     Raises:
         UsageError: there is no such file, said before any work.
     """
     if data is None:
         return None
-    if not isinstance(data, (Nothing, np.ndarray, ImageSet)):
+    if not isinstance(data, (TypicalInput, np.ndarray, ImageSet)):
         path = as_path(data, DATA)
         if not os.path.lexists(path):
             raise UsageError(f"There is no {path}.", "", "Name a folder or file with images.")
         data = Path(path)
     given = data
-    return functools.cache(lambda preprocessing: nothing_from(given, preprocessing))
+    return functools.cache(lambda preprocessing: typical_input_from(given, preprocessing))

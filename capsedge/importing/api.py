@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from capsedge.importing.converting import network, questions
 from capsedge.importing.measuring import Measured, measure
 from capsedge.models import CapsuleModel
 from capsedge.models.config import ModelConfig
+from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.given import DATA, FILE, OUTPUT, WEIGHTS, as_path
 from capsedge.runtime.files.writing import check_writable, sha256
 from capsedge.runtime.metadata import Outputs, Preprocessing
@@ -184,7 +184,7 @@ def import_checkpoint(
     origin = _origin(found, answers.variant, files, notes, comparison)
     model.origin = origin
     if target is not None:
-        save_checkpoint(model, target, {ORIGIN_KEY: json.dumps(asdict(origin))})
+        save_checkpoint(model, target, {ORIGIN_KEY: dump(asdict(origin))})
     return ImportReport(
         target, model, origin, found.by, weights.format, comparison, measured,
         tuple(_warnings(model.config, comparison, measured)),

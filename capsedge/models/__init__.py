@@ -97,5 +97,5 @@ def with_iterations(model: CapsuleModel, iterations: int) -> CapsuleModel:
         changed.origin = model.origin.changed(
             f"{iterations} routing iterations instead of {model.config.iterations}"
         )
-    changed.nothing = model.nothing
+    changed.typical_input = model.typical_input
     return changed.eval()

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from capsedge.errors import UsageError
 from capsedge.models.config_base import ModelConfig
-from capsedge.models.config_fields import check_dialects, check_range, later
+from capsedge.models.config_fields import check_dialects, check_range
 from capsedge.runtime.files import limits
 
 
@@ -34,7 +34,7 @@ class AttentionCapsulesConfig(ModelConfig):
     dense_layers: tuple[int, ...] = ()
     concurrent: bool = True
     iterations: int = 2
-    patches: str = later("windows")
+    patches: str = "windows"
 
     def __post_init__(self) -> None:
         super().__post_init__()

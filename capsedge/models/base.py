@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from capsedge.errors import UsageError
 from capsedge.models.config import ModelConfig
 from capsedge.models.stems import make_stem, stem_grid
-from capsedge.runtime.nothing import Nothing
+from capsedge.runtime.nothing import TypicalInput
 from capsedge.runtime.origin import Origin
 
 
@@ -46,12 +46,12 @@ class CapsuleModel(nn.Module, ABC):
         score_name: ``lengths`` or ``logits``: the name of the scores in an exported file.
         decoder: the reconstruction decoder, if there is one.
         origin: where imported weights come from; None for others.
-        nothing: when an image has nothing to see; None if the checkpoint does not state it.
+        typical_input: what images as in training are like; None if the checkpoint does not state it.
     """
 
     score_name = "lengths"
     origin: Origin | None = None
-    nothing: Nothing | None = None
+    typical_input: TypicalInput | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

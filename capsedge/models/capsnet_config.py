@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from capsedge.errors import UsageError
 from capsedge.models.config_base import ModelConfig
-from capsedge.models.config_fields import check_dialects, check_range, later
+from capsedge.models.config_fields import check_dialects, check_range
 from capsedge.runtime.files import limits
 
 
@@ -62,18 +62,18 @@ class CapsNetConfig(ModelConfig):
     learned_priors: bool = False
     decoder: tuple[int, ...] = ()
     linear_classifier: bool = False
-    primary_grouping: str = later("channels")
-    primary_squash: str = later("pose")
-    softmax: str = later("parents")
-    class_squash: str = later("pose")
-    vote_bias: bool = later(False)
-    epsilon: float = later(1e-8)
-    length_epsilon: float = later(0.0)
-    softmax_scores: bool = later(False)
-    batch_average: bool = later(False)
-    primary_groups: int = later(1)
-    primary_bias: bool = later(True)
-    primary_positions: tuple[int, ...] = later(())
+    primary_grouping: str = "channels"
+    primary_squash: str = "pose"
+    softmax: str = "parents"
+    class_squash: str = "pose"
+    vote_bias: bool = False
+    epsilon: float = 1e-8
+    length_epsilon: float = 0.0
+    softmax_scores: bool = False
+    batch_average: bool = False
+    primary_groups: int = 1
+    primary_bias: bool = True
+    primary_positions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

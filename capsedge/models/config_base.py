@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from capsedge.errors import UsageError
-from capsedge.models.config_fields import check_padding, check_range, later, plain
+from capsedge.models.config_fields import check_padding, check_range
 from capsedge.runtime.files import limits
 from capsedge.runtime.metadata import CLASSIFICATION, REGRESSION, Outputs, Preprocessing
 
@@ -41,17 +41,17 @@ class Conv:
     padding: int | str = 0
     bias: bool = True
     batch_norm: bool = False
-    norm_epsilon: float = later(1e-5)
-    norm_last: bool = later(False)
-    instance_norm: bool = later(False)
-    leak: float = later(0.0)
-    groups: int = later(1)
-    activation: str = later("relu")
-    channel_norm: bool = later(False)
-    pooled: int = later(0)
-    squeeze: int = later(0)
-    attention: int = later(0)
-    attention_kernel: int = later(3)
+    norm_epsilon: float = 1e-5
+    norm_last: bool = False
+    instance_norm: bool = False
+    leak: float = 0.0
+    groups: int = 1
+    activation: str = "relu"
+    channel_norm: bool = False
+    pooled: int = 0
+    squeeze: int = 0
+    attention: int = 0
+    attention_kernel: int = 3
 
     def __post_init__(self) -> None:
         check_range(1, limits.WIDTH, channels=self.channels, groups=self.groups)
@@ -184,7 +184,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that ``config_from_dict`` reads back."""
-        values = plain(self)
+        values = dataclasses.asdict(self)
         if isinstance(self.stem, ResNet):
             values["stem"] = {"resnet": self.stem.stages}
         return {"architecture": self.architecture, **values}

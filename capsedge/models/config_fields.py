@@ -1,13 +1,9 @@
-"""What the fields of configurations share: checks, JSON values, and fields that came later."""
+"""Checks that the fields of configurations share."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
-from capsedge.runtime.metadata import Preprocessing
 
 
 def check_range(least: int, most: int, **values: object) -> None:
@@ -20,29 +16,6 @@ def check_range(least: int, most: int, **values: object) -> None:
 def check_padding(padding: int | str) -> None:
     if padding != "same":
         check_range(0, limits.KERNEL, padding=padding)
-
-
-def later(default: Any) -> Any:
-    """A field that the first version lacks: `ModelConfig.to_dict` leaves it out while it is at its default.
-
-    So the same configuration is the same bytes in every version, and an older one reads it.
-    """
-    return dataclasses.field(default=default, metadata={"later": True})
-
-
-def plain(value: Any) -> Any:
-    """JSON values of a configuration or of a part of one."""
-    if isinstance(value, tuple):
-        return tuple(map(plain, value))
-    if isinstance(value, Preprocessing):
-        return value.to_dict()
-    if not dataclasses.is_dataclass(value):
-        return value
-    return {
-        f.name: plain(getattr(value, f.name))
-        for f in dataclasses.fields(value)
-        if "later" not in f.metadata or getattr(value, f.name) != f.default
-    }
 
 
 _DIALECTS = {

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from capsedge.errors import UsageError
 from capsedge.models.config_base import ModelConfig
-from capsedge.models.config_fields import check_dialects, check_range, later
+from capsedge.models.config_fields import check_dialects, check_range
 from capsedge.runtime.files import limits
 
 
@@ -42,11 +42,11 @@ class MatrixCapsulesConfig(ModelConfig):
     pose_side: int = 4
     inverse_temperature: float = 0.01
     epsilon: float = 1e-4
-    schedule: str = later("rising")
-    coordinates: str = later("centers")
-    normalized_activations: bool = later(False)
-    patches: str = later("windows")
-    statistics: str = later("paper")
+    schedule: str = "rising"
+    coordinates: str = "centers"
+    normalized_activations: bool = False
+    patches: str = "windows"
+    statistics: str = "paper"
 
     def __post_init__(self) -> None:
         super().__post_init__()

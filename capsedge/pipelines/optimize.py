@@ -135,8 +135,8 @@ def optimize(
             fixes it.
         class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
             routing is recognized and no number of images is given, the file stays as it is otherwise.
-        typical: images as in training (`capsedge.datasets.nothing_from`): for an image unlike all of them,
-            predictions say that there is nothing to see.
+        typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
+            them, predictions say that there is nothing to see.
         progress: told what is being done.
 
     Returns:

@@ -28,6 +28,7 @@ from capsedge.pruning.families import groups
 from capsedge.pruning.remove import keep_units
 from capsedge.pruning.report import PruningReport, Round, Size
 from capsedge.pruning.work import MODEL, START, WORK, open_work
+from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.given import WEIGHTS, as_path
 from capsedge.runtime.files.writing import (
     REJECTED,
@@ -38,7 +39,7 @@ from capsedge.runtime.files.writing import (
     sha256,
 )
 from capsedge.runtime.lineage import PRUNING_KEY, Pruned, pruned_of
-from capsedge.runtime.nothing import NOTHING_KEY
+from capsedge.runtime.nothing import TYPICAL_INPUT_KEY
 from capsedge.training.evaluation import to_input
 from capsedge.training.loop import Progress, Recipe, batch_loss, train
 from capsedge.training.recipe_of import TRAINING_KEY, recipe_of, training_of
@@ -316,11 +317,11 @@ class _Pruning:
             (before, after),
             None if older is None else older.claim,
         )
-        extra = {PRUNING_KEY: json.dumps(lineage.to_dict())}
-        if self.parent.nothing is not None:
-            extra[NOTHING_KEY] = json.dumps(self.parent.nothing.to_dict())
+        extra = {PRUNING_KEY: dump(lineage.to_dict())}
+        if self.parent.typical_input is not None:
+            extra[TYPICAL_INPUT_KEY] = dump(self.parent.typical_input.to_dict())
         if self._tuned is not None and (training := training_of(self._tuned)) is not None:
-            extra[TRAINING_KEY] = training
+            extra[TRAINING_KEY] = dump(asdict(training))
         save_checkpoint(model, place, extra)
         return PruningReport(
             place,

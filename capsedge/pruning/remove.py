@@ -33,5 +33,5 @@ def _kept(model: CapsuleModel, group: Group, keep: tuple[int, ...]) -> CapsuleMo
         state[each.tensor] = each.kept(state[each.tensor], group.units, keep)
     smaller = build(group.shrink(model.config, keep)).to(next(model.parameters()).dtype)
     smaller.load_state_dict(state)
-    smaller.nothing = model.nothing
+    smaller.typical_input = model.typical_input
     return smaller.eval()

@@ -21,8 +21,9 @@ from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.config import ModelConfig
 from capsedge.runtime.files import opening
+from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
-from capsedge.runtime.nothing import NOTHING_KEY, Nothing
+from capsedge.runtime.nothing import TYPICAL_INPUT_KEY, TypicalInput
 from capsedge.training import augment
 from capsedge.training.evaluation import centre, normalize, right_answers, to_input
 from capsedge.training.fast import fast_math
@@ -176,7 +177,7 @@ def train(
             f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
         )
     run = _Run.new(config, recipe, folder, steps, initial)
-    run.nothing = criterion(data, config, recipe.pairs)
+    run.typical_input = criterion(data, config, recipe.pairs)
     make_folder(folder)
     for file in files(folder):
         check_writable(file)
@@ -211,7 +212,7 @@ class _Run:
         steps: of one epoch.
         average: the moving average of the model's weights; the model itself without one.
         history: one line per epoch done.
-        nothing: when an image has nothing to see; None if the training images do not tell.
+        typical_input: what the training images are like; None if they do not tell.
     """
 
     config: ModelConfig
@@ -223,7 +224,7 @@ class _Run:
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler
     history: list[dict[str, Any]]
-    nothing: Nothing | None = None
+    typical_input: TypicalInput | None = None
 
     @classmethod
     def new(
@@ -295,9 +296,9 @@ class _Run:
     def write_results(self) -> None:
         """Write ``model.safetensors`` and ``history.jsonl``."""
         training = {"recipe": asdict(self.recipe), "last": _without_time(self.history[-1])}
-        extra = {"capsedge.training": json.dumps(training)}
-        if self.nothing is not None:
-            extra[NOTHING_KEY] = json.dumps(self.nothing.to_dict())
+        extra = {"capsedge.training": dump(training)}
+        if self.typical_input is not None:
+            extra[TYPICAL_INPUT_KEY] = dump(self.typical_input.to_dict())
         save_checkpoint(self.average, self.folder / MODEL, extra)
         write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
 

@@ -1,4 +1,4 @@
-"""The recipe that a checkpoint was trained by."""
+"""How a checkpoint was trained, as its metadata states it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsedge.runtime.files.checkpoint_metadata import read_metadata
-from capsedge.runtime.files.documents import decode, parse
+from capsedge.runtime.files.checkpoint_metadata import field_of
 from capsedge.training.loop import Recipe
 
 TRAINING_KEY = "capsedge.training"  # of a checkpoint's metadata
 
 
 @dataclass(frozen=True)
-class _Training:
+class Training:
+    """The recipe, and what the last epoch reached."""
+
     recipe: Recipe
     last: Mapping[str, Any]
 
 
-def training_of(path: Path | str) -> str | None:
-    """How a checkpoint was trained, in the words of its metadata; None if it does not say."""
-    return read_metadata(
-        path, lambda found: found.get(TRAINING_KEY), "how it was trained", "Train it again."
-    )
-
-
-def recipe_of(path: Path | str) -> Recipe | None:
-    """The recipe in a checkpoint's metadata; None if it states none.
+def training_of(path: Path | str) -> Training | None:
+    """How a checkpoint was trained; None if it does not say.
 
     Raises:
         UsageError, ArtefactError: it cannot be read.
     """
+    return field_of(Training, path, TRAINING_KEY, "how it was trained", "Train it again.")
 
-    def read(metadata: Mapping[str, str]) -> Recipe | None:
-        text = metadata.get(TRAINING_KEY)
-        return None if text is None else decode(_Training, parse(text)).recipe
 
-    return read_metadata(path, read, "how it was trained", "Train it again.")
+def recipe_of(path: Path | str) -> Recipe | None:
+    """The recipe of a checkpoint; None if it states none.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    training = training_of(path)
+    return None if training is None else training.recipe

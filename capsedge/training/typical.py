@@ -1,13 +1,13 @@
-"""What a network's training images look like: when an image has nothing to see for it."""
+"""The typical input of a network: what its training images are like."""
 
 from __future__ import annotations
 
 import torch
 
-from capsedge.datasets import ImageSet, nothing_from
+from capsedge.datasets import ImageSet, typical_input_from
 from capsedge.errors import UsageError
 from capsedge.models.config import ModelConfig
-from capsedge.runtime.nothing import Nothing
+from capsedge.runtime.nothing import TypicalInput
 from capsedge.training import augment
 from capsedge.training.evaluation import normalize, to_input
 
@@ -15,7 +15,7 @@ _PAIRS = 20_000
 _SEED = 1
 
 
-def criterion(data: ImageSet, config: ModelConfig, pairs: str = "none") -> Nothing | None:
+def criterion(data: ImageSet, config: ModelConfig, pairs: str = "none") -> TypicalInput | None:
     """What the training images span, before augmentation; of pairs, the canvases and each digit alone on one.
 
     Args:
@@ -37,9 +37,9 @@ def criterion(data: ImageSet, config: ModelConfig, pairs: str = "none") -> Nothi
     return _measured(normalize(torch.cat([canvases, each[:, 0]]), config), config)
 
 
-def _measured(images: ImageSet | torch.Tensor, config: ModelConfig) -> Nothing | None:
+def _measured(images: ImageSet | torch.Tensor, config: ModelConfig) -> TypicalInput | None:
     given = images if isinstance(images, ImageSet) else images.numpy()
     try:
-        return nothing_from(given, config.preprocessing)
+        return typical_input_from(given, config.preprocessing)
     except UsageError:
         return None

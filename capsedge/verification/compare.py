@@ -401,8 +401,8 @@ def _artefact_link(session: Session) -> Link:
             facts["calibration"] = dict(meta.calibration)
         if meta.cascade is not None:
             facts["cascade"] = meta.cascade.to_dict()
-        if meta.nothing is not None:
-            facts["nothing_to_see"] = meta.nothing.claim
+        if meta.typical_input is not None:
+            facts["typical_input"] = meta.typical_input.claim
         if meta.origin is not None:
             facts["claimed_origin"] = meta.origin.claim
     path = session.path

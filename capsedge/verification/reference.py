@@ -52,7 +52,7 @@ class Reference:
         batch: int | None = None,
     ) -> None:
         self.ranks, self.batch = ranks, batch
-        self._chosen = metadata.chosen if metadata is not None and metadata.outputs else None
+        self._chosen = metadata.chosen_scores if metadata is not None and metadata.outputs else None
         self._scores = metadata.outputs.scores if metadata and metadata.outputs else ""
         self.module = copy.deepcopy(module).eval().float()
         self.outputs = tuple(outputs)

@@ -37,7 +37,7 @@ from capsedge.runtime.backends.tensorrt_rtx import (
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.writing import check_apart, check_writable, sha256, write_bytes
 from capsedge.runtime.machine.environment import power_mode
-from capsedge.runtime.metadata import OURS
+from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.passport import TARGETS, TENSORRT, TENSORRT_RTX, Machine
 from capsedge.runtime.quantities import size
 from capsedge.runtime.reading import onnx_file
@@ -215,7 +215,7 @@ def _build(
         batch=batch,
         source=source.name,
         source_sha256=sha256(source),
-        metadata={p.key: p.value for p in model.metadata_props if p.key.startswith(OURS)},
+        metadata={p.key: p.value for p in model.metadata_props if p.key.startswith(PREFIX)},
         command=command(shown, target, options, batch),
         products=precision.count_products(built.layers),
         target=options.target,

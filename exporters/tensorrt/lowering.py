@@ -19,7 +19,7 @@ from capsedge.graph.proto import constants_of, copy_of, operator_nodes, opset_of
 from capsedge.graph.shapes import keep_signature
 from capsedge.graph.simplify import simplify
 from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
-from capsedge.runtime.cascade import CASCADE_PROPERTY
+from capsedge.runtime.cascade import CASCADE_KEY
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
@@ -131,7 +131,7 @@ def check(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedModelError: the file was made for another target, or is a cascade.
     """
-    if any(entry.key == CASCADE_PROPERTY for entry in model.metadata_props):
+    if any(entry.key == CASCADE_KEY for entry in model.metadata_props):
         raise UnsupportedModelError(
             "TensorRT cannot run a cascade.",
             "How many images its large network runs on is known only at run time, inside the graph; an "

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.documents import Malformed
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.files.opening import opened
 from capsedge.runtime.files.safetensors_file import read_header
 
 T = TypeVar("T")
 
 
-def read_metadata(
-    path: Path | str, read: Callable[[Mapping[str, str]], T | None], lacking: str, fix: str
+def field(
+    kind: type[T], metadata: Mapping[str, str], key: str, most: int = limits.JSON_BYTES
 ) -> T | None:
-    """A statement in the metadata of a checkpoint; None for a file that is not named ``.safetensors``.
+    """The value under a key of a checkpoint's metadata; None if there is none.
 
     Args:
-        read: reads the statement from the metadata; it raises Malformed where that is damaged.
-        lacking: what the file does not tell then, for the error.
+        kind: a dataclass.
+        most: characters that its text may have.
+
+    Raises:
+        Malformed: it is damaged.
+    """
+    if key not in metadata:
+        return None
+    if len(metadata[key]) > most:
+        raise Malformed(f"'{key}' has over {most} characters")
+    return decode(kind, parse(metadata[key]), key)
+
+
+def field_of(
+    kind: type[T],
+    path: Path | str,
+    key: str,
+    lacking: str,
+    fix: str,
+    most: int = limits.JSON_BYTES,
+) -> T | None:
+    """The same of a file; None for one that is not named ``.safetensors``.
+
+    Args:
+        lacking: what the file does not tell where the value is damaged, for the error.
         fix: what mends it.
 
     Raises:
@@ -31,6 +55,6 @@ def read_metadata(
         return None
     try:
         with opened(path) as file:
-            return read(read_header(file).metadata)
+            return field(kind, read_header(file).metadata, key, most)
     except Malformed as error:
         raise ArtefactError(f"{path} does not tell {lacking}.", f"{error}.", fix) from error

@@ -2,7 +2,7 @@
 
 The only reader of metadata, configurations, passports, calibration tables and headers. `parse` returns plain
 values within the limits; `decode` turns them into a dataclass, whose annotations are the schema. Every defect
-of a document raises `Malformed`.
+of a document raises `Malformed`. `dump` writes what `parse` reads.
 """
 
 from __future__ import annotations
@@ -78,6 +78,21 @@ def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
     except json.JSONDecodeError as error:
         raise Malformed(f"it is not JSON: {error}") from error
     return check(values, finite=nan != "keep")
+
+
+def dump(values: Any) -> str:
+    """The JSON text of plain values; numbers that JSON does not have (NaN, infinities) become null."""
+    return json.dumps(_with_null(values), sort_keys=True, allow_nan=False)
+
+
+def _with_null(values: Any) -> Any:
+    if isinstance(values, float):
+        return values if math.isfinite(values) else None
+    if isinstance(values, Mapping):
+        return {key: _with_null(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_with_null(value) for value in values]
+    return values
 
 
 def check(values: Any, finite: bool = True) -> Any:

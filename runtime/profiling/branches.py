@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.cascade import CASCADE_PROPERTY, LONG_WAY
+from capsedge.runtime.cascade import CASCADE_KEY, LONG_WAY
 from capsedge.runtime.profiling.onnxruntime_profiler import Event
 from capsedge.runtime.reading.attribution import Place, places
 from capsedge.runtime.reading.onnx_structure import Graph, Node, Structure
@@ -91,7 +91,7 @@ def placed(written: Structure, running: Executed) -> list[Place]:
 
 def networks(written: Structure, running: Executed) -> list[str]:
     """The network of a cascade that each operator belongs to, one of `NETWORKS`; empty for other files."""
-    if CASCADE_PROPERTY not in written.metadata:
+    if CASCADE_KEY not in written.metadata:
         return [""] * len(running.bodies)
     return [
         _network(body, node) for body, node in zip(running.bodies, running.graph.nodes, strict=True)

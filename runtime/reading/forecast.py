@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.runtime.cascade import CASCADE_PROPERTY
+from capsedge.runtime.cascade import CASCADE_KEY
 from capsedge.runtime.files import limits
 from capsedge.runtime.reading.attribution import places
 from capsedge.runtime.reading.costs import VIEWS, Tensor, cost
@@ -139,7 +139,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
             "Use for example --device orin-nano-8gb.",
         )
     model = read_structure(path)
-    if CASCADE_PROPERTY in model.metadata:
+    if CASCADE_KEY in model.metadata:
         raise UsageError(
             f"{path} is a cascade of two networks.",
             "How many images its large network runs on is known only at run time.",

@@ -11,13 +11,14 @@ from typing import Any
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import quantities
-from capsedge.runtime.files.documents import Malformed, decode, parse
+from capsedge.runtime.files.checkpoint_metadata import field as checkpoint_field
+from capsedge.runtime.files.documents import Malformed
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.safetensors_file import TYPES, read_header
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.lineage import Pruned, read_pruned
+from capsedge.runtime.lineage import PRUNING_KEY, Pruned
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.origin import Origin, read_origin
+from capsedge.runtime.origin import ORIGIN_KEY, Origin
 from capsedge.runtime.reading.attribution import layer_of_weights
 from capsedge.runtime.reading.onnx_structure import BITS, Graph, Node, Shape, Value, read_structure
 from capsedge.runtime.summary import Row, Summarized, Summary, short
@@ -148,14 +149,14 @@ def inspect(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
 
 def _checkpoint(path: Path) -> Inspection:
     groups: dict[str, list[int]] = {}
-    configuration, buffers = None, 0
+    buffers = 0
     try:
         with opened(path) as file:
             length = size(file)
             header = read_header(file)
-        if CONFIG_KEY in header.metadata:
-            configuration = decode(dict[str, Any], parse(header.metadata[CONFIG_KEY]), CONFIG_KEY)
-        origin, pruned = read_origin(header.metadata), read_pruned(header.metadata)
+        configuration = checkpoint_field(dict[str, Any], header.metadata, CONFIG_KEY)
+        origin = checkpoint_field(Origin, header.metadata, ORIGIN_KEY)
+        pruned = checkpoint_field(Pruned, header.metadata, PRUNING_KEY)
     except Malformed as error:
         raise ArtefactError(
             f"{path} is not a readable safetensors checkpoint.",

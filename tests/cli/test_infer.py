@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.datasets import nothing_from
+from capsedge.datasets import typical_input_from
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
 from tests.cli.running import capsedge
@@ -94,8 +94,8 @@ def judging(place: Path) -> Path:
     for spot in spots:
         row, column = rng.integers(1, SIDE - 3, 2)
         spot[row : row + 2, column : column + rng.integers(1, 3)] = rng.integers(100, 256)
-    criterion = nothing_from(spots, Preprocessing(SIDE, SIDE, 1))
-    properties = metadata(nothing=criterion).to_properties()
+    criterion = typical_input_from(spots, Preprocessing(SIDE, SIDE, 1))
+    properties = metadata(typical_input=criterion).to_properties()
     save(capsule_model(properties=properties, reconstruction=True), place / "judging.onnx")
     Image.fromarray(np.zeros((SIDE, SIDE), np.uint8)).save(place / "blank.png")
     Image.fromarray(spots[0]).save(place / "dark.png")

@@ -61,8 +61,8 @@ def test_without_test_images_there_is_no_test_accuracy(data: Path) -> None:
     assert not any(key.startswith("test") for key in line)
     stored = training_of(run / "model.safetensors")
     assert stored is not None
-    assert json.loads(stored)["last"]["training_accuracy"] == line["training_accuracy"]
-    assert "test_accuracy" not in stored
+    assert stored.last["training_accuracy"] == line["training_accuracy"]
+    assert "test_accuracy" not in stored.last
     more = invoke(*RUN, "--data", alone, "-o", run, "--epochs", 1, "--limit", 16, "--resume")
     assert json.loads(more.stdout)["epochs"] == []
 

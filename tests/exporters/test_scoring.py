@@ -137,7 +137,7 @@ def test_the_answer_is_that_of_the_module(
     answered = np.stack([p.scores for p in predictions])
     assert np.allclose(answered, wanted.numpy(), atol=1e-5)
     assert answered.max() < 0.999
-    assert session.metadata.chosen.reason == report.scores.reason
+    assert session.metadata.chosen_scores.reason == report.scores.reason
     from capsedge.verification.compare import verify
 
     arrays = {"x": batch}

@@ -154,7 +154,7 @@ def test_a_file_without_a_trace_states_none(exported: Exports):
     path = exported(network("dynamic")).path
     model = onnx.load(path)
     assert [o.name for o in model.graph.output] == ["lengths", "poses"]
-    assert "capsedge_trace" not in {p.key for p in model.metadata_props}
+    assert "capsedge.trace" not in {p.key for p in model.metadata_props}
     session = capsedge.load(path)
     assert session.metadata.trace is None
     with pytest.raises(UsageError, match="capsedge export --checkpoint CHECKPOINT --with trace"):

@@ -17,9 +17,9 @@ from capsedge.runtime.description import Description, described
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.nothing import (
-    NOTHING_PROPERTY,
     REASONS,
-    Nothing,
+    TYPICAL_INPUT_KEY,
+    TypicalInput,
     measure,
     spans_of,
 )
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.skipif(
     reason="libcapsedge is not built: pip install -e . with a C++ compiler",
 )
 RNG = np.random.default_rng(9)
-WIDE = Nothing((1e-30, 1e30), (-1e30, 1e30), (0, 1e30), (-1e30, 1e30), (0, 1e30))
+WIDE = TypicalInput((1e-30, 1e30), (-1e30, 1e30), (0, 1e30), (-1e30, 1e30), (0, 1e30))
 
 
-def model_with(criterion: Nothing, prep: Preprocessing) -> bytes:
+def model_with(criterion: TypicalInput, prep: Preprocessing) -> bytes:
     last = prep.layout == "NHWC"
     plain = foreign_model({"o": [2]}, channels=prep.channels, last=last).SerializeToString()
     description = Description(None, prep, "regression", typical=lambda _: criterion)
@@ -97,8 +97,8 @@ def test_the_same_bits(prep: Preprocessing) -> None:
                 criterion = replace(WIDE, **{name: (low, high)})
                 wanted = f"{word} than in any training image" if word else ""
                 assert criterion.reason(found) == wanted
-                properties = {NOTHING_PROPERTY: json.dumps(criterion.to_dict())}
-                data = with_properties(plain, properties, (NOTHING_PROPERTY,))
+                properties = {TYPICAL_INPUT_KEY: json.dumps(criterion.to_dict())}
+                data = with_properties(plain, properties, (TYPICAL_INPUT_KEY,))
                 said = Session(data).predict([image])[0]["nothing"]
                 assert said == wanted, (name, value)
                 compared += 1
@@ -118,7 +118,7 @@ def test_the_same_reasons(prep: Preprocessing) -> None:
 def classifier(text: str | None) -> bytes:
     properties = metadata().to_properties()
     if text is not None:
-        properties[NOTHING_PROPERTY] = text
+        properties[TYPICAL_INPUT_KEY] = text
     return with_properties(capsule_model().SerializeToString(), properties, ("capsedge",))
 
 

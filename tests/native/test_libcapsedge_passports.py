@@ -91,6 +91,8 @@ def test_damaged_passports(engine: Any, machine: Machine, values: dict[str, Any]
     with pytest.raises(Failed, match="cannot be read") as failed:
         Session(path)
     assert failed.value.code == ARTEFACT
+    with pytest.raises(ArtefactError, match="cannot be read"):
+        capsedge.load(path)
 
 
 @pytest.mark.thorough

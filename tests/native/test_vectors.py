@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     reason="libcapsedge is not built: pip install -e . with a C++ compiler",
 )
 NOT_SHOWN = (
-    "checkpoint_sha256", "scores", "poses", "nothing", "origin", "cascade", "trace", "chosen",
+    "checkpoint_sha256", "scores", "poses", "typical_input", "origin", "cascade", "trace", "chosen_scores",
 )  # fmt: skip
 
 

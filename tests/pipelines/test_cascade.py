@@ -22,6 +22,7 @@ from capsedge.cli import app
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.graph.cascade import Doubt, Pair, join
 from capsedge.pipelines.cascade_report import CascadeReport
+from capsedge.runtime.cascade import CASCADE_KEY
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
@@ -340,7 +341,7 @@ def test_hostile_statements(report: CascadeReport, changes: dict[str, Any]):
     model = onnx.load_model_from_string(report.model)
     stated = {**report.cascade.to_dict(), **changes}
     for entry in model.metadata_props:
-        if entry.key == "capsedge_cascade":
+        if entry.key == CASCADE_KEY:
             entry.value = json.dumps(stated)
     with pytest.raises(capsedge.ArtefactError, match="metadata cannot be read"):
         load_bytes(model.SerializeToString())

@@ -58,7 +58,6 @@ def test_a_file_of_ours_keeps_what_is_not_stated():
     assert found.class_names == metadata().class_names
     assert found.preprocessing == Preprocessing(8, 8, 1, mean=(0.5,))
     assert found.outputs is None
-    assert found.schema == 1
 
 
 @pytest.mark.parametrize(

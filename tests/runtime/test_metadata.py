@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import re
+from typing import Any
 
 import pytest
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
-from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin
+from capsedge.runtime.cascade import Cascade, Parent
+from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.nothing import TypicalInput
+from capsedge.runtime.origin import Origin
+from capsedge.runtime.scores import Chosen
+from capsedge.runtime.trace import TraceLayer, TraceOutputs
+from tests.conftest import ROOT
 from tests.runtime.models import metadata
 
 
@@ -30,48 +39,87 @@ def test_sizes_are_whole_numbers(height: object):
         Preprocessing(height, 28, 1)  # type: ignore[arg-type]
 
 
-ANGLES = Outputs(values=("angles",), names=("yaw", "pitch"), units=("degrees", ""))
-
-
-def test_what_schema_1_can_say_stays_as_it_was():
-    """Older versions read it, byte for byte."""
-    properties = metadata().to_properties()
-    assert properties["capsedge.schema"] == "1"
-    assert "capsedge.outputs" not in properties
-    assert "per_image" not in properties["capsedge.preprocessing"]
+ORIGIN = Origin(
+    "xifengguo", "github.com/somebody/capsules", "MIT", "dynamic routing", ("one",), "m.pt", "0" * 64,
+    ("3 iterations",), {"inputs": 1045, "largest_difference": 1e-7, "passed": True, "code": "a.py:b"},
+)  # fmt: skip
+SPAN = (0.25, 0.5)
+LAYER = TraceLayer(
+    "classes",
+    "dynamic",
+    3,
+    {"couplings": "a", "poses": "b", "agreement": "c"},
+    child_grid=(4, 5),
+    types_first=True,
+)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
+        {"preprocessing": None},
         {"preprocessing": Preprocessing(8, 8, 1, per_image="min-max")},
-        {"preprocessing": Preprocessing(8, 8, 1, layout="NHWC")},
-        {"preprocessing": Preprocessing(8, 8, 3, order="BGR")},
+        {"preprocessing": Preprocessing(8, 8, 3, layout="NHWC", order="BGR")},
         {"outputs": Outputs(scores="probs", kind="probability")},
-        {"task": "regression", "class_names": (), "outputs": ANGLES},
+        {
+            "task": "regression",
+            "class_names": (),
+            "outputs": Outputs(values=("angles",), names=("yaw", "pitch"), units=("degrees", "")),
+        },
+        {"origin": ORIGIN},
+        {"typical_input": TypicalInput(SPAN, SPAN, SPAN, SPAN, SPAN, 300, "0a1b")},
+        {
+            "cascade": Cascade(
+                Parent("small.onnx", "0a", 1), Parent("large.onnx", "1b", 2, "fp16", "2c"),
+                0.125, None, 0.9, 1.0, 0.9375, 0.25, 1000, "3d", 0.375,
+            )
+        },
+        {"trace": TraceOutputs((LAYER,))},
+        {"chosen_scores": Chosen("lengths of the capsules", "poses", 3, True)},
     ],
-)
-def test_what_it_cannot_say_is_schema_2(changes: dict[str, object]):
+    ids=str,
+)  # fmt: skip
+def test_fields_are_objects(changes: dict[str, Any]):
+    """Each has the name of the field, and is absent where the file does not state it."""
     written = metadata(**changes)
     properties = written.to_properties()
-    assert properties["capsedge.schema"] == "2"
     assert ModelMetadata.from_properties(properties) == written
-    with pytest.raises(ArtefactError, match="schema 1 has no"):
-        ModelMetadata.from_properties(properties | {"capsedge.schema": "1"})
-    with pytest.raises(ArtefactError, match="another schema"):
-        ModelMetadata.from_properties(properties | {"capsedge.schema": "3"})
+    added = set(properties) - set(metadata().to_properties())
+    assert added <= {f"capsedge.{name}" for name in changes}
 
 
-ORIGIN = Origin(
-    "xifengguo", "github.com/somebody/capsules", "MIT", "dynamic routing", ("one",), "m.pt", "0" * 64,
-    ("3 iterations",), {"inputs": 1045, "largest_difference": 1e-7, "passed": True, "code": "a.py:b"},
-)  # fmt: skip
+def test_numbers_that_json_does_not_have_are_null():
+    properties = metadata(parity={"a": [math.nan, {"b": -math.inf}], "c": 0.5}).to_properties()
+    found = ModelMetadata.from_properties(properties)
+    assert found is not None
+    assert found.parity == {"a": [None, {"b": None}], "c": 0.5}
 
 
-def test_the_origin_has_a_property_that_older_readers_ignore():
-    """They refuse unknown names under ``capsedge.``."""
-    said = metadata(origin=ORIGIN).to_properties()
-    assert ModelMetadata.from_properties(said) == metadata(origin=ORIGIN)
-    assert {k for k in said if not k.startswith("capsedge.")} == {ORIGIN_PROPERTY}
-    del said[ORIGIN_PROPERTY]
-    assert said == metadata().to_properties()
+@pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
+def test_another_schema_is_refused_before_what_it_may_have(schema: int):
+    properties = metadata().to_properties()
+    properties |= {"capsedge.schema": str(schema), "capsedge.unheard_of": "{", "capsedge.task": "1"}
+    with pytest.raises(ArtefactError) as refused:
+        ModelMetadata.from_properties(properties)
+    assert str(schema) in refused.value.why
+    assert f"reads {SCHEMA}" in refused.value.why
+    assert "Export the model again" in refused.value.fix
+
+
+def test_a_refusal_names_the_property():
+    properties = metadata().to_properties() | {"capsedge.cascade": '{"small": 1, "small": 1}'}
+    with pytest.raises(ArtefactError) as refused:
+        ModelMetadata.from_properties(properties)
+    assert refused.value.why == "'cascade': it names 'small' twice."
+
+
+def test_all_languages_have_the_same_fields():
+    """What Python learns to write, the others have to read."""
+    fields = [field.name for field in dataclasses.fields(ModelMetadata)]
+    cpp = (ROOT / "runtime/native/libcapsedge/src/metadata.cpp").read_text()
+    table = cpp[cpp.index("kFields[] = {") : cpp.index("// The properties of ours")]
+    assert re.findall(r'^    \{"(\w+)",', table, re.MULTILINE) == fields
+    web = (ROOT / "runtime/web/src/metadata.ts").read_text()
+    table = web[web.index("const m = object(") :]
+    table = table[: table.index("\n    },")]
+    assert re.findall(r"^      (\w+): ", table, re.MULTILINE) == fields

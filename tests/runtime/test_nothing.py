@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.runtime.files.limits import NOTHING_BYTES
+from capsedge.runtime.files.limits import TYPICAL_INPUT_BYTES
 from capsedge.runtime.hints import INVERT, KEEP, to_invert
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.nothing import (
-    NOTHING_PROPERTY,
     REASONS,
+    TYPICAL_INPUT_KEY,
     Measurements,
-    Nothing,
+    TypicalInput,
     measure,
     spans_of,
 )
@@ -128,17 +128,15 @@ def test_images_that_say_nothing(images: np.ndarray[Any, Any], why: str) -> None
 
 
 def described(**changes: Any) -> ModelMetadata:
-    return metadata(preprocessing=Preprocessing(12, 12, 1), nothing=CRITERION, **changes)
+    return metadata(preprocessing=Preprocessing(12, 12, 1), typical_input=CRITERION, **changes)
 
 
-def test_older_readers_ignore_the_property() -> None:
-    """They refuse unknown names under ``capsedge.``."""
+def test_a_file_states_it() -> None:
     said = described().to_properties()
     assert ModelMetadata.from_properties(said) == described()
-    assert len(said[NOTHING_PROPERTY]) < NOTHING_BYTES // 4
-    del said[NOTHING_PROPERTY]
-    assert said == replace(described(), nothing=None).to_properties()
-    assert all(key.startswith("capsedge.") for key in said)
+    assert len(said[TYPICAL_INPUT_KEY]) < TYPICAL_INPUT_BYTES // 4
+    del said[TYPICAL_INPUT_KEY]
+    assert ModelMetadata.from_properties(said) == replace(described(), typical_input=None)
 
 
 LIGHT, DARK = 1 - TYPICAL[0], TYPICAL[0]
@@ -158,7 +156,7 @@ LIGHT, DARK = 1 - TYPICAL[0], TYPICAL[0]
     ],
 )
 def test_the_hint(
-    image: np.ndarray[Any, Any], score: float, wanted: bool, criterion: Nothing | None
+    image: np.ndarray[Any, Any], score: float, wanted: bool, criterion: TypicalInput | None
 ) -> None:
     found = None if criterion is None else measure(image)
     assert to_invert(image, "NCHW", score, criterion, found) is wanted

@@ -11,7 +11,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.datasets import ImageSet, nothing_from  # noqa: E402
+from capsedge.datasets import ImageSet, typical_input_from  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.pipelines.optimize import optimize  # noqa: E402
 from capsedge.runtime.classification import classify_files  # noqa: E402
@@ -19,7 +19,7 @@ from capsedge.runtime.description import Description, described  # noqa: E402
 from capsedge.runtime.hints import INVERT, KEEP  # noqa: E402
 from capsedge.runtime.loading import load, load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Preprocessing  # noqa: E402
-from capsedge.runtime.nothing import Nothing, spans_of  # noqa: E402
+from capsedge.runtime.nothing import TypicalInput, spans_of  # noqa: E402
 from capsedge.runtime.session import Session  # noqa: E402
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save  # noqa: E402
 
@@ -39,12 +39,12 @@ def spots(count: int) -> np.ndarray[Any, Any]:
 
 
 PIXELS = spots(400)
-CRITERION = nothing_from(PIXELS, PREP)
+CRITERION = typical_input_from(PIXELS, PREP)
 
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    properties = metadata(nothing=CRITERION).to_properties()
+    properties = metadata(typical_input=CRITERION).to_properties()
     return load_bytes(capsule_model(properties=properties).SerializeToString())
 
 
@@ -120,7 +120,7 @@ def test_every_form_of_images_gives_the_same_criterion(tmp_path: Path) -> None:
     prepared = (PIXELS.astype(np.float32) * np.float32(1 / 255))[:, None]
     np.savez(tmp_path / "train.npz", images=PIXELS)
     spans = [
-        nothing_from(data, PREP)
+        typical_input_from(data, PREP)
         for data in (
             PIXELS,
             PIXELS[..., None],
@@ -149,7 +149,7 @@ def test_every_form_of_images_gives_the_same_criterion(tmp_path: Path) -> None:
 )
 def test_wrong_images(data: Any, why: str) -> None:
     with pytest.raises(UsageError) as refused:
-        nothing_from(data, PREP)
+        typical_input_from(data, PREP)
     assert why in str(refused.value)
 
 
@@ -162,12 +162,12 @@ def test_optimize_adds_a_criterion(tmp_path: Path) -> None:
     optimize(tmp_path / "n.onnx", tmp_path / "o.onnx", measure=0, class_names=["a", "b", "c"])
     found = load(tmp_path / "o.onnx").metadata
     assert found is not None
-    assert found.nothing == CRITERION
+    assert found.typical_input == CRITERION
     changes = {"scale": 2 / 255, "mean": (1.0,)}
     optimize(tmp_path / "n.onnx", tmp_path / "p.onnx", measure=0, preprocessing=changes)
     found = load(tmp_path / "p.onnx").metadata
     assert found is not None
-    assert found.nothing is None
+    assert found.typical_input is None
 
 
 def test_a_file_without_preprocessing_is_refused() -> None:
@@ -192,5 +192,5 @@ def test_too_few_images_are_refused_in_their_own_words(tmp_path: Path) -> None:
 
 
 def test_the_criterion_is_a_plain_value() -> None:
-    assert isinstance(CRITERION, Nothing)
-    assert Nothing(**CRITERION.to_dict()) == CRITERION
+    assert isinstance(CRITERION, TypicalInput)
+    assert TypicalInput(**CRITERION.to_dict()) == CRITERION

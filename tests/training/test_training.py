@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from capsedge.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.datasets import ImageSet, idx, nothing_from, read_split
+from capsedge.datasets import ImageSet, idx, read_split, typical_input_from
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.models import CapsuleOutput, build, get_config
 from capsedge.training import augment, losses
@@ -206,12 +206,12 @@ def test_training_learns_and_keeps_its_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [48, 128])
-def test_the_checkpoint_states_when_there_is_nothing_to_see(tmp_path: Path, count: int) -> None:
+def test_the_checkpoint_states_its_typical_input(tmp_path: Path, count: int) -> None:
     """Too few images do not tell."""
     data, config = some_images(count), get_config("digits-attention")
     train(config, replace(RECIPE, epochs=1), data, None, tmp_path)
-    nothing = load_checkpoint(tmp_path / "model.safetensors").nothing
-    assert nothing == (None if count < 100 else nothing_from(data, config.preprocessing))
+    typical = load_checkpoint(tmp_path / "model.safetensors").typical_input
+    assert typical == (None if count < 100 else typical_input_from(data, config.preprocessing))
 
 
 @pytest.mark.parametrize("average", [0.0, 0.9])

@@ -8,7 +8,7 @@ import torch
 
 from capsedge.datasets import ImageSet
 from capsedge.models import get_config
-from capsedge.runtime.nothing import Nothing, measure_all
+from capsedge.runtime.nothing import TypicalInput, measure_all
 from capsedge.samples import draw
 from capsedge.training import augment
 from capsedge.training.evaluation import normalize, to_input
@@ -23,7 +23,7 @@ def digits(each: int, seed: int) -> ImageSet:
     return ImageSet("drawn", np.stack(list(drawn.values()))[..., None], labels)
 
 
-def refused(found: Nothing, images: torch.Tensor) -> int:
+def refused(found: TypicalInput, images: torch.Tensor) -> int:
     values = measure_all(images.numpy(), CONFIG.preprocessing.layout)
     return sum(found.reason(v) != "" for v in values)
 

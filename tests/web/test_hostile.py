@@ -14,7 +14,6 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from capsedge.errors import CapsedgeError  # noqa: E402
-from capsedge.runtime import metadata as python_metadata  # noqa: E402
 from capsedge.runtime.files import limits  # noqa: E402
 from capsedge.runtime.files.text import printable  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
@@ -69,7 +68,7 @@ def test_the_limits_are_pythons() -> None:
     assert found == {
         "fileBytes": onnx_file.MAX_BYTES, "nodes": onnx_file.MAX_NODES,
         "messages": onnx_file.MAX_MESSAGES, "fields": 4_000_000,
-        "metadataBytes": limits.METADATA_BYTES, "nothingBytes": limits.NOTHING_BYTES,
+        "metadataBytes": limits.METADATA_BYTES, "typicalInputBytes": limits.TYPICAL_INPUT_BYTES,
         "cascadeBytes": limits.CASCADE_BYTES, "traceBytes": limits.TRACE_BYTES,
         "tracedBytes": limits.TRACED_BYTES, "imageFileBytes": limits.IMAGE_FILE_BYTES,
         "imagePixels": limits.IMAGE_PIXELS, "imageSide": limits.IMAGE_SIDE,
@@ -166,7 +165,7 @@ ORIGIN = {
     "file_sha256": "f",
 }  # fmt: skip
 SPAN = [0.1, 0.5]
-NOTHING = {
+TYPICAL_INPUT = {
     "contrast": SPAN, "level": SPAN, "roughness": SPAN, "frame_level": SPAN, "frame_contrast": SPAN,
 }  # fmt: skip
 PARENT = {"file": "a", "sha256": "b", "bytes": 1}
@@ -178,11 +177,12 @@ LAYER = {
     "name": "classes", "routing": "dynamic", "iterations": 3,
     "outputs": {"couplings": "a", "poses": "b", "agreement": "c"}, "types_first": True,
 }  # fmt: skip
-APART = {
-    "capsedge_origin": ORIGIN,
-    "capsedge_nothing": NOTHING,
-    "capsedge_cascade": CASCADE,
-    "capsedge_trace": {"layers": [LAYER]},
+OBJECTS = {
+    "capsedge.origin": ORIGIN,
+    "capsedge.typical_input": TYPICAL_INPUT,
+    "capsedge.cascade": CASCADE,
+    "capsedge.trace": {"layers": [LAYER]},
+    "capsedge.chosen_scores": {"reason": "a", "made_of": "b", "classes": 3, "capsules": True},
 }
 STRANGE = (
     None, True, 0, -1, 1.5, 2**31, 2**53, 2**63, 10**30, "", "x", "x" * 1025, "x" * 4097, "\x1b[2J", [],
@@ -221,7 +221,7 @@ def test_metadata_with_one_strange_part(web: Package) -> None:
         ).to_properties(),
         metadata(task="regression", class_names=(), outputs=angles).to_properties(),
     ]
-    texts = {name: json.dumps(value) for name, value in APART.items()}
+    texts = {name: json.dumps(value) for name, value in OBJECTS.items()}
     refused = 0
     for _ in range(1500):
         properties = {**r.choice(seeds), **(texts if r.random() < 0.8 else {})}
@@ -235,16 +235,10 @@ def test_metadata_with_one_strange_part(web: Package) -> None:
 
 def test_every_text_of_a_description_is_printable(web: Package) -> None:
     said = metadata(class_names=("a\x1b[2J", "b\u202e", "c"), architecture="x\ny").to_properties()
-    said["capsedge_origin"] = json.dumps({**ORIGIN, "file": "\x1b]0;", "notes": ["a\u202eb"]})
+    said["capsedge.origin"] = json.dumps({**ORIGIN, "file": "\x1b]0;", "notes": ["a\u202eb"]})
     data = capsule_model(properties=said).SerializeToString()
     session = web.load(data)
     text = json.dumps(session.known["description"], ensure_ascii=False)
     assert printable(text) == text
     assert session.known["description"]["labels"] == ["a\\x1b[2J", "b\\u202e", "c"]
     session.close()
-
-
-def test_metadata_has_the_properties_of_python() -> None:
-    """A property that Python learns has to be learnt here, too."""
-    source = (WEB / "src" / "stated.ts").read_text()
-    assert set(re.findall(r'"(capsedge_\w+)"', source)) == set(python_metadata._APART.values())

@@ -77,9 +77,9 @@ function described(graph, texts) {
 function values(data) {
   const { metadata: m, answers } = judge(data, LIMITS);
   const { perImage, ...preprocessing } = m.preprocessing ?? {};
-  const { frameLevel, frameContrast, ...criterion } = m.criterion ?? {};
+  const { frameLevel, frameContrast, ...typical } = m.typicalInput ?? {};
   const { fileSha256, ...origin } = m.origin ?? {};
-  const { madeOf, ...chosen } = m.chosen ?? {};
+  const { madeOf, ...chosen } = m.chosenScores ?? {};
   return {
     architecture: m.architecture,
     routing: m.routing,
@@ -93,16 +93,16 @@ function values(data) {
     poses: answers.poses,
     score_kind: answers.kind === "logits" ? "probability" : answers.kind,
     values: (m.outputs?.names ?? []).map((name, k) => [name, m.outputs.units[k]]),
-    nothing: { ...criterion, frame_level: frameLevel, frame_contrast: frameContrast },
-    origin: { ...origin, file_sha256: fileSha256 },
+    typical_input: m.typicalInput && { ...typical, frame_level: frameLevel, frame_contrast: frameContrast },
+    origin: m.origin && { ...origin, file_sha256: fileSha256 },
     cascade: m.cascade,
-    trace: m.trace?.map(({ outputs, childGrid, typesFirst, ...layer }) => ({
+    trace: m.trace && m.trace.map(({ outputs, childGrid, typesFirst, ...layer }) => ({
       ...layer,
       outputs: Object.fromEntries(outputs),
       child_grid: childGrid,
       types_first: typesFirst,
     })),
-    chosen: { ...chosen, made_of: madeOf },
+    chosen_scores: m.chosenScores && { ...chosen, made_of: madeOf },
   };
 }
 

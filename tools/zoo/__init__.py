@@ -4,5 +4,5 @@
 
 DATA is the folder of the MNIST files. RUNS holds what `capsedge train` and `capsedge prune` made, by the name
 of the model; runs that a run continued from (--init) are beside it as NAME-1, NAME-2 and so on. Models that
-RUNS does not hold keep their weights; their criterion for nothing to see is measured on DATA again.
+RUNS does not hold keep their weights; their typical input is measured on DATA again.
 """

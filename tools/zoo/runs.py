@@ -13,10 +13,11 @@ from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
+from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import PRUNING_KEY
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.nothing import NOTHING_KEY
+from capsedge.runtime.nothing import TYPICAL_INPUT_KEY
 from capsedge.training.recipe_of import TRAINING_KEY
 from capsedge.training.typical import criterion
 from capsedge.zoo import zoo_checkpoint
@@ -111,9 +112,9 @@ def write_checkpoint(
     extra = {k: v for k, v in known.items() if k in _KEPT}
     pairs = recipe(source).get("pairs", "none") if TRAINING_KEY in known else "none"
     images = read_split(data, "train", model.config.preprocessing)
-    nothing = criterion(images, model.config, pairs)
-    assert nothing is not None
-    extra[NOTHING_KEY] = json.dumps(nothing.to_dict())
+    typical = criterion(images, model.config, pairs)
+    assert typical is not None
+    extra[TYPICAL_INPUT_KEY] = dump(typical.to_dict())
     save_checkpoint(model.half() if half else model, target, extra)
     return target
 

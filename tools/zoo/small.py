@@ -66,7 +66,7 @@ def without_decoder(model: CapsuleModel) -> CapsuleModel:
     """The same network, classifying only."""
     bare = build(model.config.replace(decoder=()))
     bare.load_state_dict({k: v for k, v in model.state_dict().items() if k in bare.state_dict()})
-    bare.nothing = model.nothing
+    bare.typical_input = model.typical_input
     return bare.eval()
 
 

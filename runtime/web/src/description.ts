@@ -6,7 +6,7 @@ import { WIDTH } from "./limits.js";
 import type { Metadata, Task } from "./metadata.js";
 import type { OnnxSummary } from "./onnx-file.js";
 import { declaredRange, type Preprocessing } from "./preprocessing.js";
-import type { Cascade, Criterion, Origin, TraceLayer } from "./stated.js";
+import type { Cascade, TypicalInput, Origin, TraceLayer } from "./stated.js";
 import { printable } from "./text.js";
 
 /** What a file says of itself. Texts are plain, of one line, without control or reordering characters. */
@@ -47,7 +47,7 @@ export interface Description {
   readonly trace: readonly Omit<TraceLayer, "outputs">[] | null;
   readonly origin: Origin | null;
   readonly cascade: Cascade | null;
-  readonly criterion: Criterion | null;
+  readonly typicalInput: TypicalInput | null;
   /** Nodes of the graph, its functions included. */
   readonly nodes: number;
   /** The kinds of capsule operators. */
@@ -94,7 +94,7 @@ export function describe(known: Known): Description {
     trace: m.trace?.map(({ outputs: _, ...layer }) => layer) ?? null,
     origin: m.origin,
     cascade: m.cascade,
-    criterion: m.criterion,
+    typicalInput: m.typicalInput,
     nodes: summary.nodes,
     operators: [...new Set(capsuleNodes.map((node) => printable(node.type).replace(/_\d+$/, "")))].sort(),
   };

@@ -14,9 +14,6 @@ const CONSTANTS: [string, Json][] = [
   ["null", null],
   ["true", true],
   ["false", false],
-  ["NaN", null], // Python writes these three, which JSON does not define
-  ["Infinity", null],
-  ["-Infinity", null],
 ];
 const ESCAPES: Record<string, string> = { '"': '"', "\\": "\\", "/": "/", b: "\b", f: "\f", n: "\n", r: "\r", t: "\t" };
 const INTEGER_DIGITS = 20; // 64 bits and a sign
@@ -24,7 +21,7 @@ const LEAST = -(2n ** 63n);
 const MOST = 2n ** 64n - 1n;
 
 /**
- * The plain values of a JSON document. NaN, infinities and numbers beyond doubles become null.
+ * The plain values of a JSON document.
  *
  * @throws Malformed where it is not JSON, exceeds the limits, or names a key twice.
  */
@@ -103,7 +100,8 @@ class Reader {
     this.at += found[0].length;
     if (found[1] === undefined && found[2] === undefined) return whole(found[0]);
     const value = Number(found[0]);
-    return Number.isFinite(value) ? value : null;
+    if (!Number.isFinite(value)) throw new Malformed(`it has the number ${short(found[0])}`);
+    return value;
   }
 
   private string(): string {

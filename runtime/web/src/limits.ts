@@ -15,8 +15,8 @@ export interface Limits {
   fields: number;
   /** Characters of the `capsedge.*` properties of one file. */
   metadataBytes: number;
-  /** Characters of the criterion for nothing to see. */
-  nothingBytes: number;
+  /** Characters of the typical input. */
+  typicalInputBytes: number;
   /** Characters of the description of a cascade. */
   cascadeBytes: number;
   /** Characters of the description of a trace. */
@@ -42,7 +42,7 @@ export const LIMITS: Readonly<Limits> = Object.freeze({
   messages: 500_000,
   fields: 4_000_000,
   metadataBytes: 8 * MIB,
-  nothingBytes: 4 * KIB,
+  typicalInputBytes: 4 * KIB,
   cascadeBytes: 16 * KIB,
   traceBytes: MIB,
   tracedBytes: 2 ** 30,

@@ -5,22 +5,22 @@ import { parseJson, type Json } from "./json.js";
 import { NAME_CHARACTERS, WIDTH, type Limits } from "./limits.js";
 import { oneOf, readPreprocessing, type Preprocessing } from "./preprocessing.js";
 import {
-  PROPERTIES,
+  cascadeOf,
   characters,
-  readCascade,
-  readChosen,
-  readCriterion,
-  readOrigin,
-  readTrace,
+  chosenOf,
+  originOf,
+  traceOf,
+  typicalInputOf,
   type Cascade,
   type Chosen,
-  type Criterion,
   type Origin,
   type TraceLayer,
+  type TypicalInput,
 } from "./stated.js";
+import { short } from "./text.js";
 
 const PREFIX = "capsedge.";
-const NEWEST_SCHEMA = 2; // a file is of schema 2 only if it says what schema 1 cannot
+const SCHEMA = 1;
 const LEAST_SIDE = 3; // a frame, and something inside it
 const TASKS = ["single-label", "multi-label", "regression"] as const;
 const KINDS = ["length", "logits", "probability"] as const;
@@ -51,16 +51,16 @@ export interface Metadata {
   readonly checkpointSha256: string;
   readonly outputs: StatedOutputs | null;
   readonly origin: Origin | null;
-  readonly criterion: Criterion | null;
+  readonly typicalInput: TypicalInput | null;
   readonly cascade: Cascade | null;
-  readonly chosen: Chosen | null;
+  readonly chosenScores: Chosen | null;
   readonly trace: readonly TraceLayer[] | null;
 }
 
 /**
  * Read the properties of a file; null if it has none of capsedge.
  *
- * @throws CapsedgeError `metadata` where they are damaged, contradict themselves or are of a newer schema, `limit`
+ * @throws CapsedgeError `metadata` where they are damaged, contradict themselves or are of another schema, `limit`
  *   where they are too large.
  */
 export function readMetadata(properties: ReadonlyMap<string, string>, limits: Limits): Metadata | null {
@@ -80,43 +80,55 @@ export function readMetadata(properties: ReadonlyMap<string, string>, limits: Li
 function read(properties: ReadonlyMap<string, string>, limits: Limits): Metadata | null {
   const ours = [...properties].filter(([key]) => key.startsWith(PREFIX));
   if (!ours.length) return null;
-  const apart = Object.values(PROPERTIES).map((key) => properties.get(key) ?? "");
-  const size = [...ours.map(([, text]) => text), ...apart].reduce((sum, text) => sum + text.length, 0);
-  if (size > limits.metadataBytes) throw new Malformed(`it has over ${limits.metadataBytes} bytes`, true);
-  const values = new Map<string, Json>(ours.map(([key, text]) => [key.slice(PREFIX.length), parseJson(text)]));
-  const schema = integer(values.get("schema") ?? null, "schema");
-  values.delete("schema");
-  if (schema < 1 || schema > NEWEST_SCHEMA) {
-    throw new CapsedgeError(
-      "metadata",
-      `The model's metadata has another schema: ${schema}; this version of capsedge reads up to ${NEWEST_SCHEMA}.`,
-      "Export the model again, or install the capsedge that made it.",
-    );
+  if (ours.reduce((sum, [, text]) => sum + text.length, 0) > limits.metadataBytes) {
+    throw new Malformed(`it has over ${limits.metadataBytes} bytes`, true);
   }
-  const found = { ...checked(values, limits), ...statedApart(properties, limits) };
-  checkWhole(found, schema);
+  const texts = new Map(ours.map(([key, text]) => [key.slice(PREFIX.length), text]));
+  checkSchema(texts.get("schema") ?? "null");
+  texts.delete("schema");
+  const found = checked(new Map([...texts].map(([name, text]) => [name, parsed(name, text, limits)])), limits);
+  checkWhole(found);
   return found;
 }
 
-function statedApart(properties: ReadonlyMap<string, string>, limits: Limits) {
-  return {
-    origin: readOrigin(properties),
-    criterion: readCriterion(properties, limits),
-    cascade: readCascade(properties, limits),
-    chosen: readChosen(properties),
-    trace: readTrace(properties, limits),
-  };
+/** Another schema is refused before what only that one has. */
+function checkSchema(text: string): void {
+  const schema = integer(named("schema", text), "schema");
+  if (schema === SCHEMA) return;
+  throw new CapsedgeError(
+    "metadata",
+    `The model's metadata has another schema: ${schema}; this version of capsedge reads ${SCHEMA}.`,
+    "Export the model again, or install the capsedge that made it.",
+  );
 }
 
-// Older files also use numbers as class names.
-const className: Decoder<string> = (value, name) => (typeof value === "bigint" ? String(value) : string(value, name));
+function parsed(name: string, text: string, limits: Limits): Json {
+  const most: Record<string, number> = {
+    typical_input: limits.typicalInputBytes,
+    cascade: limits.cascadeBytes,
+    trace: limits.traceBytes,
+  };
+  const bytes = Object.hasOwn(most, name) ? most[name] : undefined;
+  if (bytes !== undefined && characters(text) > bytes) throw new Malformed(`'${name}' has over ${bytes} bytes`, true);
+  return named(name, text);
+}
+
+/** The values of a text; its name is in errors. */
+function named(name: string, text: string): Json {
+  try {
+    return parseJson(text);
+  } catch (error) {
+    if (!(error instanceof Malformed)) throw error;
+    throw new Malformed(`'${short(name)}': ${error.message}`, error.tooLarge);
+  }
+}
 
 const outputsOf = object(
   { scores: string, kind: string, poses: string, values: list(string), names: list(string), units: list(string) },
   { scores: "", kind: "", poses: "", values: [], names: [], units: [] },
 );
 
-function checked(values: Map<string, Json>, limits: Limits) {
+function checked(values: Map<string, Json>, limits: Limits): Metadata {
   const preprocessing: Decoder<Preprocessing> = (value, name) => readPreprocessing(value, name, limits);
   const m = object(
     {
@@ -124,7 +136,7 @@ function checked(values: Map<string, Json>, limits: Limits) {
       configuration: unread,
       routing: string,
       iterations: integer,
-      class_names: list(className),
+      class_names: list(string),
       preprocessing: nullable(preprocessing),
       task: string,
       precision: string,
@@ -132,6 +144,11 @@ function checked(values: Map<string, Json>, limits: Limits) {
       checkpoint_sha256: string,
       parity: unread,
       outputs: nullable(outputsOf),
+      origin: nullable(originOf),
+      typical_input: nullable(typicalInputOf),
+      cascade: nullable(cascadeOf),
+      trace: nullable(traceOf),
+      chosen_scores: nullable(chosenOf),
     },
     {
       task: "single-label",
@@ -140,6 +157,11 @@ function checked(values: Map<string, Json>, limits: Limits) {
       checkpoint_sha256: "",
       parity: undefined,
       outputs: null,
+      origin: null,
+      typical_input: null,
+      cascade: null,
+      trace: null,
+      chosen_scores: null,
     },
   )(values, "");
   const task = oneOf(TASKS, m.task, "task");
@@ -156,6 +178,11 @@ function checked(values: Map<string, Json>, limits: Limits) {
     precision: m.precision,
     checkpointSha256: m.checkpoint_sha256,
     outputs: m.outputs === null && task !== "regression" ? null : statedOutputs(m.outputs, task, m.class_names),
+    origin: m.origin,
+    typicalInput: m.typical_input,
+    cascade: m.cascade,
+    trace: m.trace,
+    chosenScores: m.chosen_scores,
   };
 }
 
@@ -193,16 +220,10 @@ function checkNames(names: readonly string[], what: string): void {
 }
 
 /** What concerns several fields. */
-function checkWhole(m: Metadata, schema: number): void {
-  const p = m.preprocessing;
-  const newer = m.outputs !== null || (p !== null && (p.perImage !== "" || p.layout !== "NCHW" || p.order !== "RGB"));
-  if (newer && schema < NEWEST_SCHEMA) {
-    throw new Malformed(`schema ${schema} has no 'outputs', 'per_image', 'layout' and 'order'`);
+function checkWhole({ preprocessing: p, typicalInput, cascade, task }: Metadata): void {
+  if (typicalInput && p === null) throw new Malformed("typical_input needs the preprocessing of images");
+  if (typicalInput && p && Math.min(p.height, p.width) < LEAST_SIDE) {
+    throw new Malformed(`typical_input needs ${LEAST_SIDE} pixels a side`);
   }
-  if (m.criterion && (p === null || Math.min(p.height, p.width) < LEAST_SIDE)) {
-    throw new Malformed(
-      `a criterion for nothing to see needs the preprocessing of images, from ${LEAST_SIDE} pixels a side on`,
-    );
-  }
-  if (m.cascade && m.task === "regression") throw new Malformed("a regression has no classes to be in doubt between");
+  if (cascade && task === "regression") throw new Malformed("a regression has no classes to be in doubt between");
 }

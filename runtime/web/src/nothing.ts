@@ -1,6 +1,6 @@
 /** Whether there is anything to see in an image, and what to try: docs/reference/metadata.md ("Nothing to see"). */
 import type { Preprocessing } from "./preprocessing.js";
-import type { Criterion } from "./stated.js";
+import type { TypicalInput } from "./stated.js";
 
 /** Five numbers of one prepared image, in float64. */
 export interface Measurements {
@@ -46,11 +46,11 @@ export function measure(image: Float32Array, p: Preprocessing): Measurements {
 }
 
 /** The first measurement outside of its span, in words; null if there is something to see. */
-export function reason(criterion: Criterion, found: Measurements): string | null {
+export function reason(typical: TypicalInput, found: Measurements): string | null {
   for (const name of Object.keys(REASONS) as Name[]) {
-    if (within(criterion, name, found[name])) continue;
+    if (within(typical, name, found[name])) continue;
     const [below, above] = REASONS[name];
-    return `${found[name] < criterion[name][0] ? below : above} than in any training image`;
+    return `${found[name] < typical[name][0] ? below : above} than in any training image`;
   }
   return null;
 }
@@ -64,17 +64,17 @@ export function advice(
   image: Float32Array,
   p: Preprocessing,
   score: number,
-  criterion: Criterion | null,
+  typical: TypicalInput | null,
   inverted: boolean,
 ): string | null {
   if (score >= CONFIDENT || p.channels !== 1 || !mostlyLight(image)) return null;
   const found = measure(image, p);
-  const other = criterion === null ? found.frameLevel > 0 : fitsInverted(criterion, found);
+  const other = typical === null ? found.frameLevel > 0 : fitsInverted(typical, found);
   return other ? (inverted ? KEEP : INVERT) : null;
 }
 
-function fitsInverted(criterion: Criterion, found: Measurements): boolean {
-  const has = (name: Name, value: number) => within(criterion, name, value);
+function fitsInverted(typical: TypicalInput, found: Measurements): boolean {
+  const has = (name: Name, value: number) => within(typical, name, value);
   const same =
     has("contrast", found.contrast) && has("roughness", found.roughness) && has("frameLevel", -found.frameLevel);
   return same && !has("frameLevel", found.frameLevel);
@@ -87,8 +87,8 @@ function mostlyLight(image: Float32Array): boolean {
   return 2 * above > image.length;
 }
 
-function within(criterion: Criterion, name: Name, value: number): boolean {
-  const [low, high] = criterion[name];
+function within(typical: TypicalInput, name: Name, value: number): boolean {
+  const [low, high] = typical[name];
   return low <= value && value <= high;
 }
 

@@ -48,7 +48,7 @@ export interface Answer {
   poses: FloatArray;
   /** Of a regression; empty otherwise. */
   values: { name: string; value: number; unit: string }[];
-  /** Why there is nothing to see in the image, by the file's criterion; null if there is, or it has none. */
+  /** Why there is nothing to see in the image, by the file's typical input; null if there is, or it has none. */
   nothing: string | null;
   /** What to try, such as inverting the image; null if there is nothing to advise. */
   hint: string | null;
@@ -295,12 +295,12 @@ export class Session {
   }
 
   private seen(prepared: Float32Array, scores: Float32Array, inverted: boolean) {
-    const { preprocessing: p, criterion } = this.parts.metadata;
+    const { preprocessing: p, typicalInput } = this.parts.metadata;
     if (!p) return { nothing: null, hint: null };
-    const nothing = criterion && reason(criterion, measure(prepared, p));
+    const nothing = typicalInput && reason(typicalInput, measure(prepared, p));
     if (!scores.length) return { nothing, hint: null };
     const score = nothing === null ? scores.reduce((a, b) => Math.max(a, b)) : 0;
-    return { nothing, hint: advice(prepared, p, score, criterion, inverted) };
+    return { nothing, hint: advice(prepared, p, score, typicalInput, inverted) };
   }
 }
 

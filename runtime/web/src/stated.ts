@@ -1,26 +1,21 @@
-/** What a file states in properties of their own: its origin, its cascade, its trace, and when there is nothing to see. */
-import { boolean, integer, list, mapping, nullable, object, pair, real, scalar, string } from "./decode.js";
-import { Malformed } from "./errors.js";
-import { parseJson } from "./json.js";
+/** Fields of the metadata that are objects: origin, cascade, trace, typical input, and why the scores are scores. */
 import {
-  ITERATIONS,
-  LAYERS,
-  NAME_CHARACTERS,
-  ORIGIN_CHARACTERS,
-  ORIGIN_ENTRIES,
-  WIDTH,
-  type Limits,
-} from "./limits.js";
+  boolean,
+  integer,
+  list,
+  mapping,
+  nullable,
+  object,
+  pair,
+  real,
+  scalar,
+  string,
+  type Decoder,
+} from "./decode.js";
+import { Malformed } from "./errors.js";
+import { ITERATIONS, LAYERS, NAME_CHARACTERS, ORIGIN_CHARACTERS, ORIGIN_ENTRIES, WIDTH } from "./limits.js";
 import { oneOf } from "./preprocessing.js";
 import { printable, short } from "./text.js";
-
-export const PROPERTIES = {
-  origin: "capsedge_origin",
-  nothing: "capsedge_nothing",
-  cascade: "capsedge_cascade",
-  trace: "capsedge_trace",
-  chosen: "capsedge_scores",
-} as const;
 
 /** Where imported weights come from, as the file claims. */
 export interface Origin {
@@ -39,8 +34,8 @@ export interface Origin {
   readonly compared: Readonly<Record<string, string | number | boolean | null>> | null;
 }
 
-/** The spans within which the measurements of an image with something to see lie. */
-export interface Criterion {
+/** What images as in training are like: the spans of their measurements. Outside, there is nothing to see. */
+export interface TypicalInput {
   readonly contrast: readonly [number, number];
   readonly roughness: readonly [number, number];
   readonly frameLevel: readonly [number, number];
@@ -97,7 +92,7 @@ export type TraceKind = (typeof TRACE_KINDS)[number];
 const REQUIRED_KINDS = TRACE_KINDS.slice(0, 3);
 const ROUTINGS = ["dynamic", "em", "attention", "self-attention"] as const;
 
-const originOf = object(
+const originFields = object(
   {
     family: string,
     source: string,
@@ -112,11 +107,9 @@ const originOf = object(
   { notes: [], compared: null },
 );
 
-/** The origin of imported weights; null if the file states none. Throws `Malformed`. */
-export function readOrigin(properties: ReadonlyMap<string, string>): Origin | null {
-  const text = properties.get(PROPERTIES.origin);
-  if (text === undefined) return null;
-  const { file_sha256, compared, ...o } = originOf(parseJson(text), "");
+/** The origin of imported weights. */
+export const originOf: Decoder<Origin> = (value, name) => {
+  const { file_sha256, compared, ...o } = originFields(value, name);
   const entries = compared === null ? [] : [...compared];
   if (Math.max(o.differences.length, o.notes.length, entries.length) > ORIGIN_ENTRIES) {
     throw new Malformed(`the origin has over ${ORIGIN_ENTRIES} entries of one kind`, true);
@@ -139,18 +132,16 @@ export function readOrigin(properties: ReadonlyMap<string, string>): Origin | nu
     compared:
       compared === null ? null : Object.fromEntries(entries.map(([key, value]) => [printable(key), plain(value)])),
   };
-}
+};
 
-const chosenOf = object(
+const chosenFields = object(
   { reason: string, made_of: string, classes: integer, capsules: boolean },
   { made_of: "", classes: 0, capsules: false },
 );
 
-/** Why the output of scores was taken for that; null if the file states nothing. Throws `Malformed`. */
-export function readChosen(properties: ReadonlyMap<string, string>): Chosen | null {
-  const text = properties.get(PROPERTIES.chosen);
-  if (text === undefined) return null;
-  const { reason, made_of, classes, capsules } = chosenOf(parseJson(text), "");
+/** Why the output of scores was taken for that. */
+export const chosenOf: Decoder<Chosen> = (value, name) => {
+  const { reason, made_of, classes, capsules } = chosenFields(value, name);
   if (Math.max(characters(reason), characters(made_of)) > ORIGIN_CHARACTERS) {
     throw new Malformed(`a text on the scores has over ${ORIGIN_CHARACTERS} characters`, true);
   }
@@ -158,10 +149,10 @@ export function readChosen(properties: ReadonlyMap<string, string>): Chosen | nu
     throw new Malformed(`${classes} scores made of '${short(made_of)}'`);
   }
   return { reason: printable(reason), madeOf: made_of, classes, capsules };
-}
+};
 
 const span = pair(real);
-const criterionOf = object(
+const typicalInputFields = object(
   {
     contrast: span,
     level: span,
@@ -174,11 +165,9 @@ const criterionOf = object(
   { images: 0, data_sha256: "" },
 );
 
-/** The criterion for nothing to see; null if the file states none. Throws `Malformed`. */
-export function readCriterion(properties: ReadonlyMap<string, string>, limits: Limits): Criterion | null {
-  const text = bounded(properties, PROPERTIES.nothing, limits.nothingBytes, "the criterion for nothing to see");
-  if (text === undefined) return null;
-  const c = criterionOf(parseJson(text), "");
+/** The typical input. */
+export const typicalInputOf: Decoder<TypicalInput> = (value, name) => {
+  const c = typicalInputFields(value, name);
   for (const [low, high] of [c.contrast, c.level, c.roughness, c.frame_level, c.frame_contrast]) {
     if (!Number.isFinite(low) || !Number.isFinite(high) || low > high)
       throw new Malformed(`a span is ${low} to ${high}`);
@@ -189,13 +178,13 @@ export function readCriterion(properties: ReadonlyMap<string, string>, limits: L
   }
   const { contrast, roughness, level, images } = c;
   return { contrast, roughness, frameLevel: c.frame_level, frameContrast: c.frame_contrast, level, images };
-}
+};
 
 const parentOf = object(
   { file: string, sha256: string, bytes: integer, precision: string, checkpoint_sha256: string },
   { precision: "fp32", checkpoint_sha256: "" },
 );
-const cascadeOf = object({
+const cascadeFields = object({
   small: parentOf,
   large: parentOf,
   margin: real,
@@ -209,11 +198,9 @@ const cascadeOf = object({
   cost: real,
 });
 
-/** The two networks of a cascade; null if the file is none. Throws `Malformed`. */
-export function readCascade(properties: ReadonlyMap<string, string>, limits: Limits): Cascade | null {
-  const text = bounded(properties, PROPERTIES.cascade, limits.cascadeBytes, PROPERTIES.cascade);
-  if (text === undefined) return null;
-  const c = cascadeOf(parseJson(text), PROPERTIES.cascade);
+/** The two networks of a cascade. */
+export const cascadeOf: Decoder<Cascade> = (value, name) => {
+  const c = cascadeFields(value, name);
   for (const parent of [c.small, c.large]) {
     if ([parent.file, parent.sha256, parent.checkpoint_sha256].some((each) => characters(each) > NAME_CHARACTERS)) {
       throw new Malformed("the name or checksum of a parent is too long", true);
@@ -230,10 +217,10 @@ export function readCascade(properties: ReadonlyMap<string, string>, limits: Lim
   }
   const { margin, score, agreement, share } = c;
   return { small: printable(c.small.file), large: printable(c.large.file), margin, score, agreement, share };
-}
+};
 
 const side = nullable(pair(integer));
-const layersOf = object({
+const traceFields = object({
   layers: list(
     object(
       {
@@ -252,11 +239,9 @@ const layersOf = object({
   ),
 });
 
-/** The traced layers in the order of routing; null if the file has none. Throws `Malformed`. */
-export function readTrace(properties: ReadonlyMap<string, string>, limits: Limits): TraceLayer[] | null {
-  const text = bounded(properties, PROPERTIES.trace, limits.traceBytes, "the layers of the trace");
-  if (text === undefined) return null;
-  const { layers } = layersOf(parseJson(text), "");
+/** The traced layers in the order of routing. */
+export const traceOf: Decoder<TraceLayer[]> = (value, name) => {
+  const { layers } = traceFields(value, name);
   if (!layers.length || layers.length > LAYERS) throw new Malformed(`a trace of ${layers.length} layers`);
   const names = layers.map((layer) => layer.name);
   const outputs = layers.flatMap((layer) => [...layer.outputs.values()]);
@@ -279,9 +264,9 @@ export function readTrace(properties: ReadonlyMap<string, string>, limits: Limit
       typesFirst: layer.types_first,
     };
   });
-}
+};
 
-function checkLayer(layer: ReturnType<typeof layersOf>["layers"][number]): void {
+function checkLayer(layer: ReturnType<typeof traceFields>["layers"][number]): void {
   if (layer.iterations < 1 || layer.iterations > ITERATIONS) throw new Malformed(`iterations ${layer.iterations}`);
   const kinds = [...layer.outputs.keys()];
   const known = kinds.every((kind) => (TRACE_KINDS as readonly string[]).includes(kind));
@@ -294,12 +279,6 @@ function checkLayer(layer: ReturnType<typeof layersOf>["layers"][number]): void 
   if ([layer.name, ...layer.outputs.values()].some((each) => characters(each) > NAME_CHARACTERS)) {
     throw new Malformed(`a name has over ${NAME_CHARACTERS} characters`, true);
   }
-}
-
-function bounded(properties: ReadonlyMap<string, string>, key: string, most: number, what: string): string | undefined {
-  const text = properties.get(key);
-  if (text !== undefined && characters(text) > most) throw new Malformed(`${what} has over ${most} bytes`, true);
-  return text;
 }
 
 /** Characters of a text, as Unicode counts them. */

@@ -15,7 +15,7 @@ namespace {
 const std::map<std::string, std::string> kWhole = {
     {"schema", "1"}, {"architecture", "\"capsnet\""}, {"configuration", "{}"}, {"routing", "\"dynamic\""},
     {"iterations", "3"}, {"class_names", "[\"a\", \"b\"]"}, {"task", "\"single-label\""},
-    {"preprocessing", "{\"height\": 8, \"width\": 8, \"channels\": 1}"}};
+    {"preprocessing", "{\"height\": 8, \"width\": 8, \"channels\": 1}"}, {"typical_input", "null"}, {"cascade", "null"}};
 
 std::map<std::string, std::string> whole() {
   std::map<std::string, std::string> properties;
@@ -28,14 +28,14 @@ std::map<std::string, std::string> whole() {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const size_t choice = data[0] % (kWhole.size() + 3);
+  const size_t choice = data[0] % (kWhole.size() + 2);
   try {
-    if (choice < 2) {
-      parse_json(text, choice == 0 ? Nan::kRefuse : Nan::kNull);
+    if (choice == 0) {
+      parse_json(text);
       return 0;
     }
     auto properties = whole();
-    if (choice == 2) {
+    if (choice == 1) {
       while (!text.empty()) {
         const size_t line = std::min(text.find('\n'), text.size()), equal = text.substr(0, line).find('=');
         if (equal != std::string_view::npos)
@@ -44,7 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
     } else {
       auto place = kWhole.begin();
-      std::advance(place, choice - 3);
+      std::advance(place, choice - 2);
       properties["capsedge." + place->first] = std::string(text);
     }
     read_metadata(properties);

@@ -32,7 +32,7 @@ constexpr size_t kMostDigits = 20;  // 64 bits and a sign
 
 class Reader {
  public:
-  Reader(std::string_view text, Nan nan) : text_(text), nan_(nan) {}
+  explicit Reader(std::string_view text) : text_(text) {}
 
   Json document() {
     Json value = read(0);
@@ -85,7 +85,7 @@ class Reader {
       value.truth = true;
     } else if (take("false")) {
       value.kind = Json::kBool;
-    } else if (!take("null") && !(nan_ == Nan::kNull && (take("NaN") || take("Infinity") || take("-Infinity")))) {
+    } else if (!take("null")) {
       number(value);
     }
     return value;
@@ -148,8 +148,7 @@ class Reader {
       if (errno == 0) value.kind = Json::kInteger, value.integer = number;
       else if (!is_unsigned(written)) fail("it has a number of over 64 bits");
     } else if (!std::isfinite(value.number)) {
-      if (nan_ != Nan::kNull) fail("the number at byte " + std::to_string(start) + " is too large");
-      value.kind = Json::kNull;
+      fail("the number at byte " + std::to_string(start) + " is too large");
     }
   }
 
@@ -214,7 +213,6 @@ class Reader {
   }
 
   std::string_view text_;
-  const Nan nan_;
   size_t at_ = 0, count_ = 0;
 };
 
@@ -270,10 +268,10 @@ const std::vector<Json>& Json::array() const {
   return items;
 }
 
-Json parse_json(std::string_view text, Nan nan) {
+Json parse_json(std::string_view text) {
   if (text.size() > kJsonBytes) fail("it has over " + std::to_string(kJsonBytes >> 20) + " MiB");
   if (!is_utf8(text)) fail("it is not UTF-8");
-  return Reader(text, nan).document();
+  return Reader(text).document();
 }
 
 }  // namespace capsedge::libcapsedge

@@ -44,10 +44,7 @@ struct Json {
   const std::vector<Json>& array() const;
 };
 
-// NaN, infinities and numbers beyond doubles, which JSON does not know and Python writes: refused, or read as null.
-enum class Nan { kRefuse, kNull };
-
 // Throws JsonError for text that is not JSON, exceeds the limits of limits.h, or names a key of an object twice.
-Json parse_json(std::string_view text, Nan nan = Nan::kRefuse);
+Json parse_json(std::string_view text);
 
 }  // namespace capsedge::libcapsedge

@@ -10,57 +10,100 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr int64_t kNewestSchema = 2;  // a file is of schema 2 only if it says what schema 1 cannot
+constexpr int64_t kSchema = 1;
 constexpr size_t kMostNames = 1 << 16, kMostCharacters = 1024;
 constexpr std::string_view kPrefix = "capsedge.";
 
+using Texts = std::map<std::string, std::string_view>;
 using Values = std::map<std::string, Json>;
 
-// The metadata of a file: the name, its kind, and whether it may be missing. Python has them as fields of ModelMetadata.
-struct Entry {
+// What a field holds, and when it may be missing.
+enum class Need {
+  kAlways,
+  kOrNull,  // there, but null where the file does not state it
+  kDefault,
+  kStated,  // missing or null where the file does not state it
+};
+
+// The fields of the metadata, as those of ModelMetadata in Python; `most`: bytes of the text, where that is less than all
+// of them may have together; `read`: whether anything here needs what is in an object.
+struct Field {
   const char* name;
   Json::Kind kind;
-  bool optional;
+  Need need;
+  size_t most = kMetadataBytes;
+  bool read = true;
 };
-constexpr Entry kEntries[] = {
-    {"schema", Json::kInteger, false},     {"architecture", Json::kString, false}, {"configuration", Json::kObject, false},
-    {"routing", Json::kString, false},     {"iterations", Json::kInteger, false},  {"class_names", Json::kArray, false},
-    {"preprocessing", Json::kObject, false}, {"task", Json::kString, true},        {"precision", Json::kString, true},
-    {"calibration", Json::kObject, true},  {"checkpoint_sha256", Json::kString, true}, {"parity", Json::kObject, true},
-    {"outputs", Json::kObject, true}};
+constexpr Field kFields[] = {
+    {"architecture", Json::kString, Need::kAlways},
+    {"configuration", Json::kObject, Need::kAlways, kMetadataBytes, false},
+    {"routing", Json::kString, Need::kAlways},
+    {"iterations", Json::kInteger, Need::kAlways},
+    {"class_names", Json::kArray, Need::kAlways},
+    {"preprocessing", Json::kObject, Need::kOrNull},
+    {"task", Json::kString, Need::kDefault},
+    {"precision", Json::kString, Need::kDefault},
+    {"calibration", Json::kObject, Need::kDefault, kMetadataBytes, false},
+    {"checkpoint_sha256", Json::kString, Need::kDefault},
+    {"parity", Json::kObject, Need::kDefault, kMetadataBytes, false},
+    {"outputs", Json::kObject, Need::kStated},
+    {"origin", Json::kObject, Need::kStated, kMetadataBytes, false},
+    {"typical_input", Json::kObject, Need::kStated, kTypicalInputBytes},
+    {"cascade", Json::kObject, Need::kStated, kCascadeBytes, false},
+    {"trace", Json::kObject, Need::kStated, kTraceBytes, false},
+    {"chosen_scores", Json::kObject, Need::kStated, kMetadataBytes, false},
+};
 
-const Entry* entry_of(std::string_view name) {
-  for (const Entry& entry : kEntries)
-    if (name == entry.name) return &entry;
-  return nullptr;
-}
-
-// The values of the file's properties, each of its kind.
-Values values_of(const std::map<std::string, std::string>& properties) {
-  Values values;
+// The properties of ours by the names of their fields.
+Texts texts_of(const std::map<std::string, std::string>& properties) {
+  Texts texts;
   size_t bytes = 0;
   for (const auto& [key, text] : properties) {
     if (std::string_view(key).substr(0, kPrefix.size()) != kPrefix) continue;
     bytes += text.size();
     if (bytes > kMetadataBytes) throw JsonError("it has over " + std::to_string(kMetadataBytes >> 20) + " MiB");
-    const std::string name = key.substr(kPrefix.size());
-    const Entry* const entry = entry_of(name);
-    if (entry == nullptr) throw JsonError("it has '" + name.substr(0, 80) + "', which this version does not know");
-    Json value;
-    try {
-      value = parse_json(text, Nan::kNull);
-      const bool none = value.kind == Json::kNull && (name == "preprocessing" || name == "outputs");  // may be absent
-      if (!none) value.check(entry->kind);
-    } catch (const JsonError& error) {
-      throw JsonError("'" + name + "': " + error.what());
-    }
-    // The workstation's part is large, and nothing here needs it.
-    if (entry->kind == Json::kObject && name != "preprocessing" && name != "outputs") value = Json();
-    values.emplace(name, std::move(value));
+    texts.emplace(key.substr(kPrefix.size()), text);
   }
-  if (values.empty()) return values;
-  for (const Entry& entry : kEntries)
-    if (!entry.optional && values.count(entry.name) == 0) throw JsonError(std::string("'") + entry.name + "' is missing");
+  return texts;
+}
+
+Json value_of(const std::string& name, std::string_view text, Json::Kind kind, bool null) {
+  try {
+    Json value = parse_json(text);
+    if (!null || value.kind != Json::kNull) value.check(kind);
+    return value;
+  } catch (const JsonError& error) {
+    throw JsonError("'" + name + "': " + error.what());
+  }
+}
+
+// Another schema is refused before what only that one has.
+void check_schema(const Texts& texts) {
+  const auto found = texts.find("schema");
+  if (found == texts.end()) throw JsonError("'schema' is missing");
+  const int64_t schema = value_of("schema", found->second, Json::kInteger, false).integer;
+  if (schema != kSchema)
+    throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata has another schema.",
+                  "It has " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(kSchema) + ".",
+                  "Export the model again, or install the capsedge that made it.");
+}
+
+// The values of the fields, each of its kind. What a file does not state is missing.
+Values values_of(const Texts& texts) {
+  Values values;
+  for (const auto& [name, text] : texts) {
+    if (name == "schema") continue;
+    const auto* const field = std::find_if(std::begin(kFields), std::end(kFields), [&name = name](const Field& f) { return name == f.name; });
+    if (field == std::end(kFields)) throw JsonError("it has '" + name.substr(0, 80) + "', which this version does not know");
+    if (text.size() > field->most) throw JsonError("'" + name + "' has over " + std::to_string(field->most >> 10) + " KiB");
+    const bool null = field->need == Need::kOrNull || field->need == Need::kStated;
+    Json value = value_of(name, text, field->kind, null);
+    if (value.kind == Json::kNull && field->need == Need::kStated) continue;
+    values.emplace(name, field->read || value.kind != Json::kObject ? std::move(value) : Json());
+  }
+  for (const Field& field : kFields)
+    if ((field.need == Need::kAlways || field.need == Need::kOrNull) && values.count(field.name) == 0)
+      throw JsonError(std::string("'") + field.name + "' is missing");
   return values;
 }
 
@@ -161,17 +204,15 @@ void check_outputs(const StatedOutputs& o, const Metadata& m) {
 std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties) {
   Metadata m;
   try {
-    const Values values = values_of(properties);
-    if (values.empty()) return std::nullopt;
+    const Texts texts = texts_of(properties);
+    if (texts.empty()) return std::nullopt;
+    check_schema(texts);
+    const Values values = values_of(texts);
     const auto text = [&](const char* name, const char* otherwise) {
       const auto found = values.find(name);
       return found == values.end() ? std::string(otherwise) : found->second.text;
     };
-    const int64_t schema = values.at("schema").integer, iterations = values.at("iterations").integer;
-    if (schema < 1 || schema > kNewestSchema)
-      throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata has another schema.",
-                    "It has " + std::to_string(schema) + ", this version of capsedge reads up to " + std::to_string(kNewestSchema) + ".",
-                    "Export the model again, or install the capsedge that made it.");
+    const int64_t iterations = values.at("iterations").integer;
     if (iterations < INT32_MIN || iterations > INT32_MAX) throw JsonError("'iterations' is " + std::to_string(iterations));
     m.architecture = text("architecture", "");
     m.routing = text("routing", "");
@@ -179,27 +220,23 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     m.precision = text("precision", "fp32");
     m.task = text("task", "single-label");
     if (m.task != "single-label" && m.task != "multi-label" && !m.regression()) throw JsonError("task '" + m.task.substr(0, 80) + "'");
-    for (const Json& name : values.at("class_names").items)  // older files name classes by number, too
-      m.class_names.push_back(name.kind == Json::kInteger ? std::to_string(name.integer) : name.string());
+    for (const Json& name : values.at("class_names").items) m.class_names.push_back(name.string());
     if (m.class_names.size() > kMostNames) throw JsonError("there are over " + std::to_string(kMostNames) + " classes");
     for (const std::string& name : m.class_names)
       if (characters(name) > kMostCharacters)
         throw JsonError("a class name has over " + std::to_string(kMostCharacters) + " characters");
     const Json& preprocessing = values.at("preprocessing");
     if (preprocessing.kind != Json::kNull) m.preprocessing = preprocessing_of(preprocessing);
-    const auto outputs = values.find("outputs");
-    if (outputs != values.end() && outputs->second.kind != Json::kNull) m.outputs = outputs_of(outputs->second);
+    if (values.count("outputs") != 0) m.outputs = outputs_of(values.at("outputs"));
     if (m.outputs || m.regression()) check_outputs(m.outputs.value_or(StatedOutputs()), m);
-    const bool newer = m.outputs || (m.preprocessing && (m.preprocessing->channels_last || m.preprocessing->bgr ||
-                                                         m.preprocessing->per_image != PerImage::kNothing));
-    if (newer && schema < kNewestSchema)
-      throw JsonError("schema " + std::to_string(schema) + " has no 'outputs', 'per_image', 'layout' and 'order'");
-    const auto nothing = properties.find(kNothingProperty);
-    if (nothing != properties.end()) m.nothing = read_nothing(nothing->second);
-    m.cascade = properties.count(kCascadeProperty) != 0;
+    if (values.count("typical_input") != 0) {
+      m.typical_input = typical_input_of(values.at("typical_input"));
+      if (!m.preprocessing) throw JsonError("typical_input needs the preprocessing of images");
+      if (std::min(m.preprocessing->height, m.preprocessing->width) < kLeastSide)
+        throw JsonError("typical_input needs " + std::to_string(kLeastSide) + " pixels a side");
+    }
+    m.cascade = values.count("cascade") != 0;
     if (m.cascade && m.regression()) throw JsonError("a regression has no classes to be in doubt between");
-    if (m.nothing && (!m.preprocessing || std::min(m.preprocessing->height, m.preprocessing->width) < kLeastSide))
-      throw JsonError("a criterion for nothing to see needs the preprocessing of images, from 3 pixels a side on");
   } catch (const JsonError& error) {
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
                   "Export the model again with `capsedge export`.");

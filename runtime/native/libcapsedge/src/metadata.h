@@ -11,8 +11,6 @@
 
 namespace capsedge::libcapsedge {
 
-constexpr char kCascadeProperty[] = "capsedge_cascade";
-
 // Which outputs hold the answer, where that is not lengths or logits, and poses.
 struct StatedOutputs {
   std::string scores, kind, poses;  // of a classification; kind: length, logits or probability
@@ -26,14 +24,14 @@ struct Metadata {
   std::vector<std::string> class_names;
   std::optional<Preprocessing> preprocessing;
   std::optional<StatedOutputs> outputs;
-  std::optional<Nothing> nothing;  // a property of its own, which older versions do not read
-  bool cascade = false;            // so is this: whether the output long_way states who decided
+  std::optional<TypicalInput> typical_input;
+  bool cascade = false;  // whether the output long_way states who decided
 
   bool regression() const { return task == "regression"; }
 };
 
-// Nothing where the file has no properties of ours. Throws Failure (CAPSEDGE_ARTEFACT) where they are damaged or of a
-// newer schema.
+// Nothing where the file has no properties of ours. Throws Failure (CAPSEDGE_ARTEFACT) where they are damaged or of
+// another schema.
 std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties);
 
 }  // namespace capsedge::libcapsedge

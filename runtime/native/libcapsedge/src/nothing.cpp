@@ -8,8 +8,6 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr size_t kMostBytes = 4u << 10;  // limits.NOTHING_BYTES
-
 Interval interval_of(const Json& json, const char* name) {
   const std::vector<Json>& ends = json.member(name, Json::kArray).items;
   if (ends.size() != 2) throw JsonError(std::string(name) + " has " + std::to_string(ends.size()) + " values, wanted 2");
@@ -81,14 +79,10 @@ const char* outside(const Interval& span, double value, const char* below, const
 
 }  // namespace
 
-Nothing read_nothing(const std::string& text) {
-  if (text.size() > kMostBytes)
-    throw JsonError("the criterion for nothing to see has over " + std::to_string(kMostBytes) + " bytes");
-  const Json json = parse_json(text);
-  json.check(Json::kObject);
+TypicalInput typical_input_of(const Json& json) {
   json.only({"contrast", "level", "roughness", "frame_level", "frame_contrast", "images", "data_sha256"});
-  Nothing n{interval_of(json, "contrast"), interval_of(json, "roughness"), interval_of(json, "frame_level"),
-            interval_of(json, "frame_contrast"), interval_of(json, "level")};
+  const TypicalInput n{interval_of(json, "contrast"), interval_of(json, "roughness"), interval_of(json, "frame_level"),
+                       interval_of(json, "frame_contrast"), interval_of(json, "level")};
   if (!(n.contrast.low > 0)) throw JsonError("the span of contrast begins at 0, where every image is blank");
   const Json* const images = json.find("images");
   const Json* const checksum = json.find("data_sha256");
@@ -97,7 +91,7 @@ Nothing read_nothing(const std::string& text) {
   return n;
 }
 
-const char* nothing_in(const Nothing& n, const Preprocessing& preprocessing, const float* image) {
+const char* nothing_in(const TypicalInput& n, const Preprocessing& preprocessing, const float* image) {
   const Grid grid(preprocessing);
   const auto count = static_cast<double>(grid.values());
   double sum = 0, squares = 0;

@@ -1,8 +1,6 @@
-// Whether there is anything to see in an image: spans of five measurements (runtime/nothing.py). docs/reference/metadata.md
-// ("Nothing to see") specifies the rule. Built without contraction, as preprocessing.
+// Typical input: spans of five measurements, outside of which there is nothing to see in an image (runtime/nothing.py).
+// docs/reference/metadata.md ("Nothing to see") specifies the rule. Built without contraction, as preprocessing.
 #pragma once
-
-#include <string>
 
 #include "preprocessing.h"
 
@@ -10,7 +8,6 @@ namespace capsedge::libcapsedge {
 
 struct Json;
 
-constexpr char kNothingProperty[] = "capsedge_nothing";
 constexpr int32_t kLeastSide = 3;  // a frame, and something inside it
 
 struct Interval {
@@ -19,14 +16,14 @@ struct Interval {
   bool has(double value) const { return low <= value && value <= high; }
 };
 
-struct Nothing {
+struct TypicalInput {
   Interval contrast, roughness, frame_level, frame_contrast, level;
 };
 
-// The criterion in a file's property. Throws JsonError.
-Nothing read_nothing(const std::string& text);
+// The typical input that a file's metadata states. Throws JsonError.
+TypicalInput typical_input_of(const Json& json);
 
 // Why there is nothing to see in a prepared image; null if there is something. The text is static.
-const char* nothing_in(const Nothing& criterion, const Preprocessing& preprocessing, const float* image);
+const char* nothing_in(const TypicalInput& typical, const Preprocessing& preprocessing, const float* image);
 
 }  // namespace capsedge::libcapsedge

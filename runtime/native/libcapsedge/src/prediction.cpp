@@ -117,11 +117,11 @@ void Prediction::prepare_batch(const Session& session, const capsedge_image* ima
 }
 
 void Prediction::look(const Session& session, size_t used) {
-  const std::optional<Nothing>& criterion = session.metadata()->nothing;  // what can predict has metadata
+  const std::optional<TypicalInput>& typical = session.metadata()->typical_input;  // what can predict has metadata
   const Preprocessing& preprocessing = session.preprocessing();
   const auto values = static_cast<size_t>(preprocessing.values());
   for (size_t n = 0; n < used; ++n)
-    nothing_.push_back(criterion ? nothing_in(*criterion, preprocessing, input_.data() + n * values) : nullptr);
+    nothing_.push_back(typical ? nothing_in(*typical, preprocessing, input_.data() + n * values) : nullptr);
 }
 
 void Prediction::run(const Session& session, size_t rows, size_t used) {
