@@ -91,6 +91,16 @@ def test_what_the_pages_name_is_there() -> None:
     assert wrong == []
 
 
+def test_links_of_the_folders_pages_lead_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in readmes()
+        for target in re.findall(r"\]\((?!https?:|mailto:|#)([^)#]+)", page.read_text("utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
+
+
 def test_two_files_share_a_name_only_by_the_two_rules() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for file in sorted(PACKAGE.rglob("*.py")):
