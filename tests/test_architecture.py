@@ -52,7 +52,8 @@ def named(page: Path) -> Iterator[str]:
     prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for code in re.findall(r"`([^`\n]+)`", prose):
         path, _, test = code.partition("::")
-        if (PATH.fullmatch(path) or test) and Path(path).stem not in PLACEHOLDERS:
+        made = path.split("/")[0] in SKIPPED or Path(path).stem in PLACEHOLDERS
+        if (PATH.fullmatch(path) or test) and not made:
             yield code
 
 
@@ -64,10 +65,9 @@ def exists(code: str) -> bool:
 
 
 def readmes() -> list[Path]:
-    """Those of folders, not the front page."""
-    return sorted(
-        ROOT / end for end in ends() if end.endswith("/README.md") and (ROOT / end).is_file()
-    )
+    """Those of folders, under their real paths; that of the vectors names members of JSON."""
+    found = {(ROOT / end).resolve() for end in ends() if end.endswith("/README.md")}
+    return sorted(f for f in found if f.is_file() and f.parent.name != "vectors")
 
 
 def test_the_map_is_that_of_the_imports() -> None:

@@ -50,11 +50,15 @@ def arrows(package: Path) -> Arrows:
 def _imports(tree: ast.Module) -> set[str]:
     """The dotted names that a module imports; those of ``from a import b`` as ``a.b``."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    left: list[ast.AST] = [*tree.body]
+    while left:  # statements only: faster than `ast.walk`, which also visits expressions
+        node = left.pop()
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, part, ())
     return found
 
 
