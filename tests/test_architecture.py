@@ -22,8 +22,8 @@ PAGES = (
     *sorted((ROOT / "docs/contributing").glob("*.md")),
     *sorted((ROOT / "docs/decisions").glob("*.md")),
 )
-# Folders that git ignores, and links, which `os.walk` does not follow.
-SKIPPED = {".git", ".venv", "build", "dist", "node_modules", "__pycache__", "site"}
+SKIPPED = {"build", "dist", "node_modules", "__pycache__", "site"}  # git ignores them
+HIDDEN = {".ci", ".github"}  # and yet looked into
 PLACEHOLDERS = {"name", "NAME", "NAME_backend", "VERB"}  # of a recipe
 SUFFIXES = ("py", "md", "cpp", "hpp", "h", "cu", "ts", "js", "json", "toml", "yml", "txt", "html")
 PATH = re.compile(rf"[\w.-]+(?:/[\w.-]+)+/?|[\w-]+/|[\w.-]+\.(?:{'|'.join(SUFFIXES)})")
@@ -40,7 +40,7 @@ def ends() -> frozenset[str]:
     """Every way to name a file or a folder: its path, less any number of folders in front."""
     found: set[str] = set()
     for folder, below, files in os.walk(ROOT):
-        below[:] = [name for name in below if name not in SKIPPED]
+        below[:] = [n for n in below if n in HIDDEN or not (n in SKIPPED or n.startswith("."))]
         for name in (*below, *files):
             parts = (Path(folder) / name).relative_to(ROOT).parts
             found |= {"/".join(parts[k:]) for k in range(len(parts))}
