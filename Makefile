@@ -18,7 +18,7 @@ TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(T
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,11 @@ web: ## Build the npm package and the page of `capsedge deploy web` (needs Node.
 
 test-web: $(READY) web ## Test the npm package and the page in Node.js and Chromium
 	$(BIN)/python -m pytest -n 0 tests/web tests/page tests/deploy -m "slow or not slow"
+
+conformance: $(READY) ## Check an operator, OP=Squash: its tables, then every case on every backend; without OP all of them
+	$(BIN)/python -m pytest -n 0 tests/schema tests/ops tests/native/test_operators.py
+	$(BIN)/python -m tests.conformance test --filter '^${OP:%=%\(}'
+	$(BIN)/python -m tests.conformance gradient --backend torch --filter '^${OP:%=%\(}'
 
 fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang, those of serve `make test-serve`)
 	$(BIN)/python $(INSTALL) -e '.[fuzz]'

@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.warm import SECONDS, warm
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+LINKED = [*PAGES, *(ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CHANGELOG", "SECURITY"))]
 FENCE = re.compile(
     r"(?:<!-- (?:not run: (?P<reason>[^>]+?)|file: (?P<file>\S+)|files: (?P<files>\S+)) -->\n+)?"
     r"^```(?P<language>[a-z+]+)\n"

@@ -1,4 +1,4 @@
-"""The limits stand in docs/reference/limits.md as they stand in the code."""
+"""The limits are the same in the code, on their page, and in the C++ library."""
 
 from __future__ import annotations
 
@@ -17,6 +17,21 @@ def test_every_limit_is_documented_with_its_value() -> None:
         if name.isupper() and name not in ("KIB", "MIB", "GIB")
     }
     assert {name: _number(said) for name, said in rows.items()} == constants
+
+
+# Values of the C++ library that differ, for the reason beside them in the header.
+SMALLER = {"JSON_VALUES": 500_000}
+
+
+def test_the_limits_of_the_library_are_pythons() -> None:
+    header = (ROOT / "runtime/native/libcapsedge/src/size_limits.h").read_text()
+    found = {
+        re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper(): eval(
+            re.sub(r"int64_t\{(\d+)\}|u|'", r"\1", value)
+        )
+        for name, value in re.findall(r"^constexpr \w+ k(\w+) = ([^;]+);", header, re.MULTILINE)
+    }
+    assert found == {name: getattr(limits, name) for name in found} | SMALLER
 
 
 def _number(said: str) -> int:

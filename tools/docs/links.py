@@ -7,6 +7,7 @@ import re
 
 # Pages of the repository outside docs/: where they are in the site.
 ELSEWHERE = {
+    "ARCHITECTURE.md": "project/architecture.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
