@@ -217,7 +217,7 @@ def register(
             None if t is None else t.detach().requires_grad_(need)
             for t, need in zip(ctx.saved_tensors, wanted, strict=True)
         ]
-        with torch.enable_grad(), no_autocast(inputs[0]):
+        with torch.enable_grad(), no_autocast(ctx.saved_tensors[0]):
             outputs = definition(*inputs, *ctx.attributes)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             used = [

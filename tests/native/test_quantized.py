@@ -73,7 +73,9 @@ def test_wrong_inputs_of_routing_are_named(
     _fails(
         node, rf"{name}: input 'weight' has shape \[", weight=np.ascontiguousarray(short[..., :-1])
     )
-    with pytest.raises(NativeError, match=f"{name}: {len(node[2]) - 1} inputs: wanted {len(node[2])}"):
+    with pytest.raises(
+        NativeError, match=f"{name}: {len(node[2]) - 1} inputs: wanted {len(node[2])}"
+    ):
         Operator(name, node[1]).run(list(node[2].values())[:-1], [zeros(1)])
     made, index = Operator(name, node[1]), list(node[2]).index("weight")
     with pytest.raises(NativeError, match=f"{name}: input 'weight' is float: wanted int8"):
